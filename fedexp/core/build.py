@@ -1,0 +1,158 @@
+"""One function that turns a config node into a checked object: names, types and interfaces, before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from fedexp.core.errors import ConfigError, FedexpError, suggest
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
+    """Build the dataclass `cls` (or the subclass that ``_target_`` names) from a plain mapping.
+
+    Every key must be a field, every value must have the field's type (an int may stand for a float, a list for a tuple;
+    nothing else is cast). A ``ValueError`` of ``__post_init__`` becomes a `ConfigError`.
+
+    Args:
+        cls: a dataclass or an interface.
+        node: plain Python values (no OmegaConf nodes).
+        where: the config key the node stands at, for messages.
+    """
+    values = dict(node)
+    target = values.pop("_target_", None)
+    kind = cls if target is None else locate(target, cls, where)
+    if not dataclasses.is_dataclass(kind):
+        raise ConfigError(
+            f"'{kind.__module__}.{kind.__qualname__}' is not a dataclass",
+            where=f"{where}._target_",
+            expected="a plug-in written as @dataclass(frozen=True)",
+        )
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    for key in values:
+        if key not in fields:
+            raise ConfigError(
+                f"unknown key '{key}'",
+                where=f"{where}.{key}" if where else key,
+                expected=f"a field of {kind.__name__}: {', '.join(fields) or 'it has none'}",
+                do=suggest(str(key), fields),
+            )
+    arguments = {}
+    for name, field in fields.items():
+        place = f"{where}.{name}" if where else name
+        if name in values:
+            arguments[name] = convert(values[name], hints[name], place)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"'{place}' is not set", where=place, expected=describe(hints[name]))
+    try:
+        return typing.cast(T, kind(**arguments))
+    except FedexpError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error), where=where or "config") from error
+
+
+def locate(path: Any, interface: type, where: str) -> type:
+    """The class at dotted `path`; it must be a concrete subclass of `interface`."""
+    place = f"{where}._target_"
+    if not isinstance(path, str) or "." not in path:
+        raise ConfigError("not a class path", where=place, expected="package.module.Class", got=repr(path))
+    module_name, _, name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise  # the module exists, something it imports does not: that traceback is the answer
+        raise ConfigError(
+            f"module '{module_name}' was not found",
+            where=place,
+            got=path,
+            do="check the spelling and that its folder is on the Python path (PYTHONPATH, or pip install -e)",
+        ) from error
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        raise ConfigError(f"'{module_name}' has no class '{name}'", where=place, do=suggest(name, classes))
+    if not issubclass(found, interface):
+        raise ConfigError(
+            f"'{path}' is not a {interface.__name__}",
+            where=place,
+            expected=f"a subclass of {interface.__module__}.{interface.__name__}",
+        )
+    return found
+
+
+def convert(value: Any, hint: Any, where: str) -> Any:
+    """`value` as the type `hint`, or a `ConfigError`."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        for option in arguments:
+            try:
+                return convert(value, option, where)
+            except ConfigError:
+                continue
+    elif origin is Literal:
+        if value in arguments and type(value) in {type(a) for a in arguments}:
+            return value
+        raise ConfigError(
+            f"'{value}' is not a choice of '{where}'",
+            where=where,
+            expected=" | ".join(map(str, arguments)),
+            got=repr(value),
+            do=suggest(str(value), [str(a) for a in arguments]),
+        )
+    elif origin is tuple and isinstance(value, Sequence) and not isinstance(value, str):
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return tuple(convert(v, arguments[0], f"{where}[{i}]") for i, v in enumerate(value))
+        if len(value) == len(arguments):
+            return tuple(convert(v, a, f"{where}[{i}]") for i, (v, a) in enumerate(zip(value, arguments, strict=True)))
+    elif origin is dict and isinstance(value, Mapping):
+        return {convert(k, arguments[0], where): convert(v, arguments[1], f"{where}.{k}") for k, v in value.items()}
+    elif hint is type(None):
+        if value is None:
+            return None
+    elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, Mapping):
+            return build(hint, value, where)
+    elif hint is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value):
+            return float(value)
+    elif hint is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    elif isinstance(hint, type) and isinstance(value, hint):
+        return value
+    raise ConfigError(f"'{where}' has the wrong type", where=where, expected=describe(hint), got=repr(value))
+
+
+def describe(hint: Any) -> str:
+    """A type as a user would say it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(describe(a) for a in arguments)
+    if origin is Literal:
+        return " | ".join(map(str, arguments))
+    if origin is tuple:
+        inner = ", ".join("..." if a is Ellipsis else describe(a) for a in arguments)
+        return f"a list [{inner}]"
+    if hint is type(None):
+        return "null"
+    return {int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(
+        hint, getattr(hint, "__name__", str(hint))
+    )
+
+
+def require(condition: bool, message: str) -> None:
+    """For ``__post_init__``: the value rule of a field."""
+    if not condition:
+        raise ValueError(message)

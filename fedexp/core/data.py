@@ -1,0 +1,141 @@
+"""What the engines know of data: samples that lie on the device once, and clients as index lists."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+POOLED = -1  # the 'client' that holds every client's training data (centralised training)
+
+
+class Noise(Protocol):
+    """A source of uniform [0, 1) numbers that are a function of client, step and `name`."""
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
+
+
+class Augmentation(Protocol):
+    """A random transform of a normalised training batch, on the batch's device."""
+
+    def __call__(self, x: Tensor, noise: Noise) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Inputs and targets of one split.
+
+    Args:
+        x: (n, *shape), uint8 (images, 0..255) or floating point, on the training device.
+        y: (n, ...) targets, int64 labels for classification.
+        mean, std: per channel, in the unit of ``x`` after division by 255 (uint8) or of ``x`` itself.
+        augment: applied to training batches only.
+    """
+
+    x: Tensor
+    y: Tensor
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    augment: Augmentation | None = None
+    dtype: torch.dtype = torch.float32
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @cached_property
+    def _affine(self) -> tuple[Tensor, Tensor]:
+        """Scale and shift, so that the normalised input is ``x * scale + shift``."""
+        unit = 255.0 if self.x.dtype == torch.uint8 else 1.0
+        mean, std = self.mean or (0.0,), self.std or (1.0,)
+        shape = (-1,) + (1,) * max(0, self.x.dim() - 2)
+        scale = torch.tensor([1 / (unit * s) for s in std], dtype=self.dtype, device=self.x.device).reshape(shape)
+        shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=self.dtype, device=self.x.device)
+        return scale, shift.reshape(shape)
+
+    def inputs(self, index: Tensor | slice) -> Tensor:
+        """Normalised inputs at `index`, (batch, *shape) in the run's dtype. Elementwise, so batching does not change bits."""
+        scale, shift = self._affine
+        return self.x[index].to(self.dtype).mul_(scale).add_(shift)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which sample belongs to which client, as two flat arrays.
+
+    Client ``c`` holds ``indices[offsets[c]:offsets[c + 1]]`` (positions in the training pool).
+
+    Args:
+        indices: (n,) int64.
+        offsets: (clients + 1,) int64, ascending from 0 to n.
+        info: plain facts of how it was drawn (scheme, draws needed, dropped clients ...).
+    """
+
+    indices: np.ndarray
+    offsets: np.ndarray
+    info: dict[str, str | int | float | bool] = field(default_factory=dict)
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(clients,) samples a client."""
+        return np.diff(self.offsets)
+
+    def of(self, client: int) -> np.ndarray:
+        """Indices of `client`; of all clients together, ascending, for `POOLED`."""
+        if client == POOLED:
+            return np.sort(self.indices)
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the assignment (little-endian int64 of offsets, then indices)."""
+        digest = hashlib.sha256()
+        digest.update(np.ascontiguousarray(self.offsets, dtype="<i8").tobytes())
+        digest.update(np.ascontiguousarray(self.indices, dtype="<i8").tobytes())
+        return digest.hexdigest()
+
+    @classmethod
+    def from_lists(cls, parts: list[np.ndarray], **info: str | int | float | bool) -> Partition:
+        sizes = np.array([len(part) for part in parts], dtype=np.int64)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        indices = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]) if parts else np.zeros(0, np.int64)
+        return cls(indices, offsets, dict(info))
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Everything a run knows of data. Aggregators never see it; they see `Env`.
+
+    Args:
+        train: the training pool, minus what `proxy` took.
+        partition: clients' shares of `train` after the validation cut.
+        test: the test set, untouched (minus a proxy that the config takes from it).
+        val: the clients' held-out shares together, or None.
+        proxy: server data, or None.
+        fingerprint: sha256 of the arrays as loaded, before any split.
+        labels: (n,) int64 NumPy copy of `train.y`'s labels.
+    """
+
+    train: Samples
+    partition: Partition
+    test: Samples
+    num_classes: int
+    fingerprint: str
+    labels: np.ndarray
+    val: Samples | None = None
+    proxy: Samples | None = None
+
+    def class_counts(self) -> np.ndarray:
+        """(clients, classes) int64: how many training samples of each class a client holds."""
+        owner = np.repeat(np.arange(self.partition.num_clients), self.partition.sizes)
+        flat = owner * self.num_classes + self.labels[self.partition.indices]
+        counts = np.bincount(flat, minlength=self.partition.num_clients * self.num_classes)
+        return counts.reshape(self.partition.num_clients, self.num_classes)
