@@ -60,7 +60,7 @@ class Samples:
     def inputs(self, index: Tensor | slice) -> Tensor:
         """Normalised inputs at `index`, (batch, *shape) in the run's dtype. Elementwise, so batching does not change bits."""
         scale, shift = self._affine
-        return self.x[index].to(self.dtype).mul_(scale).add_(shift)
+        return self.x[index].to(self.dtype, copy=True).mul_(scale).add_(shift)
 
 
 @dataclass(frozen=True, eq=False)
