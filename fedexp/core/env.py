@@ -1,0 +1,107 @@
+"""What an aggregator may ask of the world: clients, sampling, jobs. No client's data, no test data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+
+from fedexp.core.data import Samples
+from fedexp.core.jobs import Budget, ClientJob
+from fedexp.core.models import ModelSpec, Weights
+from fedexp.core.seeds import numpy_generator, seed_of
+from fedexp.core.server_optimizer import ServerOptimizer
+from fedexp.core.task import Task
+from fedexp.core.trainer import Trainer
+from fedexp.core.trees import Trees
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Who takes part in a round.
+
+    Args:
+        kind: ``fixed`` (exactly `m`, without replacement) or ``bernoulli`` (every client by itself with probability
+            m / N, drawn again while nobody was drawn).
+        m: expected number of clients a round.
+    """
+
+    kind: Literal["fixed", "bernoulli"]
+    m: float
+
+    def draw(self, N: int, seed: int, round: int) -> list[int]:
+        """Ascending client indices; a function of seed and round alone, so every method sees the same sequence."""
+        rng = numpy_generator(seed, "sample", round)
+        if self.kind == "fixed":
+            m = int(self.m)
+            return list(range(N)) if m >= N else np.sort(rng.choice(N, m, replace=False, shuffle=False)).tolist()
+        while True:
+            chosen = np.flatnonzero(rng.random(N) < self.m / N)
+            if len(chosen):
+                return chosen.tolist()
+
+
+@dataclass(frozen=True, eq=False)
+class Env:
+    """The world as an aggregator sees it in round `round` (counted from 0).
+
+    Args:
+        sizes: (clients,) int64 training samples a client.
+        spec: the model every client trains.
+        init: ``same`` (all start from the global model) or ``different`` (each from its own initialisation).
+        budget: the local work of round 0; `job` applies the per-round decay of the step size.
+        proxy: server data, or None.
+    """
+
+    sizes: np.ndarray
+    spec: ModelSpec
+    seed: int
+    trainer: Trainer
+    server_optimizer: ServerOptimizer
+    task: Task
+    budget: Budget
+    lr_decay: float
+    rounds: int
+    sampling: Sampling
+    init: Literal["same", "different"]
+    device: torch.device
+    dtype: torch.dtype
+    num_classes: int
+    proxy: Samples | None = None
+    round: int = 0
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def lr(self) -> float:
+        """Step size of this round, ``lr_0 * decay^round``."""
+        return self.budget.lr_0 * self.lr_decay**self.round
+
+    def at(self, round: int) -> Env:
+        return replace(self, round=round)
+
+    def sample(self) -> list[int]:
+        """This round's participants; a client without data takes part with weight 0, that is, not at all."""
+        return [c for c in self.sampling.draw(self.num_clients, self.seed, self.round) if self.sizes[c]]
+
+    def initial_weights(self, client: int | None = None) -> Weights:
+        """The global model's initialisation, or client `client`'s own where ``init`` is ``different``."""
+        names = ("init",) if client is None or self.init == "same" else ("init", client)
+        return Weights.init(self.spec, seed_of(self.seed, *names), self.device, self.dtype)
+
+    def job(self, client: int, start: Weights, shared: Trees, frozen: frozenset[str] = frozenset()) -> ClientJob:
+        """Local training of `client` in this round. The runner attaches the client's memory."""
+        return ClientJob(
+            client=client,
+            start=start,
+            trainer=self.trainer,
+            task=self.task,
+            budget=replace(self.budget, lr=self.lr),
+            seed=seed_of(self.seed, "client", self.round, client),
+            shared=shared,
+            frozen=frozen,
+        )

@@ -1,0 +1,171 @@
+"""The step kernel: one client's local training, from job to result. Its order of operations is documented in `Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedexp.core import trees
+from fedexp.core.data import Samples
+from fedexp.core.errors import ClientError
+from fedexp.core.jobs import Budget, ClientJob, ClientResult
+from fedexp.core.local_optimizers import make_step
+from fedexp.core.models import Net, Weights
+from fedexp.core.seeds import seed_of, torch_generator
+from fedexp.core.task import Batch
+from fedexp.core.trainer import Ctx, Trainer
+from fedexp.core.trees import Tree
+
+_CHUNK_BYTES = 1 << 22  # inputs gathered and normalised at a time: large enough to save calls, small enough for the cache
+
+
+def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> ClientResult:
+    """Run `job` on the client's data.
+
+    Args:
+        net: a network of ``job.start.spec``; it is left bound to the result's tensors.
+        samples: the training pool; index: (n,) int64 positions of this client's samples in it, on the same device.
+
+    The same job gives the same bits, whatever ran on `net` before.
+    """
+    trainer, budget = job.trainer, job.budget
+    schedule = list(batch_ranges(len(index), budget, smallest=2 if net.has_batch_norm else 1))
+    if not schedule:
+        raise ClientError(
+            f"client {job.client} cannot take a step",
+            where=f"client {job.client}, {len(index)} training samples",
+            expected="at least 2 samples: BatchNorm has no statistics of one" if len(index) else "at least 1 sample",
+            do="raise partition.min_size, or set partition.on_small=drop",
+        )
+    params = trees.clone(job.start.params)
+    buffers = trees.clone(job.start.buffers)
+    trainable = {name: value.requires_grad_() for name, value in params.items() if name not in job.frozen}
+    live = list(trainable.values())
+    noise = StepNoise(job.seed, samples.x.device)
+
+    def full_gradient(at: Tree) -> Tree:
+        return _full_gradient(job, net, samples, index, at, ctx)
+
+    ctx = Ctx(
+        start={name: job.start.params[name] for name in trainable},
+        shared=job.shared,
+        state=job.state or {},
+        task=job.task,
+        budget=budget,
+        num_steps=len(schedule),
+        noise=noise,
+        full_gradient=full_gradient,
+    )
+    kind = type(trainer)
+    correct = trainer.correct if kind.correct is not Trainer.correct else None
+    after_step = trainer.after_step if kind.after_step is not Trainer.after_step else None
+    update = make_step(budget)
+    losses: list[Tensor] = []
+    net.train()
+    net.set_noise(noise)
+    for step, batch in enumerate(batches(job, samples, index, schedule, noise)):
+        noise.step = step
+        grad, loss = trainer.grad(net, params, buffers, batch, ctx)
+        losses.append(loss)
+        with torch.no_grad():
+            if correct is not None:
+                grad = correct(grad, trainable, ctx)
+            direction = list(grad.values())
+            if budget.clip is not None:
+                direction = clipped(direction, budget.clip)
+            if budget.weight_decay:
+                direction = list(torch._foreach_add(direction, live, alpha=budget.weight_decay))
+            update(live, direction)
+            if after_step is not None:
+                torch._foreach_copy_(live, list(after_step(trainable, ctx).values()))
+    for value in live:
+        value.requires_grad_(False)
+    payload, state = trainer.finish(trainable, ctx)
+    net.set_noise(None)
+    return ClientResult(
+        client=job.client,
+        weights=Weights(job.start.spec, params, buffers),
+        num_examples=len(index),
+        num_steps=len(schedule),
+        payload=payload,
+        state=state,
+        metrics={"loss": float(torch.stack(losses).double().mean())},
+    )
+
+
+def clipped(grads: list[Tensor], bound: float) -> list[Tensor]:
+    """``g * bound / (||g|| + 1e-6)`` where the norm over all tensors exceeds `bound`; no synchronisation."""
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    factor = torch.where(norm > bound, bound / (norm + 1e-6), torch.ones_like(norm))
+    return list(torch._foreach_mul(grads, factor))
+
+
+def batch_ranges(n: int, budget: Budget, smallest: int) -> Iterator[tuple[int, int, int]]:
+    """(epoch, start, stop) of every step. The last batch of an epoch may be short, but not below `smallest`."""
+    epoch_ranges = [(a, min(a + budget.batch_size, n)) for a in range(0, n, budget.batch_size)]
+    epoch_ranges = [(a, b) for a, b in epoch_ranges if b - a >= smallest]
+    if not epoch_ranges:
+        return
+    epoch = taken = 0
+    while epoch < (budget.epochs or 0) if budget.steps is None else taken < budget.steps:
+        for a, b in epoch_ranges:
+            if budget.steps is not None and taken == budget.steps:
+                return
+            yield epoch, a, b
+            taken += 1
+        epoch += 1
+
+
+def batches(
+    job: ClientJob, samples: Samples, index: Tensor, schedule: list[tuple[int, int, int]], noise: StepNoise
+) -> Iterator[Batch]:
+    """The training batches of `schedule`: shuffled anew every epoch, normalised in chunks, augmented one by one."""
+    sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
+    chunk = max(1, _CHUNK_BYTES // (sample_bytes * job.budget.batch_size))
+    position = 0
+    order = index
+    while position < len(schedule):
+        epoch, start, _ = schedule[position]
+        if start == 0:
+            shuffle = torch.randperm(len(index), generator=torch_generator(job.seed, "order", epoch))
+            order = index[shuffle.to(index.device)]
+        stop = position
+        while stop < len(schedule) and stop - position < chunk and schedule[stop][0] == epoch:
+            stop += 1
+        end = schedule[stop - 1][2]
+        x, y = samples.inputs(order[start:end]), samples.y[order[start:end]]
+        for i in range(position, stop):
+            _, a, b = schedule[i]
+            inputs = x[a - start : b - start]
+            if samples.augment is not None:
+                noise.step = i
+                inputs = samples.augment(inputs, noise)
+            yield Batch(inputs, y[a - start : b - start])
+        position = stop
+
+
+class StepNoise:
+    """Uniform numbers as a function of (client seed, step, name): the same batch sees the same mask in every pass."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.step = 0
+        self._seed = seed
+        self._generator = torch.Generator(device=device)
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        self._generator.manual_seed(seed_of(self._seed, "noise", self.step, name))
+        return torch.rand(shape, generator=self._generator, device=self._generator.device)
+
+
+def _full_gradient(job: ClientJob, net: Net, samples: Samples, index: Tensor, at: Tree, ctx: Ctx) -> Tree:
+    """Mean gradient of the task's loss over the client's data at parameters `at`, in training mode, buffers untouched."""
+    params = {**job.start.params, **{name: value.detach().clone().requires_grad_() for name, value in at.items()}}
+    total = trees.zeros_like(at)
+    for part in index.split(max(job.budget.batch_size, 512)):
+        batch = Batch(samples.inputs(part), samples.y[part])
+        loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, ctx)
+        grads = torch.autograd.grad(loss, [params[name] for name in at], allow_unused=True, materialize_grads=True)
+        torch._foreach_add_(list(total.values()), grads, alpha=len(part) / len(index))
+    return total

@@ -1,0 +1,213 @@
+"""Models as values: a spec (architecture and widths), weights (spec, parameters, buffers) and the net that runs them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedexp.core.build import convert, locate
+from fedexp.core.dropout import Dropout
+from fedexp.core.errors import ConfigError, suggest
+from fedexp.core.seeds import seed_of
+from fedexp.core.trees import Tree
+
+_RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which network: a class path and its keyword arguments. Hashable; widths are data and may change between rounds."""
+
+    arch: str
+    kwargs: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int) -> ModelSpec:
+        """From a ``model`` config node; checks names and types of its keys against the class's constructor.
+
+        ``input_shape`` and ``num_classes`` come from the data set and are passed to every constructor that takes them.
+        """
+        values = dict(node)
+        arch = values.pop("_target_", None)
+        kind = locate(arch, nn.Module, "model")
+        signature = inspect.signature(kind, eval_str=True).parameters
+        given = {"input_shape": tuple(input_shape), "num_classes": num_classes}
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.values())
+        kwargs: dict[str, Any] = {}
+        for key, value in values.items():
+            if key in given:
+                raise ConfigError(f"'model.{key}' comes from the data set", where=f"model.{key}", do="remove it")
+            if key not in signature and not open_ended:
+                names = [name for name in signature if name not in given]
+                raise ConfigError(
+                    f"unknown key '{key}'",
+                    where=f"model.{key}",
+                    expected=f"an argument of {kind.__name__}: {', '.join(names) or 'it has none'}",
+                    do=suggest(key, names),
+                )
+            hint = signature[key].annotation if key in signature else inspect.Parameter.empty
+            kwargs[key] = (
+                _freeze(value) if hint is inspect.Parameter.empty else _freeze(convert(value, hint, f"model.{key}"))
+            )
+        kwargs |= {key: value for key, value in given.items() if key in signature or open_ended}
+        for name, parameter in signature.items():
+            variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if parameter.default is parameter.empty and not variadic and name not in kwargs:
+                raise ConfigError(f"'model.{name}' is not set", where=f"model.{name}", expected=f"for {kind.__name__}")
+        return cls(str(arch), tuple(sorted(kwargs.items())))
+
+    def module(self) -> nn.Module:
+        """A new module; its initialisation draws from torch's global generator, so call it through `Weights.init`."""
+        kind = locate(self.arch, nn.Module, "model")
+        try:
+            module: nn.Module = kind(**dict(self.kwargs))
+        except ValueError as error:
+            raise ConfigError(str(error), where="model", got=f"{self.arch} with {dict(self.kwargs)}") from error
+        return module
+
+
+def _freeze(value: Any) -> Any:
+    """Hashable form of plain config values."""
+    if isinstance(value, list | tuple):
+        return tuple(_freeze(v) for v in value)
+    if isinstance(value, dict):
+        raise ConfigError("a model argument cannot be a mapping", where="model", got=repr(value))
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The only form in which models travel: parameters and buffers of the network `spec` names."""
+
+    spec: ModelSpec
+    params: Tree
+    buffers: Tree
+
+    @classmethod
+    def init(cls, spec: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
+        """The network's own initialisation under `seed`: the one place that forks the global generator."""
+        with torch.random.fork_rng(devices=[]):
+            torch.random.default_generator.manual_seed(seed)
+            module = spec.module()
+        params = {name: value.detach().to(device, dtype) for name, value in module.named_parameters()}
+        buffers = {
+            name: value.to(device, dtype if value.is_floating_point() else value.dtype)
+            for name, value in module.named_buffers()
+        }
+        return cls(spec, params, buffers)
+
+
+class Net:
+    """Runs a network on given parameters and buffers: one module whose tensors are swapped in.
+
+    This is the only way method code runs a network. Training mode updates the given buffers in place (BatchNorm).
+    """
+
+    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+        self.spec = spec
+        with torch.random.fork_rng(devices=[]):
+            self._module = _own_dropout(spec.module().to(device, dtype))
+        self._slots = _slots(self._module, "_parameters")
+        self._buffer_slots = _slots(self._module, "_buffers")
+        self._bound: tuple[Tree, Tree] | None = None
+        self._dropouts = [m for m in self._module.modules() if isinstance(m, Dropout)]
+        for name, module in self._module.named_modules():
+            if isinstance(module, Dropout):
+                module.stream = name
+        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
+
+    def train(self, mode: bool = True) -> None:
+        if self._module.training != mode:
+            self._module.train(mode)
+
+    def set_noise(self, noise: Callable[[str, tuple[int, ...]], Tensor] | None) -> None:
+        """Where random layers draw from during training."""
+        for module in self._dropouts:
+            module.noise = noise
+
+    def bind(self, params: Tree, buffers: Tree) -> None:
+        """Put tensors into the module. The same dictionaries again cost nothing; change tensors in place, not the dicts."""
+        if self._bound is not None and self._bound[0] is params and self._bound[1] is buffers:
+            return
+        for slots, tree in ((self._slots, params), (self._buffer_slots, buffers)):
+            for name, places in slots.items():
+                for place, key in places:
+                    place[key] = tree[name]
+        self._bound = (params, buffers)
+
+    def release(self) -> None:
+        """Forget the bound tensors' identity, so that nothing outlives its client by mistake."""
+        self._bound = None
+
+    def __call__(self, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
+        self.bind(params, buffers)
+        output: Tensor = self._module(*inputs)
+        return output
+
+
+def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    """Where each named tensor sits in the module tree; a shared (tied) tensor has several places."""
+    first: dict[int, str] = {}
+    slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
+    for prefix, child in module.named_modules():
+        for key, value in getattr(child, kind).items():
+            if value is None:
+                continue
+            name = first.setdefault(id(value), f"{prefix}.{key}" if prefix else key)
+            slots.setdefault(name, []).append((getattr(child, kind), key))
+    return slots
+
+
+def _own_dropout(module: nn.Module) -> nn.Module:
+    """Replace torch's dropout, which draws from the global generator, by ours; refuse other random layers."""
+    for name, child in module.named_modules():
+        for key, layer in list(child.named_children()):
+            if type(layer) is nn.Dropout:
+                setattr(child, key, Dropout(layer.p))
+            elif isinstance(layer, _RANDOM_LAYERS):
+                raise ConfigError(
+                    f"layer '{f'{name}.{key}' if name else key}' ({type(layer).__name__}) draws from torch's global generator",
+                    where="model",
+                    do="use fedexp.core.dropout.Dropout, or draw through its `noise`",
+                )
+    return module
+
+
+def check_model(spec: ModelSpec, input_shape: tuple[int, ...], num_outputs: int) -> None:
+    """Build the network once and run two zeros through it; a `ConfigError` says what does not fit the data set."""
+    try:
+        weights = Weights.init(spec, seed_of("check"), torch.device("cpu"), torch.float32)
+        net = Net(spec, torch.device("cpu"), torch.float32)
+        before = torch.random.get_rng_state()
+        net.train()
+        net.set_noise(lambda name, shape: torch.full(shape, 0.5))
+        with torch.no_grad():
+            output = net(weights.params, weights.buffers, torch.zeros(2, *input_shape))
+    except (RuntimeError, TypeError, ZeroDivisionError) as error:
+        raise ConfigError(
+            f"the model cannot take the data set's inputs: {error}",
+            where="model",
+            expected=f"inputs of shape (batch, {', '.join(map(str, input_shape))})",
+            got=spec.arch,
+            do="choose another model or data set",
+        ) from error
+    if not torch.equal(before, torch.random.get_rng_state()):
+        raise ConfigError(
+            "the model's forward pass draws from torch's global generator: its runs could not be resumed or compared",
+            where="model",
+            got=spec.arch,
+            do="use fedexp.core.dropout.Dropout in place of torch.nn.functional.dropout",
+        )
+    if output.shape != (2, num_outputs):
+        raise ConfigError(
+            "the model's output does not fit the data set",
+            where="model",
+            expected=f"(batch, {num_outputs}) logits",
+            got=f"{tuple(output.shape)} for a batch of 2 from {spec.arch}",
+            do="let the constructor take num_classes and input_shape; fedexp passes the data set's",
+        )

@@ -1,0 +1,63 @@
+"""What a batch is, what its loss is and what is measured."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from fedexp.core.models import Net
+from fedexp.core.trees import Tree
+
+if TYPE_CHECKING:
+    from fedexp.core.trainer import Ctx
+
+Metrics = dict[str, float]
+
+
+class Batch(NamedTuple):
+    """Normalised (and, in training, augmented) inputs (b, ...) and targets (b, ...), on the device."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """Classification, segmentation, generative models ...: the part of an experiment that knows what an output means."""
+
+    @abstractmethod
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        """Mean training loss of a batch (a scalar)."""
+
+    @abstractmethod
+    def predict(self, net: Net, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
+        """The model's output for inputs `x`, in evaluation mode."""
+
+    @abstractmethod
+    def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
+        """One output for an ensemble's several."""
+
+    @abstractmethod
+    def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Sums over the batch (scalar tensors), which `metrics` divides once every batch is in."""
+
+    @abstractmethod
+    def metrics(self, totals: dict[str, float], count: int) -> Metrics:
+        """Final values by name (``acc``, ``loss`` ...) from the summed `totals` of `count` samples."""
+
+    @property
+    @abstractmethod
+    def headline(self) -> str:
+        """Name of the metric that is compared by default."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        return True
+
+    @abstractmethod
+    def num_outputs(self, num_classes: int) -> int:
+        """Width of the model's output for a data set of `num_classes`."""

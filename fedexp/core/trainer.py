@@ -1,0 +1,114 @@
+"""The trainer interface: what one client does in one step, and the small server half that belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedexp.core.jobs import Budget
+from fedexp.core.models import Net
+from fedexp.core.needs import Needs
+from fedexp.core.task import Batch, Task
+from fedexp.core.trees import Tree, Trees
+
+
+@dataclass(frozen=True, eq=False)
+class Ctx:
+    """What a trainer may know during a client's round.
+
+    Args:
+        start: the received parameters (w^t); shared: the server's trees; state: the client's memory from earlier rounds.
+        num_steps: optimizer steps of this round (tau_i).
+        noise: uniform [0, 1) numbers by name and shape, a function of client, round and step.
+        full_gradient: mean task gradient over the whole local data at given parameters, in evaluation order.
+    """
+
+    start: Tree
+    shared: Trees
+    state: Mapping[str, Tree]
+    task: Task
+    budget: Budget
+    num_steps: int
+    noise: Callable[[str, tuple[int, ...]], Tensor]
+    full_gradient: Callable[[Tree], Tree]
+
+
+@dataclass(frozen=True)
+class RoundStats:
+    """Facts of a finished round that server halves and server optimizers use.
+
+    Args:
+        round: counted from 0; N: clients in all; m: clients whose results were aggregated.
+        lr, lr_0: local step size of this round and of the first.
+        p: aggregation weights, summing to 1; tau: local steps; both in client order.
+        squared_norms: ||u_i||^2 of the aggregated updates in float64, in client order; empty unless a plug-in needs them.
+    """
+
+    round: int
+    N: int
+    m: int
+    lr: float
+    lr_0: float
+    p: tuple[float, ...]
+    tau: tuple[int, ...]
+    squared_norms: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Local training as pure functions of trees. Override the hooks a method needs; the others cost nothing.
+
+    A step is, in this order (spec: multi-round 1.2): ``grad``, ``correct``, clip, weight decay, local optimizer,
+    ``after_step``; frozen parameters never change.
+    """
+
+    @property
+    def needs(self) -> Needs:
+        """What must hold for this trainer, checked before anything runs."""
+        return Needs()
+
+    def init_state(self, start: Tree) -> Trees | None:
+        """A client's memory before its first round; None: the method keeps none."""
+        return None
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        """Scalar training loss: the task's, plus the method's own terms."""
+        return ctx.task.loss(net, params, buffers, batch, ctx)
+
+    def grad(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> tuple[Tree, Tensor]:
+        """Gradient with respect to the parameters that require one, and the loss."""
+        loss = self.loss(net, params, buffers, batch, ctx)
+        trainable = {name: value for name, value in params.items() if value.requires_grad}
+        grads = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(trainable, grads, strict=True)), loss.detach()
+
+    def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
+        """Change the gradient before clipping: proximal pull, control variate, client momentum."""
+        return grad
+
+    def after_step(self, params: Tree, ctx: Ctx) -> Tree:
+        """Change the parameters after the optimizer's step: a correction outside the momentum buffer."""
+        return params
+
+    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+        """Payload for the server and the client's new memory, from the trained parameters."""
+        return {}, None
+
+    def init_shared(self, start: Tree) -> Trees:
+        """The server half's trees before round 0; broadcast to every client."""
+        return {}
+
+    def update_shared(self, shared: Trees, payload_mean: Trees, stats: RoundStats) -> Trees:
+        """The server half after a round; `payload_mean` is the plain mean of the participants' payloads."""
+        return shared
+
+    def normalizer(self, tau: int, budget: Budget) -> float:
+        """FedNova's a_i: how far `tau` steps with a constant unit gradient move the weights, in units of lr.
+
+        Wang et al. 2020: ``tau`` for plain SGD, ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)`` with momentum rho.
+        """
+        rho = budget.momentum
+        return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)

@@ -1,0 +1,96 @@
+"""Arithmetic on trees: ``dict[str, Tensor]`` with equal keys in equal order. Pure; one fused call a tree."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+Trees = Mapping[str, Tree]  # several trees by name: what a server broadcasts, a client keeps, a client sends up
+
+
+def _like(tree: Tree, values: list[Tensor] | tuple[Tensor, ...]) -> Tree:
+    return dict(zip(tree, values, strict=True))
+
+
+def tensors(tree: Tree) -> list[Tensor]:
+    return list(tree.values())
+
+
+def zeros_like(tree: Tree) -> Tree:
+    return {name: torch.zeros_like(value) for name, value in tree.items()}
+
+
+def clone(tree: Tree) -> Tree:
+    return {name: value.detach().clone() for name, value in tree.items()}
+
+
+def add(a: Tree, b: Tree, alpha: float = 1.0) -> Tree:
+    """``a + alpha * b``."""
+    return _like(a, torch._foreach_add(tensors(a), tensors(b), alpha=alpha))
+
+
+def sub(a: Tree, b: Tree, alpha: float = 1.0) -> Tree:
+    """``a - alpha * b``."""
+    return _like(a, torch._foreach_sub(tensors(a), tensors(b), alpha=alpha))
+
+
+def scale(tree: Tree, factor: float | Tensor) -> Tree:
+    return _like(tree, torch._foreach_mul(tensors(tree), factor))
+
+
+def mul(a: Tree, b: Tree) -> Tree:
+    return _like(a, torch._foreach_mul(tensors(a), tensors(b)))
+
+
+def div(a: Tree, b: Tree) -> Tree:
+    return _like(a, torch._foreach_div(tensors(a), tensors(b)))
+
+
+def sqrt(tree: Tree) -> Tree:
+    return _like(tree, torch._foreach_sqrt(tensors(tree)))
+
+
+def sign(tree: Tree) -> Tree:
+    return _like(tree, torch._foreach_sign(tensors(tree)))
+
+
+def norm(tree: Tree) -> Tensor:
+    """Euclidean norm of the whole tree as one vector, in the tree's dtype (a scalar tensor, no synchronisation)."""
+    if not tree:
+        return torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors(tree))))
+
+
+def squared_norm(tree: Tree) -> float:
+    """Squared Euclidean norm of the whole tree, accumulated in float64."""
+    parts = [torch.linalg.vector_norm(value, dtype=torch.float64) ** 2 for value in tree.values()]
+    return float(torch.stack(parts).sum()) if parts else 0.0
+
+
+def nonfinite(tree: Tree) -> str | None:
+    """Name of the first tensor that holds NaN or infinity, or None. One synchronisation where all is well."""
+    floating = {name: value for name, value in tree.items() if value.is_floating_point()}
+    if not floating or bool(torch.stack(torch._foreach_norm(tensors(floating))).isfinite().all()):
+        return None
+    for name, value in floating.items():  # a finite tensor's norm may overflow: look at the values themselves
+        if not bool(value.isfinite().all()):
+            return name
+    return None
+
+
+def num_bytes(tree: Tree) -> int:
+    return sum(value.numel() * value.element_size() for value in tree.values())
+
+
+def digest(tree: Tree) -> str:
+    """Hash of names, types, shapes and bytes."""
+    state = hashlib.blake2b(digest_size=20)
+    for name, value in tree.items():
+        data = value.detach().contiguous().cpu()
+        state.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
+        state.update(data.reshape(-1).view(torch.uint8).numpy().data)
+    return state.hexdigest()

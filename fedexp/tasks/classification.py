@@ -1,0 +1,51 @@
+"""Single-label classification with cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedexp.core.models import Net
+from fedexp.core.task import Batch, Metrics, Task
+from fedexp.core.trainer import Ctx
+from fedexp.core.trees import Tree
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """Targets are int64 labels (b,), outputs logits (b, classes). Metrics: ``acc`` in [0, 1] and ``loss`` in nats."""
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        return F.cross_entropy(net(params, buffers, batch.x), batch.y)
+
+    def predict(self, net: Net, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
+        return net(params, buffers, x)
+
+    def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
+        """Mean of logits, or log of the mean of softmax probabilities (``rule='probs'``); weighted if asked."""
+        stacked = torch.stack(list(outputs))
+        share = torch.full((len(outputs),), 1 / len(outputs)) if weights is None else weights / weights.sum()
+        share = share.to(stacked).reshape(-1, 1, 1)
+        if rule == "probs":
+            return (stacked.softmax(-1) * share).sum(0).log()
+        return (stacked * share).sum(0)
+
+    def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {
+            "correct": (output.argmax(1) == y).sum().double(),
+            "loss": F.cross_entropy(output, y, reduction="sum").double(),
+        }
+
+    def metrics(self, totals: dict[str, float], count: int) -> Metrics:
+        return {"acc": totals["correct"] / count, "loss": totals["loss"] / count}
+
+    @property
+    def headline(self) -> str:
+        return "acc"
+
+    def num_outputs(self, num_classes: int) -> int:
+        return num_classes
