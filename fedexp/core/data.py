@@ -122,6 +122,7 @@ class FederatedData:
         proxy: server data, or None.
         fingerprint: sha256 of the arrays as loaded, before any split.
         labels: (n,) int64 NumPy copy of `train.y`'s labels.
+        proxy_source: where `proxy` was taken from: none, train or test.
     """
 
     train: Samples
@@ -132,6 +133,7 @@ class FederatedData:
     labels: np.ndarray
     val: Samples | None = None
     proxy: Samples | None = None
+    proxy_source: str = "none"
 
     def class_counts(self) -> np.ndarray:
         """(clients, classes) int64: how many training samples of each class a client holds."""

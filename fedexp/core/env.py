@@ -81,6 +81,11 @@ class Env:
         """Step size of this round, ``lr_0 * decay^round``."""
         return self.budget.lr_0 * self.lr_decay**self.round
 
+    @property
+    def budget_now(self) -> Budget:
+        """The local work of this round, with its step size."""
+        return replace(self.budget, lr=self.lr)
+
     def at(self, round: int) -> Env:
         return replace(self, round=round)
 
@@ -100,7 +105,8 @@ class Env:
             start=start,
             trainer=self.trainer,
             task=self.task,
-            budget=replace(self.budget, lr=self.lr),
+            budget=self.budget_now,
+            round=self.round,
             seed=seed_of(self.seed, "client", self.round, client),
             shared=shared,
             frozen=frozen,

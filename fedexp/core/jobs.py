@@ -46,6 +46,7 @@ class ClientJob:
     Args:
         client: index, or `fedexp.core.data.POOLED`.
         start: the model local training starts from.
+        round: counted from 0; 0 means that nothing here depends on earlier rounds.
         seed: the stream that batch order, augmentation and random layers draw from.
         shared: trees broadcast by the server (control variate, momentum ...).
         state: this client's own memory; the runner fills it in and takes it back.
@@ -57,6 +58,7 @@ class ClientJob:
     trainer: Trainer
     task: Task
     budget: Budget
+    round: int
     seed: int
     shared: Trees
     state: Trees | None = None

@@ -1,0 +1,47 @@
+# fedexp: two commands matter: make demo, make test. Each sets up .venv first if it has to.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+export WANDB_MODE ?= offline
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench wheel clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## make .venv with the tested versions
+
+$(STAMP): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedexp needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the tested versions into $(VENV) (once, a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## run the main job on the embedded digits
+	@$(BIN)/fedexp
+
+test: $(STAMP) ## run the tests
+	@$(BIN)/python -m pytest -n 2
+
+check: $(STAMP) ## lint, format and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(STAMP) ## format the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP) ## seconds a round against a bare PyTorch loop (needs Fashion-MNIST under FEDEXP_DATA or ./data)
+	@$(BIN)/python scripts/bench_rounds.py
+
+wheel: $(STAMP) ## build the wheel and try it in a clean environment
+	@bash scripts/test_wheel.sh
+
+clean: ## remove the environment and caches (outputs/ and data/ stay)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,21 @@
+"""Centralised training: one model on every client's data together, the reference point from above.
+
+A round is one job on the pooled data (``local.epochs`` passes); the optimizer's state starts empty every round, as a
+client's does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedexp.aggregators.mean import Mean
+from fedexp.core.data import POOLED
+from fedexp.core.env import Env
+
+
+@dataclass(frozen=True)
+class Centralized(Mean):
+    """`Mean` over a cohort of one, which holds all training data."""
+
+    def cohort(self, env: Env) -> list[int]:
+        return [POOLED]

@@ -1,0 +1,28 @@
+"""FedNova: normalised averaging.
+
+Reference: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS
+2020, Eq. 8-10: ``w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. a_i comes from the trainer, which
+knows its local dynamics: momentum (`Trainer.normalizer`) or a proximal pull (`FedProx.normalizer`).
+Up: u_i and a_i. State: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedexp.aggregators.mean import Mean
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientResult
+from fedexp.core.needs import Needs
+
+
+@dataclass(frozen=True)
+class FedNova(Mean):
+    """`Mean` with the trainer's normaliser a_i."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(sgd=True)
+
+    def normalizer(self, result: ClientResult, env: Env) -> float:
+        return env.trainer.normalizer(result.num_steps, env.budget_now)

@@ -1,0 +1,186 @@
+"""The ``fedexp`` command: check every job first, then let Hydra run one job or a sweep of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedexp.core.errors import FedexpError
+
+HELP_FLAGS = ("--help", "-h", "--hydra-help", "--info", "--cfg", "--resolve", "--package", "-p", "-c", "-sc", "--shell-completion")
+USAGE_ERROR, JOB_ERROR = 2, 1
+
+
+def main() -> None:
+    """Console entry point."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run the command line; returns the exit code. Errors of the user's are told without a traceback."""
+    return guarded(lambda: _run(arguments))
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Run `work`; print a `FedexpError` plainly, unless HYDRA_FULL_ERROR=1 asks for the traceback."""
+    try:
+        return work()
+    except FedexpError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            traceback.print_exception(error)
+        else:
+            print(f"error: {error}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def _run(arguments: list[str]) -> int:
+    from fedexp import compose
+
+    compose.register()
+    if any(argument.partition("=")[0] in HELP_FLAGS for argument in arguments):
+        return _hydra(arguments)
+    sweep = any(argument in ("-m", "--multirun") for argument in arguments)
+    overrides = [argument for argument in arguments if not argument.startswith("-")]
+    jobs = compose.expand(overrides) if sweep else [overrides]
+    configs = _checked(jobs)
+    if not sweep:
+        return _single(configs[0])
+    return _sweep(arguments, overrides, configs)
+
+
+def _checked(jobs: list[list[str]]) -> list[dict[str, Any]]:
+    """Compose and check every job before the first starts; the error names the job."""
+    from fedexp.compose import compose
+    from fedexp.experiment import Experiment
+
+    configs = []
+    for number, overrides in enumerate(jobs):
+        try:
+            config = compose(overrides)
+            Experiment.of(config)
+        except FedexpError as error:
+            if len(jobs) > 1:
+                error.facts["where"] = f"job {number} ({' '.join(overrides)}): {error.facts.get('where') or 'config'}"
+            raise
+        configs.append(config)
+    return configs
+
+
+def _single(config: dict[str, Any]) -> int:
+    from fedexp.run import execute
+    from fedexp.tracking.summary import print_result
+
+    code, result = _attempt(lambda: execute(config))
+    if result is not None:
+        print_result(result, Path(result["folder"]))
+    return code
+
+
+def _attempt(work: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any] | None]:
+    """Run one job in this process; interruptions and failures as exit codes, with one line each."""
+    from fedexp.run import Interrupted
+
+    try:
+        return 0, work()
+    except (KeyboardInterrupt, Interrupted) as error:
+        print("interrupted: the same command resumes this run", file=sys.stderr)
+        return getattr(error, "exit_code", 130), None
+    except FedexpError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            traceback.print_exception(error)
+        print(f"error: {error}", file=sys.stderr)
+        return JOB_ERROR, None
+
+
+def _sweep(arguments: list[str], overrides: list[str], configs: list[dict[str, Any]]) -> int:
+    """Hydra's own multirun over checked jobs, with a count before and a table after."""
+    from fedexp.storage.run_folder import RunFolder, address
+    from fedexp.tracking.summary import print_sweep
+
+    name = hashlib.blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
+    os.environ["FEDEXP_SWEEP"] = f"sweep-{name}"
+    folders = [RunFolder(address(config)) for config in configs]
+    done = sum(folder.result() is not None and config["reuse"] for folder, config in zip(folders, configs, strict=True))
+    print(f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True)
+    try:
+        code = _hydra(arguments)
+    except KeyboardInterrupt:
+        code = 130
+    rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
+    print_sweep(rows)
+    if code == 0 and any(row["status"] != "done" for row in rows):
+        code = JOB_ERROR
+    return code
+
+
+def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:
+    from fedexp.storage.files import read_json
+
+    status = read_json(folder.path / "status.json") or {"status": "queued", "error": None}
+    return {
+        "overrides": config["overrides"],
+        "status": status["status"],
+        "error": status.get("error"),
+        "headline": (folder.result() or {}).get("headline"),
+        "folder": str(folder.path),
+    }
+
+
+def _hydra(arguments: list[str]) -> int:
+    """Hand over to Hydra, which parses flags, prints help and runs sweeps through its launchers."""
+    import hydra
+
+    from fedexp.compose import conf_dir
+
+    sys.argv = [sys.argv[0], *arguments]
+    try:
+        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(sweep_job)()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else JOB_ERROR
+    return 0
+
+
+def sweep_job(config: Any) -> float:
+    """One job of a sweep, called by Hydra's launchers, possibly in another process. Returns the headline value."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    from fedexp.compose import register, resolve
+    from fedexp.run import Interrupted, execute
+
+    register()
+    hydra_config = HydraConfig.get()
+    choices = OmegaConf.to_container(hydra_config.runtime.choices)
+    assert isinstance(choices, dict)
+    overrides = list(hydra_config.overrides.task)
+    os.environ["FEDEXP_CONCURRENT_JOBS"] = str(_concurrent_jobs(hydra_config.launcher))
+    resolved = resolve(config, {str(k): v for k, v in choices.items()}, overrides)
+    label = f"job {hydra_config.job.get('num', 0)}: {' '.join(overrides)}"
+    print(label, flush=True)
+    try:
+        result = execute(resolved, group=os.environ.get("FEDEXP_SWEEP"))
+    except Interrupted as stop:
+        raise SystemExit(stop.exit_code) from None
+    except FedexpError as error:
+        print(f"FAILED {label}\n{error}", file=sys.stderr, flush=True)
+        raise JobFailedError(str(error).splitlines()[0]) from (error if os.environ.get("HYDRA_FULL_ERROR") else None)
+    headline = result["headline"]
+    print(f"done   {label}: {headline['metric']} {headline['value']:.4f}", flush=True)
+    return float(headline["value"])
+
+
+def _concurrent_jobs(launcher: Any) -> int:
+    """How many jobs of this sweep share this machine's cores: joblib's n_jobs; other launchers run one at a time here
+    or bring their own allotment."""
+    n_jobs = launcher.get("n_jobs", 1)
+    cores = os.cpu_count() or 1
+    return max(1, cores + 1 + n_jobs if n_jobs < 0 else n_jobs)
+
+
+class JobFailedError(Exception):
+    """A job of a sweep failed; its error was printed and stored already."""

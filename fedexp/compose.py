@@ -1,0 +1,185 @@
+"""Everything that touches Hydra's composition: search path, sweeps, and errors in a user's words."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedexp.core.errors import ConfigError, suggest
+
+
+def conf_dir() -> Path:
+    """The built-in configs: ``fedexp/conf`` in a wheel, the top-level ``conf`` in a checkout."""
+    package = Path(__file__).resolve().parent
+    return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+
+
+def user_conf_dir() -> Path | None:
+    """``./conf`` of the working directory, where it exists and is not the built-in one."""
+    mine = Path.cwd() / "conf"
+    return mine if mine.is_dir() and mine.resolve() != conf_dir().resolve() else None
+
+
+class UserConf(SearchPathPlugin):
+    """Adds the user's own ``./conf`` behind the built-in configs."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        mine = user_conf_dir()
+        if mine is not None:
+            search_path.append("fedexp-user", f"file://{mine}")
+
+
+def register() -> None:
+    """Make `UserConf` known to Hydra in this process; put the working directory on the path for the user's modules."""
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # installed scripts do not have it, `python -m` does
+    if UserConf not in Plugins.instance().discover(SearchPathPlugin):
+        Plugins.instance().register(UserConf)
+    _refuse_shadowed()
+
+
+def _refuse_shadowed() -> None:
+    """A user's file with a built-in's name would be ignored silently by Hydra."""
+    mine, ours = user_conf_dir(), conf_dir()
+    if mine is None:
+        return
+    for path in sorted(mine.rglob("*.yaml")):
+        twin = ours / path.relative_to(mine)
+        if twin.exists():
+            raise ConfigError(
+                f"'{path.relative_to(mine)}' exists twice: Hydra would ignore yours",
+                where=str(path),
+                expected=f"a name that {ours} does not use",
+                do="rename your file",
+            )
+
+
+def resolve(config: DictConfig, choices: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """A composed config as plain values, with what was chosen for each group and the overrides that led to it."""
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"the config cannot be resolved: {str(error).splitlines()[0]}") from error
+    assert isinstance(plain, dict)
+    plain.pop("hydra", None)
+    kept = {key: value for key, value in choices.items() if not key.startswith("hydra/")}
+    return {str(k): v for k, v in plain.items()} | {"choices": kept, "overrides": list(overrides)}
+
+
+def compose(overrides: list[str]) -> dict[str, Any]:
+    """The resolved config of one job; raises `ConfigError` with the nearest valid name."""
+    register()
+    with _hydra(), _translated(overrides):
+        config = hydra_compose("config", overrides=overrides, return_hydra_config=True)
+        choices = OmegaConf.to_container(config.hydra.runtime.choices)
+        assert isinstance(choices, dict)
+        OmegaConf.set_struct(config, False)
+        config.pop("hydra")
+        return resolve(config, {str(k): v for k, v in choices.items()}, overrides)
+
+
+def expand(overrides: list[str]) -> list[list[str]]:
+    """The jobs of a sweep as Hydra's basic sweeper makes them, in its order; ``hydra.*`` overrides are left out.
+
+    Ranges that only a sweeper plug-in understands (distributions) contribute their first value, if they have one.
+    """
+    register()
+    with _hydra(), _translated(overrides):
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        axes: list[list[str]] = []
+        for override in parsed:
+            key = override.get_key_element()
+            if override.key_or_group.startswith("hydra"):
+                continue
+            if override.is_discrete_sweep():
+                axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+            elif not override.is_sweep_override():
+                assert override.input_line is not None
+                axes.append([override.input_line])
+        return [list(job) for job in itertools.product(*axes)]
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Hydra's global state for one composition; an outer one (a running job) is kept."""
+    if GlobalHydra.instance().is_initialized():
+        saved = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fedexp"):
+                yield
+        finally:
+            GlobalHydra.instance().hydra = saved
+    else:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fedexp"):
+            yield
+
+
+@contextmanager
+def _translated(overrides: list[str]) -> Iterator[None]:
+    """Hydra's errors, as ours."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        yield
+        return
+    try:
+        yield
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"'{error.override}' is not an override",
+            expected="key=value (lists: key=[a,b]; sweeps: key=a,b with -m; text with commas or spaces: key='\"a b\"')",
+            do="see https://hydra.cc/docs/advanced/override_grammar/basic/",
+        ) from None
+    except MissingConfigException as error:
+        group, _, name = (error.missing_cfg_file or "?").removesuffix(".yaml").rpartition("/")
+        if not group:
+            raise ConfigError(str(error).splitlines()[0], where="config search path") from None
+        options = [str(option) for option in error.options or ()]
+        raise ConfigError(
+            f"unknown {group} '{name}'",
+            where=group,
+            expected=", ".join(options) or "a config file in that group",
+            do=suggest(name, options),
+        ) from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _key_error(error, overrides) from None
+
+
+def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
+    """'Could not override ...' with the nearest key of the default config."""
+    text = str(error)
+    match = re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^'=]+)", text)
+    if match is None:
+        return ConfigError(text.splitlines()[0], got=" ".join(overrides) or None)
+    key = match.group(1).split("@")[0]
+    base = hydra_compose("config")
+    known = list(_dotted(OmegaConf.to_container(base, resolve=False)))
+    return ConfigError(
+        f"unknown key '{key}'",
+        where=next((o for o in overrides if o.lstrip("+~").startswith(key)), None),
+        expected="a key of conf/config.yaml or of a chosen group",
+        do=suggest(key, known),
+    )
+
+
+def _dotted(node: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield f"{prefix}{key}"
+            yield from _dotted(value, f"{prefix}{key}.")

@@ -1,0 +1,136 @@
+"""The runner: plan, attach clients' memory, execute, check, update. It knows no method and no engine by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fedexp.core import trees
+from fedexp.core.aggregator import Aggregator, State
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Executor
+from fedexp.core.env import Env
+from fedexp.core.errors import ClientError
+from fedexp.core.jobs import ClientJob, ClientResult, bytes_down, bytes_up
+from fedexp.core.task import Metrics
+from fedexp.core.trees import Trees
+
+OnNonfinite = Literal["raise", "skip_client"]
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """All a run needs to go on: the number of finished steps, the server's state and the clients' memories."""
+
+    step: int
+    state: State
+    clients: dict[int, Trees] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A finished step: the snapshot after it, which clients' memories changed, what to log and what it took."""
+
+    after: Snapshot
+    changed: frozenset[int]
+    metrics: Metrics
+    seconds: dict[str, float]
+
+
+def run(
+    aggregator: Aggregator,
+    env: Env,
+    executor: Executor,
+    data: FederatedData,
+    snapshot: Snapshot | None = None,
+    on_nonfinite: OnNonfinite = "raise",
+    on_client: Callable[[int, int], None] = lambda done, of: None,
+) -> Iterator[Step]:
+    """Execute a method from `snapshot` (or its beginning), yielding after every step; stop by not asking for the next.
+
+    Clients' memories are committed once the aggregator consumed the whole stream, so a step happens entirely or not.
+    """
+    now = snapshot or Snapshot(0, aggregator.init(env))
+    while not aggregator.done(now.state, env.at(now.step)):
+        here = env.at(now.step)
+        began = time.perf_counter()
+        jobs = [_with_memory(job, now.clients) for job in aggregator.plan(now.state, here)]
+        stream = _Stream(jobs, executor.map(jobs, data), here, on_nonfinite, on_client)
+        results = iter(stream)
+        state, metrics = aggregator.update(now.state, results, here)
+        for _ in results:  # an aggregator may stop early; the step is over when every client is
+            pass
+        now = Snapshot(now.step + 1, state, {**now.clients, **stream.memories})
+        total = time.perf_counter() - began
+        seconds = {"train": stream.seconds, "aggregate": total - stream.seconds}
+        yield Step(now, frozenset(stream.memories), {**stream.metrics(), **metrics}, seconds)
+
+
+def _with_memory(job: ClientJob, clients: dict[int, Trees]) -> ClientJob:
+    state = clients.get(job.client)
+    return replace(job, state=job.trainer.init_state(job.start.params) if state is None else state)
+
+
+class _Stream:
+    """Results on their way to the aggregator: checked, counted, their clients' memories set aside."""
+
+    def __init__(
+        self,
+        jobs: list[ClientJob],
+        results: Iterable[ClientResult],
+        env: Env,
+        on_nonfinite: OnNonfinite,
+        on_client: Callable[[int, int], None],
+    ) -> None:
+        self.jobs, self.results, self.env = jobs, iter(results), env
+        self.on_nonfinite, self.on_client = on_nonfinite, on_client
+        self.memories: dict[int, Trees] = {}
+        self.seconds = 0.0
+        self.examples = self.steps = self.up = self.down = self.skipped = 0
+        self.loss = 0.0
+
+    def __iter__(self) -> Iterator[ClientResult]:
+        for done, job in enumerate(self.jobs, start=1):
+            began = time.perf_counter()
+            result = next(self.results)
+            self.seconds += time.perf_counter() - began
+            self.down += bytes_down(job)
+            self.up += bytes_up(result)
+            self.steps += result.num_steps
+            self.on_client(done, len(self.jobs))
+            if not self._finite(result):
+                self.skipped += 1
+                continue
+            self.examples += result.num_examples
+            self.loss += result.metrics["loss"] * result.num_examples
+            if result.state is not None:
+                self.memories[result.client] = result.state
+            yield result
+
+    def _finite(self, result: ClientResult) -> bool:
+        bad = trees.nonfinite(result.weights.params) or trees.nonfinite(result.weights.buffers)
+        for name, tree in result.payload.items():
+            inside = trees.nonfinite(tree)
+            bad = bad or (inside and f"{name} of {inside}")
+        if bad is None:
+            return True
+        if self.on_nonfinite == "skip_client":
+            return False
+        raise ClientError(
+            f"round {self.env.round + 1}: client {result.client} returned NaN or infinity in {bad}",
+            where=f"{result.num_examples} training samples, {result.num_steps} steps, lr {self.env.lr:g}",
+            do="lower local.lr, set local.clip, or set on_nonfinite=skip_client",
+        )
+
+    def metrics(self) -> Metrics:
+        """Facts of the step that do not depend on the method; all deterministic."""
+        if not self.jobs:
+            return {}
+        facts: Metrics = {"steps": self.steps, "bytes/down": self.down, "bytes/up": self.up}
+        if self.examples:
+            facts = {"train/loss": self.loss / self.examples, **facts}
+        if self.skipped:
+            facts["skipped_clients"] = self.skipped
+        return facts

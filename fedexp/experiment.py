@@ -1,0 +1,246 @@
+"""From a resolved config to checked objects, data and a runnable method. Nothing here trains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedexp.config import Config
+from fedexp.core.aggregator import Aggregator
+from fedexp.core.build import build
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Executor, Numerics
+from fedexp.core.env import Env, Sampling
+from fedexp.core.errors import ConfigError
+from fedexp.core.jobs import Budget
+from fedexp.core.models import ModelSpec, check_model
+from fedexp.core.needs import Needs
+from fedexp.core.server_optimizer import ServerOptimizer
+from fedexp.core.task import Task
+from fedexp.core.trainer import Trainer
+from fedexp.data.dataset import Dataset
+from fedexp.data.federated import Proxy, federate
+from fedexp.data.partition import Partitioner
+from fedexp.server_optimizers.sgd import Sgd
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """One checked experiment.
+
+    Args:
+        config: its own keys, with ``limit.*`` applied; the rest are the built plug-ins.
+    """
+
+    config: Config
+    dataset: Dataset
+    partitioner: Partitioner
+    proxy: Proxy
+    spec: ModelSpec
+    task: Task
+    trainer: Trainer
+    aggregator: Aggregator
+    server_optimizer: ServerOptimizer
+    executor: Executor
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Experiment:
+        """Build and check everything that can be checked without loading data; raises `ConfigError`."""
+        own = _limited(Config.of(config))
+        dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
+        task = build(Task, config["task"], "task")  # type: ignore[type-abstract]
+        spec = ModelSpec.of(config["model"], dataset.shape, task.num_outputs(dataset.num_classes))
+        experiment = cls(
+            config=own,
+            dataset=dataset,
+            partitioner=build(Partitioner, config["partition"], "partition"),  # type: ignore[type-abstract]
+            proxy=build(Proxy, own.proxy, "proxy"),
+            spec=spec,
+            task=task,
+            trainer=build(Trainer, config["trainer"], "trainer"),
+            aggregator=build(Aggregator, config["aggregator"], "aggregator"),  # type: ignore[type-abstract]
+            server_optimizer=build(ServerOptimizer, config["server_optimizer"], "server_optimizer"),  # type: ignore[type-abstract]
+            executor=build(Executor, config["engine"], "engine"),  # type: ignore[type-abstract]
+        )
+        experiment._check()
+        return experiment
+
+    def _check(self) -> None:
+        self.partitioner.check(self.config.clients, self.dataset.num_classes)
+        check_needs(self)
+        _check_model(self.spec, self.dataset.shape, self.task.num_outputs(self.dataset.num_classes))
+        self.dataset.check(Path(self.config.data_root).expanduser(), self.dataset.download)
+
+    @property
+    def needs(self) -> Needs:
+        return self.trainer.needs | self.aggregator.needs | self.server_optimizer.needs
+
+    def load(self, device: torch.device) -> FederatedData:
+        """Load and split the data, once, onto `device`."""
+        config = self.config
+        return federate(
+            self.dataset,
+            self.partitioner,
+            root=Path(config.data_root).expanduser(),
+            download=self.dataset.download,
+            clients=config.clients,
+            seed_data=config.seed_data,
+            val_fraction=self.partitioner.val_fraction,
+            proxy=self.proxy,
+            limit_train=config.limit.train,
+            limit_test=config.limit.test,
+            device=device,
+            dtype=getattr(torch, config.dtype),
+        )
+
+    def env(self, data: FederatedData, device: torch.device) -> Env:
+        """The world that aggregators see."""
+        config, local = self.config, self.config.local
+        budget = Budget(
+            epochs=local.epochs,
+            steps=local.steps,
+            batch_size=local.batch_size,
+            optimizer=local.optimizer,
+            lr=local.lr,
+            lr_0=local.lr,
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+            clip=local.clip,
+            betas=local.betas,
+            eps=local.eps,
+        )
+        return Env(
+            sizes=data.partition.sizes,
+            spec=self.spec,
+            seed=config.seed,
+            trainer=self.trainer,
+            server_optimizer=self.server_optimizer,
+            task=self.task,
+            budget=budget,
+            lr_decay=local.lr_decay,
+            rounds=config.rounds,
+            sampling=Sampling(config.sampling, min(config.cohort, data.partition.num_clients)),
+            init=config.init,
+            device=device,
+            dtype=getattr(torch, config.dtype),
+            num_classes=data.num_classes,
+            proxy=data.proxy,
+        )
+
+
+def check_needs(experiment: Experiment) -> None:
+    """Refuse combinations that a plug-in declares impossible."""
+    config, local, needs = experiment.config, experiment.config.local, experiment.needs
+    method = f"method={config.method}"
+    if (needs.sgd or needs.plain_sgd) and local.optimizer != "sgd":
+        raise ConfigError(
+            f"{method} needs SGD at the clients",
+            where="local.optimizer",
+            expected="sgd",
+            got=local.optimizer,
+            do="set local.optimizer=sgd",
+        )
+    if needs.plain_sgd and local.momentum:
+        raise ConfigError(
+            f"{method} corrects the gradient itself: inside a momentum buffer that diverges",
+            where="local.momentum",
+            expected="0",
+            got=local.momentum,
+            do="set local.momentum=0, or trainer.correction=step, which corrects outside the buffer",
+        )
+    if needs.same_init and config.init != "same":
+        raise ConfigError(f"{method} starts every client from one model", where="init", expected="same", got=config.init)
+    if (needs.proxy or needs.proxy_labels) and experiment.proxy.source == "none":
+        raise ConfigError(
+            f"{method} needs server data and none is configured",
+            where="proxy.source",
+            expected="train or test",
+            got="none",
+            do="set proxy.source=train proxy.size=0.02",
+        )
+    if needs.proxy_labels and not experiment.proxy.labelled:
+        raise ConfigError(f"{method} needs labelled server data", where="proxy.labelled", expected="true", got="false")
+    if (needs.validation or config.headline.rule == "best_on_val") and not experiment.partitioner.val_fraction:
+        raise ConfigError(
+            "a validation share is needed and none is cut",
+            where="partition.val_fraction",
+            expected="a fraction, e.g. 0.1",
+            got="0",
+            do="set partition.val_fraction=0.1, or headline.rule=last",
+        )
+    if not experiment.aggregator.averages_updates:
+        name = type(experiment.aggregator).__name__
+        if type(experiment.trainer).init_shared is not Trainer.init_shared:
+            raise ConfigError(
+                f"the trainer sends trees to a server that averages, and aggregator {name} does not average",
+                where="trainer",
+                got=type(experiment.trainer).__name__,
+                do="set aggregator=mean, or another trainer",
+            )
+        if experiment.server_optimizer != Sgd():
+            raise ConfigError(
+                f"a server optimizer has no effect: aggregator {name} makes no averaged update",
+                where="server_optimizer",
+                got=type(experiment.server_optimizer).__name__,
+                do="set server_optimizer=sgd, or aggregator=mean",
+            )
+    config.checkpoint.parsed()
+
+
+@cache
+def _check_model(spec: ModelSpec, shape: tuple[int, ...], outputs: int) -> None:
+    check_model(spec, shape, outputs)
+
+
+def _limited(config: Config) -> Config:
+    """The config with ``limit.*`` applied."""
+    limit = config.limit
+    clients = min(config.clients, limit.clients or config.clients)
+    m = config.clients_per_round
+    steps = config.local.steps
+    if limit.steps is not None:
+        steps = min(steps or limit.steps, limit.steps)
+    return replace(
+        config,
+        rounds=min(config.rounds, limit.rounds or config.rounds),
+        clients=clients,
+        clients_per_round=min(m, clients) if isinstance(m, int) else m,
+        local=replace(config.local, steps=steps),
+    )
+
+
+def load_data(config: Mapping[str, Any], device: str = "cpu") -> FederatedData:
+    """The data and split of a resolved config."""
+    return Experiment.of(config).load(torch.device(device))
+
+
+def choose_numerics(config: Config, engine: str) -> Numerics:
+    """Device and threads for a first launch; `RuntimeError`s of an absent device become `ConfigError`."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    check_device(device)
+    if config.threads == "auto":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = max(1, cores // int(os.environ.get("FEDEXP_CONCURRENT_JOBS", "1")))
+    else:
+        threads = config.threads
+    return Numerics(engine=engine, threads=threads, device=device, dtype=config.dtype)
+
+
+def check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device '{device}' cannot be used: {str(error).splitlines()[0]}",
+            where="device",
+            expected="auto | cpu | cuda | cuda:<index>",
+            do="set device=auto",
+        ) from error

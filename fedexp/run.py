@@ -1,0 +1,384 @@
+"""One run, from resolved config to stored result: lock, resume, execute, evaluate, record."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedexp.core.aggregator import Outcome
+from fedexp.core.build import build
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Executor, Numerics
+from fedexp.core.env import Env
+from fedexp.core.errors import FedexpError, StorageError
+from fedexp.core.runner import Snapshot
+from fedexp.core.runner import run as run_steps
+from fedexp.core.trees import Tree
+from fedexp.data.partition import save_partition
+from fedexp.engines.memo import Memo
+from fedexp.evaluation.evaluate import Evaluator
+from fedexp.evaluation.summary import summarise
+from fedexp.experiment import Experiment, check_device, choose_numerics
+from fedexp.storage.checkpoint import Checkpoint
+from fedexp.storage.files import read_jsonl, write_json, write_text
+from fedexp.storage.identity import code_hash, config_hash
+from fedexp.storage.run_folder import Journal, RunFolder, address
+from fedexp.storage.tensors import save_tree
+from fedexp.tracking.curve import draw_curve
+from fedexp.tracking.feed import Feed
+from fedexp.tracking.logger import Logger, RunInfo
+from fedexp.tracking.progress import Progress
+
+
+class Interrupted(BaseException):
+    """SIGTERM or Ctrl-C; the run is left resumable."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.exit_code = 128 + signum
+
+
+def execute(config: Mapping[str, Any], *, group: str | None = None, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Run a resolved config, resume it, or return its stored result.
+
+    Args:
+        config: as `fedexp.compose.compose` returns it.
+        group: the sweep this run belongs to, for trackers.
+        say: where notes for the user go.
+
+    Returns:
+        the content of ``result.json``.
+    """
+    folder = RunFolder(address(config))
+    own = config["reuse"]
+    folder.acquire(config["on_running"], say)
+    try:
+        if own and (stored := folder.result()) is not None:
+            say(f"already done: {folder.path}")
+            return stored
+        if not own and (aside := folder.set_aside()) is not None:
+            say(f"reuse=false: earlier files moved to {aside}")
+        with _signals():
+            return _Run(config, folder, group, say).execute()
+    finally:
+        folder.release()
+
+
+class _Run:
+    """The pieces of one execution. Lives only while its folder is locked."""
+
+    def __init__(
+        self, config: Mapping[str, Any], folder: RunFolder, group: str | None, say: Callable[[str], None]
+    ) -> None:
+        self.raw, self.folder, self.group, self._say = config, folder, group, say
+        self.attempt = folder.attempt + 1
+        self.seconds = {"setup": 0.0}
+
+    def note(self, text: str) -> None:
+        """Tell the user and the run's log."""
+        self._say(text)
+        with (self.folder.path / "run.log").open("a") as log:
+            log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
+
+    def execute(self) -> dict[str, Any]:
+        self.folder.set_status("running", attempt=self.attempt)
+        try:
+            with self._numerics(choose_numerics):
+                return self._execute()
+        except (KeyboardInterrupt, Interrupted):
+            self.folder.set_status("interrupted")
+            raise
+        except BaseException as error:
+            text = str(error) if isinstance(error, FedexpError) else f"{type(error).__name__}: {error}"
+            write_text(self.folder.path / "error.txt", "".join(traceback.format_exception(error)))
+            self.folder.set_status("failed", error=text.splitlines()[0] if text else type(error).__name__)
+            raise
+
+    @contextlib.contextmanager
+    def _numerics(self, choose: Callable[..., Numerics]) -> Iterator[None]:
+        """Fix what the bits depend on at first launch; use the stored choice on resume."""
+        engine = type(build(Executor, self.raw["engine"], "engine")).__name__.lower()  # type: ignore[type-abstract]
+        wanted = choose(Experiment.of(self.raw).config, engine)
+        stored = self.folder.once("numerics.json", asdict(wanted))
+        self.numerics = Numerics(**stored)
+        if self.numerics != wanted:
+            self.note(f"resuming with the numerics of the first launch: {stored} (asked for now: {asdict(wanted)})")
+            check_device(self.numerics.device)
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.numerics.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def _execute(self) -> dict[str, Any]:
+        began = time.perf_counter()
+        path = self.folder.path
+        (path / "error.txt").unlink(missing_ok=True)
+        write_text(path / "config.yaml", _yaml(self.raw))
+        write_json(path / "environment.json", environment())
+        experiment = Experiment.of(self.raw)
+        device = torch.device(self.numerics.device)
+        data = experiment.load(device)
+        self._store_partition(data)
+        env = experiment.env(data, device)
+        checkpoint = Checkpoint(path, device)
+        snapshot, offset = checkpoint.load() or (None, 0)
+        journal = Journal(path, offset, self.attempt)
+        if snapshot is not None:
+            self.note(f"resuming after round {snapshot.step} of {env.rounds}")
+        executor = self._memo(experiment, data)
+        feed = self._feed(experiment, journal)
+        self.seconds["setup"] = time.perf_counter() - began
+        status = "failed"
+        try:
+            outcome = self._loop(experiment, env, data, executor, journal, checkpoint, snapshot, feed)
+            result = self._finish(experiment, data, journal, outcome)
+            status = "done"
+        except (KeyboardInterrupt, Interrupted):
+            status = "interrupted"
+            raise
+        finally:
+            journal.close()
+            feed.close(status, result if status == "done" else None)
+        return result
+
+    def _loop(
+        self,
+        experiment: Experiment,
+        env: Env,
+        data: FederatedData,
+        executor: Executor,
+        journal: Journal,
+        checkpoint: Checkpoint,
+        snapshot: Snapshot | None,
+        feed: Feed,
+    ) -> Outcome:
+        """Step, evaluate, record, checkpoint until the method is done or the target is reached."""
+        config, aggregator = experiment.config, experiment.aggregator
+        evaluator = Evaluator(experiment.task, config.eval.batch_size)
+        every, unit = config.checkpoint.parsed()
+        snapshot = snapshot or Snapshot(0, aggregator.init(env))
+        due: set[int] = set()
+        saved_at, saved_step = time.monotonic(), snapshot.step
+        headline = ""
+        with Progress(self._title(), env.rounds) as progress:
+            if self._reached(config.stop.target, config.stop.metric, journal.rows, evaluator, aggregator.outcome(snapshot.state)):
+                return aggregator.outcome(snapshot.state)
+            steps = run_steps(aggregator, env, executor, data, snapshot, config.on_nonfinite, progress.client)
+            for step in steps:
+                snapshot = step.after
+                due |= step.changed
+                outcome = aggregator.outcome(snapshot.state)
+                headline = headline or evaluator.headline(outcome.kind)
+                last = aggregator.done(snapshot.state, env.at(snapshot.step))
+                row = {"round": snapshot.step, **step.metrics}
+                timer = time.perf_counter()
+                if last or snapshot.step % config.eval.every == 0:
+                    row |= evaluator(outcome, data.test, "test")
+                    if data.val is not None:
+                        row |= evaluator(outcome, data.val, "val")
+                seconds = {**step.seconds, "evaluate": time.perf_counter() - timer}
+                timer = time.perf_counter()
+                journal.append(row)
+                feed.log(row)
+                progress.round(row, headline)
+                seconds["log"] = time.perf_counter() - timer
+                stop = self._reached(config.stop.target, config.stop.metric, journal.rows[-1:], evaluator, outcome)
+                timer = time.perf_counter()
+                waited = time.monotonic() - saved_at if unit == "seconds" else snapshot.step - saved_step
+                if waited >= every or last or stop:
+                    checkpoint.save(snapshot, due, journal.secure())
+                    self.folder.set_status("running", round=snapshot.step, rounds=env.rounds)
+                    due, saved_at, saved_step = set(), time.monotonic(), snapshot.step
+                seconds["checkpoint"] = time.perf_counter() - timer
+                journal.time(snapshot.step, seconds)
+                if stop:
+                    break
+        return aggregator.outcome(snapshot.state)
+
+    def _reached(
+        self, target: float | None, metric: str, rows: list[dict[str, Any]], evaluator: Evaluator, outcome: Outcome
+    ) -> bool:
+        if target is None:
+            return False
+        name = evaluator.headline(outcome.kind) if metric == "auto" else metric
+        higher = evaluator.task.higher_is_better
+        values = [row[name] for row in rows if name in row]
+        return any(value >= target if higher else value <= target for value in values)
+
+    def _finish(
+        self, experiment: Experiment, data: FederatedData, journal: Journal, outcome: Outcome
+    ) -> dict[str, Any]:
+        """Write the outcome and the result; ``done`` is the last thing that happens."""
+        path = self.folder.path
+        config = experiment.config
+        summary = summarise(
+            journal.rows,
+            headline=Evaluator(experiment.task, 1).headline(outcome.kind),
+            rule=config.headline.rule,
+            metric=config.headline.metric,
+            stop_metric=config.stop.metric,
+            target=config.stop.target,
+            higher_is_better=experiment.task.higher_is_better,
+        )
+        _save_outcome(outcome, path / "model.safetensors")
+        if journal.rows:
+            draw_curve(journal.rows, path / "curve.png", self._title())
+        for row in {r["round"]: r for r in read_jsonl(path / "timing.jsonl")}.values():
+            for phase, seconds in row["seconds"].items():
+                self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
+        result = {
+            "status": "done",
+            "method": config.method,
+            "choices": self.raw["choices"],
+            "overrides": self.raw["overrides"],
+            **summary,
+            "seconds": {**seconds, "total": round(sum(self.seconds.values()), 3)},
+            "bytes": {k: sum(row.get(f"bytes/{k}", 0) for row in journal.rows) for k in ("up", "down")},
+            "steps": sum(row.get("steps", 0) for row in journal.rows),
+            "partition": {
+                "sha256": data.partition.sha256,
+                "clients": data.partition.num_clients,
+                "data_sha256": data.fingerprint,
+                **data.partition.info,
+            },
+            "hashes": {"config": config_hash(self.raw), "code": code_hash(self.raw)},
+            "numerics": asdict(self.numerics),
+            "environment": environment(),
+            "attempts": self.attempt,
+            "folder": str(path),
+        }
+        write_json(path / "result.json", result)
+        self.folder.set_status("done", round=len(journal.rows), rounds=config.rounds)
+        return result
+
+    def _store_partition(self, data: FederatedData) -> None:
+        """The split is an artifact of the run; a resumed run must find the same one."""
+        facts = {"partition": data.partition.sha256, "data": data.fingerprint}
+        stored = self.folder.once("data.json", facts)
+        if stored != facts:
+            raise StorageError(
+                "the data or their split are not those this run began with",
+                where=str(self.folder.path / "data.json"),
+                expected=stored,
+                got=facts,
+                do="restore the data under data_root, or start afresh with reuse=false",
+            )
+        path = self.folder.path / "partition.safetensors"
+        if not path.exists():
+            save_partition(data.partition, path)
+
+    def _memo(self, experiment: Experiment, data: FederatedData) -> Executor:
+        config = experiment.config
+        if not (config.memo.enabled and config.reuse):
+            return experiment.executor
+        root = Path(config.output_root).expanduser().resolve() / "memo"
+        return Memo(experiment.executor, root, config.memo.max_gb, self.numerics, code_hash(self.raw), data.fingerprint)
+
+    def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
+        logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
+        feed = Feed(logger, warn=self.note)
+        choices = self.raw["choices"]
+        info = RunInfo(
+            id=f"{config_hash(self.raw)[:16]}{code_hash(self.raw)[:8]}",
+            name=self._title(),
+            group=self.group,
+            config={key: value for key, value in self.raw.items() if key != "overrides"},
+            folder=self.folder.path,
+            tags=tuple(str(choices[key]) for key in ("method", "dataset", "partition", "model") if choices.get(key)),
+            resumed=bool(journal.rows),
+        )
+        feed.open(info, list(journal.rows))
+        return feed
+
+    def _title(self) -> str:
+        """Short overrides and the seed."""
+        shown = [o for o in self.raw["overrides"] if not o.startswith(("output_root", "data_root", "logger", "hydra"))]
+        if not any(o.startswith("method=") for o in shown):
+            shown.insert(0, f"method={self.raw['method']}")
+        if not any(o.startswith("seed=") for o in shown):
+            shown.append(f"seed={self.raw['seed']}")
+        return " ".join(shown)
+
+
+def _yaml(config: Mapping[str, Any]) -> str:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(dict(config)))
+
+
+def _save_outcome(outcome: Outcome, path: Path) -> None:
+    """The delivered model(s): parameters and buffers, keys prefixed ``<index>/`` where there are several."""
+    tensors: Tree = {}
+    for number, model in enumerate(outcome.models):
+        prefix = "" if outcome.kind == "model" else f"{number}/"
+        for name, value in {**model.params, **model.buffers}.items():
+            tensors[prefix + name] = value
+    specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
+    save_tree(path, tensors, {"kind": outcome.kind, "combine": outcome.combine, "specs": json.dumps(specs)})
+
+
+def environment() -> dict[str, Any]:
+    """What a result was made with and on."""
+    names = ("fedexp", "torch", "numpy", "scipy", "hydra-core", "omegaconf", "safetensors")
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "packages": {name: version(name) for name in names},
+        "commit": _commit(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def _commit() -> str | None:
+    """Git commit of fedexp's checkout, ``+`` where the tree has changes; None for an installed package."""
+    home = Path(__file__).resolve().parent.parent
+    if not (home / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(home), *arguments], capture_output=True, text=True, timeout=10)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Turn SIGTERM into `Interrupted` while a run is on (Ctrl-C already is KeyboardInterrupt)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise Interrupted(signum)
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+

@@ -1,0 +1,51 @@
+"""FedAdam and FedYogi: adaptive server steps without bias correction.
+
+Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2. With the averaged update U:
+``b = beta_1 b + (1 - beta_1) U``; Adam ``v = beta_2 v + (1 - beta_2) U^2``;
+Yogi ``v = v - (1 - beta_2) U^2 sign(v - U^2)``; ``w += lr b / (sqrt(v) + tau)``. v starts at tau^2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedexp.core import trees
+from fedexp.core.build import require
+from fedexp.core.models import Weights
+from fedexp.core.server_optimizer import ServerOptimizer
+from fedexp.core.task import Metrics
+from fedexp.core.trainer import RoundStats
+from fedexp.core.trees import Tree
+
+
+@dataclass(frozen=True)
+class FedAdam(ServerOptimizer):
+    """Args: lr: eta_g; beta_1, beta_2: decay of the two moments; tau: degree of adaptivity (added to sqrt(v))."""
+
+    lr: float = 0.1
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta_1 < 1 and 0 <= self.beta_2 < 1, "beta_1 and beta_2 must lie in [0, 1)")
+        require(self.tau > 0, f"tau must be positive, got {self.tau}")
+
+    def init(self, weights: Weights) -> dict[str, Any]:
+        v = {name: torch.full_like(value, self.tau**2) for name, value in weights.params.items()}
+        return {"b": trees.zeros_like(weights.params), "v": v}
+
+    def second_moment(self, v: Tree, squared: Tree) -> Tree:
+        """v after a round, from the elementwise square of the averaged update."""
+        return trees.add(trees.scale(v, self.beta_2), squared, alpha=1 - self.beta_2)
+
+    def step(
+        self, state: dict[str, Any], params: Tree, direction: Tree, stats: RoundStats
+    ) -> tuple[dict[str, Any], Tree, Metrics]:
+        b = trees.add(trees.scale(state["b"], self.beta_1), direction, alpha=1 - self.beta_1)
+        v = self.second_moment(state["v"], trees.mul(direction, direction))
+        denominator = {name: value.add_(self.tau) for name, value in trees.sqrt(v).items()}
+        return {"b": b, "v": v}, trees.add(params, trees.div(b, denominator), alpha=self.lr), {}

@@ -1,0 +1,56 @@
+"""FedExP: an extrapolated server step.
+
+Reference: Jhunjhunwala, Wang & Joshi, FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023, Eq. 9:
+``eta_g = max(1, sum_i p_i ||u_i||^2 / (2 (||U||^2 + eps)))``, ``w += eta_g U``. What is evaluated is the mean of the
+last two iterates; training continues from the last.
+``eps_scaling=code`` follows the authors' code: ``m eps`` in the denominator. eps follows the squared local step size,
+``eps (lr_t / lr_0)^2``, so that both terms shrink alike; norms are accumulated in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedexp.core import trees
+from fedexp.core.build import require
+from fedexp.core.models import Weights
+from fedexp.core.needs import Needs
+from fedexp.core.server_optimizer import ServerOptimizer
+from fedexp.core.task import Metrics
+from fedexp.core.trainer import RoundStats
+from fedexp.core.trees import Tree
+
+
+@dataclass(frozen=True)
+class FedExP(ServerOptimizer):
+    """Args: eps: keeps the ratio finite near convergence; eps_scaling: ``paper`` (eps) or ``code`` (m eps)."""
+
+    eps: float = 1e-3
+    eps_scaling: Literal["paper", "code"] = "paper"
+
+    def __post_init__(self) -> None:
+        require(self.eps >= 0, f"eps must not be negative, got {self.eps}")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(update_norms=True)
+
+    def init(self, weights: Weights) -> dict[str, Any]:
+        return {"previous": weights.params}
+
+    def eta(self, direction: Tree, stats: RoundStats) -> float:
+        """eta_g of this round (Eq. 9)."""
+        eps = self.eps * (stats.lr / stats.lr_0) ** 2 * (stats.m if self.eps_scaling == "code" else 1)
+        mean = sum(p * s for p, s in zip(stats.p, stats.squared_norms, strict=True))
+        denominator = 2 * (trees.squared_norm(direction) + eps)
+        return max(1.0, mean / denominator) if denominator else 1.0
+
+    def step(
+        self, state: dict[str, Any], params: Tree, direction: Tree, stats: RoundStats
+    ) -> tuple[dict[str, Any], Tree, Metrics]:
+        eta = self.eta(direction, stats)
+        return {"previous": params}, trees.add(params, direction, alpha=eta), {"server/eta_g": eta}
+
+    def evaluated(self, state: dict[str, Any], params: Tree) -> Tree:
+        return trees.scale(trees.add(params, state["previous"]), 0.5)

@@ -1,0 +1,122 @@
+"""What a run is: a hash of its scientific config and a fingerprint of the code it uses."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+# Keys that do not change what is computed, only where, how fast and what is shown. Version the list when it changes.
+NON_SCIENTIFIC_VERSION = 1
+NON_SCIENTIFIC = (
+    "checkpoint",
+    "choices",
+    "data_root",
+    "dataset.download",
+    "device",
+    "engine",
+    "logger",
+    "memo",
+    "on_running",
+    "output_root",
+    "overrides",
+    "reuse",
+    "threads",
+)
+_ALWAYS = ("fedexp.experiment", "fedexp.core.runner", "fedexp.core.kernel", "fedexp.evaluation.evaluate")
+
+
+def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a resolved config that decides the result."""
+
+    def cut(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        return {
+            key: cut(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+            for key, value in node.items()
+            if f"{prefix}{key}" not in NON_SCIENTIFIC
+        }
+
+    return cut(config, "")
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Hex digest of the scientific config; key order does not matter."""
+    text = json.dumps([NON_SCIENTIFIC_VERSION, scientific(config)], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def code_hash(config: Mapping[str, Any]) -> str:
+    """Fingerprint of the modules a run uses: syntax trees without docstrings and comments, plug-ins included.
+
+    Follows imports inside fedexp and inside the packages that plug-ins come from; torch enters by its version.
+    """
+    roots = sorted({*_ALWAYS, *_targets(scientific(config))})
+    tops = {name.partition(".")[0] for name in roots}
+    seen: dict[str, str] = {}
+    waiting = list(roots)
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name.partition(".")[0] not in tops:
+            continue
+        found = _module(name)
+        if found is not None:
+            seen[name] = found[0]
+            waiting.extend(found[1])
+    state = hashlib.blake2b(digest_size=16)
+    state.update(f"torch {importlib.metadata.version('torch').partition('+')[0]} python {sys.version_info[:2]}".encode())
+    for name in sorted(seen):
+        state.update(f"{name} {seen[name]}\n".encode())
+    return state.hexdigest()
+
+
+def _targets(node: Any) -> Iterator[str]:
+    """Modules of the plug-ins that a config names."""
+    if isinstance(node, Mapping):
+        if isinstance(node.get("_target_"), str):
+            yield node["_target_"].rpartition(".")[0]
+        for value in node.values():
+            yield from _targets(value)
+
+
+@functools.cache
+def _module(name: str) -> tuple[str, tuple[str, ...]] | None:
+    """(fingerprint, imported names) of a module's source; None for packages without source and for what is no module."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ModuleNotFoundError, ValueError):
+        return None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    tree = ast.parse(Path(spec.origin).read_text())
+    package = name if spec.submodule_search_locations else name.rpartition(".")[0]
+    imported = tuple(dict.fromkeys(_imports(tree, package)))
+    _strip_docstrings(tree)
+    return hashlib.blake2b(ast.dump(tree).encode(), digest_size=16).hexdigest(), imported
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _strip_docstrings(tree: ast.AST) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                node.body = node.body[1:] or [ast.Pass()]

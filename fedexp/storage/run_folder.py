@@ -1,0 +1,145 @@
+"""A run's folder: addressed by content, locked while someone works in it, and the truth of what happened."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from fedexp.core.errors import StorageError
+from fedexp.storage.files import read_json, read_jsonl, write_json
+from fedexp.storage.identity import code_hash, config_hash
+
+Status = Literal["queued", "running", "done", "failed", "interrupted"]
+
+
+def address(config: Mapping[str, Any]) -> Path:
+    """``<output_root>/runs/<method>-<dataset>-<confighash8>/<codehash8>`` of a resolved config."""
+    choices = config["choices"]
+    readable = f"{config['method']}-{choices.get('dataset', 'data')}"
+    name = f"{readable}-{config_hash(config)[:8]}"
+    return Path(config["output_root"]).expanduser().resolve() / "runs" / name / code_hash(config)[:8]
+
+
+class RunFolder:
+    """Files of one run. Everything but appending to logs is atomic."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FileLock(path / "lock")
+
+    def acquire(self, on_running: Literal["wait", "fail"], announce: Any) -> None:
+        """Become the one process that works here; the system frees the lock when a process dies, however it dies."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            owner = read_json(self.path / "status.json") or {}
+            who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
+            if on_running == "fail":
+                raise StorageError(
+                    "this very run is already being executed",
+                    where=str(self.path),
+                    got=who,
+                    do="wait for it, or leave on_running=wait to be given its result",
+                ) from None
+            announce(f"the same run is being executed by {who}: waiting for its result")
+            self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def result(self) -> dict[str, Any] | None:
+        """The stored result of a finished run."""
+        stored = read_json(self.path / "result.json")
+        return stored if stored is not None and stored["status"] == "done" else None
+
+    def set_aside(self) -> Path | None:
+        """Move earlier contents to ``<name>.<k>`` next to this folder (the lock stays); None where there were none."""
+        contents = [entry for entry in self.path.iterdir() if entry.name != "lock"]
+        if not contents:
+            return None
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
+            number += 1
+        aside.mkdir()
+        for entry in contents:
+            entry.replace(aside / entry.name)
+        return aside
+
+    def set_status(self, status: Status, **facts: Any) -> None:
+        previous = read_json(self.path / "status.json") or {}
+        write_json(
+            self.path / "status.json",
+            {
+                "status": status,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "attempt": previous.get("attempt", 0),
+                "round": previous.get("round", 0),
+                "rounds": previous.get("rounds"),
+                "updated": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "error": None,
+                **facts,
+            },
+        )
+
+    @property
+    def attempt(self) -> int:
+        return int((read_json(self.path / "status.json") or {}).get("attempt", 0))
+
+    def once(self, name: str, value: Any) -> Any:
+        """Write `value` to JSON file `name` unless it exists; returns what the file holds."""
+        stored = read_json(self.path / name)
+        if stored is None:
+            write_json(self.path / name, value)
+            return value
+        return stored
+
+
+class Journal:
+    """``metrics.jsonl`` (deterministic) and ``timing.jsonl`` of a run.
+
+    Args:
+        folder: the run's.
+        offset: length of the metrics file that the resumed checkpoint covers; what lies beyond is cut off and computed
+            again, to the same bytes.
+    """
+
+    def __init__(self, folder: Path, offset: int, attempt: int) -> None:
+        path = folder / "metrics.jsonl"
+        path.touch()
+        os.truncate(path, min(offset, path.stat().st_size))
+        self.rows: list[dict[str, Any]] = read_jsonl(path)
+        self._metrics = path.open("ab")
+        self._timing = (folder / "timing.jsonl").open("a")
+        self._attempt = attempt
+
+    def append(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self._metrics.write((json.dumps(row) + "\n").encode())
+        self._metrics.flush()
+
+    def time(self, round: int, seconds: dict[str, float]) -> None:
+        row = {"round": round, "attempt": self._attempt, "seconds": {k: round_6(v) for k, v in seconds.items()}}
+        self._timing.write(json.dumps(row) + "\n")
+        self._timing.flush()
+
+    def secure(self) -> int:
+        """Flush the metrics to disk; returns the file's length, which a checkpoint stores."""
+        os.fsync(self._metrics.fileno())
+        return self._metrics.tell()
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._timing.close()
+
+
+def round_6(value: float) -> float:
+    return round(value, 6)

@@ -1,0 +1,134 @@
+"""A content-addressed store of trees (safetensors), and the encoding of nested state as JSON that refers to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedexp.core.errors import StorageError
+from fedexp.core.models import ModelSpec, Weights
+from fedexp.core.trees import Tree, digest
+from fedexp.storage.files import write_bytes
+
+
+def save_tree(path: Path, tree: Tree, facts: dict[str, str] | None = None) -> int:
+    """Write a tree as one safetensors file, atomically, with text `facts` beside it; returns its size in bytes.
+
+    safetensors sorts its keys and refuses tensors that share memory, so the order is stored and shared ones are copied.
+    """
+    seen: set[int] = set()
+    data: Tree = {}
+    for key, value in tree.items():
+        flat = value.detach().cpu().contiguous()
+        data[key] = flat.clone() if flat.untyped_storage().data_ptr() in seen else flat
+        seen.add(data[key].untyped_storage().data_ptr())
+    blob = safetensors.torch.save(data, metadata={"order": json.dumps(list(tree)), **(facts or {})})
+    write_bytes(path, blob)
+    return len(blob)
+
+
+def load_tree(path: Path, device: torch.device) -> tuple[Tree, dict[str, str]]:
+    """What `save_tree` wrote: the tree in its order, and the facts."""
+    with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
+        facts = file.metadata() or {}
+        return {key: file.get_tensor(key) for key in json.loads(facts.pop("order"))}, facts
+
+
+class TensorStore:
+    """One file a tree, named by its content: what does not change is written once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(self, tree: Tree) -> str:
+        """Store `tree`; returns its name."""
+        name = digest(tree)
+        path = self._path(name)
+        if not path.exists():
+            save_tree(path, tree)
+        return name
+
+    def get(self, name: str, device: torch.device) -> Tree:
+        try:
+            return load_tree(self._path(name), device)[0]
+        except (FileNotFoundError, safetensors.SafetensorError) as error:
+            raise StorageError(
+                "a stored tensor file is missing or damaged",
+                where=str(self._path(name)),
+                do="start the run afresh with reuse=false",
+            ) from error
+
+    def keep_only(self, names: set[str]) -> None:
+        """Delete every tree that is not in `names`, and what crashes left behind."""
+        if not self.folder.is_dir():
+            return
+        for path in self.folder.iterdir():
+            if path.name.removesuffix(".safetensors") not in names:
+                path.unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+
+def encode(value: Any, put: Callable[[Tree], str]) -> Any:
+    """A nest of dict, list, tuple, scalars, Tensor and Weights as JSON; tensors go through `put`."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        return {"$tensor": put({"value": value})}
+    if isinstance(value, Weights):
+        spec = {"arch": value.spec.arch, "kwargs": encode(value.spec.kwargs, put)}
+        return {"$weights": {"spec": spec, "params": put(value.params), "buffers": put(value.buffers)}}
+    if isinstance(value, tuple):
+        return {"$tuple": [encode(item, put) for item in value]}
+    if isinstance(value, list):
+        return [encode(item, put) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
+        if value and all(isinstance(item, Tensor) for item in value.values()):
+            return {"$tree": put(value)}
+        return {key: encode(item, put) for key, item in value.items()}
+    raise StorageError(
+        f"state holds a {type(value).__name__}, which cannot be stored",
+        expected="dict[str, ...], list, tuple, str, int, float, bool, None, Tensor or Weights",
+    )
+
+
+def decode(node: Any, get: Callable[[str], Tree]) -> Any:
+    """The inverse of `encode`."""
+    if isinstance(node, list):
+        return [decode(item, get) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$tensor" in node:
+        return get(node["$tensor"])["value"]
+    if "$tree" in node:
+        return get(node["$tree"])
+    if "$tuple" in node:
+        return tuple(decode(item, get) for item in node["$tuple"])
+    if "$weights" in node:
+        stored = node["$weights"]
+        spec = ModelSpec(stored["spec"]["arch"], decode(stored["spec"]["kwargs"], get))
+        return Weights(spec, get(stored["params"]), get(stored["buffers"]))
+    return {key: decode(item, get) for key, item in node.items()}
+
+
+def references(node: Any) -> Iterator[str]:
+    """Names of the trees that an encoded value refers to."""
+    if isinstance(node, list):
+        for item in node:
+            yield from references(item)
+    elif isinstance(node, dict):
+        for key, item in node.items():
+            if key in ("$tensor", "$tree"):
+                yield item
+            elif key == "$weights":
+                yield from (item["params"], item["buffers"])
+            else:
+                yield from references(item)

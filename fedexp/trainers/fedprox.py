@@ -1,0 +1,39 @@
+"""FedProx: a proximal pull toward the received model.
+
+Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2:
+``f_i(w) + (mu / 2) ||w - w^t||^2``, as its gradient ``mu (w - w^t)`` before clipping, so that momentum, clipping and
+weight decay act as they do for FedAvg. Up: y_i. State: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedexp.core import trees
+from fedexp.core.build import require
+from fedexp.core.jobs import Budget
+from fedexp.core.trainer import Ctx, Trainer
+from fedexp.core.trees import Tree
+
+
+@dataclass(frozen=True)
+class FedProx(Trainer):
+    """Args: mu: strength of the pull (mu, Eq. 2); 0 is FedAvg to the bit."""
+
+    mu: float = 0.1
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, f"mu must not be negative, got {self.mu}")
+
+    def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
+        return trees.add(grad, trees.sub(params, ctx.start), alpha=self.mu) if self.mu else grad
+
+    def normalizer(self, tau: int, budget: Budget) -> float:
+        """a_i with the pull (Wang et al. 2020, Eq. 10): ``(1 - (1 - lr mu)^tau) / (lr mu)``; with momentum by recursion."""
+        if not self.mu:
+            return super().normalizer(tau, budget)
+        a = b = 0.0
+        for _ in range(tau):  # u = -lr a under a constant unit gradient
+            b = budget.momentum * b + 1 - budget.lr * self.mu * a
+            a += b
+        return a

@@ -1,0 +1,68 @@
+"""SCAFFOLD: stochastic controlled averaging.
+
+Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
+Local step with ``g + c - c_i``; then c_i becomes, by option I, the client's full gradient at the received model, by
+option II, ``c_i - c + (w^t - y_i) / (tau_i lr)``. Server: ``c += (1/N) sum_{i in P_t} (c_i_new - c_i)``.
+Controls start at zero. Client state: c_i (D floats). Up: y_i and the change of c_i (2D). Down: w and c (2D).
+
+``correction=step`` applies ``w -= lr (c - c_i)`` after the optimizer's step, outside the momentum buffer. With momentum
+only this is stable: inside the buffer, option II's recursion is undamped at 0.5 and diverges at 0.9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedexp.core import trees
+from fedexp.core.needs import Needs
+from fedexp.core.trainer import Ctx, RoundStats, Trainer
+from fedexp.core.trees import Tree, Trees
+
+
+@dataclass(frozen=True)
+class Scaffold(Trainer):
+    """Args:
+    option: how c_i is renewed, ``I`` (one more pass over the data) or ``II``.
+    correction: ``gradient`` (the paper's; plain SGD only) or ``step`` (outside the momentum buffer).
+    """
+
+    option: Literal["I", "II"] = "II"
+    correction: Literal["gradient", "step"] = "gradient"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(plain_sgd=self.correction == "gradient", sgd=True, same_init=True)
+
+    def init_state(self, start: Tree) -> Trees:
+        return {"c_i": trees.zeros_like(start)}
+
+    def init_shared(self, start: Tree) -> Trees:
+        return {"c": trees.zeros_like(start)}
+
+    def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
+        if self.correction == "step":
+            return grad
+        return trees.add(grad, self._drift(ctx))
+
+    def after_step(self, params: Tree, ctx: Ctx) -> Tree:
+        if self.correction == "gradient":
+            return params
+        return trees.sub(params, self._drift(ctx), alpha=ctx.budget.lr)
+
+    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
+        old = ctx.state["c_i"]
+        if self.option == "I":
+            new = ctx.full_gradient(ctx.start)
+        else:
+            moved = trees.sub(ctx.start, params)
+            new = trees.add(trees.sub(old, ctx.shared["c"]), moved, alpha=1 / (ctx.num_steps * ctx.budget.lr))
+        return {"dc_i": trees.sub(new, old)}, {"c_i": new}
+
+    def update_shared(self, shared: Trees, payload_mean: Trees, stats: RoundStats) -> Trees:
+        return {"c": trees.add(shared["c"], payload_mean["dc_i"], alpha=stats.m / stats.N)}
+
+    @staticmethod
+    def _drift(ctx: Ctx) -> Tree:
+        """``c - c_i``."""
+        return trees.sub(ctx.shared["c"], ctx.state["c_i"])

@@ -1,0 +1,23 @@
+"""Shared fixtures: one thread, no network, no user settings."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["WANDB_MODE"] = "offline"
+os.environ.pop("FEDEXP_DATA", None)
+
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _untouched_global_rng():
+    """No code of ours may draw from, or leave changed, torch's global generator."""
+    before = torch.random.get_rng_state()
+    yield
+    assert torch.equal(before, torch.random.get_rng_state()), "the global generator was used"

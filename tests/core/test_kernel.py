@@ -1,0 +1,190 @@
+"""The step kernel against torch.optim and torch's own clipping, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedexp.core.data import Samples
+from fedexp.core.errors import ClientError
+from fedexp.core.jobs import Budget, ClientJob
+from fedexp.core.kernel import batch_ranges, batches, clipped, train_client
+from fedexp.core.models import ModelSpec, Net, Weights
+from fedexp.core.trainer import Ctx, Trainer
+from fedexp.core.trees import Tree
+from fedexp.tasks.classification import Classification
+from tests.world import CPU, make_data
+
+
+class Small(nn.Module):
+    """Convolution, BatchNorm and dropout in one."""
+
+    def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 2)
+        self.norm = nn.BatchNorm2d(3)
+        self.drop = nn.Dropout(0.3)
+        self.fc = nn.Linear(3, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.drop(torch.relu(self.norm(self.conv(x))).flatten(1)))
+
+
+MLP = ModelSpec("fedexp.models.mlp.MLP", (("hidden", (8,)), ("input_shape", (1, 2, 2)), ("num_classes", 3)))
+SMALL = ModelSpec("tests.core.test_kernel.Small", (("input_shape", (1, 2, 2)), ("num_classes", 3)))
+BUDGET = Budget(2, None, 6, "sgd", 0.1, 0.1, 0.0, 0.0, None)
+
+
+def make_job(spec: ModelSpec = MLP, trainer: Trainer | None = None, **changes) -> ClientJob:
+    start = Weights.init(spec, 1, CPU, torch.float64)
+    budget = replace(BUDGET, **{k: v for k, v in changes.items() if hasattr(BUDGET, k)})
+    rest = {k: v for k, v in changes.items() if not hasattr(BUDGET, k)}
+    return ClientJob(0, start, trainer or Trainer(), Classification(), budget, 0, 7, {}, **rest)
+
+
+def train(job: ClientJob, n: int = 20, samples: Samples | None = None):
+    samples = samples or make_data((n,)).train
+    return train_client(job, Net(job.start.spec, CPU, torch.float64), samples, torch.arange(len(samples)))
+
+
+def reference(job: ClientJob, optimizer, clip: float | None = None, n: int = 20) -> Tree:
+    """The same batches through torch's own module, autograd and optimizer."""
+    samples = make_data((n,)).train
+    schedule = list(batch_ranges(n, job.budget, 1))
+    net = Net(job.start.spec, CPU, torch.float64)
+    params = {k: v.clone().requires_grad_() for k, v in job.start.params.items()}
+    torch_optimizer = optimizer(list(params.values()))
+    for batch in batches(job, samples, torch.arange(n), schedule, None):
+        torch_optimizer.zero_grad()
+        F.cross_entropy(net(params, {}, batch.x), batch.y).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(params.values()), clip)
+        torch_optimizer.step()
+    return {k: v.detach() for k, v in params.items()}
+
+
+@pytest.mark.parametrize("changes", [{}, {"momentum": 0.9}, {"weight_decay": 0.01}, {"momentum": 0.5, "weight_decay": 0.1}])
+def test_sgd_is_torchs(changes: dict) -> None:
+    job = make_job(**changes)
+    expected = reference(job, lambda p: torch.optim.SGD(p, lr=0.1, **changes))
+    torch.testing.assert_close(train(job).weights.params, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.02])
+def test_adam_is_torchs(weight_decay: float) -> None:
+    job = make_job(optimizer="adam", lr=0.01, weight_decay=weight_decay)
+    expected = reference(job, lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=weight_decay))
+    torch.testing.assert_close(train(job).weights.params, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_clipping_is_torchs_and_before_decay() -> None:
+    job = make_job(clip=0.05, weight_decay=0.1)
+    expected = reference(job, lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), clip=0.05)
+    torch.testing.assert_close(train(job).weights.params, expected, rtol=1e-10, atol=1e-13)
+
+
+def test_clip_leaves_short_gradients_alone() -> None:
+    grads = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])]
+    assert all(torch.equal(a, b) for a, b in zip(clipped(grads, 5.0), grads, strict=True))
+    assert float(torch.cat(clipped(grads, 1.0)).norm()) == pytest.approx(1.0, rel=1e-5)
+
+
+@dataclass(frozen=True)
+class Recorder(Trainer):
+    """Writes down the order of the hooks through what they return: a constant gradient and a shift after the step."""
+
+    def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
+        return {k: torch.full_like(v, 10.0) for k, v in grad.items()}
+
+    def after_step(self, params: Tree, ctx: Ctx) -> Tree:
+        return {k: v + 1.0 for k, v in params.items()}
+
+
+def test_order_of_a_step() -> None:
+    """correct, then clip, then decay, then the step, then after_step."""
+    job = make_job(trainer=Recorder(), clip=1.0, weight_decay=0.5, epochs=None, steps=1)
+    count = sum(v.numel() for v in job.start.params.values())
+    after = train(job).weights.params
+    for name, w in job.start.params.items():
+        unit = 10.0 / (10.0 * count**0.5 + 1e-6)
+        torch.testing.assert_close(after[name], w - 0.1 * (unit + 0.5 * w) + 1.0, rtol=1e-9, atol=1e-12)
+
+
+def test_frozen_parameters_do_not_move() -> None:
+    names = list(make_job().start.params)
+    job = make_job(frozen=frozenset(names[:2]), weight_decay=0.1, momentum=0.9)
+    after = train(job).weights.params
+    assert list(after) == names
+    for name in names:
+        assert torch.equal(after[name], job.start.params[name]) == (name in job.frozen)
+
+
+def test_job_is_left_alone_and_gives_the_same_bits_again() -> None:
+    job = make_job(SMALL, epochs=3)
+    before = {k: v.clone() for k, v in {**job.start.params, **job.start.buffers}.items()}
+    net = Net(SMALL, CPU, torch.float64)
+    samples = make_data((20,)).train
+    first = train_client(job, net, samples, torch.arange(20))
+    train_client(replace(job, seed=99), net, samples, torch.arange(10))
+    again = train_client(job, net, samples, torch.arange(20))
+    for a, b in ((first.weights.params, again.weights.params), (first.weights.buffers, again.weights.buffers)):
+        assert all(torch.equal(a[k], b[k]) for k in a)
+    assert all(torch.equal(v, {**job.start.params, **job.start.buffers}[k]) for k, v in before.items())
+    assert int(first.weights.buffers["norm.num_batches_tracked"]) == first.num_steps
+    assert first.metrics == again.metrics
+
+
+def test_dropout_draws_from_the_job() -> None:
+    a, b, c = (train(make_job(SMALL, seed=s)) if s != 7 else train(make_job(SMALL)) for s in (7, 7, 7))
+    assert all(torch.equal(a.weights.params[k], b.weights.params[k]) for k in a.weights.params)
+    assert a.metrics == b.metrics == c.metrics
+
+
+@pytest.mark.parametrize(("n", "budget", "sizes"), [
+    (10, {"epochs": 2, "batch_size": 4}, [4, 4, 2, 4, 4, 2]),
+    (10, {"epochs": None, "steps": 4, "batch_size": 4}, [4, 4, 2, 4]),
+    (3, {"epochs": 1, "batch_size": 8}, [3]),
+    (0, {"epochs": 1, "batch_size": 8}, []),
+])  # fmt: skip
+def test_batches_of_a_schedule(n: int, budget: dict, sizes: list[int]) -> None:
+    assert [b - a for _, a, b in batch_ranges(n, replace(BUDGET, **budget), 1)] == sizes
+
+
+def test_every_epoch_sees_every_sample_once_in_a_new_order() -> None:
+    job = make_job(epochs=3, batch_size=4)
+    samples = replace(make_data((10,)).train, x=torch.arange(10.0, dtype=torch.float64).reshape(10, 1))
+    schedule = list(batch_ranges(10, job.budget, 1))
+    seen = torch.cat([b.x.flatten() for b in batches(job, samples, torch.arange(10), schedule, None)]).reshape(3, 10)
+    assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in seen)
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_a_single_left_over_sample_is_no_batch_for_batchnorm() -> None:
+    assert train(make_job(SMALL, epochs=1, batch_size=4), n=9).num_steps == 2
+    assert train(make_job(MLP, epochs=1, batch_size=4), n=9).num_steps == 3
+    with pytest.raises(ClientError, match="cannot take a step"):
+        train(make_job(SMALL), n=1)
+
+
+def test_chunks_do_not_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedexp.core import kernel
+
+    whole = train(make_job(SMALL)).weights.params
+    monkeypatch.setattr(kernel, "_CHUNK_BYTES", 1)
+    single = train(make_job(SMALL)).weights.params
+    assert all(torch.equal(whole[k], single[k]) for k in whole)
+
+
+def test_uint8_images_are_normalised_as_written() -> None:
+    raw = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2)
+    samples = Samples(raw, torch.zeros(2).long(), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7), dtype=torch.float64)
+    mean, std = torch.tensor([0.1, 0.2, 0.3]).double(), torch.tensor([0.5, 0.6, 0.7]).double()
+    expected = (raw.double() / 255 - mean.reshape(3, 1, 1)) / std.reshape(3, 1, 1)
+    torch.testing.assert_close(samples.inputs(slice(0, 2)), expected, rtol=1e-6, atol=1e-7)
+    floats = Samples(raw.double(), samples.y, dtype=torch.float64)
+    floats.inputs(slice(0, 2)).add_(1)
+    assert torch.equal(floats.x, raw.double())

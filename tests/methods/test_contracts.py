@@ -1,0 +1,136 @@
+"""Contracts that every method in conf/method is put through, the moment it exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedexp.compose import compose, conf_dir
+from fedexp.core.errors import ConfigError
+from fedexp.experiment import Experiment
+from fedexp.storage.checkpoint import Checkpoint
+from tests.methods.declared import DECLARED
+from tests.world import CPU, MLP, SOFTMAX, Backwards, assert_same, make_data, make_world
+
+METHODS = sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
+
+
+def test_every_method_declares_its_contracts() -> None:
+    assert sorted(DECLARED) == METHODS
+    for name, declared in DECLARED.items():
+        assert declared.reduction is not None or declared.reason, name
+        assert declared.averages or declared.averages_reason, name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_composes_and_names_itself(method: str) -> None:
+    config = compose([f"method={method}"])
+    assert config["method"] == method
+    assert Experiment.of(config).config.method == method
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("group", ["trainer", "aggregator", "server_optimizer"])
+def test_unknown_key_is_refused(method: str, group: str) -> None:
+    with pytest.raises(ConfigError, match="unknown key 'no_such_key'"):
+        Experiment.of(compose([f"method={method}", f"+{group}.no_such_key=1"]))
+
+
+@pytest.mark.parametrize("group", ["trainer", "aggregator", "server_optimizer"])
+def test_every_key_of_a_plugin_is_commented(group: str) -> None:
+    for path in sorted((conf_dir() / group).glob("*.yaml")):
+        lines = path.read_text().splitlines()
+        assert lines[0].startswith("# "), path
+        for line in lines[1:]:
+            if line and not line.startswith(("#", "_target_", " ")):
+                assert " # " in line, f"{path}: {line}"
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if DECLARED[m].reduction is not None])
+def test_reduces_to_fedavg(method: str) -> None:
+    declared = DECLARED[method]
+    special = make_world(f"method={method}", *declared.reduction)
+    plain = make_world("method=fedavg", *declared.against)
+    assert_same(special.models(special.run()), plain.models(plain.run()), declared.tolerance)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_identical_clients_agree_with_one(method: str) -> None:
+    """Full-batch steps on copies of one client's data: nothing to disagree about."""
+    overrides = (f"method={method}", "local.batch_size=100", "local.epochs=2")
+    many = make_world(*overrides, data=make_data((14,) * 4, copies=True))
+    one = make_world(*overrides, data=make_data((14,), copies=True))
+    single = one.models(one.run())[0]
+    for model in many.models(many.run()):
+        assert_same([model], [single], 1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_client_order_does_not_matter(method: str) -> None:
+    """The same clients under other numbers, full batch: the same model up to the order of a sum."""
+    from dataclasses import replace
+
+    from fedexp.core.data import Partition
+
+    overrides = (f"method={method}", "local.batch_size=100", "local.epochs=2")
+    data = make_data()
+    order = [2, 0, 3, 1]
+    shuffled = replace(data, partition=Partition.from_lists([data.partition.of(c) for c in order]))
+    a, b = make_world(*overrides, data=data), make_world(*overrides, data=shuffled)
+    models_a, models_b = a.models(a.run()), b.models(b.run())
+    if len(models_a) > 1:
+        models_a = [models_a[c] for c in order]
+    assert_same(models_a, models_b, 1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_execution_order_and_workers_do_not_change_bits(method: str) -> None:
+    a, b = make_world(f"method={method}", m=3), make_world(f"method={method}", m=3)
+    assert_same(a.models(a.run()), b.models(b.run(executor=Backwards())))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_from_disk_is_straight(method: str, tmp_path: Path) -> None:
+    """Every round is stored and loaded again by a fresh object; nothing of the old process is used."""
+    straight = make_world(f"method={method}", "rounds=4", m=3)
+    expected = straight.run()
+    snapshot = None
+    for stop in range(1, 5):
+        world = make_world(f"method={method}", f"rounds={stop}", m=3)
+        after = world.run(snapshot)
+        saver = Checkpoint(tmp_path, CPU)
+        saver.load()
+        saver.save(after, set(after.clients), 0)
+        loaded = Checkpoint(tmp_path, CPU).load()
+        assert loaded is not None
+        snapshot = loaded[0]
+    assert snapshot is not None and snapshot.step == expected.step
+    assert_same(straight.models(snapshot), straight.models(expected))
+    assert sorted(snapshot.clients) == sorted(expected.clients)
+    for client, memory in expected.clients.items():
+        for name, tree in memory.items():
+            assert_same([snapshot.clients[client][name]], [tree])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_empty_and_single_sample_clients(method: str) -> None:
+    world = make_world(f"method={method}", data=make_data((10, 0, 1, 7)))
+    world.run()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("model", [MLP, SOFTMAX], ids=["mlp", "softmax"])
+def test_training_lowers_the_loss(method: str, model: dict) -> None:
+    from fedexp.evaluation.evaluate import Evaluator
+
+    world = make_world(f"method={method}", "rounds=15", "local.lr=0.1", model=model)
+    evaluate = Evaluator(world.experiment.task, 100)
+    name = {"model": "test/global/loss", "ensemble": "test/ensemble/loss", "per_client": "test/local/loss_mean"}
+
+    def loss(snapshot) -> float:
+        outcome = world.aggregator.outcome(snapshot.state)
+        return evaluate(outcome, world.data.test, "test")[name[outcome.kind]]
+
+    early = make_world(f"method={method}", "rounds=1", "local.lr=0.001", model=model).run()
+    assert loss(world.run()) < loss(early)

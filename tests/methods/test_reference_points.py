@@ -1,0 +1,97 @@
+"""Local, ensemble and centralised training, and FedProx, against what they must equal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedexp.core.errors import ConfigError
+from fedexp.evaluation.evaluate import Evaluator
+from tests.world import assert_same, make_data, make_world
+
+
+def test_one_client_alone_is_fedavg() -> None:
+    data = make_data((20,))
+    a = make_world("method=local", "rounds=1", data=data)
+    b = make_world("method=fedavg", "rounds=1", data=data)
+    assert_same(a.models(a.run()), b.models(b.run()), 1e-12)
+
+
+def test_ensemble_members_are_the_local_models() -> None:
+    a, b = make_world("method=local"), make_world("method=ensemble")
+    assert_same(a.models(a.run()), b.models(b.run()))
+
+
+def test_local_models_go_on_from_where_they_were() -> None:
+    """Two rounds of one epoch with one batch an epoch are one round of two epochs."""
+    two = make_world("method=local", "rounds=2", "local.batch_size=100")
+    one = make_world("method=local", "rounds=1", "local.batch_size=100", "local.epochs=2")
+    assert_same(two.models(two.run()), one.models(one.run()), 1e-12)
+
+
+def test_a_full_batch_step_of_the_pool_is_fedavgs() -> None:
+    overrides = ("rounds=4", "local.batch_size=1000")
+    a, b = make_world("method=centralized", *overrides), make_world("method=fedavg", *overrides)
+    assert_same(a.models(a.run()), b.models(b.run()), 1e-10)
+
+
+@pytest.mark.parametrize("combine", ["logits", "probs"])
+def test_ensemble_of_copies_is_the_model(combine: str) -> None:
+    data = make_data((14,) * 3, copies=True)
+    world = make_world("method=ensemble", f"aggregator.combine={combine}", "local.batch_size=100", data=data)
+    alone = make_world("method=local", "local.batch_size=100", data=data)
+    evaluate = Evaluator(world.experiment.task, 7)
+    together = evaluate(world.aggregator.outcome(world.run().state), data.test, "test")
+    each = evaluate(alone.aggregator.outcome(alone.run().state), data.test, "test")
+    assert together["test/ensemble/acc"] == pytest.approx(each["test/local/acc_mean"])
+    if combine == "probs":
+        assert together["test/ensemble/loss"] == pytest.approx(each["test/local/loss_mean"])
+
+
+def test_evaluation_does_not_depend_on_its_batches() -> None:
+    world = make_world("method=fedavg")
+    outcome = world.aggregator.outcome(world.run().state)
+    results = [Evaluator(world.experiment.task, size)(outcome, world.data.test, "test") for size in (1, 7, 1000)]
+    for name in results[0]:
+        assert results[0][name] == pytest.approx(results[1][name]) == pytest.approx(results[2][name])
+
+
+def test_different_starts_average_their_updates() -> None:
+    world = make_world("method=local", "init=different", "rounds=1")
+    a, b = world.env.initial_weights(0).params, world.env.initial_weights(1).params
+    assert not torch.equal(a["layers.0.weight"] if "layers.0.weight" in a else next(iter(a.values())), next(iter(b.values())))
+    assert_same([world.env.initial_weights().params], [make_world("method=local").env.initial_weights().params])
+
+
+def test_fedprox_pulls_harder_with_larger_mu() -> None:
+    lengths = []
+    for mu in ("0.0", "1.0", "5.0"):
+        world = make_world("method=fedprox", f"trainer.mu={mu}", "rounds=1", "local.epochs=5")
+        start = world.aggregator.init(world.env)["weights"].params
+        after = world.run().state["weights"].params
+        lengths.append(float(sum(((after[k] - start[k]) ** 2).sum() for k in start)))
+    assert lengths[0] > lengths[1] > lengths[2]
+
+
+def test_fedprox_hook_is_the_gradient_of_its_quadratic() -> None:
+    from fedexp.trainers.fedprox import FedProx
+
+    world = make_world("method=fedprox", "trainer.mu=0.7")
+    start = world.env.initial_weights().params
+    at = {k: (v + 0.1).requires_grad_() for k, v in start.items()}
+    value = 0.35 * sum(((at[k] - start[k]) ** 2).sum() for k in at)
+    expected = dict(zip(at, torch.autograd.grad(value, list(at.values())), strict=True))
+
+    class Context:
+        pass
+
+    context = Context()
+    context.start = start
+    hook = FedProx(mu=0.7).correct({k: torch.zeros_like(v) for k, v in at.items()}, at, context)
+    assert_same([{k: v.detach() for k, v in hook.items()}], [expected], 1e-12)
+
+
+@pytest.mark.parametrize("overrides", [("method=local", "trainer=scaffold"), ("method=ensemble", "server_optimizer=fedadam")])
+def test_parts_without_effect_are_refused(overrides: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError):
+        make_world(*overrides)

@@ -1,0 +1,111 @@
+"""SCAFFOLD against its own mathematics: unbiased fixed point, control invariants, options, momentum."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedexp.core import trees
+from fedexp.core.errors import ConfigError
+from tests.world import SOFTMAX, assert_same, make_data, make_world
+
+
+def mean_gradient_norm(world, weight: torch.Tensor) -> float:
+    """Norm of the gradient of the clients' mean objective at softmax weights (classes, features)."""
+    total = torch.zeros_like(weight)
+    for client in range(world.data.partition.num_clients):
+        at = weight.clone().requires_grad_()
+        index = torch.from_numpy(world.data.partition.of(client))
+        loss = F.cross_entropy(world.data.train.x[index].flatten(1) @ at.T, world.data.train.y[index])
+        total += torch.autograd.grad(loss, at)[0] / world.data.partition.num_clients
+    return float(total.norm())
+
+
+def two_clients(method: str, *overrides: str):
+    """Full-batch softmax regression of two clients with different label mixes: FedAvg's fixed point is biased."""
+    return make_world(
+        f"method={method}",
+        "aggregator.weights=uniform",
+        "local.batch_size=100",
+        "local.epochs=null",
+        "local.steps=10",
+        "local.lr=0.2",
+        "rounds=400",
+        *overrides,
+        data=make_data((32, 32), num_classes=2, seed=3),
+        model=SOFTMAX,
+    )
+
+
+def test_reaches_the_optimum_where_fedavg_does_not() -> None:
+    fedavg, scaffold = two_clients("fedavg"), two_clients("scaffold")
+    assert mean_gradient_norm(fedavg, fedavg.models(fedavg.run())[0]["fc.weight"]) > 1e-2
+    assert mean_gradient_norm(scaffold, scaffold.models(scaffold.run())[0]["fc.weight"]) < 1e-6
+
+
+def test_option_one_reaches_the_optimum() -> None:
+    world = two_clients("scaffold", "trainer.option=I")
+    assert mean_gradient_norm(world, world.models(world.run())[0]["fc.weight"]) < 1e-6
+
+
+@pytest.mark.parametrize("momentum", ["0.0", "0.5", "0.9"])
+def test_correction_after_the_step_is_stable_with_momentum(momentum: str) -> None:
+    world = two_clients("scaffold", "trainer.correction=step", f"local.momentum={momentum}", "local.lr=0.05")
+    plain = two_clients("fedavg", f"local.momentum={momentum}", "local.lr=0.05")
+    corrected = mean_gradient_norm(world, world.models(world.run())[0]["fc.weight"])
+    assert corrected < mean_gradient_norm(plain, plain.models(plain.run())[0]["fc.weight"])
+
+
+def test_both_corrections_coincide_without_momentum() -> None:
+    a = make_world("method=scaffold", "rounds=4")
+    b = make_world("method=scaffold", "trainer.correction=step", "rounds=4")
+    assert_same(a.models(a.run()), b.models(b.run()), 1e-12)
+
+
+def test_momentum_inside_the_gradient_is_refused() -> None:
+    with pytest.raises(ConfigError, match="diverges"):
+        make_world("method=scaffold", "local.momentum=0.9")
+
+
+@pytest.mark.parametrize("m", [4, 2])
+def test_server_control_is_the_mean_of_the_clients(m: int) -> None:
+    world = make_world("method=scaffold", "rounds=6", m=m)
+    after = world.run()
+    total = trees.zeros_like(after.state["shared"]["c"])
+    for memory in after.clients.values():
+        total = trees.add(total, memory["c_i"], alpha=1 / world.env.num_clients)
+    assert_same([after.state["shared"]["c"]], [total], 1e-10)
+
+
+def test_one_client_is_fedavg() -> None:
+    data = make_data((20,))
+    a, b = make_world("method=scaffold", data=data), make_world("method=fedavg", data=data)
+    assert_same(a.models(a.run()), b.models(b.run()), 1e-12)
+
+
+def test_one_full_batch_step_makes_both_options_the_gradient() -> None:
+    one = ("local.batch_size=100", "local.epochs=null", "local.steps=1", "rounds=1", "method=scaffold")
+    first, second = make_world(*one, "trainer.option=I"), make_world(*one, "trainer.option=II")
+    a, b = first.run(), second.run()
+    for client in a.clients:
+        assert_same([a.clients[client]["c_i"]], [b.clients[client]["c_i"]], 1e-10)
+
+
+def test_one_step_with_everyone_is_fedavg_because_corrections_cancel() -> None:
+    one = ("local.batch_size=100", "local.epochs=null", "local.steps=1", "rounds=5", "aggregator.weights=uniform")
+    a, b = make_world("method=scaffold", *one), make_world("method=fedavg", *one)
+    assert_same(a.models(a.run()), b.models(b.run()), 1e-10)
+
+
+def test_option_two_divides_by_the_lr_of_its_own_round() -> None:
+    """On a linear loss the controls are the gradient, whatever the schedule of the step size."""
+    schedules = ("method=scaffold", "local.lr_decay=0.5", "local.epochs=null", "local.steps=1")
+    world = make_world(*schedules, "local.batch_size=100", "rounds=3")
+    after = world.run()
+    job = world.env.at(2).job(0, after.state["weights"], after.state["shared"])
+    assert job.budget.lr == pytest.approx(0.05 * 0.25)
+    total = trees.zeros_like(after.state["shared"]["c"])
+    for memory in after.clients.values():
+        total = trees.add(total, memory["c_i"], alpha=1 / 4)
+    assert_same([after.state["shared"]["c"]], [total], 1e-10)

@@ -1,0 +1,123 @@
+"""A tiny world in memory: every method runs on it in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedexp.compose import compose
+from fedexp.core.aggregator import Aggregator
+from fedexp.core.data import FederatedData, Partition, Samples
+from fedexp.core.engine import Executor
+from fedexp.core.env import Env, Sampling
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.models import ModelSpec
+from fedexp.core.runner import Snapshot, run
+from fedexp.engines.serial import Serial
+from fedexp.experiment import Experiment
+
+CPU = torch.device("cpu")
+
+
+class Softmax(nn.Module):
+    """Softmax regression without bias, started at zero: a convex problem."""
+
+    def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(int(np.prod(input_shape)), num_classes, bias=False)
+        nn.init.zeros_(self.fc.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x.flatten(1))
+
+
+SOFTMAX = {"_target_": "tests.world.Softmax"}
+MLP = {"_target_": "fedexp.models.mlp.MLP", "hidden": [8]}
+
+
+def make_data(
+    sizes: Sequence[int] = (20, 12, 17, 9), num_classes: int = 3, seed: int = 0, copies: bool = False
+) -> FederatedData:
+    """Clients of the given sizes with their own class mix, float64 inputs (1, 2, 2). `copies`: all hold client 0's data."""
+    rng = np.random.default_rng(seed)
+    xs, ys = [], []
+    for number, size in enumerate(sizes):
+        rng_c = np.random.default_rng(seed) if copies else rng
+        mix = np.ones(num_classes) / num_classes if copies else rng.dirichlet(np.ones(num_classes))
+        y = rng_c.choice(num_classes, size, p=mix)
+        xs.append(rng_c.normal(size=(size, 1, 2, 2)) + (0 if copies else number * 0.1) + y.reshape(-1, 1, 1, 1))
+        ys.append(y)
+    x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys)).long()
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    partition = Partition.from_lists([np.arange(a, b) for a, b in zip(bounds, bounds[1:])])
+    samples = Samples(x, y, dtype=torch.float64)
+    return FederatedData(samples, partition, samples, num_classes, "synthetic", y.numpy())
+
+
+@dataclass
+class World:
+    """One method on one tiny federation."""
+
+    experiment: Experiment
+    env: Env
+    data: FederatedData
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return self.experiment.aggregator
+
+    def run(self, snapshot: Snapshot | None = None, executor: Executor | None = None, **kwargs: Any) -> Snapshot:
+        """All remaining rounds."""
+        snapshot = snapshot or Snapshot(0, self.aggregator.init(self.env))
+        for step in run(self.aggregator, self.env, executor or Serial(), self.data, snapshot, **kwargs):
+            snapshot = step.after
+        return snapshot
+
+    def models(self, snapshot: Snapshot) -> list[dict[str, torch.Tensor]]:
+        """Parameters of what would go on training (or of every client)."""
+        if "weights" in snapshot.state:
+            return [snapshot.state["weights"].params]
+        return [model.params for model in self.aggregator.outcome(snapshot.state).models]
+
+
+def make_world(
+    *overrides: str, data: FederatedData | None = None, model: dict[str, Any] = MLP, m: float | None = None
+) -> World:
+    """The method that `overrides` compose, in float64, on tiny data."""
+    data = data or make_data()
+    base = ["rounds=3", "local.batch_size=8", "dtype=float64", f"clients={data.partition.num_clients}", "model=mlp"]
+    keys = {o.partition("=")[0] for o in overrides}
+    config = compose([o for o in base if o.partition("=")[0] not in keys] + list(overrides))
+    experiment = Experiment.of(config)
+    env = experiment.env(data, CPU)
+    spec = ModelSpec.of(model, tuple(data.train.x.shape[1:]), data.num_classes)
+    clients = data.partition.num_clients
+    env = replace(env, spec=spec, num_classes=data.num_classes)
+    if m is not None:
+        env = replace(env, sampling=Sampling("fixed", min(m, clients)))
+    return World(experiment, env, data)
+
+
+class Backwards(Executor):
+    """Executes jobs in reverse, each on a fresh engine (as another worker would), and still yields them in order."""
+
+    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
+        done = {id(job): next(Serial().map([job], data)) for job in reversed(jobs)}
+        yield from (done[id(job)] for job in jobs)
+
+
+def assert_same(a: list[dict[str, torch.Tensor]], b: list[dict[str, torch.Tensor]], tolerance: float = 0.0) -> None:
+    """Equal models, to the bit unless a relative tolerance is given."""
+    assert len(a) == len(b)
+    for left, right in zip(a, b, strict=True):
+        assert list(left) == list(right)
+        for name in left:
+            if tolerance:
+                torch.testing.assert_close(left[name], right[name], rtol=tolerance, atol=tolerance)
+            else:
+                assert torch.equal(left[name], right[name]), name
