@@ -14,7 +14,8 @@ class Dropout(nn.Module):
         p: probability in [0, 1).
 
     Attributes:
-        noise: gives uniform [0, 1) numbers for a stream's name and a shape, on the input's device; set by ``Net.set_noise``.
+        noise: gives uniform [0, 1) numbers for a stream's name and a shape, on the input's device; set by
+            ``Net.set_noise``.
         stream: this layer's name within the model; set by ``Net``. Two layers never share one module, or they would
             drop the same units.
     """

@@ -1,0 +1,92 @@
+"""Plain convolutional networks: McMahan's CNN, MA-Echo's, LeNet and their relatives as one configurable class."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedexp.core.build import require
+from fedexp.core.dropout import Dropout
+
+
+class ConvNet(nn.Module):
+    """Convolutions of stride 1, each followed by ReLU, dropout and max pooling; then linear layers with ReLU between.
+
+    Args:
+        input_shape: (channels, height, width).
+        num_classes: number of logits.
+        channels: output channels of each convolution.
+        kernel: side of every convolution, odd where `padding` is ``same``.
+        padding: ``same`` pads with zeros to keep height and width, ``valid`` does not pad.
+        pool: window and stride of the max pooling after each convolution; 1: none.
+        hidden: widths of the hidden linear layers.
+        bias: whether convolutions and linear layers have biases.
+        conv_dropout: probability after each convolution's ReLU, element by element.
+        fc_init: ``default`` is torch's, ``xavier_normal`` draws the linear layers' weights from
+            N(0, 2 / (fan_in + fan_out)); convolutions have torch's default in both.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        channels: tuple[int, ...] = (32, 64),
+        kernel: int = 5,
+        padding: Literal["same", "valid"] = "same",
+        pool: int = 2,
+        hidden: tuple[int, ...] = (512,),
+        bias: bool = True,
+        conv_dropout: float = 0.0,
+        fc_init: Literal["default", "xavier_normal"] = "default",
+    ) -> None:
+        super().__init__()
+        require(
+            len(input_shape) == 3, f"a ConvNet takes images (channels, height, width), got samples of {input_shape}"
+        )
+        require(
+            min(*input_shape, *channels, *hidden, kernel, pool, num_classes) >= 1,
+            "channels, hidden, kernel, pool and the image's sides must be at least 1, "
+            f"got {channels=}, {hidden=}, {kernel=}, {pool=}, {input_shape=}",
+        )
+        require(padding == "valid" or kernel % 2 == 1, f"padding 'same' needs an odd kernel, got {kernel}")
+        pad = kernel // 2 if padding == "same" else 0
+        side = tuple(input_shape[1:])
+        for index in range(len(channels)):
+            side = tuple((s + 2 * pad - kernel + 1) // pool for s in side)
+            require(
+                min(side) >= 1,
+                f"images of {input_shape[1]}x{input_shape[2]} are too small: nothing is left after convolution "
+                f"{index + 1} of {len(channels)} (kernel {kernel}, padding {padding}, pool {pool})",
+            )
+        self.pool = pool
+        depths = (input_shape[0], *channels)
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, kernel, padding=pad, bias=bias) for a, b in pairwise(depths))
+        drops = (Dropout(conv_dropout) for _ in channels)
+        self.dropouts = nn.ModuleList(drops if conv_dropout else ())
+        widths = (depths[-1] * math.prod(side), *hidden)
+        self.hidden = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))
+        self.output = nn.Linear(widths[-1], num_classes, bias=bias)
+        if fc_init == "xavier_normal":
+            for module in self.modules():
+                if isinstance(module, nn.Linear):
+                    nn.init.xavier_normal_(module.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) -> logits (batch, num_classes)."""
+        for index, conv in enumerate(self.convs):
+            x = torch.relu(conv(x))
+            if self.dropouts:
+                x = self.dropouts[index](x)
+            if self.pool > 1:
+                x = functional.max_pool2d(x, self.pool)
+        x = x.flatten(1)
+        for layer in self.hidden:
+            x = torch.relu(layer(x))
+        logits: Tensor = self.output(x)
+        return logits

@@ -1,0 +1,61 @@
+"""Multi-layer perceptrons of any widths, with or without biases."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedexp.core.build import require
+from fedexp.core.dropout import Dropout
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU (and dropout) after every one but the last, on flattened inputs.
+
+    Args:
+        input_shape: of one sample, any number of axes; (channels, height, width) for images.
+        num_classes: number of logits.
+        hidden: widths of the hidden layers; none gives a linear classifier.
+        bias: whether the layers have biases.
+        init: ``default`` is torch's, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weights and biases; ``normal`` draws every
+            weight from N(0, 0.1^2) and sets every bias to 0.1, those of the output included (PFNM, NAFI).
+        dropout: probability after each hidden ReLU.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        hidden: tuple[int, ...] = (64,),
+        bias: bool = True,
+        init: Literal["default", "normal"] = "default",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        widths = (math.prod(input_shape), *hidden)
+        require(min(*widths, num_classes) >= 1, f"every width must be at least 1, got {(*widths, num_classes)}")
+        self.hidden = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))
+        self.output = nn.Linear(widths[-1], num_classes, bias=bias)
+        drops = (Dropout(dropout) for _ in hidden)
+        self.dropouts = nn.ModuleList(drops if dropout else ())
+        if init == "normal":
+            for name, parameter in self.named_parameters():
+                if name.endswith("weight"):
+                    nn.init.normal_(parameter, 0.0, 0.1)
+                else:
+                    nn.init.constant_(parameter, 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, *input_shape) -> logits (batch, num_classes)."""
+        x = x.flatten(1)
+        for index, layer in enumerate(self.hidden):
+            x = torch.relu(layer(x))
+            if self.dropouts:
+                x = self.dropouts[index](x)
+        logits: Tensor = self.output(x)
+        return logits

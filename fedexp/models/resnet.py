@@ -1,0 +1,118 @@
+"""ResNet-18 and -34 (He et al. 2016, Table 1) with GroupNorm or BatchNorm, for large or for 32x32 images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedexp.core.build import require
+
+_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # basic blocks of each stage
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with norms, added to the input or, where the shape changes, to its 1x1 projection."""
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
+        self.norm1 = norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = norm(width)
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or inputs != width:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), norm(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, inputs, h, w) -> (batch, width, ceil(h / stride), ceil(w / stride))."""
+        residual = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
+        return torch.relu(residual + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class ResNet(nn.Module):
+    """Stem, four stages of basic blocks (the last three halve height and width), average pool, linear output.
+
+    With ``norm=batch`` a training batch of one sample fails where the last map is 1x1 (an ImageNet stem on images of up
+    to 32x32): BatchNorm has no variance then.
+
+    Args:
+        input_shape: (channels, height, width); any size works.
+        num_classes: number of logits.
+        depth: 18 or 34.
+        norm: ``group`` is GroupNorm of `groups` groups, ``batch`` is BatchNorm (momentum 0.1); both affine, eps 1e-5.
+        groups: of GroupNorm; must divide `width`.
+        stem: ``imagenet`` is a 7x7 convolution of stride 2 and a 3x3 max pool of stride 2 (32x32 images reach the
+            stages as 8x8), ``cifar`` a 3x3 convolution of stride 1 without pool.
+        init: of the convolutions: ``kaiming`` draws from N(0, 2 / fan_out), ``default`` is torch's. Norms start at ones
+            and zeros, the output layer has torch's default.
+        width: channels of the stem and the first stage; each further stage doubles it.
+        final_pool: window of the last average pool, which must fit the last map exactly once; null: the whole map.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        depth: Literal[18, 34] = 18,
+        norm: Literal["group", "batch"] = "group",
+        groups: int = 2,
+        stem: Literal["imagenet", "cifar"] = "imagenet",
+        init: Literal["kaiming", "default"] = "kaiming",
+        width: int = 64,
+        final_pool: int | None = None,
+    ) -> None:
+        super().__init__()
+        require(len(input_shape) == 3, f"a ResNet takes images (channels, height, width), got samples of {input_shape}")
+        require(
+            min(*input_shape, width, groups, num_classes) >= 1,
+            f"width, groups and the image's sides must be at least 1, got {width=}, {groups=}, {input_shape=}",
+        )
+        require(norm == "batch" or width % groups == 0, f"groups must divide width, got {groups=}, {width=}")
+        if final_pool is not None:
+            halvings = 5 if stem == "imagenet" else 3
+            last = [-(-side // 2**halvings) for side in input_shape[1:]]  # each halving rounds up
+            require(
+                all(1 <= final_pool <= side < 2 * final_pool for side in last),
+                f"final_pool must fit the last map of {last[0]}x{last[1]} exactly once, got {final_pool} "
+                f"for images of {input_shape[1]}x{input_shape[2]}",
+            )
+
+        def make_norm(channels: int) -> nn.Module:
+            return nn.GroupNorm(groups, channels) if norm == "group" else nn.BatchNorm2d(channels)
+
+        if stem == "imagenet":
+            self.conv = nn.Conv2d(input_shape[0], width, 7, 2, padding=3, bias=False)
+        else:
+            self.conv = nn.Conv2d(input_shape[0], width, 3, padding=1, bias=False)
+        self.norm = make_norm(width)
+        self.pool: nn.Module = nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
+        stages = []
+        inputs = width
+        for stage, count in enumerate(_BLOCKS[depth]):
+            blocks = []
+            for block in range(count):
+                stride = 2 if stage > 0 and block == 0 else 1
+                blocks.append(BasicBlock(inputs, width << stage, stride, make_norm))
+                inputs = width << stage
+            stages.append(nn.Sequential(*blocks))
+        self.stages = nn.ModuleList(stages)
+        self.final_pool = final_pool
+        self.output = nn.Linear(inputs, num_classes)
+        if init == "kaiming":
+            for module in self.modules():
+                if isinstance(module, nn.Conv2d):
+                    nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) -> logits (batch, num_classes)."""
+        x = self.pool(torch.relu(self.norm(self.conv(x))))
+        for stage in self.stages:
+            x = stage(x)
+        x = x.mean((2, 3)) if self.final_pool is None else functional.avg_pool2d(x, self.final_pool).flatten(1)
+        logits: Tensor = self.output(x)
+        return logits

@@ -1,0 +1,57 @@
+"""Every YAML of conf/model builds the network its header promises."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.models import ModelSpec
+
+CONF = Path(__file__).parents[2] / "conf" / "model"
+MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
+EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffers
+    "mlp": (DIGITS, 64 * 64 + 64 + 650, 0),
+    "mlp_784_200": (MNIST, 159_010, 0),
+    "mlp_784_400_200_100": (MNIST, 414_600, 0),
+    "mlp_nafi_100": (MNIST, 79_510, 0),
+    "cnn_mcmahan": (MNIST, 1_663_370, 0),
+    "cnn_mcmahan_valid": (MNIST, 582_026, 0),
+    "cnn_maecho": (CIFAR, 4_971_368, 0),
+    "convnet_nafi": (CIFAR, 62_006, 0),
+    "lenet": (MNIST, 431_080, 0),
+    "resnet18_gn": (CIFAR, 11_181_642, 0),
+    "resnet18_gn_cifar": (CIFAR, 11_173_962, 0),
+    "resnet18_bn": (CIFAR, 11_181_642, 60),
+    "resnet18_bn_cifar": (CIFAR, 11_173_962, 60),
+}
+NO_DIGITS = {"cnn_mcmahan_valid", "convnet_nafi", "lenet"}  # two 5x5 convolutions without padding need 16x16
+
+
+def spec(name, shape):
+    return ModelSpec.of(OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml")), shape, 10)
+
+
+def test_every_file_has_its_row():
+    assert {path.stem for path in CONF.glob("*.yaml")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_parameters_and_buffers(name):
+    shape, parameters, buffers = EXPECTED[name]
+    with torch.device("meta"):
+        model = spec(name, shape).module()
+        assert model.eval()(torch.empty(2, *shape)).shape == (2, 10)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert len(list(model.buffers())) == buffers
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_adapts_to_the_digits_or_says_that_they_are_too_small(name):
+    with torch.device("meta"):
+        if name in NO_DIGITS:
+            with pytest.raises(ConfigError, match="8x8 are too small"):
+                spec(name, DIGITS).module()
+        else:
+            assert spec(name, DIGITS).module().eval()(torch.empty(2, *DIGITS)).shape == (2, 10)
