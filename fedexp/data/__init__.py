@@ -1,1 +1,1 @@
-"""."""
+"""Data sets, partitions, and what the runner sees of them."""

@@ -1,0 +1,59 @@
+"""Random flips and crops of a training batch, on the batch's device, drawn from the job's noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedexp.core.build import require
+from fedexp.core.data import Noise
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Horizontal flip, then a random crop of the zero-padded image, decided per sample.
+
+    The batch is already normalised, so the padding is the data set's mean colour. Crop offsets are uniform on
+    {0, ..., 2 * crop_padding} in each direction; both crop and flip happen independently of each other
+    (FL-Simulator's order; crop_probability=0.5 is its setting, 1.0 the usual one).
+
+    Args:
+        flip: probability of a horizontal flip.
+        crop_padding: pixels of zero padding on each side; 0 switches the crop off.
+        crop_probability: probability that a sample is cropped at all.
+    """
+
+    flip: float = 0.5
+    crop_padding: int = 0
+    crop_probability: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.flip <= 1, "flip is a probability: give a number from 0 to 1")
+        require(0 <= self.crop_probability <= 1, "crop_probability is a probability: give a number from 0 to 1")
+        require(self.crop_padding >= 0, "crop_padding is a number of pixels: give 0 or more")
+
+    def __call__(self, x: Tensor, noise: Noise) -> Tensor:
+        """A new batch of the same shape (batch, C, H, W); what is switched off draws nothing."""
+        if self.flip > 0:
+            flipped = noise("augment/flip", (len(x),)).to(x.device) < self.flip
+            x = torch.where(flipped[:, None, None, None], x.flip(-1), x)
+        if self.crop_padding > 0 and self.crop_probability > 0:
+            x = self._crop(x, noise)
+        return x
+
+    def _crop(self, x: Tensor, noise: Noise) -> Tensor:
+        batch, channels, height, width = x.shape
+        pad, reach = self.crop_padding, 2 * self.crop_padding
+        offset = (noise("augment/offset", (batch, 2)).to(x.device) * (reach + 1)).long().clamp_(max=reach)
+        if self.crop_probability < 1:
+            cropped = noise("augment/crop", (batch,)).to(x.device) < self.crop_probability
+            offset = torch.where(cropped[:, None], offset, pad)  # offset (pad, pad) is the image itself
+        padded = functional.pad(x, (pad, pad, pad, pad))
+        rows = offset[:, 0, None] + torch.arange(height, device=x.device)
+        columns = offset[:, 1, None] + torch.arange(width, device=x.device)
+        sample = torch.arange(batch, device=x.device)[:, None, None, None]
+        channel = torch.arange(channels, device=x.device)[None, :, None, None]
+        return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]

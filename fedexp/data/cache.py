@@ -1,0 +1,117 @@
+"""Decoded arrays on disk, so that a second start imports no decoder and opens one file."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+FOLDER = ".fedexp"
+
+
+class ArrayCache:
+    """``<root>/.fedexp/<name>-<key>.safetensors``, where the key follows the sources' names, sizes and times.
+
+    A root that cannot be written means no cache and one warning; a damaged entry is decoded again.
+
+    Args:
+        root: data root.
+        name: of the data set.
+        recipe: what else decides the arrays' content.
+    """
+
+    def __init__(self, root: Path, name: str, recipe: tuple[str, ...]) -> None:
+        self.root = root
+        self.folder = root / FOLDER
+        self.name = name
+        self.recipe = recipe
+
+    def path(self, files: list[Path]) -> Path:
+        """The entry's file for the present state of `files`."""
+        digest = hashlib.sha256("\n".join(self.recipe).encode())
+        for name, size, mtime in _listing(files, self.root):
+            digest.update(f"\n{name}\0{size}\0{mtime}".encode())
+        return self.folder / f"{self.name}-{digest.hexdigest()[:16]}.safetensors"
+
+    def load(self, files: list[Path]) -> dict[str, Tensor] | None:
+        """The stored tensors, or None."""
+        if not self.folder.is_dir() or not all(file.exists() for file in files):
+            return None
+        path = self.path(files)
+        if not path.exists():
+            return None
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError):
+            return None  # written over by the next `store`
+
+    def store(self, files: list[Path], tensors: dict[str, Tensor]) -> None:
+        """Write the entry whole or not at all."""
+        from safetensors.torch import save_file
+
+        path = self.path(files)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, part = tempfile.mkstemp(dir=self.folder, prefix=f"{path.name}.", suffix=".part")
+            os.close(handle)
+            try:
+                save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
+                Path(part).chmod(0o644)  # data roots are shared; mkstemp's files are private
+                Path(part).replace(path)
+            except BaseException:
+                Path(part).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            self._warn(error)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held by the one process that downloads and decodes; freed by the system when it dies."""
+        from filelock import FileLock
+
+        lock = FileLock(self.folder / f"{self.name}.lock")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except OSError:  # not writable: nothing to protect either
+            yield
+            return
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _warn(self, error: OSError) -> None:
+        warnings.warn(
+            f"the decoded arrays of '{self.name}' cannot be kept under {self.folder} ({error.strerror or error}); "
+            "they are decoded again at every start",
+            stacklevel=4,
+        )
+
+
+def _listing(files: list[Path], root: Path) -> list[tuple[str, int, int]]:
+    """(name, size, mtime) of every file in or under `files`, sorted by name."""
+    found: list[tuple[str, int, int]] = []
+
+    def add(entry: Path | os.DirEntry[str], name: str) -> None:
+        if entry.is_dir():
+            with os.scandir(entry) as inside:
+                for child in inside:
+                    add(child, f"{name}/{child.name}")
+        else:
+            stat = entry.stat()
+            found.append((name, stat.st_size, stat.st_mtime_ns))
+
+    for file in files:
+        inside_root = file.is_relative_to(root)
+        add(file, file.relative_to(root).as_posix() if inside_root else file.as_posix())
+    return sorted(found)

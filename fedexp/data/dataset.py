@@ -1,0 +1,176 @@
+"""What a data set is: a source that a config builds, checks cheaply and loads into arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.errors import DataError
+from fedexp.data.augment import Augment
+from fedexp.data.cache import ArrayCache
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """A whole data set in memory, on the CPU.
+
+    Args:
+        train_x, test_x: (n, *shape); images are uint8, C x H x W, 0..255; anything else is floating point.
+        train_y, test_y: (n,) int64 labels, 0 .. num_classes - 1.
+    """
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(ABC):
+    """A data set. Your own is a subclass with a `read` method, named by ``_target_`` in your YAML.
+
+    Args:
+        num_classes: labels run from 0 to num_classes - 1.
+        shape: of one sample; C, H, W for images.
+        mean, std: per channel, of pixels divided by 255 (uint8) or of the samples themselves (floating point).
+        augment: random transform of training batches, or None.
+        download: may the files be fetched from their publisher?
+    """
+
+    num_classes: int
+    shape: tuple[int, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    augment: Augment | None = None
+    download: bool = False
+
+    can_download: ClassVar[bool] = False
+    # Not 0: decoded arrays are kept under <root>/.fedexp. Raise it when `read` changes its answer for the same files.
+    cache_version: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        require(self.num_classes >= 2, "num_classes: a classification needs 2 or more")
+        require(len(self.shape) > 0 and min(self.shape, default=0) > 0, "shape: give the positive sizes of one sample")
+        require(len(self.mean) == len(self.std), "mean and std need one number per channel each")
+        require(len(self.mean) in {0, 1, self.shape[0]}, f"mean and std need {self.shape[0]} numbers, one per channel")
+        require(min(self.std, default=1.0) > 0, "std must be positive")
+        require(self.augment is None or len(self.shape) == 3, "augment works on images: shape must be C, H, W")
+
+    @property
+    def name(self) -> str:
+        """Short name, as in messages and file names."""
+        return type(self).__name__.lower()
+
+    @abstractmethod
+    def read(self, root: Path, download: bool) -> Arrays:
+        """Decode the source. Called with the expected files present, or with `download` where it can fetch them."""
+
+    def expected_files(self, root: Path) -> list[Path]:
+        """Files or folders the source is read from; none for an embedded one. The cache follows their changes."""
+        return []
+
+    def check(self, root: Path, download: bool) -> None:
+        """Refuse absent data, cheaply: nothing is opened.
+
+        Raises:
+            DataError: names the missing files and the ways to get them.
+        """
+        missing = [path for path in self.expected_files(root) if not path.exists()]
+        if not missing or (download and self.can_download):
+            return
+        raise DataError(
+            f"the files of data set '{self.name}' are not there",
+            where=f"data_root={root}",
+            expected=", ".join(map(str, missing[:6])) + (f" and {len(missing) - 6} more" if len(missing) > 6 else ""),
+            do=self.ways(root),
+        )
+
+    def ways(self, root: Path) -> str:
+        """How a user gets the files."""
+        ways = []
+        if self.can_download:
+            ways += ["run with dataset.download=true", f"run 'fedexp-data prepare {self.name}' once"]
+        ways += [f"put the files under {root}", "set data_root=FOLDER or the variable FEDEXP_DATA to where they are"]
+        return "; or ".join(ways)
+
+    def load(self, root: Path, download: bool) -> Arrays:
+        """The arrays, from the cache where it is fresh, else from the source; checked.
+
+        Raises:
+            DataError: files are absent or damaged, or the content does not fit the declaration.
+        """
+        self.check(root, download)
+        files = self.expected_files(root)
+        if not (self.cache_version and files):
+            return verify(self, self.read(root, download))
+        cache = ArrayCache(root, self.name, self._recipe())
+        stored = cache.load(files)
+        if stored is None:
+            with cache.lock():  # of several jobs at once one downloads and decodes, the others take its result
+                stored = cache.load(files)
+                if stored is None:
+                    arrays = verify(self, self.read(root, download))
+                    cache.store(files, {field.name: getattr(arrays, field.name) for field in fields(Arrays)})
+                    return arrays
+        return verify(self, Arrays(**stored))
+
+    def _recipe(self) -> tuple[str, ...]:
+        """Everything but the files that decides what `read` returns."""
+        outside = {"mean", "std", "augment", "download"}  # applied to batches, or irrelevant once the files are there
+        own = tuple(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in outside)
+        return (f"{type(self).__module__}.{type(self).__qualname__}", str(self.cache_version), *own)
+
+
+def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
+    """`arrays`, if they are what `dataset` declares.
+
+    Raises:
+        DataError: says which array breaks which rule.
+    """
+    for split in ("train", "test"):
+        x, y = getattr(arrays, f"{split}_x"), getattr(arrays, f"{split}_y")
+
+        def fail(what: str, expected: object, got: object, split: str = split) -> DataError:
+            return DataError(
+                f"data set '{dataset.name}': {what}",
+                where=f"{split} split",
+                expected=expected,
+                got=got,
+                do="correct dataset.* in the config, or what the data set's read() returns",
+            )
+
+        if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+            raise fail("samples and labels must be torch tensors", "two tensors", f"{type(x)}, {type(y)}")
+        if x.dtype != torch.uint8 and not x.dtype.is_floating_point:
+            raise fail("samples have the wrong dtype", "uint8 (0..255) or floating point", x.dtype)
+        if tuple(x.shape[1:]) != dataset.shape:
+            raise fail("samples have the wrong shape", f"(n, {', '.join(map(str, dataset.shape))})", tuple(x.shape))
+        if y.dtype != torch.int64 or y.dim() != 1:
+            raise fail("labels have the wrong form", "(n,) int64", f"{tuple(y.shape)} {y.dtype}")
+        if len(x) != len(y):
+            raise fail("samples and labels differ in number", f"{len(x)} labels", len(y))
+        if len(y) == 0:
+            raise fail("the split is empty", "one sample or more", 0)
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= dataset.num_classes:
+            raise fail("a label is out of range", f"0 .. {dataset.num_classes - 1}", f"{low} .. {high}")
+        if x.dtype.is_floating_point and not bool(torch.isfinite(x).all()):
+            raise fail("a sample holds NaN or infinity", "finite numbers", "not finite")
+    return arrays
+
+
+def fingerprint(arrays: Arrays) -> str:
+    """sha256 over names, dtypes, shapes and bytes of the four arrays."""
+    digest = hashlib.sha256()
+    for field in fields(Arrays):
+        tensor: Tensor = getattr(arrays, field.name).contiguous()
+        digest.update(f"{field.name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,203 @@
+"""From a data set and a scheme to what a run works on: limits, proxy, partition, validation cut, device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.data import FederatedData, Partition, Samples
+from fedexp.core.errors import ConfigError, DataError
+from fedexp.core.seeds import numpy_generator
+from fedexp.data.dataset import Dataset, fingerprint
+from fedexp.data.partition import CutPartition, Partitioner, validate
+
+UNLABELLED = -1
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """Server data, taken before the split; the clients (or the test set) do not have it.
+
+    Args:
+        source: the split it is taken from, class-balanced as far as that allows.
+        size: a count (int), or a fraction of the source (float below 1).
+        labelled: does the server know the labels? If not, they are -1.
+    """
+
+    source: Literal["none", "train", "test"] = "none"
+    size: int | float = 0
+    labelled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.source == "none":
+            require(self.size == 0, f"proxy.size={self.size} has no effect: set proxy.source=train or test")
+        elif isinstance(self.size, float):
+            require(0 < self.size < 1, f"proxy.size={self.size} is no fraction: give one in (0, 1), or a whole number")
+        else:
+            require(self.size >= 1, f"proxy.size must be at least 1 with proxy.source={self.source}, got {self.size}")
+
+    def count(self, n: int) -> int:
+        """Samples to take from a source of `n`."""
+        return max(1, round(self.size * n)) if isinstance(self.size, float) else self.size
+
+
+def federate(
+    dataset: Dataset,
+    partitioner: Partitioner,
+    *,
+    root: Path,
+    download: bool,
+    clients: int,
+    seed_data: int,
+    val_fraction: float,
+    proxy: Proxy,
+    limit_train: int | None,
+    limit_test: int | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> FederatedData:
+    """Load, check, split, and lay the data on `device` once.
+
+    In this order: limits, proxy, partition (``RandomState(seed_data)``, untouched by anything else), validation cut.
+
+    Args:
+        limit_train, limit_test: keep at most so many samples: the first of each class, class-balanced as far as possible.
+        val_fraction: share of each client's samples, rounded; every client keeps one sample or more.
+        dtype: of normalised inputs.
+
+    Raises:
+        DataError: data are absent, damaged, or cannot be split as asked.
+    """
+    arrays = dataset.load(root, download)
+    train_at = _limited(arrays.train_y.numpy(), limit_train, dataset.num_classes)
+    test_at = _limited(arrays.test_y.numpy(), limit_test, dataset.num_classes)
+    proxy_at = np.zeros(0, np.int64)
+    if proxy.source == "train":
+        proxy_at, train_at = _take_proxy(proxy, arrays.train_y.numpy(), train_at, dataset.num_classes, seed_data)
+    elif proxy.source == "test":
+        proxy_at, test_at = _take_proxy(proxy, arrays.test_y.numpy(), test_at, dataset.num_classes, seed_data)
+    labels = arrays.train_y.numpy()[train_at]
+    partition = partitioner.split(labels, dataset.num_classes, clients, np.random.RandomState(seed_data))
+    if val_fraction and not isinstance(partition, CutPartition):
+        partition = cut_validation(partition, val_fraction, seed_data)
+        validate(partition, len(labels))
+
+    def samples(x: Tensor, y: Tensor, at: np.ndarray, training: bool = False) -> Samples:
+        if len(at) < len(y):
+            x, y = x[torch.from_numpy(at)], y[torch.from_numpy(at)]
+        augment = dataset.augment if training else None
+        return Samples(x.to(device), y.to(device), dataset.mean, dataset.std, augment, dtype)
+
+    train = samples(arrays.train_x, arrays.train_y, train_at, training=True)
+    val = None
+    if isinstance(partition, CutPartition):
+        held = torch.from_numpy(partition.held).to(device)
+        val = Samples(train.x[held], train.y[held], dataset.mean, dataset.std, None, dtype)
+    server = None
+    if proxy.source != "none":
+        x, y = (arrays.train_x, arrays.train_y) if proxy.source == "train" else (arrays.test_x, arrays.test_y)
+        server = samples(x, y if proxy.labelled else torch.full_like(y, UNLABELLED), proxy_at)
+    return FederatedData(
+        train=train,
+        partition=partition,
+        test=samples(arrays.test_x, arrays.test_y, test_at),
+        num_classes=dataset.num_classes,
+        fingerprint=fingerprint(arrays),
+        labels=labels,
+        val=val,
+        proxy=server,
+        proxy_source=proxy.source,
+    )
+
+
+def balanced(labels: np.ndarray, size: int, num_classes: int, rng: np.random.Generator | None = None) -> np.ndarray:
+    """Ascending positions of `size` samples, class counts as equal as the supply allows.
+
+    The first samples of each class, or random ones if `rng` is given. What does not divide goes to the first classes
+    (of a random order, if `rng` is given).
+    """
+    members = [np.flatnonzero(labels == k) for k in range(num_classes)]
+    supply = np.array([len(part) for part in members])
+    quota = np.zeros(num_classes, dtype=np.int64)
+    while (rest := size - int(quota.sum())) > 0:  # each pass fills a class to its supply, or ends
+        open_classes = np.flatnonzero(quota < supply)
+        share = rest // len(open_classes)
+        if share == 0:
+            extra = open_classes if rng is None else rng.permutation(open_classes)
+            quota[extra[:rest]] += 1
+        else:
+            quota[open_classes] += np.minimum(share, supply[open_classes] - quota[open_classes])
+    chosen = [
+        (part if rng is None else rng.permutation(part))[:count] for part, count in zip(members, quota, strict=True)
+    ]
+    return np.sort(np.concatenate(chosen))
+
+
+def cut_validation(partition: Partition, fraction: float, seed_data: int) -> CutPartition:
+    """Hold out round(fraction * size) random samples of each client, leaving it one or more; the rest keep their order.
+
+    One stream serves all clients: each sample of the pool has a random key, and a client gives those with the smallest
+    keys, so its cut depends neither on its number nor on other clients.
+
+    Raises:
+        DataError: the fraction is less than half a sample at every client.
+    """
+    sizes = partition.sizes
+    counts = np.clip(np.floor(fraction * sizes + 0.5).astype(np.int64), 0, np.maximum(sizes - 1, 0))
+    if not counts.any():
+        raise DataError(
+            "the validation share is empty",
+            where="partition.val_fraction",
+            expected=f"{1 / max(1, int(sizes.max())):.3g} or more (the largest client has {int(sizes.max())} samples)",
+            got=fraction,
+            do="raise partition.val_fraction or use fewer clients",
+        )
+    pool = int(partition.indices.max()) + 1
+    keys = numpy_generator(seed_data, "val").random(pool)[partition.indices]
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    ranked = np.lexsort((keys, owner))  # client after client, each by key
+    rank = np.empty(len(owner), dtype=np.int64)
+    rank[ranked] = np.arange(len(owner)) - np.repeat(partition.offsets[:-1], sizes)
+    is_held = rank < np.repeat(counts, sizes)
+
+    def offsets(of: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(of, dtype=np.int64)])
+
+    return CutPartition(
+        indices=partition.indices[~is_held],
+        offsets=offsets(sizes - counts),
+        info=partition.info | {"val_fraction": fraction, "val_samples": int(counts.sum())},
+        held=partition.indices[is_held],
+        held_offsets=offsets(counts),
+    )
+
+
+def _limited(labels: np.ndarray, limit: int | None, num_classes: int) -> np.ndarray:
+    if limit is None or limit >= len(labels):
+        return np.arange(len(labels))
+    return balanced(labels, limit, num_classes)
+
+
+def _take_proxy(
+    proxy: Proxy, labels: np.ndarray, at: np.ndarray, num_classes: int, seed_data: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the proxy and of what remains, both ascending."""
+    count = proxy.count(len(at))
+    if count >= len(at):
+        raise ConfigError(
+            f"the proxy would take all of the {proxy.source} split",
+            where="proxy.size",
+            expected=f"less than {len(at)}",
+            got=proxy.size,
+            do="lower proxy.size",
+        )
+    taken = balanced(labels[at], count, num_classes, numpy_generator(seed_data, "proxy"))
+    left = np.ones(len(at), dtype=bool)
+    left[taken] = False
+    return at[taken], at[left]

@@ -1,0 +1,92 @@
+"""Images of your own, sorted into class folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from fedexp.core.build import require
+from fedexp.core.errors import DataError, suggest
+from fedexp.data.dataset import Arrays, Dataset
+from fedexp.data.images import decode_images, image_files, require_image_shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder(Dataset):
+    """``FOLDER/train/CLASS/*`` and ``FOLDER/test/CLASS/*``: images of any size and format, decoded once.
+
+    Labels are the places of the class names in sorted order, as in torchvision's ImageFolder.
+
+    Args:
+        folder: relative to data_root, or absolute.
+    """
+
+    folder: str
+
+    cache_version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.folder != "", "folder is empty: name the folder that holds train/ and test/")
+        require_image_shape(self.shape)
+
+    @property
+    def name(self) -> str:
+        return f"image_folder-{Path(self.folder).name}"
+
+    def expected_files(self, root: Path) -> list[Path]:
+        return [root / self.folder / split for split in ("train", "test")]
+
+    def ways(self, root: Path) -> str:
+        return (
+            f"put class folders of images under {root / self.folder}/train and /test; or set dataset.folder; "
+            "or set data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+        )
+
+    def read(self, root: Path, download: bool) -> Arrays:
+        train_folder, test_folder = self.expected_files(root)
+        classes = _classes(train_folder)
+        if len(classes) != self.num_classes:
+            raise DataError(
+                "the number of class folders is not dataset.num_classes",
+                where=str(train_folder),
+                expected=f"{self.num_classes} class folders",
+                got=f"{len(classes)}: {_some(classes)}",
+                do=f"set dataset.num_classes={len(classes)}, or correct the folders",
+            )
+        others = _classes(test_folder)
+        if others != classes:
+            strange, absent = sorted(set(others) - set(classes)), sorted(set(classes) - set(others))
+            raise DataError(
+                "train and test do not hold the same classes",
+                where=str(test_folder),
+                expected=_some(classes),
+                got="; ".join(
+                    part
+                    for part in (
+                        f"only in test: {_some(strange)}" if strange else "",
+                        f"only in train: {_some(absent)}" if absent else "",
+                    )
+                    if part
+                ),
+                do=suggest(strange[0], classes) if strange else "add the missing class folders",
+            )
+        parts: list[torch.Tensor] = []
+        for folder in (train_folder, test_folder):
+            files = [image_files(folder / name) for name in classes]
+            labels = np.repeat(np.arange(len(classes), dtype=np.int64), [len(part) for part in files])
+            parts.append(torch.from_numpy(decode_images([file for part in files for file in part], self.shape)))
+            parts.append(torch.from_numpy(labels))
+        return Arrays(*parts)
+
+
+def _classes(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" ... ({len(names)})" if len(names) > 8 else "") if names else "none"

@@ -1,0 +1,77 @@
+"""Decoding image files into one uint8 array."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from fedexp.core.errors import DataError
+
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
+_CHUNK = 256
+
+
+def decode_images(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
+    """(n, C, H, W) uint8: each file as grey (C = 1) or RGB (C = 3), resized (antialiased bilinear) where its size differs.
+
+    Raises:
+        DataError: a file is no image that can be decoded; the message names it.
+    """
+    channels, height, width = shape
+    out = np.empty((len(files), height, width, channels), dtype=np.uint8)
+
+    def chunk(start: int) -> None:
+        for i in range(start, min(start + _CHUNK, len(files))):
+            out[i] = _decode(files[i], channels, height, width)
+
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # decoders release the interpreter lock
+        for _ in pool.map(chunk, range(0, len(files), _CHUNK)):
+            pass
+    return np.ascontiguousarray(out.transpose(0, 3, 1, 2))
+
+
+def _decode(file: Path, channels: int, height: int, width: int) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            if image.mode == "F" or image.mode.startswith("I"):
+                raise DataError(
+                    "an image has more than 8 bits a channel",
+                    where=str(file),
+                    expected="8-bit grey, palette, RGB or RGBA",
+                    got=f"mode {image.mode}",
+                    do="convert it, or write a Dataset of your own that reads it",
+                )
+            pixels = image.convert("L" if channels == 1 else "RGB")
+            if pixels.size != (width, height):
+                pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
+            return np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels)
+    except (OSError, SyntaxError, ValueError, EOFError) as error:  # what Pillow's decoders raise on damaged files
+        raise DataError(
+            "an image cannot be decoded",
+            where=str(file),
+            got=str(error),
+            do="replace or remove the file",
+        ) from error
+
+
+def require_image_shape(shape: tuple[int, ...]) -> None:
+    """For ``__post_init__``: C x H x W with C of 1 or 3."""
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise ValueError("shape: give [channels, height, width] with 1 (grey) or 3 (RGB) channels")
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images directly in or below `folder`, sorted; hidden files are passed over."""
+    found = [
+        Path(place) / name
+        for place, _, names in os.walk(folder, followlinks=True)
+        for name in names
+        if not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS
+    ]
+    return sorted(found)

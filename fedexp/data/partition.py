@@ -1,0 +1,291 @@
+"""What a partition scheme is, the rules every partition obeys, and the file it travels in."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedexp.core.build import require
+from fedexp.core.data import Partition
+from fedexp.core.errors import ConfigError, DataError
+
+FORMAT = "fedexp-partition-1"
+
+
+@dataclass(frozen=True, eq=False)
+class CutPartition(Partition):
+    """A partition of which a share was cut for validation; `indices` are what the clients train on.
+
+    Args:
+        held: (n_val,) int64 positions in the training pool, client after client.
+        held_offsets: (clients + 1,) int64, as `offsets`.
+    """
+
+    held: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    held_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partitioner(ABC):
+    """A scheme that hands the training pool's samples to clients. Your own is a subclass with a `draw` method.
+
+    Args:
+        val_fraction: share of each client's samples that is held out for validation after the split.
+        min_size: samples a client must have.
+        on_small: what to do about clients with fewer: stop with an error; allow them; drop them with their samples
+            (the others are renumbered); repair them with the last samples of whoever has most.
+    """
+
+    val_fraction: float = 0.0
+    min_size: int = 1
+    on_small: Literal["error", "allow", "drop", "repair"] = "error"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.val_fraction < 1, f"val_fraction must lie in [0, 1), got {self.val_fraction}")
+        require(self.min_size >= 1, f"min_size must be at least 1, got {self.min_size}; on_small=allow accepts all")
+
+    @property
+    def name(self) -> str:
+        """As in messages and records."""
+        return type(self).__name__
+
+    def check(self, clients: int, num_classes: int) -> None:
+        """Refuse settings that cannot work, before data are loaded.
+
+        Raises:
+            ConfigError: if `clients` or `num_classes` does not fit the scheme.
+        """
+        if clients < 1:
+            raise impossible("a partition needs a client", "clients", "1 or more", clients, "set clients=10")
+
+    @abstractmethod
+    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+        """The scheme itself; sizes, disjointness and completeness are checked by `split`.
+
+        Args:
+            labels: (n,) int64, of the training pool.
+            rng: the only source of randomness, ``RandomState(seed_data)`` untouched.
+        """
+
+    def split(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+        """A valid partition: `draw`, then the policy for small clients.
+
+        Raises:
+            DataError: the scheme fails on these labels, or breaks a rule of `validate`.
+        """
+        self.check(clients, num_classes)
+        drawn = self.draw(labels, num_classes, clients, rng)
+        info: dict[str, str | int | float | bool] = {"scheme": self.name, "pool": len(labels), "asked_clients": clients}
+        drawn = replace(drawn, info=info | drawn.info)
+        validate(drawn, len(labels))
+        return validate(apply_small_policy(drawn, self.min_size, self.on_small), len(labels))
+
+
+def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None) -> Partition:
+    """The partition in which sample ``order[i]`` (default: i) belongs to client ``owner[order[i]]``, in `order`'s order."""
+    sizes = np.bincount(owner, minlength=clients)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+    if order is None:
+        return Partition(np.argsort(owner, kind="stable").astype(np.int64, copy=False), offsets)
+    return Partition(order[np.argsort(owner[order], kind="stable")].astype(np.int64, copy=False), offsets)
+
+
+def validate(partition: Partition, n: int) -> Partition:
+    """`partition`, if every sample of a pool of `n` belongs to exactly one client.
+
+    Samples of clients that ``on_small=drop`` dropped (their number is in ``info``) and the validation share of a
+    `CutPartition` count as handed out.
+
+    Raises:
+        DataError: a sample is missing, held twice or not of the pool.
+    """
+
+    def fail(what: str, got: object) -> DataError:
+        return DataError(
+            f"not a partition: {what}",
+            where=str(partition.info.get("scheme", "partition")),
+            expected=f"each of {n} samples with exactly one client",
+            got=got,
+            do="correct the scheme's draw(), or give the partition of this very pool",
+        )
+
+    offsets, indices = partition.offsets, partition.indices
+    held = partition.held if isinstance(partition, CutPartition) else np.zeros(0, np.int64)
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(indices) or bool((np.diff(offsets) < 0).any()):
+        raise fail("offsets do not ascend from 0 to the number of indices", f"{len(offsets)} offsets")
+    seen = np.zeros(n, dtype=bool)
+    for part in (indices, held):
+        if len(part) and (int(part.min()) < 0 or int(part.max()) >= n):
+            raise fail("an index is outside the pool", f"{int(part.min())} .. {int(part.max())}")
+        seen[part] = True
+    distinct, listed = int(seen.sum()), len(indices) + len(held)
+    if distinct != listed:
+        raise fail(f"{listed - distinct} samples are held twice", f"{listed} indices, {distinct} distinct")
+    missing = n - distinct - int(partition.info.get("dropped_samples", 0))
+    if missing:
+        raise fail("samples are missing", f"{distinct} samples, {missing} too few")
+    return partition
+
+
+def apply_small_policy(partition: Partition, min_size: int, on_small: str) -> Partition:
+    """`partition` after the policy for clients with fewer than `min_size` samples; see `Partitioner`.
+
+    Raises:
+        DataError: policy `error` met a small client, or the pool is too small for the policy.
+    """
+    sizes = partition.sizes
+    small = np.flatnonzero(sizes < min_size)
+    if not len(small) or on_small == "allow":
+        return partition
+    if on_small == "error":
+        shown = ", ".join(f"client {c} has {sizes[c]}" for c in small[:5]) + (" ..." if len(small) > 5 else "")
+        raise DataError(
+            f"{len(small)} of {len(sizes)} clients have fewer than min_size={min_size} samples",
+            where=_where(partition),
+            expected=f"{min_size} or more each",
+            got=shown,
+            do="choose partition.on_small=repair|drop|allow, lower partition.min_size, or use fewer clients",
+        )
+    if isinstance(partition, CutPartition):
+        raise DataError(
+            "a partition that already holds a validation share cannot be changed",
+            where="partition.on_small",
+            expected="error or allow",
+            got=on_small,
+            do="set partition.on_small=allow, or lower partition.min_size",
+        )
+    if on_small == "drop":
+        return _drop(partition, small)
+    return _repair(partition, small, min_size)
+
+
+def _where(partition: Partition) -> str:
+    return f"partition {partition.info.get('scheme', '')}".strip()
+
+
+def _drop(partition: Partition, small: np.ndarray) -> Partition:
+    sizes = partition.sizes
+    keep = np.ones(len(sizes), dtype=bool)
+    keep[small] = False
+    if not keep.any():
+        raise DataError(
+            "every client is too small: dropping them leaves none",
+            where=_where(partition),
+            got=f"largest client: {int(sizes.max())} samples",
+            do="lower partition.min_size or use fewer clients",
+        )
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[keep])])
+    info = partition.info | {
+        "dropped_clients": len(small) + int(partition.info.get("dropped_clients", 0)),
+        "dropped_samples": int(sizes[small].sum()) + int(partition.info.get("dropped_samples", 0)),
+    }
+    return Partition(partition.indices[np.repeat(keep, sizes)], offsets, info)
+
+
+def _repair(partition: Partition, small: np.ndarray, min_size: int) -> Partition:
+    sizes = partition.sizes.copy()
+    if int(sizes.sum()) < min_size * len(sizes):
+        raise DataError(
+            f"{int(sizes.sum())} samples are too few for min_size={min_size} at {len(sizes)} clients",
+            where=_where(partition),
+            expected=f"{min_size * len(sizes)} samples or more",
+            do="lower partition.min_size or use fewer clients",
+        )
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    donors = [(-int(size), int(client)) for client, size in enumerate(sizes) if size > min_size]
+    heapq.heapify(donors)
+    moved = 0
+    for client in small:
+        for _ in range(min_size - int(sizes[client])):
+            negative, donor = heapq.heappop(donors)
+            left = -negative - 1
+            owner[partition.offsets[donor] + left] = client  # the donor's last sample that it still has
+            if left > min_size:
+                heapq.heappush(donors, (-left, donor))
+            moved += 1
+    repaired = from_owners(owner, len(sizes))  # positions in `indices`
+    info = partition.info | {"repaired_clients": len(small), "moved_samples": moved}
+    return Partition(partition.indices[repaired.indices], repaired.offsets, info)
+
+
+def save_partition(partition: Partition, path: Path) -> None:
+    """Write `partition` to a safetensors file, whole or not at all."""
+    from safetensors.numpy import save
+
+    arrays = {"indices": partition.indices, "offsets": partition.offsets}
+    if isinstance(partition, CutPartition):
+        arrays |= {"held": partition.held, "held_offsets": partition.held_offsets}
+    metadata = {"format": FORMAT, "sha256": partition.sha256, "info": json.dumps(partition.info, sort_keys=True)}
+    content = save({k: np.ascontiguousarray(v, dtype=np.int64) for k, v in arrays.items()}, metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(part).chmod(0o644)
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def load_partition(path: Path) -> Partition:
+    """Read what `save_partition` wrote.
+
+    Raises:
+        DataError: absent, not a partition file, or its content does not have its sha256.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise DataError(
+            "the partition file is not there",
+            where="partition.path",
+            expected="partition.safetensors of an earlier run",
+            got=str(path),
+            do="give the file's path; relative ones start at the working directory",
+        ) from error
+    except (SafetensorError, OSError) as error:
+        raise _not_a_partition(path, str(error)) from error
+    if metadata.get("format") != FORMAT or not {"indices", "offsets"} <= set(arrays):
+        raise _not_a_partition(path, f"format {metadata.get('format')}, arrays {', '.join(arrays)}")
+    info = json.loads(metadata["info"])
+    partition = Partition(arrays["indices"], arrays["offsets"], info)
+    if "held" in arrays:
+        partition = CutPartition(
+            partition.indices, partition.offsets, info, held=arrays["held"], held_offsets=arrays["held_offsets"]
+        )
+    if partition.sha256 != metadata.get("sha256"):
+        raise _not_a_partition(path, "a sha256 that differs from the recorded one: the file is damaged")
+    return partition
+
+
+def _not_a_partition(path: Path, got: str) -> DataError:
+    return DataError(
+        "not a partition file",
+        where=str(path),
+        expected=f"safetensors in the format {FORMAT}",
+        got=got,
+        do="give partition.safetensors of a run folder",
+    )
+
+
+def impossible(what: str, where: str, expected: object, got: object, do: str) -> ConfigError:
+    """The error of a scheme's `check`."""
+    return ConfigError(
+        what, where=f"partition.{where}" if where != "clients" else where, expected=expected, got=got, do=do
+    )

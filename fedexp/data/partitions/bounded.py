@@ -1,0 +1,36 @@
+"""The bound on schemes that draw until a condition holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fedexp.core.build import require
+from fedexp.data.partition import Partitioner
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedPartitioner(Partitioner):
+    """A scheme that draws again until its condition holds, or a bound is met.
+
+    Args:
+        max_draws: at most so many draws ...
+        max_seconds: ... in at most so many seconds.
+    """
+
+    max_draws: int = 100_000
+    max_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.max_draws >= 1, f"max_draws must be at least 1, got {self.max_draws}")
+        require(self.max_seconds > 0, f"max_seconds must be positive, got {self.max_seconds}")
+
+    def attempts(self) -> Iterator[int]:
+        """1, 2, 3 ... until a bound is met; the first is always given."""
+        start = time.monotonic()
+        for draw in range(1, self.max_draws + 1):
+            yield draw
+            if time.monotonic() - start > self.max_seconds:
+                return

@@ -1,0 +1,131 @@
+"""Each class is dealt to the clients in Dirichlet proportions: the split of the matching and fusion papers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from fedexp.core.build import require
+from fedexp.core.data import Partition
+from fedexp.core.errors import DataError
+from fedexp.data.partitions.bounded import BoundedPartitioner
+
+MAX_REDRAWS = 10_000  # of one class's proportions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet(BoundedPartitioner):
+    """Per class over clients, in the order of random calls of the published code, so that published partitions replay.
+
+    Per class: shuffle its ascending indices, draw p ~ Dir(alpha 1_N), cut at floor(cumsum(p) n_c), the rest to the last
+    client. Gated: p is zero for a client that already holds n/N samples or more, and the whole draw is repeated until
+    the smallest client has `min_size`. At the end every client's list is shuffled. Where p is zero for every client that
+    is not full (small alpha), the published code computes with NaN; here that class's proportions are drawn again.
+
+    Sources: Yurochkin et al. 2019 (PFNM), Wang et al. 2020 (FedMA), Su et al. 2023 (MA-Echo), Zhang et al. 2022 (DENSE).
+    The ungated form, one draw without either rule, is Hsu et al. 2019 and FedLAW.
+
+    Args:
+        alpha: concentration; towards 0 each class has one owner.
+        gated: keep sizes near n/N.
+        min_size: for the gated form the papers' 10.
+    """
+
+    alpha: float = 0.5
+    gated: bool = True
+    min_size: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+
+    @property
+    def name(self) -> str:
+        return "dirichlet"
+
+    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+        classes = [np.flatnonzero(labels == k) for k in range(num_classes)]
+        if not self.gated:
+            order, counts = self._deal(classes, len(labels), clients, rng)
+            return _assemble(order, counts, rng, {"draws": 1})
+        possible = len(labels) >= self.min_size * clients
+        if not possible and self.on_small in ("error", "repair"):
+            raise DataError(
+                f"{len(labels)} samples cannot give {clients} clients min_size={self.min_size} each",
+                where="partition dirichlet",
+                expected=f"{clients * self.min_size} samples or more",
+                got=len(labels),
+                do="lower partition.min_size or use fewer clients",
+            )
+        first = rng.get_state()
+        best, worst, draw = -1, len(labels), 0
+        for draw in self.attempts() if possible else ():
+            order, counts = self._deal(classes, len(labels), clients, rng)
+            smallest = int(counts.sum(axis=1).min())
+            best, worst = max(best, smallest), min(worst, smallest)
+            if smallest >= self.min_size:
+                return _assemble(order, counts, rng, {"draws": draw})
+        if self.on_small == "error":
+            raise DataError(
+                f"{draw} draws of the gated Dirichlet split all left a client under min_size={self.min_size}",
+                where=f"partition dirichlet: alpha={self.alpha}, {clients} clients, {len(labels)} samples",
+                expected=f"a smallest client with {self.min_size} samples or more",
+                got=f"smallest client between {worst} and {best} samples over the draws",
+                do="choose partition.on_small=repair|drop|allow, lower partition.min_size, raise partition.alpha, use fewer "
+                "clients, partition.gated=false, or raise partition.max_draws and partition.max_seconds",
+            )
+        # The policy works on the first draw: which draw the clock stopped at differs between machines.
+        rng.set_state(first)
+        order, counts = self._deal(classes, len(labels), clients, rng)
+        return _assemble(order, counts, rng, {"draws": max(draw, 1), "gate": "not met"})
+
+    def _deal(
+        self, classes: list[np.ndarray], n: int, clients: int, rng: np.random.RandomState
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """One draw: each class's shuffled indices, and (clients, classes) how many each client takes of them in turn."""
+        order: list[np.ndarray] = []
+        counts = np.zeros((clients, len(classes)), dtype=np.int64)
+        held = np.zeros(clients, dtype=np.int64)
+        concentration = np.repeat(self.alpha, clients)
+        for k, members in enumerate(classes):
+            shuffled = members.copy()
+            rng.shuffle(shuffled)
+            order.append(shuffled)
+            proportions = self._proportions(concentration, held < n / clients if self.gated else None, k, rng)
+            cuts = (np.cumsum(proportions) * len(shuffled)).astype(np.int64)[:-1]
+            counts[:, k] = np.diff(cuts, prepend=0, append=len(shuffled))
+            held += counts[:, k]
+        return order, counts
+
+    def _proportions(
+        self, concentration: np.ndarray, is_open: np.ndarray | None, k: int, rng: np.random.RandomState
+    ) -> np.ndarray:
+        for _ in range(MAX_REDRAWS):
+            drawn = rng.dirichlet(concentration)
+            if is_open is not None and is_open.any():  # all are full only where the remaining classes are empty
+                drawn = drawn * is_open
+            total = drawn.sum()
+            if total > 0:  # false for NaN
+                return drawn / total if is_open is not None else drawn
+        raise DataError(
+            f"{MAX_REDRAWS} draws of class {k}'s proportions were all zero on the clients that are not full",
+            where=f"partition dirichlet: alpha={self.alpha}, {len(concentration)} clients",
+            expected="an alpha at which floating-point Dirichlet draws are not all zero",
+            do="raise partition.alpha (0.01 works), or use partition=label_groups for classes without overlap",
+        )
+
+
+def _assemble(
+    order: list[np.ndarray], counts: np.ndarray, rng: np.random.RandomState, info: dict[str, Any]
+) -> Partition:
+    """Clients' lists: their pieces class after class, then shuffled client by client."""
+    clients, num_classes = counts.shape
+    owner = np.repeat(np.tile(np.arange(clients), num_classes), counts.T.ravel())
+    indices = np.concatenate(order)[np.argsort(owner, kind="stable")]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts.sum(axis=1))])
+    for start, stop in pairwise(offsets):
+        rng.shuffle(indices[start:stop])
+    return Partition(indices, offsets, info)

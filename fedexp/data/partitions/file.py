@@ -1,0 +1,72 @@
+"""A partition that was drawn before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedexp.core.data import Partition
+from fedexp.core.errors import DataError
+from fedexp.data.partition import CutPartition, Partitioner, impossible, load_partition
+
+
+@dataclass(frozen=True, kw_only=True)
+class File(Partitioner):
+    """``partition.safetensors`` of an earlier run, on the same data set with the same proxy and limits.
+
+    If that run cut a validation share, the file holds it too and it is used again.
+
+    Args:
+        path: relative ones start at the working directory.
+        sha256: expected hash of the assignment (as in result.json), or None.
+    """
+
+    path: str = ""
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        return "file"
+
+    def check(self, clients: int, num_classes: int) -> None:
+        super().check(clients, num_classes)
+        if not Path(self.path).expanduser().is_file():
+            raise impossible(
+                "the partition file is not there" if self.path else "no partition file is given",
+                "path",
+                "partition.safetensors of an earlier run",
+                self.path or "nothing",
+                "set partition.path=FILE; relative paths start at the working directory",
+            )
+
+    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+        partition = load_partition(Path(self.path).expanduser())
+        info = partition.info
+        if self.sha256 is not None and partition.sha256 != self.sha256:
+            raise self._unfit("holds another partition", f"sha256 {self.sha256}", f"sha256 {partition.sha256}")
+        if info.get("pool", len(labels)) != len(labels):
+            raise self._unfit(
+                "was drawn for another pool of training samples",
+                f"{len(labels)} samples",
+                f"{info['pool']} samples",
+                "use the data set, proxy and limits of the run that wrote it",
+            )
+        asked = int(info.get("asked_clients", partition.num_clients))
+        if clients not in (asked, partition.num_clients):
+            raise self._unfit(
+                "is for another number of clients", f"{clients} clients", f"{asked} clients", f"set clients={asked}"
+            )
+        cut = float(info.get("val_fraction", 0.0))
+        if isinstance(partition, CutPartition) and self.val_fraction not in (0.0, cut):
+            raise self._unfit(
+                "already holds a validation share of another size",
+                f"partition.val_fraction={self.val_fraction}",
+                f"val_fraction={cut}",
+                f"set partition.val_fraction={cut}",
+            )
+        return partition
+
+    def _unfit(self, what: str, expected: str, got: str, do: str = "give another file") -> DataError:
+        return DataError(f"the partition file {what}", where=self.path, expected=expected, got=got, do=do)

@@ -1,0 +1,22 @@
+"""Every client a random sample of the same size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedexp.core.data import Partition
+from fedexp.data.partition import Partitioner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iid(Partitioner):
+    """The "homo" variant of the matching papers: one permutation, cut in N nearly equal parts, the larger first."""
+
+    @property
+    def name(self) -> str:
+        return "iid"
+
+    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+        return Partition.from_lists(np.array_split(rng.permutation(len(labels)), clients))

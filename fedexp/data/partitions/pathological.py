@@ -1,0 +1,83 @@
+"""Every client exactly n classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedexp.core.build import require
+from fedexp.core.data import Partition
+from fedexp.core.errors import DataError
+from fedexp.data.partition import impossible
+from fedexp.data.partitions.bounded import BoundedPartitioner
+from fedexp.data.partitions.by_class import deal_equally
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pathological(BoundedPartitioner):
+    """ "#Class = n" of NIID-Bench and MA-Echo's Fig. 9: client i holds class i mod C and n - 1 further random classes.
+
+    Each class is shuffled and split equally among its holders. With fewer clients than classes a draw can leave a class
+    without a holder; it is then repeated, so that no sample is lost.
+
+    Args:
+        classes_per_client: n.
+    """
+
+    classes_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.classes_per_client >= 1, f"classes_per_client must be at least 1, got {self.classes_per_client}")
+
+    @property
+    def name(self) -> str:
+        return "pathological"
+
+    def check(self, clients: int, num_classes: int) -> None:
+        super().check(clients, num_classes)
+        if self.classes_per_client > num_classes:
+            raise impossible(
+                "a client cannot hold more classes than there are",
+                "classes_per_client",
+                f"1 to {num_classes}",
+                self.classes_per_client,
+                f"set partition.classes_per_client={num_classes} or less",
+            )
+        if self.classes_per_client * clients < num_classes:
+            raise impossible(
+                f"{clients} clients with {self.classes_per_client} classes each cannot hold {num_classes} classes",
+                "classes_per_client",
+                f"{-(-num_classes // clients)} or more",
+                self.classes_per_client,
+                "raise partition.classes_per_client or clients",
+            )
+
+    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+        occurring = np.bincount(labels, minlength=num_classes) > 0
+        draw, orphans = 0, np.zeros(0, np.int64)
+        for draw in self.attempts():
+            holders = self._holders(num_classes, clients, rng)
+            orphans = np.flatnonzero(occurring & ~holders.any(axis=0))
+            if not len(orphans):
+                partition = deal_equally(labels, holders, rng)
+                partition.info["draws"] = draw
+                return partition
+        raise DataError(
+            f"{draw} draws all left a class without a client",
+            where=f"partition pathological: {clients} clients, {self.classes_per_client} classes each",
+            expected=f"each of {num_classes} classes with a holder",
+            got=f"class {', '.join(map(str, orphans[:8]))} without one in the last draw",
+            do=f"use {num_classes} clients or more, raise partition.classes_per_client, or give partition=label_groups",
+        )
+
+    def _holders(self, num_classes: int, clients: int, rng: np.random.RandomState) -> np.ndarray:
+        """(clients, classes) bool."""
+        client = np.arange(clients)
+        rank = rng.random_sample((clients, num_classes))
+        rank[client, client % num_classes] = -1  # the first of each client's classes
+        chosen = np.argpartition(rank, self.classes_per_client - 1, axis=1)[:, : self.classes_per_client]
+        holders = np.zeros((clients, num_classes), dtype=bool)
+        holders[client[:, None], chosen] = True
+        return holders

@@ -1,0 +1,43 @@
+"""Sorted by label, cut into shards, a few shards a client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedexp.core.build import require
+from fedexp.core.data import Partition
+from fedexp.data.partition import Partitioner, from_owners
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards(Partitioner):
+    """McMahan et al. 2017, and FedCDA's "Shards(S)": N S nearly equal shards of the label-sorted pool, shuffled, S each.
+
+    A shard may cross class borders, so S shards are not S classes.
+
+    Args:
+        shards: S, shards a client.
+    """
+
+    shards: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.shards >= 1, f"shards must be at least 1, got {self.shards}")
+
+    @property
+    def name(self) -> str:
+        return "shards"
+
+    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+        n, total = len(labels), clients * self.shards
+        by_label = np.argsort(labels, kind="stable")
+        sizes = np.full(total, n // total, dtype=np.int64)
+        sizes[: n % total] += 1
+        shard_owner = np.empty(total, dtype=np.int64)
+        shard_owner[rng.permutation(total)] = np.repeat(np.arange(clients), self.shards)
+        owner = np.empty(n, dtype=np.int64)
+        owner[by_label] = np.repeat(shard_owner, sizes)
+        return from_owners(owner, clients, by_label)

@@ -1,0 +1,99 @@
+"""Tiny ImageNet: 200 classes, 100,000 images for training, 10,000 for validation, 64 x 64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+from urllib.error import URLError
+
+import numpy as np
+import torch
+
+from fedexp.core.errors import DataError
+from fedexp.data._torchvision import torchvision_datasets
+from fedexp.data.dataset import Arrays, Dataset
+from fedexp.data.images import decode_images, image_files, require_image_shape
+
+_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+_FOLDER = "tiny-imagenet-200"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyImageNet(Dataset):
+    """The official layout: ``train/<wnid>/images/*.JPEG`` and ``val/images`` with ``val/val_annotations.txt``.
+
+    The labelled validation images are the test set (the official test labels are not public). Labels are the places
+    of the WordNet ids in sorted order. Grey images become RGB.
+    """
+
+    num_classes: int = 200
+    shape: tuple[int, ...] = (3, 64, 64)
+
+    can_download: ClassVar[bool] = True
+    cache_version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_image_shape(self.shape)
+
+    @property
+    def name(self) -> str:
+        return "tiny_imagenet"
+
+    def expected_files(self, root: Path) -> list[Path]:
+        folder = root / _FOLDER
+        return [folder / "train", folder / "val" / "images", folder / "val" / "val_annotations.txt"]
+
+    def read(self, root: Path, download: bool) -> Arrays:
+        train_folder, val_folder, annotations = self.expected_files(root)
+        if download and not all(path.exists() for path in (train_folder, val_folder, annotations)):
+            _fetch(root)
+            self.check(root, download=False)
+        classes = sorted(entry.name for entry in train_folder.iterdir() if entry.is_dir())
+        if len(classes) != self.num_classes:
+            raise DataError(
+                "Tiny ImageNet's training folder is not complete",
+                where=str(train_folder),
+                expected=f"{self.num_classes} folders named by WordNet ids",
+                got=len(classes),
+                do="unpack the archive again",
+            )
+        files = [image_files(train_folder / name / "images") for name in classes]
+        train_y = np.repeat(np.arange(len(classes), dtype=np.int64), [len(part) for part in files])
+        label = {name: i for i, name in enumerate(classes)}
+        test_files, test_y = [], []
+        for number, line in enumerate(annotations.read_text().splitlines(), start=1):
+            if not line.strip():
+                continue
+            columns = line.split()  # file, WordNet id, bounding box
+            if len(columns) < 2 or columns[1] not in label:
+                raise DataError(
+                    "an annotation names no known class",
+                    where=f"{annotations}, line {number}",
+                    expected="file name, WordNet id of a folder in train/, bounding box",
+                    got=line,
+                    do="unpack the archive again",
+                )
+            test_files.append(val_folder / columns[0])
+            test_y.append(label[columns[1]])
+        return Arrays(
+            torch.from_numpy(decode_images([file for part in files for file in part], self.shape)),
+            torch.from_numpy(train_y),
+            torch.from_numpy(decode_images(test_files, self.shape)),
+            torch.tensor(test_y, dtype=torch.int64),
+        )
+
+
+def _fetch(root: Path) -> None:
+    utilities = torchvision_datasets().utils
+    try:
+        utilities.download_and_extract_archive(_URL, str(root), md5=_MD5)
+    except (RuntimeError, OSError, URLError, ValueError) as error:
+        raise DataError(
+            "Tiny ImageNet could not be downloaded",
+            where=_URL,
+            got=str(error).strip() or type(error).__name__,
+            do=f"fetch tiny-imagenet-200.zip elsewhere and unpack it under {root}",
+        ) from error
