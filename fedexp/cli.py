@@ -12,7 +12,19 @@ from typing import Any
 
 from fedexp.core.errors import FedexpError
 
-HELP_FLAGS = ("--help", "-h", "--hydra-help", "--info", "--cfg", "--resolve", "--package", "-p", "-c", "-sc", "--shell-completion")
+HELP_FLAGS = (
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--info",
+    "--cfg",
+    "--resolve",
+    "--package",
+    "-p",
+    "-c",
+    "-sc",
+    "--shell-completion",
+)
 USAGE_ERROR, JOB_ERROR = 2, 1
 
 

@@ -150,10 +150,14 @@ class Config:
     on_nonfinite: Literal["raise", "skip_client"]
 
     def __post_init__(self) -> None:
-        require(self.seed_data >= 0 and self.seed_data < 2**32, f"seed_data must lie in [0, 2^32), got {self.seed_data}")
+        require(
+            self.seed_data >= 0 and self.seed_data < 2**32, f"seed_data must lie in [0, 2^32), got {self.seed_data}"
+        )
         require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
         require(self.rounds >= 1, f"rounds must be at least 1, got {self.rounds}")
-        require(self.threads == "auto" or self.threads >= 1, f"threads must be 'auto' or at least 1, got {self.threads}")
+        require(
+            self.threads == "auto" or self.threads >= 1, f"threads must be 'auto' or at least 1, got {self.threads}"
+        )
         m = self.clients_per_round
         if isinstance(m, int):
             require(
@@ -162,7 +166,9 @@ class Config:
                 "between 0 and 1 (written 0.1), or 'all'",
             )
         elif isinstance(m, float):
-            require(0 < m <= 1, f"clients_per_round={m} is not a fraction: choose a number in (0, 1], a count, or 'all'")
+            require(
+                0 < m <= 1, f"clients_per_round={m} is not a fraction: choose a number in (0, 1], a count, or 'all'"
+            )
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Config:

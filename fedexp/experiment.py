@@ -155,7 +155,9 @@ def check_needs(experiment: Experiment) -> None:
             do="set local.momentum=0, or trainer.correction=step, which corrects outside the buffer",
         )
     if needs.same_init and config.init != "same":
-        raise ConfigError(f"{method} starts every client from one model", where="init", expected="same", got=config.init)
+        raise ConfigError(
+            f"{method} starts every client from one model", where="init", expected="same", got=config.init
+        )
     if (needs.proxy or needs.proxy_labels) and experiment.proxy.source == "none":
         raise ConfigError(
             f"{method} needs server data and none is configured",

@@ -52,7 +52,9 @@ class Interrupted(BaseException):
         self.exit_code = 128 + signum
 
 
-def execute(config: Mapping[str, Any], *, group: str | None = None, say: Callable[[str], None] = print) -> dict[str, Any]:
+def execute(
+    config: Mapping[str, Any], *, group: str | None = None, say: Callable[[str], None] = print
+) -> dict[str, Any]:
     """Run a resolved config, resume it, or return its stored result.
 
     Args:
@@ -177,7 +179,9 @@ class _Run:
         saved_at, saved_step = time.monotonic(), snapshot.step
         headline = ""
         with Progress(self._title(), env.rounds) as progress:
-            if self._reached(config.stop.target, config.stop.metric, journal.rows, evaluator, aggregator.outcome(snapshot.state)):
+            if self._reached(
+                config.stop.target, config.stop.metric, journal.rows, evaluator, aggregator.outcome(snapshot.state)
+            ):
                 return aggregator.outcome(snapshot.state)
             steps = run_steps(aggregator, env, executor, data, snapshot, config.on_nonfinite, progress.client)
             for step in steps:
@@ -357,7 +361,7 @@ def _commit() -> str | None:
         return None
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(home), *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", "-C", str(home), *arguments], capture_output=True, text=True, timeout=10, check=False)
         return done.stdout.strip()
 
     try:
@@ -381,4 +385,3 @@ def _signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-

@@ -7,6 +7,7 @@ Images are normalised once and indexed; torch.optim.SGD; no evaluation, checkpoi
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -20,7 +21,7 @@ from torch import nn
 
 def mlp(*widths: int) -> nn.Module:
     layers: list[nn.Module] = [nn.Flatten()]
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

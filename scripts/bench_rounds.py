@@ -25,7 +25,7 @@ COMMON = ["method=fedavg", "dataset=fashion_mnist", "partition=iid", "local.lr=0
 WORKLOADS = {
     "W1": ["model=mlp_784_200", "clients=1000", "clients_per_round=20", "local.batch_size=20"],
     "W2": ["model=mlp_784_400_200_100", "model.bias=true", "clients=10", "local.batch_size=64", "local.momentum=0.5"],
-    "W3": ["model=cnn_mcmahan", "clients=100", "clients_per_round=10", "local.batch_size=10"],
+    "W3": ["model=cnn_mcmahan", "limit.train=10000", "clients=100", "clients_per_round=10", "local.batch_size=10"],
 }
 OFF = ["eval.every=1000000", "checkpoint.every=off", "memo.enabled=false", "reuse=false"]
 
@@ -37,7 +37,9 @@ def fedexp_seconds(overrides: list[str], rounds: int) -> list[float]:
     from fedexp.storage.files import read_jsonl
 
     with tempfile.TemporaryDirectory() as outputs:
-        result = execute(compose([*overrides, *OFF, f"rounds={rounds}", f"output_root={outputs}"]), say=lambda text: None)
+        result = execute(
+            compose([*overrides, *OFF, f"rounds={rounds}", f"output_root={outputs}"]), say=lambda text: None
+        )
         rows = read_jsonl(Path(result["folder"]) / "timing.jsonl")
     return [sum(v for phase, v in row["seconds"].items() if phase != "evaluate") for row in rows]
 
@@ -74,9 +76,7 @@ def main() -> None:
     for name in options.workloads:
         pairs = []
         for _ in range(options.repeats):
-            bare = in_process(
-                [str(HERE / "bare_loop.py"), options.data, name, str(options.threads), str(ROUNDS[name])]
-            )
+            bare = in_process([str(HERE / "bare_loop.py"), options.data, name, str(options.threads), str(ROUNDS[name])])
             mine = in_process(
                 [__file__, "--worker", name, "--threads", str(options.threads), "--data", str(options.data)]
             )

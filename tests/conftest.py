@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["WANDB_MODE"] = "offline"
 os.environ.pop("FEDEXP_DATA", None)
 
-import torch  # noqa: E402
+import torch
 
 torch.set_num_threads(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,7 +55,7 @@ def make_data(
         ys.append(y)
     x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys)).long()
     bounds = np.concatenate([[0], np.cumsum(sizes)])
-    partition = Partition.from_lists([np.arange(a, b) for a, b in zip(bounds, bounds[1:])])
+    partition = Partition.from_lists([np.arange(a, b) for a, b in itertools.pairwise(bounds)])
     samples = Samples(x, y, dtype=torch.float64)
     return FederatedData(samples, partition, samples, num_classes, "synthetic", y.numpy())
 

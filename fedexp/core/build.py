@@ -96,6 +96,9 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
+        others = [option for option in arguments if option is not type(None)]
+        if len(others) == 1 and value is not None:  # an optional value: its own message says more
+            return convert(value, others[0], where)
         for option in arguments:
             try:
                 return convert(value, option, where)

@@ -106,7 +106,9 @@ class Partition:
     def from_lists(cls, parts: list[np.ndarray], **info: str | int | float | bool) -> Partition:
         sizes = np.array([len(part) for part in parts], dtype=np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        indices = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]) if parts else np.zeros(0, np.int64)
+        indices = (
+            np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]) if parts else np.zeros(0, np.int64)
+        )
         return cls(indices, offsets, dict(info))
 
 

@@ -18,7 +18,9 @@ from fedexp.core.task import Batch
 from fedexp.core.trainer import Ctx, Trainer
 from fedexp.core.trees import Tree
 
-_CHUNK_BYTES = 1 << 22  # inputs gathered and normalised at a time: large enough to save calls, small enough for the cache
+_CHUNK_BYTES = (
+    1 << 22
+)  # inputs gathered and normalised at a time: large enough to save calls, small enough for the cache
 
 
 def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> ClientResult:
@@ -163,7 +165,7 @@ def _full_gradient(job: ClientJob, net: Net, samples: Samples, index: Tensor, at
     """Mean gradient of the task's loss over the client's data at parameters `at`, in training mode, buffers untouched."""
     params = {**job.start.params, **{name: value.detach().clone().requires_grad_() for name, value in at.items()}}
     total = trees.zeros_like(at)
-    for part in index.split(max(job.budget.batch_size, 512)):
+    for part in torch.split(index, max(job.budget.batch_size, 512)):
         batch = Batch(samples.inputs(part), samples.y[part])
         loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, ctx)
         grads = torch.autograd.grad(loss, [params[name] for name in at], allow_unused=True, materialize_grads=True)

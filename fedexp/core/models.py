@@ -92,7 +92,7 @@ class Weights:
     def init(cls, spec: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
         """The network's own initialisation under `seed`: the one place that forks the global generator."""
         with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             module = spec.module()
         params = {name: value.detach().to(device, dtype) for name, value in module.named_parameters()}
         buffers = {

@@ -62,7 +62,8 @@ def norm(tree: Tree) -> Tensor:
     """Euclidean norm of the whole tree as one vector, in the tree's dtype (a scalar tensor, no synchronisation)."""
     if not tree:
         return torch.zeros(())
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors(tree))))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors(tree))))
+    return total
 
 
 def squared_norm(tree: Tree) -> float:

@@ -144,5 +144,3 @@ def _under(tree: Tree, prefix: str) -> Tree:
 
 def _trees(tree: Tree, kind: str, groups: list[str]) -> Trees:
     return {group: _under(tree, f"{kind}/{group}/") for group in groups}
-
-

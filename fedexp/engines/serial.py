@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,11 +16,11 @@ from fedexp.core.kernel import train_client
 from fedexp.core.models import ModelSpec, Net
 
 
+@dataclass
 class Serial(Executor):
     """Executes jobs in this process, in order."""
 
-    def __init__(self) -> None:
-        self._nets: dict[ModelSpec, Net] = {}
+    _nets: dict[ModelSpec, Net] = field(init=False, default_factory=dict)
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
         for job in jobs:

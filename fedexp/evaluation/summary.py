@@ -48,7 +48,10 @@ def summarise(
         pick = max if higher_is_better else min
         value = pick(evaluated, key=lambda row: row[watch])[name]
     goal = headline if stop_metric == "auto" else stop_metric
-    reached = next((row["round"] for row in evaluated if target is not None and _meets(row.get(goal), target, higher_is_better)), None)
+    reached = next(
+        (row["round"] for row in evaluated if target is not None and _meets(row.get(goal), target, higher_is_better)),
+        None,
+    )
     return {
         "headline": {"metric": name, "rule": rule, "value": value},
         "metrics": last,

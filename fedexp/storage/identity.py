@@ -70,7 +70,9 @@ def code_hash(config: Mapping[str, Any]) -> str:
             seen[name] = found[0]
             waiting.extend(found[1])
     state = hashlib.blake2b(digest_size=16)
-    state.update(f"torch {importlib.metadata.version('torch').partition('+')[0]} python {sys.version_info[:2]}".encode())
+    state.update(
+        f"torch {importlib.metadata.version('torch').partition('+')[0]} python {sys.version_info[:2]}".encode()
+    )
     for name in sorted(seen):
         state.update(f"{name} {seen[name]}\n".encode())
     return state.hexdigest()
@@ -118,5 +120,9 @@ def _strip_docstrings(tree: ast.AST) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 node.body = node.body[1:] or [ast.Pass()]

@@ -67,7 +67,9 @@ def reference(job: ClientJob, optimizer, clip: float | None = None, n: int = 20)
     return {k: v.detach() for k, v in params.items()}
 
 
-@pytest.mark.parametrize("changes", [{}, {"momentum": 0.9}, {"weight_decay": 0.01}, {"momentum": 0.5, "weight_decay": 0.1}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"momentum": 0.9}, {"weight_decay": 0.01}, {"momentum": 0.5, "weight_decay": 0.1}]
+)
 def test_sgd_is_torchs(changes: dict) -> None:
     job = make_job(**changes)
     expected = reference(job, lambda p: torch.optim.SGD(p, lr=0.1, **changes))

@@ -30,7 +30,12 @@ DECLARED = {
     "fednova": Declared(("local.epochs=null", "local.steps=3"), against=("local.steps=3",), tolerance=1e-12),
     "fedavgm": Declared(("server_optimizer.beta=0.0",)),
     "fedadam": Declared(
-        ("server_optimizer.beta_1=0", "server_optimizer.beta_2=0", "server_optimizer.lr=1e9", "server_optimizer.tau=1e9"),
+        (
+            "server_optimizer.beta_1=0",
+            "server_optimizer.beta_2=0",
+            "server_optimizer.lr=1e9",
+            "server_optimizer.tau=1e9",
+        ),
         tolerance=1e-6,
         averages=False,
         averages_reason="the step's length is not the mean update's",

@@ -59,7 +59,9 @@ def test_evaluation_does_not_depend_on_its_batches() -> None:
 def test_different_starts_average_their_updates() -> None:
     world = make_world("method=local", "init=different", "rounds=1")
     a, b = world.env.initial_weights(0).params, world.env.initial_weights(1).params
-    assert not torch.equal(a["layers.0.weight"] if "layers.0.weight" in a else next(iter(a.values())), next(iter(b.values())))
+    assert not torch.equal(
+        a["layers.0.weight"] if "layers.0.weight" in a else next(iter(a.values())), next(iter(b.values()))
+    )
     assert_same([world.env.initial_weights().params], [make_world("method=local").env.initial_weights().params])
 
 
@@ -91,7 +93,9 @@ def test_fedprox_hook_is_the_gradient_of_its_quadratic() -> None:
     assert_same([{k: v.detach() for k, v in hook.items()}], [expected], 1e-12)
 
 
-@pytest.mark.parametrize("overrides", [("method=local", "trainer=scaffold"), ("method=ensemble", "server_optimizer=fedadam")])
+@pytest.mark.parametrize(
+    "overrides", [("method=local", "trainer=scaffold"), ("method=ensemble", "server_optimizer=fedadam")]
+)
 def test_parts_without_effect_are_refused(overrides: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError):
         make_world(*overrides)

@@ -184,7 +184,10 @@ def test_fednova_direction_ignores_how_many_steps_a_client_took() -> None:
     for tau in (5, 10):
         results = []
         for client, steps in ((0, tau), (1, 5)):
-            moved = {k: v - 0.01 * steps * (1 + client + torch.arange(v.numel()).reshape(v.shape) % 2) for k, v in old.params.items()}
+            moved = {
+                k: v - 0.01 * steps * (1 + client + torch.arange(v.numel()).reshape(v.shape) % 2)
+                for k, v in old.params.items()
+            }
             weights = dataclasses.replace(old, params=moved)
             results.append(ClientResult(client, weights, 10, steps, {}, None, {"loss": 0.0}))
         after, _ = world.aggregator.update(state, results, world.env)

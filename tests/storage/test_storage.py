@@ -1,0 +1,187 @@
+"""State survives disk to the bit; identity covers what it must and nothing else; journals are cut where they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedexp.compose import compose
+from fedexp.core.errors import StorageError
+from fedexp.core.models import ModelSpec, Weights
+from fedexp.core.runner import Snapshot
+from fedexp.storage import identity
+from fedexp.storage.checkpoint import Checkpoint
+from fedexp.storage.files import read_jsonl, write_text
+from fedexp.storage.run_folder import Journal, RunFolder, address
+from fedexp.storage.tensors import TensorStore, decode, encode, load_tree, save_tree
+
+CPU = torch.device("cpu")
+SPEC = ModelSpec("a.B", (("hidden", (8, 4)), ("bias", True)))
+
+
+def example() -> dict:
+    tree = {"z": torch.randn(3, 2, generator=torch.Generator().manual_seed(0)), "a": torch.tensor(3)}
+    return {
+        "weights": Weights(SPEC, tree, {"n": torch.tensor(2**40)}),
+        "nested": [1, 2.5, None, True, "text", (1, (2,)), {"deep": tree}],
+        "tensor": torch.tensor([float("nan"), float("inf"), -0.0]),
+        "empty": {},
+        "bf16": {"x": torch.ones(2, dtype=torch.bfloat16)},
+    }
+
+
+def assert_equal(a, b) -> None:
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+    elif isinstance(a, Weights):
+        assert a.spec == b.spec and hash(a.spec) == hash(b.spec)
+        assert_equal(a.params, b.params)
+        assert_equal(a.buffers, b.buffers)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_equal(x, y)
+    else:
+        assert a == b
+
+
+def test_state_through_json_and_disk(tmp_path: Path) -> None:
+    store = TensorStore(tmp_path)
+    text = json.dumps(encode(example(), store.put))
+    assert_equal(decode(json.loads(text), lambda name: store.get(name, CPU)), example())
+
+
+def test_equal_trees_are_stored_once_and_garbage_goes(tmp_path: Path) -> None:
+    store = TensorStore(tmp_path)
+    names = {store.put({"x": torch.ones(3)}), store.put({"x": torch.ones(3)}), store.put({"y": torch.ones(3)})}
+    assert len(names) == 2 == len(list(tmp_path.iterdir()))
+    (tmp_path / ".x.1.part").touch()
+    store.keep_only({next(iter(names))})
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_trees_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
+    base = torch.arange(6.0)
+    tree = {"a": base, "b": base.reshape(2, 3).T, "c": base[2:4]}
+    save_tree(tmp_path / "t.safetensors", tree)
+    assert_equal(load_tree(tmp_path / "t.safetensors", CPU)[0], {k: v.contiguous() for k, v in tree.items()})
+
+
+def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="set"):
+        encode({"x": {1, 2}}, TensorStore(tmp_path).put)
+
+
+def test_checkpoint_keeps_memories_of_clients_that_did_not_change(tmp_path: Path) -> None:
+    clients = {c: {"c_i": {"w": torch.full((2,), float(c))}} for c in (0, 3)}
+    saver = Checkpoint(tmp_path, CPU)
+    assert saver.load() is None
+    saver.save(Snapshot(1, {"k": 1}, clients), {0, 3}, 10)
+    clients = {**clients, 3: {"c_i": {"w": torch.zeros(2)}}}
+    saver.save(Snapshot(2, {"k": 2}, clients), {3}, 20)
+    snapshot, offset = Checkpoint(tmp_path, CPU).load()
+    assert (snapshot.step, snapshot.state, offset) == (2, {"k": 2}, 20)
+    assert_equal(snapshot.clients, clients)
+
+
+def test_damaged_checkpoint_is_an_error_that_helps(tmp_path: Path) -> None:
+    Checkpoint(tmp_path, CPU).save(Snapshot(1, {"w": {"x": torch.ones(2)}}, {}), set(), 0)
+    next((tmp_path / "checkpoint" / "tensors").iterdir()).write_bytes(b"cut")
+    with pytest.raises(StorageError, match="reuse=false"):
+        Checkpoint(tmp_path, CPU).load()
+
+
+def test_journal_is_cut_at_the_checkpoint(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 0, 1)
+    journal.append({"round": 1})
+    covered = journal.secure()
+    journal.append({"round": 2})
+    journal.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3')
+    assert [row["round"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2]
+    again = Journal(tmp_path, covered, 2)
+    assert again.rows == [{"round": 1}]
+    again.append({"round": 2})
+    again.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"round": 1}\n{"round": 2}\n'
+
+
+@pytest.mark.parametrize("overrides", [
+    ["device=cpu"], ["threads=1"], ["output_root=x"], ["data_root=y"], ["checkpoint.every=off"], ["on_running=fail"],
+    ["reuse=false"], ["memo.enabled=false"], ["logger=csv"], ["dataset.download=true"],
+])  # fmt: skip
+def test_where_and_how_fast_is_no_part_of_identity(overrides: list[str]) -> None:
+    assert identity.config_hash(compose(overrides)) == identity.config_hash(compose([]))
+
+
+@pytest.mark.parametrize("override", [
+    "seed=1", "seed_data=1", "rounds=3", "clients=5", "local.lr=0.1", "partition.alpha=0.1", "model.hidden=[3]",
+    "method=fedprox", "trainer=fedprox", "dtype=float64", "eval.every=2", "headline.rule=mean_last_10", "debug=smoke",
+])  # fmt: skip
+def test_what_decides_the_result_is(override: str) -> None:
+    assert identity.config_hash(compose([override])) != identity.config_hash(compose([]))
+
+
+def test_code_hash_sees_code_and_not_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    hashes = []
+    for version, text in enumerate(
+        [
+            '"""Doc."""\nX = 1\n',
+            '"""Other doc."""\n# comment\nX  =  1\n',
+            '"""Doc."""\nX = 2\n',
+            "from fxhelp import Y\nX = 2\n",
+        ]
+    ):
+        (tmp_path / "fxplug.py").write_text(text)
+        (tmp_path / "fxhelp.py").write_text("Y = 1\n")
+        identity._module.cache_clear()
+        hashes.append(identity.code_hash({"trainer": {"_target_": "fxplug.T"}}))
+        assert version < 4
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 3
+    identity._module.cache_clear()
+
+
+def test_code_hash_covers_the_methods_own_modules() -> None:
+    one, two = compose(["method=fedavg"]), compose(["method=scaffold"])
+    assert identity.code_hash(one) != identity.code_hash(two)
+    assert identity.code_hash(one) == identity.code_hash(compose(["method=fedavg", "logger=csv"]))
+
+
+def test_set_aside_loses_nothing(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run" / "code")
+    folder.acquire("fail", print)
+    assert folder.set_aside() is None
+    for text in ("one", "two"):
+        write_text(folder.path / "result.json", text)
+        folder.set_aside()
+    folder.release()
+    assert sorted(p.read_text() for p in tmp_path.glob("run/code.*/result.json")) == ["one", "two"]
+
+
+def test_running_twice_at_once_fails_if_asked(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    first.acquire("fail", print)
+    first.set_status("running")
+    with pytest.raises(StorageError, match="already being executed"):
+        second.acquire("fail", print)
+    first.release()
+    second.acquire("fail", print)
+    second.release()
+
+
+def test_address_names_method_and_data(tmp_path: Path) -> None:
+    config = compose([f"output_root={tmp_path}"])
+    path = address(config)
+    assert path.parent.parent == tmp_path.resolve() / "runs"
+    assert path.parent.name.startswith("fedavg-digits-")
