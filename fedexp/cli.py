@@ -10,21 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedexp.core.errors import FedexpError
+from fedexp.core.errors import ConfigError, FedexpError
 
-HELP_FLAGS = (
-    "--help",
-    "-h",
-    "--hydra-help",
-    "--info",
-    "--cfg",
-    "--resolve",
-    "--package",
-    "-p",
-    "-c",
-    "-sc",
-    "--shell-completion",
-)
+SWEEP_FLAGS = ("-m", "--multirun")
+HYDRA_FLAGS = ("--help", "-h", "--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc")  # Hydra answers
 USAGE_ERROR, JOB_ERROR = 2, 1
 
 
@@ -54,10 +43,17 @@ def _run(arguments: list[str]) -> int:
     from fedexp import compose
 
     compose.register()
-    if any(argument.partition("=")[0] in HELP_FLAGS for argument in arguments):
+    if any(argument.partition("=")[0] in HYDRA_FLAGS for argument in arguments):
         return _hydra(arguments)
-    sweep = any(argument in ("-m", "--multirun") for argument in arguments)
-    overrides = [argument for argument in arguments if not argument.startswith("-")]
+    sweep = any(argument in SWEEP_FLAGS for argument in arguments)
+    overrides = [argument for argument in arguments if argument not in SWEEP_FLAGS]
+    for flag in overrides:
+        if flag.startswith("-"):
+            raise ConfigError(
+                f"unknown flag '{flag}'",
+                expected=", ".join([*SWEEP_FLAGS, *HYDRA_FLAGS]),
+                do="a folder of configs is added with ./conf or hydra.searchpath=[file:///path/to/conf]",
+            )
     jobs = compose.expand(overrides) if sweep else [overrides]
     configs = _checked(jobs)
     if not sweep:
@@ -162,7 +158,7 @@ def sweep_job(config: Any) -> float:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    from fedexp.compose import register, resolve
+    from fedexp.compose import JobFailedError, register, resolve
     from fedexp.run import Interrupted, execute
 
     register()
@@ -192,7 +188,3 @@ def _concurrent_jobs(launcher: Any) -> int:
     n_jobs = launcher.get("n_jobs", 1)
     cores = os.cpu_count() or 1
     return max(1, cores + 1 + n_jobs if n_jobs < 0 else n_jobs)
-
-
-class JobFailedError(Exception):
-    """A job of a sweep failed; its error was printed and stored already."""

@@ -17,12 +17,16 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import CompactHydraException, HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.core.errors import ConfigError, suggest
+
+
+class JobFailedError(CompactHydraException):
+    """A job of a sweep failed; its error was printed and stored already, so Hydra need not trace it."""
 
 
 def conf_dir() -> Path:
@@ -80,7 +84,8 @@ def resolve(config: DictConfig, choices: dict[str, Any], overrides: list[str]) -
     assert isinstance(plain, dict)
     plain.pop("hydra", None)
     kept = {key: value for key, value in choices.items() if not key.startswith("hydra/")}
-    return {str(k): v for k, v in plain.items()} | {"choices": kept, "overrides": list(overrides)}
+    mine = [override for override in overrides if not override.startswith("hydra")]
+    return {str(k): v for k, v in plain.items()} | {"choices": kept, "overrides": mine}
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:
@@ -106,7 +111,7 @@ def expand(overrides: list[str]) -> list[list[str]]:
         axes: list[list[str]] = []
         for override in parsed:
             key = override.get_key_element()
-            if override.key_or_group.startswith("hydra"):
+            if override.key_or_group.startswith("hydra") and override.key_or_group != "hydra.searchpath":
                 continue
             if override.is_discrete_sweep():
                 axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])

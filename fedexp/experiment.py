@@ -72,6 +72,8 @@ class Experiment:
         return experiment
 
     def _check(self) -> None:
+        if self.config.device != "auto":
+            check_device(self.config.device)
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
         check_needs(self)
         _check_model(self.spec, self.dataset.shape, self.task.num_outputs(self.dataset.num_classes))

@@ -178,7 +178,7 @@ class _Run:
         due: set[int] = set()
         saved_at, saved_step = time.monotonic(), snapshot.step
         headline = ""
-        with Progress(self._title(), env.rounds) as progress:
+        with Progress(self._title(), env.rounds, snapshot.step) as progress:
             if self._reached(
                 config.stop.target, config.stop.metric, journal.rows, evaluator, aggregator.outcome(snapshot.state)
             ):

@@ -1,0 +1,56 @@
+"""The logger interface: a tracker that is fed with a run's rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedexp.core.build import require
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a tracker may want to know of a run.
+
+    Args:
+        id: the same for every attempt at this run; name: short overrides and the seed; group: the sweep, or None.
+        config: resolved, plain values; folder: the run's; resumed: rows of earlier attempts exist.
+    """
+
+    id: str
+    name: str
+    group: str | None
+    config: dict[str, Any]
+    folder: Path
+    tags: tuple[str, ...]
+    resumed: bool
+
+
+@dataclass
+class Logger(ABC):
+    """A tracker. Its calls come from one background thread (`Feed`), which deals with what raises or hangs.
+
+    Args:
+        strict: a failing tracker stops the run instead of being switched off.
+        timeout: seconds one call may take.
+    """
+
+    strict: bool = False
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        require(self.timeout > 0, f"timeout must be positive, got {self.timeout}")
+
+    @abstractmethod
+    def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
+        """Begin; `history` are the rows of earlier attempts that stand."""
+
+    @abstractmethod
+    def log(self, row: dict[str, Any]) -> None:
+        """One round; ``row["round"]`` counts from 1."""
+
+    @abstractmethod
+    def close(self, status: str, result: dict[str, Any] | None) -> None:
+        """End with status done, failed or interrupted, and the result if there is one."""

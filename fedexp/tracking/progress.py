@@ -1,0 +1,87 @@
+"""Progress of a run: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+_LINE_SECONDS = 1.0  # plain lines: not more often than this, but at least ten a run
+_BAR_SECONDS = 0.1
+
+
+class Progress:
+    """Rounds done, clients within the round, the headline metric, time left.
+
+    Args:
+        title: what is running; rounds: how many there will be at most; done: rounds that earlier attempts finished.
+    """
+
+    def __init__(self, title: str, rounds: int, done: int = 0) -> None:
+        self._title, self._rounds, self._done = title, rounds, done
+        self._bar: Any = None
+        self._task: Any = None
+        self._shown = 0.0
+        self._began = time.monotonic()
+        self._first = done
+
+    def __enter__(self) -> Progress:
+        if sys.stdout.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"))
+            tail = (TextColumn("{task.fields[facts]}"), TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn())
+            self._bar = Bar(*columns, *tail, transient=True, refresh_per_second=8)
+            self._task = self._bar.add_task(self._title, total=self._rounds, completed=self._done, facts="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def client(self, done: int, of: int) -> None:
+        """A client finished; nearly free."""
+        if self._bar is None:
+            return
+        now = time.monotonic()
+        if now - self._shown >= _BAR_SECONDS:
+            self._shown = now
+            self._bar.update(self._task, completed=self._done + done / of, facts=f"client {done}/{of}")
+
+    def round(self, row: dict[str, Any], headline: str) -> None:
+        """A round finished."""
+        self._done = row["round"]
+        facts = _facts(row, headline)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, facts=facts)
+            return
+        now = time.monotonic()
+        tenth = self._done % max(1, self._rounds // 10) == 0
+        if now - self._shown >= _LINE_SECONDS or tenth or self._done == self._rounds:
+            self._shown = now
+            finished = self._done - self._first
+            left = (now - self._began) / finished * (self._rounds - self._done) if finished else 0.0
+            print(f"round {self._done}/{self._rounds}  {facts}  eta {_clock(left)}", flush=True)
+
+    def note(self, text: str) -> None:
+        """Print a line without breaking the bar."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, flush=True)
+
+
+def _facts(row: dict[str, Any], headline: str) -> str:
+    shown = [name for name in (headline, "train/loss") if name in row]
+    return "  ".join(f"{name} {row[name]:.4f}" for name in shown)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

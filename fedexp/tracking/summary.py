@@ -1,0 +1,72 @@
+"""Tables at the end of a run and of a sweep."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def print_result(result: dict[str, Any], folder: Path) -> None:
+    """The small table at the end of a run; the folder is the last line."""
+    from rich.console import Console
+    from rich.table import Table
+
+    headline = result["headline"]
+    name = headline["metric"]
+    console = Console(highlight=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row(name, f"[bold]{headline['value']:.4f}[/bold]  ({headline['rule'].replace('_', ' ')})")
+    last = result["metrics"].get(name)
+    if last is not None and name in result["best"]:
+        table.add_row("", f"last {last:.4f}, mean of last 10 {result['mean_last_10'][name]:.4f}, "
+                          f"best (oracle) {result['best'][name]:.4f}")  # fmt: skip
+    rounds = f"{result['rounds']}, {result['steps']} local steps"
+    if result["rounds_to_target"] is not None:
+        rounds += f"; target reached in round {result['rounds_to_target']}"
+    table.add_row("rounds", rounds)
+    phases = {phase: s for phase, s in result["seconds"].items() if phase != "total" and s >= 0.005}
+    seconds = ", ".join(f"{phase} {s:.2f}" for phase, s in phases.items())
+    table.add_row("seconds", f"{result['seconds']['total']:.2f}  ({seconds})")
+    table.add_row("traffic", f"down {_size(result['bytes']['down'])}, up {_size(result['bytes']['up'])}")
+    console.print(table)
+    console.print(f"folder: {folder}", markup=False, soft_wrap=True)
+
+
+def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
+    """A sweep's jobs, what failed and why, and the command that runs a failed one again.
+
+    Args:
+        rows: overrides, status, error, headline and folder of every job.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("job", "overrides", "status", "headline"):
+        table.add_column(column, overflow="fold")
+    for number, row in enumerate(rows):
+        headline = row["headline"]
+        value = f"{headline['metric']} {headline['value']:.4f}" if headline else "-"
+        table.add_row(str(number), " ".join(row["overrides"]), row["status"], value)
+    console.print(table)
+    counts = Counter(row["status"] for row in rows)
+    console.print(", ".join(f"{number} {status}" for status, number in sorted(counts.items())))
+    errors = Counter(row["error"] for row in rows if row["status"] == "failed")
+    for error, number in errors.most_common():
+        console.print(f"{number} failed: {error}", style="red", markup=False)
+        for row in rows:
+            if row["status"] == "failed" and row["error"] == error:
+                console.print(f"  again: fedexp {shlex.join(row['overrides'])}", markup=False, soft_wrap=True)
+                console.print(f"  log:   {row['folder']}/error.txt", markup=False, soft_wrap=True)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
