@@ -1,0 +1,294 @@
+"""Data sets: tiny files in the real formats, written here; absent and damaged files; content checks."""
+
+import gzip
+import hashlib
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedexp.core.build import build
+from fedexp.core.errors import ConfigError, DataError
+from fedexp.data._torchvision import torchvision_datasets
+from fedexp.data.dataset import Arrays, Dataset, verify
+from fedexp.data.digits import Digits
+from fedexp.data.image_folder import ImageFolder
+from fedexp.data.tiny_imagenet import TinyImageNet
+from fedexp.data.torchvision_sets import TorchvisionSet
+from tests.data.idx import pixels, write_mnist
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+
+
+def torchvision_set(source: str) -> TorchvisionSet:
+    shape = (1, 28, 28) if "MNIST" in source else (3, 32, 32)
+    classes = 100 if source == "CIFAR100" else 10
+    return TorchvisionSet(source=source, shape=shape, num_classes=classes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("source", ["MNIST", "FashionMNIST"])
+def test_idx_files(tmp_path: Path, source: str) -> None:
+    files = write_mnist(tmp_path, source)
+    arrays = torchvision_set(source).load(tmp_path, download=False)
+    assert np.array_equal(arrays.train_x[:, 0].numpy(), files["train-images-idx3"])
+    assert np.array_equal(arrays.test_y.numpy(), files["t10k-labels-idx1"])
+
+
+@pytest.mark.parametrize("source", ["CIFAR10", "CIFAR100"])
+def test_cifar_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    kind = getattr(torchvision_datasets(), source)
+    key, classes = ("labels", 10) if source == "CIFAR10" else ("fine_labels", 100)
+    folder = tmp_path / kind.base_folder
+    folder.mkdir()
+    content: dict[str, Any] = {}
+    for number, (name, _) in enumerate(kind.train_list + kind.test_list):
+        content[name] = {"data": pixels(classes, 3072, seed=number), key: list(range(classes))}
+        (folder / name).write_bytes(pickle.dumps(content[name]))
+    meta = {kind.meta["key"]: [f"class {i}" for i in range(classes)]}
+    (folder / kind.meta["filename"]).write_bytes(pickle.dumps(meta))
+
+    def md5(name: str) -> str:
+        return hashlib.md5((folder / name).read_bytes()).hexdigest()
+
+    dataset = torchvision_set(source)
+    with pytest.raises(DataError, match="damaged or not the publisher's"):  # the checksum is looked at
+        dataset.load(tmp_path, download=False)
+    monkeypatch.setattr(kind, "train_list", [[name, md5(name)] for name, _ in kind.train_list])
+    monkeypatch.setattr(kind, "test_list", [[name, md5(name)] for name, _ in kind.test_list])
+    monkeypatch.setattr(kind, "meta", kind.meta | {"md5": md5(kind.meta["filename"])})
+    arrays = dataset.load(tmp_path, download=False)
+    first = content[kind.train_list[0][0]]["data"]
+    assert np.array_equal(arrays.train_x[:classes].numpy(), first.reshape(-1, 3, 32, 32))
+    assert arrays.train_x.shape == (classes * len(kind.train_list), 3, 32, 32)
+    assert arrays.test_y.tolist() == list(range(classes))
+
+
+def test_svhn_matlab_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scipy.io import savemat
+
+    kind = torchvision_datasets().SVHN
+    image = {"train": pixels(32, 32, 3, 20), "test": pixels(32, 32, 3, 10, seed=1)}
+    splits = {}
+    for split, x in image.items():
+        path = tmp_path / f"{split}_32x32.mat"
+        savemat(path, {"X": x, "y": (np.arange(x.shape[3], dtype=np.uint8) % 10 + 1)[:, None]})
+        splits[split] = ["", path.name, hashlib.md5(path.read_bytes()).hexdigest()]
+    monkeypatch.setattr(kind, "split_list", splits)
+    arrays = torchvision_set("SVHN").load(tmp_path, download=False)
+    assert np.array_equal(arrays.train_x[7].numpy(), image["train"][..., 7].transpose(2, 0, 1))
+    assert arrays.test_y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]  # its label 10 is the digit 0
+
+
+def save_image(path: Path, array: np.ndarray) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path)
+
+
+def write_folder(root: Path) -> dict[str, np.ndarray]:
+    written = {}
+    for split, count in (("train", 3), ("test", 2)):
+        for label, name in enumerate(("ant", "bee")):
+            for i in range(count):
+                array = pixels(6, 4, 3, seed=100 * label + i + (50 if split == "test" else 0))
+                save_image(root / "bugs" / split / name / f"{i}.png", array)
+                written[f"{split}/{name}/{i}"] = array
+    return written
+
+
+def bugs(**changes: Any) -> ImageFolder:
+    return ImageFolder(**({"folder": "bugs", "num_classes": 2, "shape": (3, 6, 4)} | changes))
+
+
+def test_image_folders(tmp_path: Path) -> None:
+    written = write_folder(tmp_path)
+    arrays = bugs().load(tmp_path, download=False)
+    assert np.array_equal(arrays.train_x[4].numpy(), written["train/bee/1"].transpose(2, 0, 1))
+    assert arrays.train_y.tolist() == [0, 0, 0, 1, 1, 1] and arrays.test_y.tolist() == [0, 0, 1, 1]
+    elsewhere = bugs(folder=str(tmp_path / "bugs")).load(tmp_path / "another root", download=False)
+    assert torch.equal(elsewhere.train_x, arrays.train_x)
+
+
+def test_images_of_any_size_and_mode_become_the_declared_shape(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    save_image(tmp_path / "bugs/train/ant/grey.png", np.full((40, 30), 77, np.uint8))
+    save_image(tmp_path / "bugs/train/ant/alpha.png", np.full((3, 3, 4), 200, np.uint8))
+    arrays = bugs().load(tmp_path, download=False)
+    assert arrays.train_x.shape == (8, 3, 6, 4)
+    assert (arrays.train_x[4] == 77).all() and (arrays.train_x[3] == 200).all()  # 0, 1, 2, alpha, grey
+    grey = bugs(shape=(1, 8, 8)).load(tmp_path, download=False)
+    assert grey.train_x.shape == (8, 1, 8, 8) and (grey.train_x[4] == 77).all()
+
+
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "bugs/train/bee/broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    with pytest.raises(DataError, match="cannot be decoded") as caught:
+        bugs().load(tmp_path, download=False)
+    assert "broken.png" in str(caught.value)
+    (tmp_path / "bugs/train/bee/broken.png").unlink()
+    save_image(tmp_path / "bugs/train/bee/deep.png", np.zeros((4, 4), np.uint16))
+    with pytest.raises(DataError, match="more than 8 bits") as caught:
+        bugs().load(tmp_path, download=False)
+    assert "deep.png" in str(caught.value)
+
+
+def test_class_folders_must_match(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    with pytest.raises(DataError, match=r"not dataset\.num_classes") as caught:
+        bugs(num_classes=3).load(tmp_path, download=False)
+    assert "dataset.num_classes=2" in str(caught.value)
+    (tmp_path / "bugs/test/bee").rename(tmp_path / "bugs/test/beee")
+    with pytest.raises(DataError, match="same classes") as caught:
+        bugs().load(tmp_path, download=False)
+    assert "did you mean 'bee'?" in str(caught.value) and "only in test: beee" in str(caught.value)
+
+
+def test_tiny_imagenet_layout(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-imagenet-200"
+    ids = ["n02", "n01"]
+    for label, wnid in enumerate(ids):
+        for i in range(2):
+            save_image(
+                folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", np.full((64, 64, 3), 60 * label + 30, np.uint8)
+            )
+    for i in range(3):
+        save_image(folder / "val" / "images" / f"val_{i}.JPEG", np.full((64, 64, 3), 40 * i, np.uint8))
+    lines = ["val_2.JPEG\tn01\t0\t0\t62\t62", "val_0.JPEG\tn02\t1\t1\t5\t5", "val_1.JPEG\tn01\t0\t0\t1\t1"]
+    (folder / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+    dataset = TinyImageNet(num_classes=2)
+    arrays = dataset.load(tmp_path, download=False)
+    assert arrays.train_y.tolist() == [0, 0, 1, 1] and arrays.test_y.tolist() == [0, 1, 0]
+    assert (arrays.train_x[0].float().mean() - 90).abs() < 2  # n01 sorts first
+    assert (arrays.test_x[0].float().mean() - 80).abs() < 2  # in the annotations' order
+    (folder / "val" / "val_annotations.txt").write_text("val_2.JPEG\tn09\t0\t0\t1\t1\n")
+    with pytest.raises(DataError, match="no known class") as caught:
+        dataset.load(tmp_path, download=False)
+    assert "line 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN"])
+def test_absent_files_are_told_with_the_ways_to_get_them(tmp_path: Path, source: str) -> None:
+    dataset = torchvision_set(source)
+    with pytest.raises(DataError) as caught:
+        dataset.check(tmp_path, download=False)
+    text = str(caught.value)
+    for part in (str(tmp_path), "dataset.download=true", f"fedexp-data prepare {dataset.name}", "FEDEXP_DATA"):
+        assert part in text
+    assert str(dataset.expected_files(tmp_path)[0]) in text
+    dataset.check(tmp_path, download=True)  # may fetch them: nothing to refuse
+
+
+def test_absent_image_folders_cannot_be_downloaded(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        bugs().check(tmp_path, download=True)
+    assert "bugs" in str(caught.value) and "download" not in str(caught.value)
+
+
+def test_a_damaged_idx_file(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(DataError, match="damaged") as caught:
+        torchvision_set("MNIST").load(tmp_path, download=False)
+    assert "train-images-idx3-ubyte" in str(caught.value)
+
+
+def test_digits_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits
+
+    source = load_digits()
+    order = np.random.RandomState(0).permutation(1797)
+    arrays = Digits().load(Path("nowhere"), download=False)
+    assert len(arrays.train_y) == 1437 and len(arrays.test_y) == 360
+    assert np.array_equal(torch.cat([arrays.train_y, arrays.test_y]).numpy(), source.target[order])
+    x = torch.cat([arrays.train_x, arrays.test_x]).numpy()
+    assert np.array_equal(x[:, 0], np.rint(source.images[order] * 255 / 16))
+
+
+@pytest.mark.skipif(not (SHARED / "mnist").is_dir(), reason="the original MNIST files are not beside the checkout")
+def test_the_real_mnist(tmp_path: Path) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for packed in (SHARED / "mnist").glob("*.gz"):
+        (raw / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
+    arrays = torchvision_set("MNIST").load(tmp_path, download=False)
+    assert np.bincount(arrays.train_y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert len(arrays.test_y) == 10_000
+    x = arrays.train_x.double() / 255
+    assert abs(x.mean() - 0.1307) < 1e-4 and abs(x.std() - 0.3081) < 1e-4
+
+
+def good() -> Arrays:
+    x, y = torch.zeros(6, 1, 2, 2, dtype=torch.uint8), torch.arange(6) % 3
+    return Arrays(x, y, x[:3], y[:3])
+
+
+class Declared(Digits):
+    """Three classes of 1 x 2 x 2."""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_x": torch.zeros(6, 1, 2, 3, dtype=torch.uint8)}, "wrong shape"),
+        ({"train_x": torch.zeros(6, 1, 2, 2, dtype=torch.int32)}, "wrong dtype"),
+        ({"train_y": torch.arange(5) % 3}, "differ in number"),
+        ({"train_y": (torch.arange(6) % 3).int()}, "wrong form"),
+        ({"test_y": torch.tensor([0, 1, 3])}, "out of range"),
+        ({"test_y": torch.tensor([0, -1, 2])}, "out of range"),
+        ({"test_x": torch.zeros(0, 1, 2, 2), "test_y": torch.zeros(0, dtype=torch.int64)}, "is empty"),
+        ({"train_x": torch.full((6, 1, 2, 2), float("nan"))}, "NaN"),
+        ({"train_x": np.zeros((6, 1, 2, 2))}, "torch tensors"),
+    ],
+)
+def test_content_that_is_not_what_was_declared(change: dict[str, Any], message: str) -> None:
+    dataset = Declared(num_classes=3, shape=(1, 2, 2))
+    verify(dataset, good())
+    with pytest.raises(DataError, match=message) as caught:
+        verify(dataset, replace(good(), **change))
+    assert ("test" if "test_y" in change else "train") in str(caught.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Dataset):
+    """A user's data set: a field of its own, floating-point samples."""
+
+    points: int
+    num_classes: int = 2
+    shape: tuple[int, ...] = (3,)
+
+    def read(self, root: Path, download: bool) -> Arrays:
+        x, y = torch.linspace(-1, 1, 3 * self.points).reshape(-1, 3), torch.arange(self.points) % 2
+        return Arrays(x, y, x, y)
+
+
+def test_a_data_set_of_ones_own_is_a_class_named_in_yaml(tmp_path: Path) -> None:
+    node = {"_target_": f"{Mine.__module__}.Mine", "points": 8, "augment": None}
+    dataset = build(Dataset, node, "dataset")  # type: ignore[type-abstract]
+    assert dataset.load(tmp_path, download=False).train_x.shape == (8, 3)
+    assert list(tmp_path.iterdir()) == []  # a user's read() may change its mind: not cached unless it says so
+    with pytest.raises(ConfigError, match="points"):
+        build(Dataset, {"_target_": f"{Mine.__module__}.Mine"}, "dataset")  # type: ignore[type-abstract]
+    with pytest.raises(ConfigError, match="augment works on images"):
+        build(Dataset, node | {"augment": {"flip": 0.5}}, "dataset")  # type: ignore[type-abstract]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_classes": 1},
+        {"shape": ()},
+        {"mean": (0.5,)},
+        {"mean": (0.5, 0.5), "std": (1.0, 1.0)},
+        {"mean": (0.0,), "std": (0.0,)},
+    ],
+)
+def test_declarations_are_checked(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"num_classes|shape|mean|std"):
+        Digits(**changes)

@@ -1,0 +1,181 @@
+"""From arrays to clients: limits, proxy, partition, validation, each disjoint from the others."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedexp.core.data import POOLED, FederatedData, Partition
+from fedexp.core.errors import ConfigError, DataError
+from fedexp.data.augment import Augment
+from fedexp.data.dataset import Arrays, Dataset, fingerprint
+from fedexp.data.digits import Digits
+from fedexp.data.federated import Proxy, balanced, cut_validation, federate
+from fedexp.data.partition import Partitioner
+from fedexp.data.partitions.dirichlet import Dirichlet
+from fedexp.data.partitions.iid import Iid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbered(Dataset):
+    """Every sample is its own number, so that it can be recognised wherever it went. Test numbers start at 10,000."""
+
+    num_classes: int = 4
+    shape: tuple[int, ...] = (1,)
+
+    def read(self, root: Path, download: bool) -> Arrays:
+        def split(n: int, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.arange(start, start + n, dtype=torch.float32)[:, None], torch.arange(n) % 4
+
+        return Arrays(*split(400, 0), *split(100, 10_000))
+
+
+def make(dataset: Dataset | None = None, partitioner: Partitioner | None = None, **changes: Any) -> FederatedData:
+    arguments: dict[str, Any] = {
+        "root": Path("nowhere"),
+        "download": False,
+        "clients": 5,
+        "seed_data": 0,
+        "val_fraction": 0.0,
+        "proxy": Proxy(),
+        "limit_train": None,
+        "limit_test": None,
+        "device": torch.device("cpu"),
+        "dtype": torch.float32,
+    }
+    return federate(dataset or Numbered(), partitioner or Iid(), **(arguments | changes))
+
+
+def numbers(samples: Any) -> list[int]:
+    return [] if samples is None else samples.x[:, 0].int().tolist()
+
+
+def test_without_options_the_pool_is_the_data_set() -> None:
+    data = make()
+    assert numbers(data.train) == list(range(400)) and numbers(data.test) == list(range(10_000, 10_100))
+    assert data.val is None and data.proxy is None and data.proxy_source == "none"
+    assert np.array_equal(data.labels, data.train.y.numpy())
+    assert data.class_counts().sum() == 400
+    assert data.partition.sha256 == Iid().split(data.labels, 4, 5, np.random.RandomState(0)).sha256
+
+
+@pytest.mark.parametrize(("source", "size", "count"), [("train", 40, 40), ("train", 0.25, 100), ("test", 0.1, 10)])
+def test_a_proxy_is_disjoint_balanced_and_recorded(source: str, size: float, count: int) -> None:
+    data = make(proxy=Proxy(source, size, labelled=True))  # type: ignore[arg-type]
+    pools = {"train": data.train, "test": data.test}
+    assert data.proxy is not None and data.proxy_source == source
+    assert len(data.proxy) == count
+    assert not set(numbers(data.proxy)) & (set(numbers(data.train)) | set(numbers(data.test)))
+    whole = {"train": range(400), "test": range(10_000, 10_100)}
+    for name, pool in pools.items():
+        expected = set(whole[name]) - (set(numbers(data.proxy)) if name == source else set())
+        assert set(numbers(pool)) == expected
+    per_class = np.bincount(data.proxy.y.numpy(), minlength=4)
+    assert per_class.max() - per_class.min() <= 1
+    assert [n % 4 for n in numbers(data.proxy)] == data.proxy.y.tolist()  # 10,000 is a multiple of 4
+    assert data.fingerprint == make().fingerprint
+
+
+def test_an_unlabelled_proxy_knows_no_labels() -> None:
+    data = make(proxy=Proxy("test", 10))
+    assert data.proxy is not None and set(data.proxy.y.tolist()) == {-1}
+    assert (data.test.y >= 0).all() and (data.train.y >= 0).all()
+
+
+def test_a_test_proxy_leaves_the_partition_alone() -> None:
+    assert make(proxy=Proxy("test", 10)).partition.sha256 == make().partition.sha256
+
+
+def test_the_proxy_is_drawn_from_its_own_stream() -> None:
+    """A proxy of the training pool is the same under every scheme, and the scheme's generator starts untouched."""
+    iid = make(proxy=Proxy("train", 40))
+    dirichlet = make(partitioner=Dirichlet(alpha=1.0), proxy=Proxy("train", 40))
+    assert numbers(iid.proxy) == numbers(dirichlet.proxy) != numbers(make(proxy=Proxy("train", 40), seed_data=1).proxy)
+    assert iid.partition.sha256 == Iid().split(iid.labels, 4, 5, np.random.RandomState(0)).sha256
+
+
+def test_a_proxy_must_leave_something() -> None:
+    with pytest.raises(ConfigError, match="all of the test split"):
+        make(proxy=Proxy("test", 100))
+
+
+@pytest.mark.parametrize(("source", "size"), [("train", 0), ("train", 1.5), ("test", -1), ("none", 10)])
+def test_proxy_values_are_checked(source: Any, size: float) -> None:
+    with pytest.raises(ValueError, match=r"proxy\.size"):
+        Proxy(source, size)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9])
+def test_the_validation_share_is_cut_from_every_client(fraction: float) -> None:
+    whole, data = make(partitioner=Dirichlet(alpha=0.5)), make(partitioner=Dirichlet(alpha=0.5), val_fraction=fraction)
+    assert data.val is not None
+    kept, held = set(data.partition.indices.tolist()), set(numbers(data.val))
+    assert not kept & held and kept | held == set(range(400))
+    assert set(data.partition.of(POOLED).tolist()) == kept
+    for client in range(5):
+        before, after = whole.partition.of(client), data.partition.of(client)
+        assert [i for i in before if i in kept] == after.tolist()  # in the order they had
+        assert len(before) - len(after) == min(int(fraction * len(before) + 0.5), len(before) - 1)
+    assert data.class_counts().sum() == len(kept)
+    assert data.partition.info["val_samples"] == len(held)
+
+
+def test_clients_keep_one_sample_and_empty_ones_stay_empty() -> None:
+    partition = Partition.from_lists([np.array([0]), np.array([], dtype=np.int64), np.array([1, 2])])
+    assert cut_validation(partition, 0.99, 0).sizes.tolist() == [1, 0, 1]
+
+
+def test_a_clients_cut_does_not_depend_on_the_other_clients() -> None:
+    mine, others = np.arange(50, 90), np.concatenate([np.arange(50), np.arange(90, 100)])
+    together = cut_validation(Partition.from_lists([mine, others]), 0.25, 3)
+    split = cut_validation(Partition.from_lists([others[:30], mine, others[30:]]), 0.25, 3)
+    assert together.of(0).tolist() == split.of(1).tolist()
+
+
+def test_a_validation_share_of_nothing_is_refused() -> None:
+    with pytest.raises(DataError, match="validation share is empty"):
+        make(val_fraction=1e-4)
+
+
+def test_limits_are_balanced_and_deterministic() -> None:
+    data = make(limit_train=42, limit_test=8)
+    assert sorted(np.bincount(data.labels).tolist()) == [10, 10, 11, 11]
+    assert len(data.test) == 8
+    assert numbers(make(limit_train=42, seed_data=5).train) == numbers(data.train)
+    assert numbers(make(limit_train=10_000).train) == list(range(400))
+
+
+def test_balanced_takes_what_a_short_class_cannot_give_from_the_others() -> None:
+    labels = np.array([0] * 50 + [1] * 3 + [2] * 20)
+    chosen = balanced(labels, 30, 4)
+    assert np.bincount(labels[chosen]).tolist() == [14, 3, 13]
+    assert len(set(chosen.tolist())) == 30 and np.array_equal(chosen, np.sort(chosen))
+    assert len(balanced(labels, 73, 4)) == 73
+
+
+def test_augmentation_is_for_training_only() -> None:
+    data = make(Digits(augment=Augment()), val_fraction=0.2, proxy=Proxy("train", 50))
+    assert data.train.augment == Augment()
+    assert data.val is not None and data.proxy is not None
+    assert data.val.augment is None and data.test.augment is None and data.proxy.augment is None
+
+
+def test_digits_are_normalised_to_their_own_statistics() -> None:
+    data = make(Digits(mean=(0.3054,), std=(0.3757,)))
+    x = data.train.inputs(slice(None)).double()
+    assert abs(x.mean()) < 1e-3 and abs(x.std() - 1) < 1e-3
+    assert data.train.x.dtype == torch.uint8
+
+
+def test_the_fingerprint_sees_every_array() -> None:
+    arrays = Numbered().read(Path(), False)
+    names = ("train_x", "train_y", "test_x", "test_y")
+    prints = {fingerprint(arrays)}
+    for name in names:
+        parts = {other: getattr(arrays, other).clone() for other in names}
+        parts[name][0] += 1
+        prints.add(fingerprint(Arrays(**parts)))
+    assert len(prints) == 5

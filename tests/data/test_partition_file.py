@@ -1,0 +1,94 @@
+"""A partition travels as a file: bit for bit, checked, without pickle."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from fedexp.core.data import Partition
+from fedexp.core.errors import ConfigError, DataError
+from fedexp.data.federated import cut_validation
+from fedexp.data.partition import CutPartition, load_partition, save_partition
+from fedexp.data.partitions.dirichlet import Dirichlet
+from fedexp.data.partitions.file import File
+
+LABELS = np.repeat(np.arange(10), 50)
+
+
+def drawn(seed: int = 0) -> Partition:
+    return Dirichlet().split(LABELS, 10, 5, np.random.RandomState(seed))
+
+
+def replay(path: Path, clients: int = 5, labels: np.ndarray = LABELS, **fields: object) -> Partition:
+    return File(path=str(path), **fields).split(labels, 10, clients, np.random.RandomState(99))  # type: ignore[arg-type]
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    partition = drawn()
+    save_partition(partition, tmp_path / "deep" / "p.safetensors")
+    loaded = load_partition(tmp_path / "deep" / "p.safetensors")
+    assert np.array_equal(loaded.indices, partition.indices) and np.array_equal(loaded.offsets, partition.offsets)
+    assert loaded.info == partition.info and loaded.sha256 == partition.sha256
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["p.safetensors"]
+
+
+def test_the_file_scheme_replays_it(tmp_path: Path) -> None:
+    partition = drawn()
+    save_partition(partition, tmp_path / "p")
+    again = replay(tmp_path / "p", sha256=partition.sha256)
+    assert again.sha256 == partition.sha256 and again.info["scheme"] == "dirichlet"
+
+
+def test_a_validation_cut_travels_along(tmp_path: Path) -> None:
+    cut = cut_validation(drawn(), 0.2, 0)
+    save_partition(cut, tmp_path / "p")
+    again = replay(tmp_path / "p", val_fraction=0.2)
+    assert isinstance(again, CutPartition) and np.array_equal(again.held, cut.held)
+    with pytest.raises(DataError, match="validation share of another size"):
+        replay(tmp_path / "p", val_fraction=0.1)
+
+
+def test_dropped_clients_travel_along(tmp_path: Path) -> None:
+    scheme = Dirichlet(alpha=0.05, gated=False, on_small="drop", min_size=20)
+    partition = scheme.split(LABELS, 10, 8, np.random.RandomState(0))
+    assert partition.num_clients < 8
+    save_partition(partition, tmp_path / "p")
+    assert replay(tmp_path / "p", clients=8).sha256 == partition.sha256
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sha256": "0" * 64}, "another partition"),
+        ({"labels": LABELS[:-1]}, "another pool"),
+        ({"clients": 6}, "another number of clients"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, arguments: dict, message: str) -> None:
+    save_partition(drawn(), tmp_path / "p")
+    with pytest.raises(DataError, match=message):
+        replay(tmp_path / "p", **arguments)
+
+
+def test_damage_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    save_partition(drawn(), path)
+    content = bytearray(path.read_bytes())
+    content[-8] ^= 1  # in the last array
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="not a partition file"):
+        load_partition(path)
+    path.write_bytes(content[:100])
+    with pytest.raises(DataError, match="not a partition file"):
+        load_partition(path)
+    save_file({"weights": np.zeros(3)}, path)
+    assert load_file(path)["weights"].shape == (3,)
+    with pytest.raises(DataError, match="not a partition file"):
+        load_partition(path)
+
+
+@pytest.mark.parametrize("path", ["", "absent.safetensors"])
+def test_an_absent_file_is_refused_before_data(path: str) -> None:
+    with pytest.raises(ConfigError, match="partition file"):
+        File(path=path).check(5, 10)

@@ -1,0 +1,330 @@
+"""Every scheme: published partitions replay, and the rules that hold for all of them."""
+
+import numpy as np
+import pytest
+
+from fedexp.core.data import Partition
+from fedexp.core.errors import ConfigError, DataError
+from fedexp.data.partition import Partitioner, apply_small_policy, validate
+from fedexp.data.partitions.dirichlet import Dirichlet
+from fedexp.data.partitions.dirichlet_per_client import DirichletPerClient
+from fedexp.data.partitions.iid import Iid
+from fedexp.data.partitions.label_groups import LabelGroups
+from fedexp.data.partitions.pathological import Pathological
+from fedexp.data.partitions.shards import Shards
+
+FIFTY_THOUSAND = np.repeat(np.arange(10), 5000)
+
+
+def rng(seed: int = 0) -> np.random.RandomState:
+    return np.random.RandomState(seed)
+
+
+def class_counts(partition: Partition, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    parts = [np.bincount(labels[partition.of(c)], minlength=num_classes) for c in range(partition.num_clients)]
+    return np.stack(parts)
+
+
+def uneven_labels(n: int = 3000, num_classes: int = 10, seed: int = 3) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    return generator.choice(num_classes, size=n, p=generator.dirichlet(np.full(num_classes, 5.0))).astype(np.int64)
+
+
+def test_golden_counts_of_the_gated_dirichlet_split() -> None:
+    """The statistics that DENSE's README prints (spec/distillation.md 2.2)."""
+    golden = [
+        [156, 709, 301, 2629, 20, 651, 915, 113, 180, 2133],
+        [1771, 2695, 1251, 1407, 665, 314, 1419, 3469, 0, 0],
+        [236, 15, 1715, 76, 1304, 34, 1773, 75, 3289, 2360],
+        [2809, 575, 157, 853, 2555, 2557, 203, 1213, 0, 0],
+        [28, 1006, 1576, 35, 456, 1444, 690, 130, 1531, 507],
+    ]
+    partition = Dirichlet(alpha=0.5).split(FIFTY_THOUSAND, 10, 5, rng(1))
+    assert class_counts(partition, FIFTY_THOUSAND, 10).tolist() == golden
+
+
+@pytest.mark.parametrize(
+    ("alpha", "sizes"), [(0.3, [12181, 11389, 8272, 9624, 8534]), (0.1, [11079, 11628, 11830, 12660, 2803])]
+)
+def test_golden_sizes_at_other_concentrations(alpha: float, sizes: list[int]) -> None:
+    assert Dirichlet(alpha=alpha).split(FIFTY_THOUSAND, 10, 5, rng(1)).sizes.tolist() == sizes
+
+
+def transcribed(
+    labels: np.ndarray, num_classes: int, clients: int, alpha: float, seed: int, gated: bool
+) -> list[list[int]]:
+    """spec/fusion.md 2, as plainly as it reads there, on lists."""
+    random = np.random.RandomState(seed)
+    limit = len(labels) / clients
+    while True:
+        parts: list[list[int]] = [[] for _ in range(clients)]
+        for k in range(num_classes):
+            idx = np.where(labels == k)[0]
+            random.shuffle(idx)
+            p = random.dirichlet([alpha] * clients)
+            if gated:
+                p = np.array([0.0 if len(parts[j]) >= limit else p[j] for j in range(clients)])
+                p = p / p.sum()
+            cuts = [int(c) for c in np.floor(np.cumsum(p) * len(idx))][:-1]
+            for j, piece in enumerate(np.split(idx, cuts)):
+                parts[j] += piece.tolist()
+        if not gated or min(map(len, parts)) >= 10:
+            break
+    for part in parts:
+        random.shuffle(part)
+    return parts
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(("clients", "alpha", "seed"), [(4, 0.5, 0), (10, 0.3, 5), (12, 0.1, 2)])
+def test_dirichlet_replays_the_published_call_order(clients: int, alpha: float, seed: int, gated: bool) -> None:
+    labels = uneven_labels()
+    partition = Dirichlet(alpha=alpha, gated=gated, on_small="error" if gated else "allow").split(
+        labels, 10, clients, rng(seed)
+    )
+    expected = transcribed(labels, 10, clients, alpha, seed, gated)
+    assert [partition.of(c).tolist() for c in range(clients)] == expected
+
+
+def test_a_replay_after_rejected_draws() -> None:
+    """16 clients at alpha 0.1 need several draws; the accepted one is the transcription's."""
+    labels = np.repeat(np.arange(10), 200)
+    partition = Dirichlet(alpha=0.1).split(labels, 10, 16, rng(4))
+    assert partition.info["draws"] > 1
+    assert [partition.of(c).tolist() for c in range(16)] == transcribed(labels, 10, 16, 0.1, 4, gated=True)
+
+
+def test_iid_replays_one_permutation_cut_in_parts() -> None:
+    partition = Iid().split(uneven_labels(1003), 10, 7, rng(2))
+    expected = np.array_split(np.random.RandomState(2).permutation(1003), 7)
+    assert [partition.of(c).tolist() for c in range(7)] == [part.tolist() for part in expected]
+
+
+SCHEMES: list[Partitioner] = [
+    Iid(),
+    Dirichlet(alpha=0.5),
+    Dirichlet(alpha=0.1, gated=False, on_small="allow"),
+    DirichletPerClient(alpha=0.3),
+    DirichletPerClient(alpha=0.001),
+    Shards(shards=3),
+    Pathological(classes_per_client=3),
+    LabelGroups(groups=tuple((i % 10, (i + 3) % 10) for i in range(12))),
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: f"{scheme.name}-{SCHEMES.index(scheme)}")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_disjoint_complete_and_a_function_of_the_seed(scheme: Partitioner, seed: int) -> None:
+    labels = uneven_labels()
+    partition = scheme.split(labels, 10, 12, rng(seed))
+    assert partition.num_clients == 12
+    assert np.array_equal(np.sort(partition.indices), np.arange(len(labels)))
+    assert partition.indices.dtype == partition.offsets.dtype == np.int64
+    assert scheme.split(labels, 10, 12, rng(seed)).sha256 == partition.sha256
+    if not isinstance(scheme, LabelGroups) or seed:
+        assert scheme.split(labels, 10, 12, rng(seed + 7)).sha256 != partition.sha256
+
+
+@pytest.mark.parametrize("scheme", [Iid(), DirichletPerClient(alpha=0.2), Shards(shards=2)], ids=lambda s: s.name)
+def test_balanced_schemes_have_equal_sizes(scheme: Partitioner) -> None:
+    sizes = scheme.split(uneven_labels(3001), 10, 8, rng()).sizes
+    spread = 2 if isinstance(scheme, Shards) else 1  # a shard more or less, each by at most one sample
+    assert sizes.max() - sizes.min() <= spread
+
+
+def test_per_client_priors_follow_alpha() -> None:
+    """Large alpha: every client the pool's mix. Tiny alpha: hardly more than one class while classes last."""
+    labels = np.repeat(np.arange(10), 1000)
+    even = class_counts(DirichletPerClient(alpha=1e6).split(labels, 10, 10, rng()), labels, 10)
+    assert abs(even - 100).max() < 60  # 6 standard deviations of a binomial(1000, 0.1)
+    skewed = class_counts(DirichletPerClient(alpha=1e-3).split(labels, 10, 100, rng()), labels, 10)
+    assert skewed.max(axis=1).mean() > 80  # of 100; what popular classes lack comes from the others
+
+
+def test_per_client_hand_out_is_vectorised() -> None:
+    """Whole passes: 50,000 clients are no 50,000 steps."""
+    labels = np.random.RandomState(0).randint(0, 10, 500_000)
+    partition = DirichletPerClient(alpha=0.3).split(labels, 10, 50_000, rng())
+    assert set(partition.sizes) == {10}
+    assert partition.info["passes"] <= 11
+
+
+def test_shards_are_runs_of_the_sorted_pool() -> None:
+    labels = np.tile(np.arange(10), 100)
+    partition = Shards(shards=2).split(labels, 10, 10, rng())
+    by_label = np.argsort(labels, kind="stable")
+    place = np.empty(1000, dtype=np.int64)
+    place[by_label] = np.arange(1000)
+    for c in range(10):
+        shards = {int(p) // 50 for p in place[partition.of(c)]}
+        assert len(shards) == 2 and len(partition.of(c)) == 100
+
+
+@pytest.mark.parametrize(("clients", "n"), [(12, 3), (10, 1), (6, 4), (25, 10)])
+def test_pathological_clients_hold_n_classes_split_equally(clients: int, n: int) -> None:
+    labels = np.repeat(np.arange(10), 300)
+    counts = class_counts(Pathological(classes_per_client=n).split(labels, 10, clients, rng()), labels, 10)
+    assert ((counts > 0).sum(axis=1) == n).all()
+    assert all(counts[i, i % 10] > 0 for i in range(clients))
+    for column in counts.T:
+        holders = column[column > 0]
+        assert holders.max() - holders.min() <= 1
+
+
+def test_label_groups_are_kept() -> None:
+    labels = np.repeat(np.arange(4), 30)
+    groups = ((0, 1), (1, 2), (3,), (1,))
+    counts = class_counts(LabelGroups(groups=groups).split(labels, 4, 4, rng()), labels, 4)
+    assert counts.tolist() == [[30, 10, 0, 0], [0, 10, 30, 0], [0, 0, 0, 30], [0, 10, 0, 0]]
+
+
+def test_zero_proportions_are_drawn_again_instead_of_nan() -> None:
+    """At alpha 0.001 a draw is zero on all clients that are not full, sooner or later: the published code divides 0/0."""
+    labels = np.repeat(np.arange(10), 40)
+    for seed in range(20):
+        partition = Dirichlet(alpha=0.001, min_size=1, on_small="allow", max_draws=20).split(labels, 10, 4, rng(seed))
+        assert partition.sizes.sum() == 400
+
+
+def test_a_hopeless_concentration_ends_in_an_error() -> None:
+    with pytest.raises(DataError, match="all zero"):
+        Dirichlet(alpha=1e-9, on_small="allow").split(np.repeat(np.arange(10), 40), 10, 4, rng())
+
+
+def test_draws_are_bounded_and_the_error_says_what_to_change() -> None:
+    labels = np.repeat(np.arange(10), 100)
+    with pytest.raises(DataError) as caught:
+        Dirichlet(alpha=0.01, max_draws=7).split(labels, 10, 50, rng())
+    text = str(caught.value)
+    for part in ("7 draws", "min_size=10", "on_small=repair|drop|allow", "alpha", "smallest client between 0 and"):
+        assert part in text
+
+
+def test_the_clock_bounds_draws_too() -> None:
+    scheme = Dirichlet(alpha=0.01, max_seconds=1e-9)
+    with pytest.raises(DataError, match="1 draws"):
+        scheme.split(np.repeat(np.arange(10), 100), 10, 50, rng())
+
+
+@pytest.mark.parametrize("max_draws", [1, 5])
+def test_after_the_bound_the_policy_works_on_the_first_draw(max_draws: int) -> None:
+    """... so that the result does not depend on where the clock stopped."""
+    labels = np.repeat(np.arange(10), 100)
+    partition = Dirichlet(alpha=0.01, max_draws=max_draws, on_small="repair").split(labels, 10, 50, rng())
+    assert partition.sizes.min() >= 10
+    assert partition.sha256 == Dirichlet(alpha=0.01, max_draws=1, on_small="repair").split(labels, 10, 50, rng()).sha256
+    assert partition.info["draws"] == max_draws
+
+
+def test_too_few_samples_are_refused_at_once() -> None:
+    with pytest.raises(DataError, match="cannot give 50 clients min_size=10"):
+        Dirichlet().split(np.repeat(np.arange(10), 10), 10, 50, rng())
+
+
+LISTS = [np.arange(0, 50), np.arange(50, 52), np.arange(52, 52), np.arange(52, 100)]
+
+
+def test_policy_error_names_the_clients() -> None:
+    with pytest.raises(DataError, match="2 of 4 clients") as caught:
+        apply_small_policy(Partition.from_lists(LISTS), 5, "error")
+    assert "client 1 has 2, client 2 has 0" in str(caught.value)
+
+
+def test_policy_allow_keeps_everything() -> None:
+    partition = Partition.from_lists(LISTS)
+    assert apply_small_policy(partition, 5, "allow") is partition
+
+
+def test_policy_drop_renumbers_and_records() -> None:
+    dropped = validate(apply_small_policy(Partition.from_lists(LISTS), 5, "drop"), 100)
+    assert dropped.sizes.tolist() == [50, 48]
+    assert np.array_equal(dropped.of(1), LISTS[3])
+    assert dropped.info == {"dropped_clients": 2, "dropped_samples": 2}
+
+
+def test_policy_drop_needs_somebody_left() -> None:
+    with pytest.raises(DataError, match="leaves none"):
+        apply_small_policy(Partition.from_lists(LISTS), 60, "drop")
+
+
+def test_policy_repair_takes_the_last_samples_of_the_largest() -> None:
+    repaired = validate(apply_small_policy(Partition.from_lists(LISTS), 5, "repair"), 100)
+    assert repaired.sizes.min() == 5
+    assert repaired.sizes.sum() == 100 and repaired.info["moved_samples"] == 8
+    assert np.array_equal(repaired.of(0), LISTS[0][: len(repaired.of(0))])
+    assert np.array_equal(repaired.of(3), LISTS[3][: len(repaired.of(3))])
+    assert abs(len(repaired.of(0)) - len(repaired.of(3))) <= 1  # always from whoever has most
+    assert set(LISTS[1]) <= set(repaired.of(1))
+
+
+def test_policy_repair_needs_enough_samples() -> None:
+    with pytest.raises(DataError, match="too few"):
+        apply_small_policy(Partition.from_lists(LISTS), 26, "repair")
+
+
+def test_schemes_without_a_minimum_refuse_empty_clients() -> None:
+    with pytest.raises(DataError, match="fewer than min_size=1"):
+        Iid().split(np.zeros(5, np.int64), 2, 8, rng())
+    assert Iid(on_small="allow").split(np.zeros(5, np.int64), 2, 8, rng()).sizes.tolist() == [1] * 5 + [0] * 3
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ([[0, 1], [1, 2, 3]], "held twice"),
+        ([[0, 1], [3]], "missing"),
+        ([[0, 1], [2, 3, 4]], "outside the pool"),
+        ([[0, -1], [2, 3]], "outside the pool"),
+    ],
+)
+def test_validate_refuses(lists: list[list[int]], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        validate(Partition.from_lists([np.array(part) for part in lists]), 4)
+
+
+def test_a_users_scheme_is_validated() -> None:
+    class Twice(Iid):
+        def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+            return Partition.from_lists([np.arange(len(labels))] * clients)
+
+    with pytest.raises(DataError, match="held twice"):
+        Twice().split(np.zeros(10, np.int64), 2, 2, rng())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "clients", "message"),
+    [
+        (Pathological(classes_per_client=11), 10, "more classes than there are"),
+        (Pathological(classes_per_client=2), 4, "cannot hold 10 classes"),
+        (LabelGroups(groups=((0, 1),)), 2, "one group of classes per client"),
+        (LabelGroups(), 2, "one group of classes per client"),
+        (LabelGroups(groups=((0, 10),)), 1, "class 10 does not exist"),
+        (Iid(), 0, "needs a client"),
+    ],
+)
+def test_impossible_settings_are_refused_before_data(scheme: Partitioner, clients: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        scheme.check(clients, 10)
+
+
+def test_label_groups_must_cover_the_pool() -> None:
+    with pytest.raises(DataError, match="without a client"):
+        LabelGroups(groups=((0,), (1,))).split(np.array([0, 1, 2]), 3, 2, rng())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Dirichlet(alpha=0.0),
+        lambda: DirichletPerClient(alpha=-1.0),
+        lambda: Shards(shards=0),
+        lambda: Pathological(classes_per_client=0),
+        lambda: LabelGroups(groups=((0, 0),)),
+        lambda: Iid(val_fraction=1.0),
+        lambda: Iid(min_size=0),
+        lambda: Dirichlet(max_draws=0),
+    ],
+)
+def test_values_out_of_range_are_refused(make: object) -> None:
+    with pytest.raises(ValueError, match=r"must|twice"):
+        make()  # type: ignore[operator]
