@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import platform
 import signal
 import subprocess
@@ -293,7 +292,10 @@ class _Run:
         if not (config.memo.enabled and config.reuse):
             return experiment.executor
         root = Path(config.output_root).expanduser().resolve() / "memo"
-        return Memo(experiment.executor, root, config.memo.max_gb, self.numerics, code_hash(self.raw), data.fingerprint)
+        client_side = {group: self.raw[group] for group in ("trainer", "task", "model", "dataset")}
+        return Memo(
+            experiment.executor, root, config.memo.max_gb, self.numerics, code_hash(client_side), data.fingerprint
+        )
 
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
         logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
@@ -335,7 +337,7 @@ def _save_outcome(outcome: Outcome, path: Path) -> None:
         for name, value in {**model.params, **model.buffers}.items():
             tensors[prefix + name] = value
     specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
-    save_tree(path, tensors, {"kind": outcome.kind, "combine": outcome.combine, "specs": json.dumps(specs)})
+    save_tree(path, tensors, {"kind": outcome.kind, "combine": outcome.combine, "specs": specs})
 
 
 def environment() -> dict[str, Any]:

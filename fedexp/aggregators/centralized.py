@@ -7,6 +7,7 @@ client's does.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedexp.aggregators.mean import Mean
 from fedexp.core.data import POOLED
@@ -16,6 +17,8 @@ from fedexp.core.env import Env
 @dataclass(frozen=True)
 class Centralized(Mean):
     """`Mean` over a cohort of one, which holds all training data."""
+
+    communicates: ClassVar[bool] = False
 
     def cohort(self, env: Env) -> list[int]:
         return [POOLED]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedexp.core.aggregator import Aggregator, Outcome, State
 from fedexp.core.env import Env
@@ -21,6 +21,8 @@ from fedexp.core.task import Metrics
 @dataclass(frozen=True)
 class Local(Aggregator):
     """Every client trains its own model on, round after round."""
+
+    communicates: ClassVar[bool] = False
 
     def init(self, env: Env) -> State:
         return {"models": {}}
@@ -47,6 +49,8 @@ class Ensemble(Local):
     """
 
     combine: Literal["logits", "probs"] = "logits"
+
+    communicates: ClassVar[bool] = True  # as if the members were collected every round
 
     def outcome(self, state: State) -> Outcome:
         return Outcome(tuple(state["models"].values()), "ensemble", combine=self.combine)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -38,7 +38,7 @@ class Mean(Aggregator):
 
     weights: Literal["samples", "uniform"] = "samples"
 
-    averages_updates = True
+    averages_updates: ClassVar[bool] = True
 
     def cohort(self, env: Env) -> list[int]:
         """Who trains in this round."""

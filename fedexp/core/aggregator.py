@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -38,7 +38,8 @@ class Outcome:
 class Aggregator(ABC):
     """What the server does. All state is in the `State` value; a plug-in keeps none of its own."""
 
-    averages_updates = False  # class constant: whether trainer halves and server optimizers take effect
+    averages_updates: ClassVar[bool] = False  # do trainers' server halves and server optimizers take effect?
+    communicates: ClassVar[bool] = True  # do models travel every round? (False: no bytes are counted)
 
     @property
     def needs(self) -> Needs:

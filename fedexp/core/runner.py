@@ -57,7 +57,7 @@ def run(
         here = env.at(now.step)
         began = time.perf_counter()
         jobs = [_with_memory(job, now.clients) for job in aggregator.plan(now.state, here)]
-        stream = _Stream(jobs, executor.map(jobs, data), here, on_nonfinite, on_client)
+        stream = _Stream(jobs, executor.map(jobs, data), here, on_nonfinite, on_client, aggregator.communicates)
         results = iter(stream)
         state, metrics = aggregator.update(now.state, results, here)
         for _ in results:  # an aggregator may stop early; the step is over when every client is
@@ -83,9 +83,10 @@ class _Stream:
         env: Env,
         on_nonfinite: OnNonfinite,
         on_client: Callable[[int, int], None],
+        communicates: bool,
     ) -> None:
         self.jobs, self.results, self.env = jobs, iter(results), env
-        self.on_nonfinite, self.on_client = on_nonfinite, on_client
+        self.on_nonfinite, self.on_client, self.communicates = on_nonfinite, on_client, communicates
         self.memories: dict[int, Trees] = {}
         self.seconds = 0.0
         self.examples = self.steps = self.up = self.down = self.skipped = 0
@@ -96,8 +97,9 @@ class _Stream:
             began = time.perf_counter()
             result = next(self.results)
             self.seconds += time.perf_counter() - began
-            self.down += bytes_down(job)
-            self.up += bytes_up(result)
+            if self.communicates:
+                self.down += bytes_down(job)
+                self.up += bytes_up(result)
             self.steps += result.num_steps
             self.on_client(done, len(self.jobs))
             if not self._finite(result):

@@ -95,17 +95,16 @@ class Memo(Executor):
             "state": None if result.state is None else list(result.state),
             "seconds": seconds,
         }
-        return save_tree(self._path(key), tree, {"facts": json.dumps(facts)})
+        return save_tree(self._path(key), tree, facts)
 
     def _load(self, key: str, job: ClientJob, data: FederatedData) -> ClientResult:
         path = self._path(key)
         try:
-            tree, text = load_tree(path, data.train.x.device)
+            tree, facts = load_tree(path, data.train.x.device)
             path.touch()
         except (FileNotFoundError, safetensors.SafetensorError):  # evicted or damaged since we looked: train it
             self.misses += 1
             return next(self.inner.map([job], data))
-        facts = json.loads(text["facts"])
         self.hits += 1
         return ClientResult(
             client=job.client,

@@ -18,8 +18,8 @@ from fedexp.core.trees import Tree, digest
 from fedexp.storage.files import write_bytes
 
 
-def save_tree(path: Path, tree: Tree, facts: dict[str, str] | None = None) -> int:
-    """Write a tree as one safetensors file, atomically, with text `facts` beside it; returns its size in bytes.
+def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
+    """Write a tree as one safetensors file, atomically, with `facts` (JSON values) beside it; returns its size in bytes.
 
     safetensors sorts its keys and refuses tensors that share memory, so the order is stored and shared ones are copied.
     """
@@ -29,16 +29,17 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, str] | None = None) -> in
         flat = value.detach().cpu().contiguous()
         data[key] = flat.clone() if flat.untyped_storage().data_ptr() in seen else flat
         seen.add(data[key].untyped_storage().data_ptr())
-    blob = safetensors.torch.save(data, metadata={"order": json.dumps(list(tree)), **(facts or {})})
+    about = {"fedexp": json.dumps({"order": list(tree), **(facts or {})})}  # one key: several are written in random order
+    blob = safetensors.torch.save(data, metadata=about)
     write_bytes(path, blob)
     return len(blob)
 
 
-def load_tree(path: Path, device: torch.device) -> tuple[Tree, dict[str, str]]:
+def load_tree(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]]:
     """What `save_tree` wrote: the tree in its order, and the facts."""
     with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
-        facts = file.metadata() or {}
-        return {key: file.get_tensor(key) for key in json.loads(facts.pop("order"))}, facts
+        facts = json.loads(file.metadata()["fedexp"])
+        return {key: file.get_tensor(key) for key in facts.pop("order")}, facts
 
 
 class TensorStore:
