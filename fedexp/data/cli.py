@@ -22,7 +22,12 @@ def run_command(arguments: list[str]) -> int:
     """Run the command line; returns the exit code (2 for errors of the user's, told without a traceback)."""
     from fedexp.cli import guarded
 
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if unknown := [argument for argument in rest if argument.startswith("-") or not hasattr(options, "overrides")]:
+        parser.error(f"unknown argument: {' '.join(unknown)}")
+    if rest:  # argparse takes no overrides behind an option
+        options.overrides += rest
     return guarded(lambda: options.run(options))
 
 

@@ -78,6 +78,15 @@ def test_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert (tmp_path / "partition.png").exists()
 
 
+def test_overrides_may_stand_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["show", "clients=2", "--out", str(tmp_path / "p.png"), "seed_data=3"]) == 0
+    assert "clients=2, seed_data=3" in capsys.readouterr().out
+    for arguments in (["show", "--owt", "p.png"], ["list", "clients=2"]):
+        with pytest.raises(SystemExit) as caught:
+            run_command(arguments)
+        assert caught.value.code == 2
+
+
 def test_prepare_and_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_mnist(tmp_path)
     assert run_command(["prepare", "mnist", "--root", str(tmp_path)]) == 0
