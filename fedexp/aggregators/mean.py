@@ -44,6 +44,10 @@ class Mean(Aggregator):
         """Who trains in this round."""
         return env.sample()
 
+    def weight(self, result: ClientResult) -> float:
+        """p_i before normalisation."""
+        return float(result.num_examples) if self.weights == "samples" else 1.0
+
     def normalizer(self, result: ClientResult, env: Env) -> float:
         """a_i of a result."""
         return 1.0
@@ -69,8 +73,7 @@ class Mean(Aggregator):
         running = _Running(old)
         norms = (env.trainer.needs | env.server_optimizer.needs | self.needs).update_norms
         for result in results:
-            p = float(result.num_examples) if self.weights == "samples" else 1.0
-            running.add(result, p, self.normalizer(result, env), norms)
+            running.add(result, self.weight(result), self.normalizer(result, env), norms)
         if not running.p:  # every sampled client was empty or skipped: the round changes nothing
             return state, {"clients": 0}
         direction, buffers = running.mean()
