@@ -1,0 +1,57 @@
+"""TensorBoard event files (extra: ``pip install 'fedexp[tensorboard]'``)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedexp.core.errors import FedexpError
+from fedexp.tracking.logger import Logger, RunInfo
+
+
+@dataclass
+class TensorBoard(Logger):
+    """Writes ``<run folder>/tensorboard``; point ``tensorboard --logdir`` at ``outputs/runs`` to compare runs.
+
+    Every attempt writes all rounds again in place of earlier event files, so no round is missing or there twice.
+    """
+
+    _writer: Any = field(init=False, default=None, repr=False)
+
+    def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
+        """Begin a new event file with the rows of earlier attempts; `FedexpError` where TensorBoard is not installed."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise FedexpError(
+                f"TensorBoard is not installed ({error})",
+                where="logger",
+                do="pip install 'fedexp[tensorboard]', or use logger=local",
+            ) from error
+        folder = run.folder / "tensorboard"
+        for earlier in folder.glob("events.out.tfevents.*"):
+            earlier.unlink()
+        # purge_step makes a TensorBoard that is already showing this run forget the rounds it has
+        self._writer = SummaryWriter(str(folder), purge_step=1 if run.resumed else None)
+        self._writer.add_text("config", f"```json\n{json.dumps(run.config, indent=2, default=str)}\n```", 0)
+        for row in history:
+            self.log(row)
+
+    def log(self, row: dict[str, Any]) -> None:
+        """One scalar a metric, at step ``round``."""
+        for name, value in row.items():
+            if name != "round" and isinstance(value, int | float):
+                self._writer.add_scalar(name, value, row["round"])
+
+    def close(self, status: str, result: dict[str, Any] | None) -> None:
+        """Flush to disk, with the headline as text."""
+        if self._writer is None:
+            return
+        text = status
+        if result is not None:
+            headline = result["headline"]
+            text = f"{status}: {headline['metric']} ({headline['rule']}) {headline['value']:.4f}"
+        self._writer.add_text("result", text, 0)
+        self._writer.close()
+        self._writer = None

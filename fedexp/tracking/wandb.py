@@ -1,0 +1,154 @@
+"""Weights & Biases: offline unless asked, one W&B run a job, rounds as the axis."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedexp.tracking.logger import Logger, RunInfo
+
+_EXIT_CODES = {"done": 0, "interrupted": 130}  # anything else failed: 1
+_NAME, _TAG = 128, 64  # lengths W&B accepts
+
+
+@dataclass
+class Wandb(Logger):
+    """Feeds a W&B run whose id is the fedexp run's, with files in ``<run folder>/wandb``.
+
+    Offline, nothing touches the network, and every attempt writes all rounds again, so that the latest offline folder is
+    complete by itself: upload it with ``wandb sync``. Online, only rounds that the server does not have are sent; where
+    it cannot be reached, the run goes on offline (with ``strict`` it stops).
+
+    Args:
+        project, entity: where the runs appear; no entity: the account's default.
+        mode: offline | online.
+    """
+
+    project: str = "fedexp"
+    entity: str | None = None
+    mode: Literal["offline", "online"] = "offline"
+    _run: Any = field(init=False, default=None, repr=False)
+    _sent: int = field(init=False, default=0, repr=False)  # rounds up to here are in W&B already
+
+    def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
+        """Start or resume the W&B run and send the rows of earlier attempts that it lacks."""
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # W&B's own usage statistics; read at import
+        import wandb
+
+        self._run = self._start(wandb, run)
+        self._run.define_metric("*", step_metric="round")
+        # an interrupted attempt may have sent rounds that are computed again now, to the same values
+        self._sent = int(self._run.summary.get("round", 0)) if self._run.resumed else 0
+        for row in history:
+            self.log(row)
+        for part in (run.folder / "wandb").glob(f"offline-run-*-{run.id}*"):
+            # Earlier attempts: their rounds are in the new part, and W&B's sync of both would repeat or lose rounds.
+            if part.name != Path(self._run.settings.sync_dir).name:
+                shutil.rmtree(part, ignore_errors=True)
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Send one round, unless W&B has it."""
+        if row["round"] > self._sent:
+            self._run.log(row, step=row["round"])
+            self._sent = row["round"]
+
+    def close(self, status: str, result: dict[str, Any] | None) -> None:
+        """Fill the summary and finish; failed and interrupted runs show as such."""
+        if self._run is None:
+            return
+        self._run.summary["status"] = status
+        if result is not None:
+            self._run.summary.update(_summary(result))
+        run, self._run = self._run, None
+        run.finish(exit_code=_EXIT_CODES.get(status, 1))
+
+    def _start(self, wandb: Any, run: RunInfo) -> Any:
+        if self.mode == "online":
+            try:
+                return self._init(wandb, run, "online")
+            except (wandb.errors.Error, TimeoutError, OSError) as error:
+                if self.strict:
+                    raise
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                print(
+                    f"warning: W&B cannot be used online ({reason}); continuing offline, upload later with: "
+                    f"wandb sync {run.folder / 'wandb'}/offline-run-*",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        return self._init(wandb, run, "offline")
+
+    def _init(self, wandb: Any, run: RunInfo, mode: str) -> Any:
+        folder = run.folder / "wandb"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("CACHE", "DATA", "ARTIFACT"):
+            os.environ.setdefault(f"WANDB_{name}_DIR", str(folder / name.lower()))
+        wanted = {
+            "console": "off",
+            "silent": mode == "offline",
+            "disable_git": True,
+            "disable_code": True,
+            "save_code": False,
+            "disable_job_creation": True,
+            "x_disable_stats": True,
+            "x_disable_meta": True,
+            "x_disable_machine_info": True,
+            "x_save_requirements": False,
+            "init_timeout": self.timeout / 2,  # leaves time to continue offline
+            "finish_timeout": self.timeout,
+            "login_timeout": min(5.0, self.timeout / 4),  # no waiting for a key to be typed
+        }
+        # settings differ between versions; those that one lacks it does not need
+        known = {key: value for key, value in wanted.items() if key in wandb.Settings.model_fields}
+        return wandb.init(
+            project=self.project,
+            entity=self.entity,
+            mode=mode,
+            dir=str(run.folder),
+            id=run.id,
+            resume="allow",
+            reinit="create_new",  # a run that hangs elsewhere in this process is not ours
+            group=run.group,
+            name=run.name[:_NAME],
+            tags=[tag[:_TAG] for tag in run.tags],
+            job_type=str(run.config.get("method", "run")),
+            config=flat_config(run.config),
+            settings=wandb.Settings(**known),
+        )
+
+
+def flat_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The resolved config with plain values under the few keys that people filter on.
+
+    ``dataset`` becomes the name of the data set, its options go to ``dataset_config``; ``alpha`` is the partition's.
+    """
+    choices = config.get("choices", {})
+    flat = dict(config)
+    if isinstance(flat.get("dataset"), dict):
+        flat["dataset_config"] = flat["dataset"]
+    flat["method"] = config.get("method", choices.get("method"))
+    flat["dataset"] = choices.get("dataset")
+    flat["alpha"] = (config.get("partition") or {}).get("alpha")
+    return flat
+
+
+def _summary(result: dict[str, Any]) -> dict[str, Any]:
+    """What a table of runs should show: the headline, best and means, costs, hashes."""
+    summary: dict[str, Any] = {"folder": result.get("folder")}
+    for group in ("headline", "best", "mean_last_10", "seconds", "bytes", "hashes"):
+        for name, value in (result.get(group) or {}).items():
+            summary[f"{group}/{name}"] = value
+    summary["partition/sha256"] = (result.get("partition") or {}).get("sha256")
+    for name in ("rounds", "rounds_to_target", "steps", "attempts"):
+        summary[name] = result.get(name)
+    summary |= {name: value for name, value in result.items() if name.startswith("oracle/")}
+    return {
+        name: value
+        for name, value in summary.items()
+        if value is not None and not (isinstance(value, float) and not math.isfinite(value))
+    }
