@@ -389,6 +389,8 @@ def _clean(options: argparse.Namespace) -> int:
         size = _weigh(target)
         try:
             with run.lock():
+                if StoredRun(run.path).state != run.state:  # launched again since we looked
+                    raise StorageError("this run has just been executed", where=str(run.path))
                 if options.yes:
                     _delete(target)
         except StorageError:

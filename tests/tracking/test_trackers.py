@@ -1,0 +1,279 @@
+"""What trackers hold after a run, and after one that was interrupted and resumed: every round, once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedexp.compose import compose
+from fedexp.core.build import build
+from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.tracking.csv import Csv
+from fedexp.tracking.logger import Logger, RunInfo
+from fedexp.tracking.tensorboard import TensorBoard
+from fedexp.tracking.wandb import Wandb, flat_config
+
+ROWS: list[dict[str, Any]] = [
+    {"round": n, "train/loss": 1 / n} | ({"test/global/acc": n / 10} if n % 2 == 0 else {}) for n in range(1, 6)
+]
+RESULT = {
+    "status": "done",
+    "headline": {"metric": "test/global/acc", "rule": "last", "value": 0.4},
+    "best": {"test/global/acc": 0.4},
+    "oracle/test/global/acc": 0.4,
+    "rounds": 5,
+    "rounds_to_target": None,
+    "seconds": {"total": 1.5},
+    "bytes": {"up": 10, "down": 20},
+    "hashes": {"config": "c", "code": "d"},
+    "partition": {"sha256": "5"},
+}
+CONFIG = {
+    "method": "fedavg",
+    "seed": 3,
+    "clients": 10,
+    "dataset": {"_target_": "d.D"},
+    "partition": {"alpha": 0.5},
+    "choices": {"method": "fedavg", "dataset": "digits"},
+}
+
+
+def info(folder: Path, *, resumed: bool = False, name: str = "method=fedavg seed=3", id: str = "abc123") -> RunInfo:
+    return RunInfo(id, name, "sweep-1", CONFIG, folder, ("fedavg", "digits"), resumed)
+
+
+def interrupted_and_resumed(kind: type[Logger], folder: Path) -> None:
+    """Three rounds were logged, the checkpoint covers two; the second attempt does the rest."""
+    first = kind()
+    first.open(info(folder), [])
+    for row in ROWS[:3]:
+        first.log(row)
+    first.close("interrupted", None)
+    second = kind()
+    second.open(info(folder, resumed=True), ROWS[:2])
+    for row in ROWS[2:]:
+        second.log(row)
+    second.close("done", RESULT)
+
+
+@pytest.mark.parametrize("name", ["wandb", "tensorboard", "csv", "local"])
+def test_every_yaml_builds_its_logger_and_refuses_what_it_does_not_know(name: str) -> None:
+    node = compose([f"logger={name}"])["logger"]
+    logger = build(Logger, node, "logger")
+    assert type(logger).__name__.lower() == name and not logger.strict and logger.timeout == 60
+    with pytest.raises(ConfigError, match="unknown key 'proyect'"):
+        build(Logger, node | {"proyect": "x"}, "logger")
+
+
+def test_wandb_mode_is_offline_unless_asked() -> None:
+    assert build(Wandb, compose(["logger=wandb"])["logger"], "logger").mode == "offline"
+    assert build(Wandb, compose(["logger=wandb", "logger.mode=online"])["logger"], "logger").mode == "online"
+    with pytest.raises(ConfigError, match="did you mean 'online'"):
+        build(Wandb, {"mode": "onlin"}, "logger")
+
+
+# ---------------------------------------------------------------- W&B
+
+
+def records(path: Path) -> Iterator[Any]:
+    """The records of a .wandb file: LevelDB's log format (32 KiB blocks, 7-byte headers) after 7 bytes of magic."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, position, whole = path.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while position + 7 <= len(data):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        whole += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+
+def items(pairs: Any) -> dict[str, Any]:
+    return {"/".join(pair.nested_key) or pair.key: json.loads(pair.value_json) for pair in pairs}
+
+
+def parts(folder: Path) -> list[Path]:
+    return sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
+
+
+@pytest.fixture(scope="module")
+def wandb_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A W&B service that this module starts and ends, without the user's settings."""
+    names = {key: value for key, value in os.environ.items() if key.startswith("WANDB_")}
+    os.environ["WANDB_CONFIG_DIR"] = str(tmp_path_factory.mktemp("wandb"))
+    yield
+    import wandb
+
+    wandb.teardown()
+    for key in [key for key in os.environ if key.startswith("WANDB_")]:
+        del os.environ[key]
+    os.environ.update(names)
+
+
+@pytest.mark.usefixtures("wandb_home")
+def test_wandb_offline_holds_every_round_once_after_a_resume(tmp_path: Path) -> None:
+    interrupted_and_resumed(Wandb, tmp_path)
+    (path,) = parts(tmp_path)  # earlier attempts are in the last one, so a sync can repeat nothing
+    found = list(records(path))
+    rows = [items(r.history.item) for r in found if r.WhichOneof("record_type") == "history"]
+    assert [{k: v for k, v in row.items() if not k.startswith("_")} for row in rows] == ROWS
+    assert [row["_step"] for row in rows] == [row["round"] for row in ROWS]
+    (run,) = [r.run for r in found if r.WhichOneof("record_type") == "run"]
+    assert (run.run_id, run.run_group, run.job_type, run.project) == ("abc123", "sweep-1", "fedavg", "fedexp")
+    assert run.display_name == "method=fedavg seed=3" and list(run.tags) == ["fedavg", "digits"]
+    config = items(run.config.update)
+    assert {key: config[key] for key in ("method", "dataset", "alpha", "clients", "seed")} == {
+        "method": "fedavg", "dataset": "digits", "alpha": 0.5, "clients": 10, "seed": 3,
+    }  # fmt: skip
+    assert config["partition"] == {"alpha": 0.5} and config["dataset_config"] == {"_target_": "d.D"}
+    metrics = [r.metric for r in found if r.WhichOneof("record_type") == "metric"]
+    assert [(metric.glob_name, metric.step_metric) for metric in metrics] == [("*", "round")]
+    summary: dict[str, Any] = {}
+    for record in found:
+        if record.WhichOneof("record_type") == "summary":
+            summary |= items(record.summary.update)
+    assert summary["headline/value"] == 0.4 and summary["headline/rule"] == "last" and summary["status"] == "done"
+    assert summary["oracle/test/global/acc"] == 0.4 and summary["partition/sha256"] == "5"
+    assert "rounds_to_target" not in summary
+    kinds = {r.WhichOneof("record_type") for r in found}
+    assert not kinds & {"stats", "output", "output_raw", "environment"}  # neither system stats, console nor machine
+
+
+@pytest.mark.usefixtures("wandb_home")
+@pytest.mark.parametrize(("status", "code"), [("done", 0), ("failed", 1), ("interrupted", 130)])
+def test_wandb_shows_how_a_run_ended_and_jobs_do_not_merge(tmp_path: Path, status: str, code: int) -> None:
+    other = Wandb()
+    other.open(info(tmp_path / "other", id="other", name="x" * 300), [])  # still open, as a run that hangs would be
+    logger = Wandb(project="p")
+    logger.open(info(tmp_path / "mine"), [])
+    logger.log(ROWS[0])
+    logger.close(status, None)
+    other.close("done", None)
+    (path,) = parts(tmp_path / "mine")
+    found = list(records(path))
+    assert [r.exit.exit_code for r in found if r.WhichOneof("record_type") == "exit"] == [code]
+    assert [r.run.run_id for r in found if r.WhichOneof("record_type") == "run"] == ["abc123"]
+    assert not any(r.WhichOneof("record_type") == "history" for r in records(parts(tmp_path / "other")[0]))
+
+
+class FakeRun:
+    """Stands for a run on a server that has some rounds."""
+
+    def __init__(self, has: int) -> None:
+        self.resumed, self.summary, self.rows, self.code = has > 0, {"round": has} if has else {}, [], None
+        self.settings = type("Settings", (), {"sync_dir": "none"})
+
+    def define_metric(self, name: str, step_metric: str) -> None: ...
+
+    def log(self, row: dict[str, Any], step: int) -> None:
+        assert step == row["round"]
+        self.rows.append(row)
+
+    def finish(self, exit_code: int) -> None:
+        self.code = exit_code
+
+
+@pytest.mark.parametrize("has", [0, 1, 2, 3])
+def test_wandb_online_sends_what_the_server_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: int
+) -> None:  # fmt: skip
+    import wandb
+
+    run, asked = FakeRun(has), []
+    monkeypatch.setattr(wandb, "init", lambda **given: asked.append(given) or run)
+    logger = Wandb(mode="online", entity="team")
+    logger.open(info(tmp_path, resumed=True), ROWS[:2])
+    for row in ROWS[2:]:
+        logger.log(row)
+    logger.close("done", RESULT)
+    assert [row["round"] for row in run.rows] == list(range(has + 1, 6)) and run.code == 0
+    (given,) = asked
+    assert (given["mode"], given["entity"], given["id"], given["resume"]) == ("online", "team", "abc123", "allow")
+
+
+def test_wandb_goes_on_offline_where_the_server_is_not_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import wandb
+
+    run, modes = FakeRun(0), []
+
+    def init(mode: str, **given: Any) -> FakeRun:
+        modes.append(mode)
+        if mode == "online":
+            raise wandb.errors.CommError("no route")
+        return run
+
+    monkeypatch.setattr(wandb, "init", init)
+    logger = Wandb(mode="online")
+    logger.open(info(tmp_path), ROWS[:1])
+    assert modes == ["online", "offline"] and run.rows == ROWS[:1]
+    assert "no route" in (error := capsys.readouterr().err) and f"wandb sync {tmp_path}" in error
+    with pytest.raises(wandb.errors.CommError):
+        Wandb(mode="online", strict=True).open(info(tmp_path), [])
+
+
+def test_flat_config_of_a_composed_job_is_plain_json() -> None:
+    flat = flat_config(compose(["method=scaffold", "partition=iid", "seed=4"]))
+    assert (flat["method"], flat["dataset"], flat["alpha"], flat["seed"]) == ("scaffold", "digits", None, 4)
+    assert json.loads(json.dumps(flat)) == flat
+
+
+# ---------------------------------------------------------------- TensorBoard and CSV
+
+
+def test_tensorboard_holds_every_round_once_after_a_resume(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    interrupted_and_resumed(TensorBoard, tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=False).Reload()
+    for name in ("train/loss", "test/global/acc"):
+        expected = [(row["round"], row[name]) for row in ROWS if name in row]
+        assert [(e.step, e.value) for e in events.Scalars(name)] == [(n, pytest.approx(v)) for n, v in expected]
+    assert set(events.Tags()["scalars"]) == {"train/loss", "test/global/acc"}
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+def test_tensorboard_that_is_not_installed_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(FedexpError, match=r"fedexp\[tensorboard\]"):
+        TensorBoard().open(info(tmp_path), [])
+
+
+def test_csv_holds_every_round_once_with_all_columns(tmp_path: Path) -> None:
+    interrupted_and_resumed(Csv, tmp_path)
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["round", "train/loss", "test/global/acc"]
+    read = [{name: float(value) for name, value in row.items() if value} for row in rows]
+    assert read == ROWS  # floats survive to the last bit
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_csv_after_a_crash_shows_the_rounds_that_stand(tmp_path: Path) -> None:
+    Csv().open(info(tmp_path, resumed=True), ROWS[:2])  # and is killed
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[1:] == ["1,1.0,", "2,0.5,0.2"]
+    Csv().close("failed", None)  # one that never opened has nothing to write
+
+
+def test_module_names_do_not_shadow_what_they_wrap() -> None:
+    import fedexp.tracking.csv as ours
+
+    assert ours.csv is csv and Path(str(csv.__file__)).parent != Path(str(ours.__file__)).parent
