@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -15,41 +16,53 @@ Call = Callable[[], None]
 
 
 class Feed:
-    """Calls `logger` in a daemon thread, in order.
+    """Calls `logger` in one daemon thread, in order.
 
     A call that raises, or takes longer than ``logger.timeout``, switches the logger off after one warning; the run goes
-    on and the process can exit. With ``logger.strict`` it raises at the run's next call instead.
+    on and the process can exit. With ``logger.strict`` it raises `FedexpError` at the run's next call instead.
+
+    Args:
+        warn: told of trouble, always from the thread that calls this object.
     """
 
     def __init__(self, logger: Logger, warn: Callable[[str], None]) -> None:
         self._logger, self._warn = logger, warn
-        self._calls: queue.SimpleQueue[tuple[str, Call] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[str, Call]] = queue.SimpleQueue()
+        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._busy: tuple[str, float] | None = None  # the call under way and since when
         self._failure: str | None = None
         self._told = False
+        self._opened = False
+        self._logger.say = self._notes.put
         self._thread = threading.Thread(target=self._work, name="fedexp-logger", daemon=True)
         self._thread.start()
 
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
-        self._put("open", lambda: self._logger.open(run, history))
+        """Begin; `history` are the rows on disk when a run resumes."""
+        rows = [dict(row) for row in history]
+        self._put("open", lambda: self._logger.open(run, rows))
 
     def log(self, row: dict[str, Any]) -> None:
+        """One round; returns at once."""
+        row = dict(row)  # the caller may go on changing its own
         self._put("log", lambda: self._logger.log(row))
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
-        """End, waiting for what is queued as long as each call keeps within the timeout."""
-        strict, self._logger.strict = self._logger.strict, False  # the run is over: nothing is left to stop
-        self._put("close", lambda: self._logger.close(status, result))
-        self._calls.put(None)
+        """End; waits at most ``logger.timeout`` for what is queued. Never raises: nothing is left that could stop."""
+        self._watch()
+        if self._failure is None:
+            self._calls.put(("close", lambda: self._logger.close(status, result)))
+        deadline = time.monotonic() + self._logger.timeout
         while self._thread.is_alive() and self._failure is None:
-            self._thread.join(0.01)
+            self._thread.join(0.02)
             self._watch()
-        self._tell()
-        self._logger.strict = strict
+            if time.monotonic() > deadline and self._failure is None and self._thread.is_alive():
+                self._failure = f"it was not done {self._logger.timeout:g} s after the run"
+        self._tell(strict=False)
 
     def _put(self, name: str, call: Call) -> None:
         self._watch()
-        self._tell()
+        self._tell(strict=self._logger.strict)
         if self._failure is None:
             self._calls.put((name, call))
 
@@ -59,21 +72,32 @@ class Feed:
         if busy is not None and time.monotonic() - busy[1] > self._logger.timeout and self._failure is None:
             self._failure = f"{busy[0]} took longer than {self._logger.timeout:g} s"
 
-    def _tell(self) -> None:
+    def _tell(self, strict: bool) -> None:
+        while not self._notes.empty():
+            self._warn(self._notes.get())
         if self._failure is None or self._told:
             return
         self._told = True
         name = type(self._logger).__name__
-        if self._logger.strict:
+        if strict:
             raise FedexpError(f"logger {name} failed: {self._failure}", where="logger", do="set logger.strict=false")
         self._warn(f"warning: logger {name} is switched off: {self._failure}. The run goes on; its files are complete.")
 
     def _work(self) -> None:
-        while (item := self._calls.get()) is not None and self._failure is None:
-            name, call = item
+        name = ""
+        while self._failure is None and name != "close":
+            name, call = self._calls.get()
+            if self._failure is not None:  # given up while this thread waited
+                break
             self._busy = (name, time.monotonic())
             try:
                 call()
-            except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the run outlives it
-                self._failure = self._failure or f"{name}: {type(error).__name__}: {error}"
+                self._opened = self._opened or name == "open"
+            except BaseException as error:  # noqa: BLE001 - trackers raise anything, SystemExit included: the run outlives it
+                first = (str(error) or "no message").splitlines()[0]
+                self._failure = self._failure or f"{name}: {type(error).__name__}: {first}"
             self._busy = None
+        if self._failure is not None and self._opened and name != "close":
+            # Free the tracker's files and processes. Whatever this raises adds nothing to the failure already told.
+            with contextlib.suppress(BaseException):
+                self._logger.close("failed", None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,20 @@ class RunInfo:
 
 @dataclass
 class Logger(ABC):
-    """A tracker. Its calls come from one background thread (`Feed`), which deals with what raises or hangs.
+    """A tracker, built from YAML. Its calls come from one background thread (`Feed`), which deals with what raises or
+    hangs; after a failed or hanging ``log`` the same thread calls ``close("failed", None)``.
 
     Args:
         strict: a failing tracker stops the run instead of being switched off.
         timeout: seconds one call may take.
+
+    Attributes:
+        say: tells the user one line; set by `Feed`.
     """
 
     strict: bool = False
     timeout: float = 60.0
+    say: Callable[[str], None] = field(default=print, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require(self.timeout > 0, f"timeout must be positive, got {self.timeout}")
