@@ -2,45 +2,108 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# One colour for all metrics of one kind, in both panels; the order is the legend's, too.
+_COLOURS = {
+    "test/global": "tab:blue",
+    "test/ensemble": "tab:orange",
+    "test/local": "tab:green",
+    "test": "tab:purple",
+    "val": "tab:red",
+    "train": "0.45",
+}
+_MARKED = 25  # with more points than this, markers hide the line
+_LOG_RATIO = 100  # losses that span more than this are drawn on a logarithmic axis
+_TITLE_WIDTH, _TITLE_LINES = 110, 2
 
 
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """One PNG: what is compared (accuracies) on the left, losses on the right, over rounds.
+    """One PNG: scores (accuracies) on the left, losses on the right, over rounds; bars where there is one round only.
 
     Args:
-        rows: at least one row of metrics.jsonl.
+        rows: at least one row of metrics.jsonl; a metric may be absent from rounds that did not measure it.
+        path: the file to write.
+        title: what the run is; long ones are wrapped.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    names = sorted({name for row in rows for name in row}, key=_rank)
+    losses = [name for name in names if "loss" in name.rpartition("/")[2] and not name.endswith("_std")]
+    scores = [n for n in names if n.startswith(("test/", "val/")) and n not in losses and not n.endswith("_std")]
+    panels = [(label, group) for label, group in (("score", scores), ("loss", losses)) if group]
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(
+        "\n".join(textwrap.wrap(title, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" ...")), fontsize=9
+    )
+    for position, (label, group) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), position)
+        axes.spines[["top", "right"]].set_visible(False)
+        points = {name: [(row["round"], float(row[name])) for row in rows if name in row] for name in group}
+        if len(rows) == 1:
+            _bars(axes, {name: values[0][1] for name, values in points.items()}, label)
+        else:
+            _lines(axes, points, label)
+    if not panels:
+        figure.text(0.5, 0.5, "nothing was measured", ha="center")
+    figure.savefig(path, dpi=110)
+
+
+def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    names = sorted({name for row in rows for name in row})
-    losses = [name for name in names if name.endswith("/loss") or name.endswith("/loss_mean")]
-    scores = [
-        name for name in names if name.startswith(("test/", "val/")) and "loss" not in name and "_std" not in name
-    ]
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title if len(title) < 110 else title[:107] + "...", fontsize=10)
-    for position, (group, label) in enumerate(((scores, "score"), (losses, "loss")), start=1):
-        axes = figure.add_subplot(1, 2, position)
-        for name in group:
-            points = [(row["round"], row[name]) for row in rows if name in row]
-            axes.plot(
-                *zip(*points, strict=True),
-                marker="o" if len(points) <= 25 else None,
-                markersize=3,
-                linewidth=1.4,
-                label=name,
-            )
-        axes.set_xlabel("round")
-        axes.set_ylabel(label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(visible=True, alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        if group:
-            axes.legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=110)
+    for name, values in points.items():
+        few = len(values) <= _MARKED
+        axes.plot(
+            *zip(*values, strict=True),
+            color=_colour(name),
+            linestyle=":" if name.endswith("_min") else "-",
+            marker="o" if few else None,
+            markersize=3,
+            linewidth=1.4 if few else 1.0,
+            label=f"{name}  {values[-1][1]:.4g}",
+        )
+    finite = [value for values in points.values() for _, value in values if math.isfinite(value)]
+    if label == "loss" and finite and min(finite) > 0 and max(finite) / min(finite) > _LOG_RATIO:
+        axes.set_yscale("log")
+    axes.set_xlabel("round")
+    axes.set_ylabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.grid(visible=True, alpha=0.25)
+    # above the panel, where it hides no curve; the numbers are the last round's
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=7.5, frameon=False, borderaxespad=0.2)
+
+
+def _bars(axes: Axes, values: dict[str, float], label: str) -> None:
+    bars = axes.barh(list(values), list(values.values()), color=[_colour(name) for name in values], height=0.6)
+    axes.bar_label(bars, fmt="%.4g", padding=3, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_ylim(max(len(values), 3) - 0.4, -0.6)  # few bars stay slim
+    axes.margins(x=0.15)
+    axes.tick_params(axis="y", labelsize=8, length=0)
+    axes.set_xlabel(f"{label} after one round")
+
+
+def _kind(name: str) -> str:
+    """The longest key of `_COLOURS` that begins the name; the name's own first part where none does."""
+    fitting = [kind for kind in _COLOURS if name.startswith(f"{kind}/")]
+    return max(fitting, key=len, default=name.partition("/")[0])
+
+
+def _colour(name: str) -> str:
+    return _COLOURS.get(_kind(name), "tab:brown")
+
+
+def _rank(name: str) -> tuple[int, str]:
+    kinds = list(_COLOURS)
+    kind = _kind(name)
+    return kinds.index(kind) if kind in kinds else len(kinds), name
