@@ -99,7 +99,7 @@ class Wandb(Logger):
             "x_disable_meta": True,
             "x_disable_machine_info": True,
             "x_save_requirements": False,
-            "init_timeout": self.timeout / 2,  # leaves time to continue offline
+            "init_timeout": max(1.0, self.timeout / 2 - 10),  # W&B takes 10 s more; leaves time to continue offline
             "finish_timeout": self.timeout,
             "login_timeout": min(5.0, self.timeout / 4),  # no waiting for a key to be typed
         }
