@@ -74,6 +74,7 @@ class Wandb(Logger):
             except (wandb.errors.Error, TimeoutError, OSError) as error:
                 if self.strict:
                     raise
+                wandb.teardown()  # W&B's service still holds the run's id
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 print(
                     f"warning: W&B cannot be used online ({reason}); continuing offline, upload later with: "

@@ -221,9 +221,10 @@ def test_wandb_goes_on_offline_where_the_server_is_not_reached(
         return run
 
     monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr(wandb, "teardown", lambda: modes.append("teardown"))
     logger = Wandb(mode="online")
     logger.open(info(tmp_path), ROWS[:1])
-    assert modes == ["online", "offline"] and run.rows == ROWS[:1]
+    assert modes == ["online", "teardown", "offline"] and run.rows == ROWS[:1]
     assert "no route" in (error := capsys.readouterr().err) and f"wandb sync {tmp_path}" in error
     with pytest.raises(wandb.errors.CommError):
         Wandb(mode="online", strict=True).open(info(tmp_path), [])
