@@ -13,7 +13,17 @@ from typing import Any
 from fedexp.core.errors import ConfigError, FedexpError
 
 SWEEP_FLAGS = ("-m", "--multirun")
-HYDRA_FLAGS = ("--help", "-h", "--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc")  # Hydra answers
+HYDRA_FLAGS = (
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--info",
+    "-i",
+    "--cfg",
+    "-c",
+    "--shell-completion",
+    "-sc",
+)  # Hydra answers
 USAGE_ERROR, JOB_ERROR = 2, 1
 
 
@@ -64,13 +74,16 @@ def _run(arguments: list[str]) -> int:
 def _checked(jobs: list[list[str]]) -> list[dict[str, Any]]:
     """Compose and check every job before the first starts; the error names the job."""
     from fedexp.compose import compose
+    from fedexp.core.build import build
     from fedexp.experiment import Experiment
+    from fedexp.tracking.logger import Logger
 
     configs = []
     for number, overrides in enumerate(jobs):
         try:
             config = compose(overrides)
             Experiment.of(config)
+            build(Logger, config["logger"], "logger")  # type: ignore[type-abstract]
         except FedexpError as error:
             if len(jobs) > 1:
                 error.facts["where"] = f"job {number} ({' '.join(overrides)}): {error.facts.get('where') or 'config'}"
@@ -168,7 +181,7 @@ def sweep_job(config: Any) -> float:
     overrides = list(hydra_config.overrides.task)
     os.environ["FEDEXP_CONCURRENT_JOBS"] = str(_concurrent_jobs(hydra_config.launcher))
     resolved = resolve(config, {str(k): v for k, v in choices.items()}, overrides)
-    label = f"job {hydra_config.job.get('num', 0)}: {' '.join(overrides)}"
+    label = f"job {hydra_config.job.num}: {' '.join(overrides)}"
     print(label, flush=True)
     try:
         result = execute(resolved, group=os.environ.get("FEDEXP_SWEEP"))
@@ -185,6 +198,6 @@ def sweep_job(config: Any) -> float:
 def _concurrent_jobs(launcher: Any) -> int:
     """How many jobs of this sweep share this machine's cores: joblib's n_jobs; other launchers run one at a time here
     or bring their own allotment."""
-    n_jobs = launcher.get("n_jobs", 1)
+    n_jobs = int(launcher.get("n_jobs", 1))
     cores = os.cpu_count() or 1
     return max(1, cores + 1 + n_jobs if n_jobs < 0 else n_jobs)

@@ -83,9 +83,21 @@ def resolve(config: DictConfig, choices: dict[str, Any], overrides: list[str]) -
         raise ConfigError(f"the config cannot be resolved: {str(error).splitlines()[0]}") from error
     assert isinstance(plain, dict)
     plain.pop("hydra", None)
+    _pin_split(plain["partition"])
     kept = {key: value for key, value in choices.items() if not key.startswith("hydra/")}
     mine = [override for override in overrides if not override.startswith("hydra")]
     return {str(k): v for k, v in plain.items()} | {"choices": kept, "overrides": mine}
+
+
+def _pin_split(node: Any) -> None:
+    """A split given as a file decides the result by what is in it: its hash enters the config."""
+    if not isinstance(node, dict) or not node.get("path") or node.get("sha256", "") is not None:
+        return
+    from fedexp.data.partition import load_partition
+
+    path = Path(str(node["path"])).expanduser()
+    if path.is_file():
+        node["sha256"] = load_partition(path).sha256
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:

@@ -52,14 +52,15 @@ class Experiment:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Experiment:
         """Build and check everything that can be checked without loading data; raises `ConfigError`."""
-        own = _limited(Config.of(config))
+        partitioner = build(Partitioner, config["partition"], "partition")  # type: ignore[type-abstract]
+        own = _limited(Config.of(config), partitioner)
         dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
         task = build(Task, config["task"], "task")  # type: ignore[type-abstract]
         spec = ModelSpec.of(config["model"], dataset.shape, task.num_outputs(dataset.num_classes))
         experiment = cls(
             config=own,
             dataset=dataset,
-            partitioner=build(Partitioner, config["partition"], "partition"),  # type: ignore[type-abstract]
+            partitioner=partitioner,
             proxy=build(Proxy, own.proxy, "proxy"),
             spec=spec,
             task=task,
@@ -202,9 +203,9 @@ def _check_model(spec: ModelSpec, shape: tuple[int, ...], outputs: int) -> None:
     check_model(spec, shape, outputs)
 
 
-def _limited(config: Config) -> Config:
-    """The config with ``limit.*`` applied."""
-    limit = config.limit
+def _limited(config: Config, partitioner: Partitioner) -> Config:
+    """The config with ``limit.*`` applied; a split that is written out keeps its clients and samples."""
+    limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)
     clients = min(config.clients, limit.clients or config.clients)
     m = config.clients_per_round
     steps = config.local.steps
@@ -212,6 +213,7 @@ def _limited(config: Config) -> Config:
         steps = min(steps or limit.steps, limit.steps)
     return replace(
         config,
+        limit=limit,
         rounds=min(config.rounds, limit.rounds or config.rounds),
         clients=clients,
         clients_per_round=min(m, clients) if isinstance(m, int) else m,
@@ -232,7 +234,8 @@ def choose_numerics(config: Config, engine: str) -> Numerics:
     check_device(device)
     if config.threads == "auto":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = max(1, cores // int(os.environ.get("FEDEXP_CONCURRENT_JOBS", "1")))
+        share = max(1, cores // int(os.environ.get("FEDEXP_CONCURRENT_JOBS", "1")))
+        threads = min(share, max(1, int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0] or share)))
     else:
         threads = config.threads
     return Numerics(engine=engine, threads=threads, device=device, dtype=config.dtype)

@@ -363,7 +363,9 @@ def _commit() -> str | None:
         return None
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(home), *arguments], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(home), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
         return done.stdout.strip()
 
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,7 +107,7 @@ def make_world(
 class Backwards(Executor):
     """Executes jobs in reverse, each on a fresh engine (as another worker would), and still yields them in order."""
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
+    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         done = {id(job): next(Serial().map([job], data)) for job in reversed(jobs)}
         yield from (done[id(job)] for job in jobs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from fedexp.core.data import FederatedData
@@ -24,5 +24,9 @@ class Executor(ABC):
     """Runs jobs on the clients' data."""
 
     @abstractmethod
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
-        """Results as a stream, always in job order. A failing job raises `ClientError` that names the client."""
+    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+        """Results as a stream, always in job order; the runner closes it.
+
+        Raises:
+            ClientError: a job failed; names the client.
+        """

@@ -183,12 +183,13 @@ def check_model(spec: ModelSpec, input_shape: tuple[int, ...], num_outputs: int)
     try:
         weights = Weights.init(spec, seed_of("check"), torch.device("cpu"), torch.float32)
         net = Net(spec, torch.device("cpu"), torch.float32)
-        before = torch.random.get_rng_state()
         net.train()
         net.set_noise(lambda name, shape: torch.full(shape, 0.5))
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            before = torch.random.get_rng_state()
             output = net(weights.params, weights.buffers, torch.zeros(2, *input_shape))
-    except (RuntimeError, TypeError, ZeroDivisionError) as error:
+            drawn = not torch.equal(before, torch.random.get_rng_state())
+    except (RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(
             f"the model cannot take the data set's inputs: {error}",
             where="model",
@@ -196,7 +197,7 @@ def check_model(spec: ModelSpec, input_shape: tuple[int, ...], num_outputs: int)
             got=spec.arch,
             do="choose another model or data set",
         ) from error
-    if not torch.equal(before, torch.random.get_rng_state()):
+    if drawn:
         raise ConfigError(
             "the model's forward pass draws from torch's global generator: its runs could not be resumed or compared",
             where="model",

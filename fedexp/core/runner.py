@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -57,11 +58,12 @@ def run(
         here = env.at(now.step)
         began = time.perf_counter()
         jobs = [_with_memory(job, now.clients) for job in aggregator.plan(now.state, here)]
-        stream = _Stream(jobs, executor.map(jobs, data), here, on_nonfinite, on_client, aggregator.communicates)
-        results = iter(stream)
-        state, metrics = aggregator.update(now.state, results, here)
-        for _ in results:  # an aggregator may stop early; the step is over when every client is
-            pass
+        with contextlib.closing(executor.map(jobs, data)) as executed:
+            stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates)
+            results = iter(stream)
+            state, metrics = aggregator.update(now.state, results, here)
+            for _ in results:  # an aggregator may stop early; the step is over when every client is
+                pass
         now = Snapshot(now.step + 1, state, {**now.clients, **stream.memories})
         total = time.perf_counter() - began
         seconds = {"train": stream.seconds, "aggregate": total - stream.seconds}
@@ -110,6 +112,8 @@ class _Stream:
             if result.state is not None:
                 self.memories[result.client] = result.state
             yield result
+        if next(self.results, None) is not None:
+            raise RuntimeError("the engine yielded more results than it was given jobs")
 
     def _finite(self, result: ClientResult) -> bool:
         bad = trees.nonfinite(result.weights.params) or trees.nonfinite(result.weights.buffers)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
-import tempfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from fedexp.core.build import require
 from fedexp.core.data import Partition
 from fedexp.core.errors import ConfigError, DataError
+from fedexp.storage.files import write_bytes
 
 FORMAT = "fedexp-partition-1"
 
@@ -43,6 +42,8 @@ class Partitioner(ABC):
         on_small: what to do about clients with fewer: stop with an error; allow them; drop them with their samples
             (the others are renumbered); repair them with the last samples of whoever has most.
     """
+
+    scales: ClassVar[bool] = True  # can it be drawn for fewer clients and samples (limit.clients, limit.train)?
 
     val_fraction: float = 0.0
     min_size: int = 1
@@ -223,20 +224,9 @@ def save_partition(partition: Partition, path: Path) -> None:
     arrays = {"indices": partition.indices, "offsets": partition.offsets}
     if isinstance(partition, CutPartition):
         arrays |= {"held": partition.held, "held_offsets": partition.held_offsets}
-    metadata = {"format": FORMAT, "sha256": partition.sha256, "info": json.dumps(partition.info, sort_keys=True)}
-    content = save({k: np.ascontiguousarray(v, dtype=np.int64) for k, v in arrays.items()}, metadata)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(part).chmod(0o644)
-        Path(part).replace(path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    about = {"format": FORMAT, "sha256": partition.sha256, "info": partition.info}
+    metadata = {"fedexp": json.dumps(about, sort_keys=True)}  # one key: several are written in random order
+    write_bytes(path, save({k: np.ascontiguousarray(v, dtype=np.int64) for k, v in arrays.items()}, metadata))
 
 
 def load_partition(path: Path) -> Partition:
@@ -249,7 +239,7 @@ def load_partition(path: Path) -> Partition:
 
     try:
         with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
+            metadata = json.loads((file.metadata() or {}).get("fedexp", "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise DataError(
@@ -263,7 +253,7 @@ def load_partition(path: Path) -> Partition:
         raise _not_a_partition(path, str(error)) from error
     if metadata.get("format") != FORMAT or not {"indices", "offsets"} <= set(arrays):
         raise _not_a_partition(path, f"format {metadata.get('format')}, arrays {', '.join(arrays)}")
-    info = json.loads(metadata["info"])
+    info = metadata["info"]
     partition = Partition(arrays["indices"], arrays["offsets"], info)
     if "held" in arrays:
         partition = CutPartition(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class Memo(Executor):
         self.hits = self.misses = 0
         self._base = json.dumps([asdict(numerics), code, data])
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
+    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         if not jobs or any(job.round for job in jobs):
             yield from self.inner.map(jobs, data)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +22,7 @@ class Serial(Executor):
 
     _nets: dict[ModelSpec, Net] = field(init=False, default_factory=dict)
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
+    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         for job in jobs:
             net = self._net(job)
             try:

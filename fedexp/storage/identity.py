@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
@@ -27,6 +28,7 @@ NON_SCIENTIFIC = (
     "on_running",
     "output_root",
     "overrides",
+    "partition.path",  # its sha256 counts
     "reuse",
     "threads",
 )
@@ -90,10 +92,7 @@ def _targets(node: Any) -> Iterator[str]:
 @functools.cache
 def _module(name: str) -> tuple[str, tuple[str, ...]] | None:
     """(fingerprint, imported names) of a module's source; None for packages without source and for what is no module."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ModuleNotFoundError, ValueError):
-        return None
+    spec = _find(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     tree = ast.parse(Path(spec.origin).read_text())
@@ -101,6 +100,20 @@ def _module(name: str) -> tuple[str, tuple[str, ...]] | None:
     imported = tuple(dict.fromkeys(_imports(tree, package)))
     _strip_docstrings(tree)
     return hashlib.blake2b(ast.dump(tree).encode(), digest_size=16).hexdigest(), imported
+
+
+def _find(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Where a module's source lies, without importing its parents (`importlib.util.find_spec` would)."""
+    parent = name.rpartition(".")[0]
+    if not parent:
+        try:
+            return importlib.util.find_spec(name)
+        except ValueError:  # a module without a spec: __main__
+            return None
+    package = _find(parent)
+    if package is None or package.submodule_search_locations is None:
+        return None
+    return importlib.machinery.PathFinder.find_spec(name, list(package.submodule_search_locations))
 
 
 def _imports(tree: ast.AST, package: str) -> Iterator[str]:

@@ -29,7 +29,9 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
         flat = value.detach().cpu().contiguous()
         data[key] = flat.clone() if flat.untyped_storage().data_ptr() in seen else flat
         seen.add(data[key].untyped_storage().data_ptr())
-    about = {"fedexp": json.dumps({"order": list(tree), **(facts or {})})}  # one key: several are written in random order
+    about = {
+        "fedexp": json.dumps({"order": list(tree), **(facts or {})})
+    }  # one key: several are written in random order
     blob = safetensors.torch.save(data, metadata=about)
     write_bytes(path, blob)
     return len(blob)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,9 @@ from fedexp.tracking.logger import Logger, RunInfo
 
 _EXIT_CODES = {"done": 0, "interrupted": 130}  # anything else failed: 1
 _NAME, _TAG = 128, 64  # lengths W&B accepts
+_MAX_WAIT = 30.0  # seconds for a server that does not answer
+_open: set[str] = set()  # ids of the runs open in this process: they share W&B's one service
+_lock = threading.Lock()
 
 
 @dataclass
@@ -41,6 +44,8 @@ class Wandb(Logger):
         import wandb
 
         self._run = self._start(wandb, run)
+        with _lock:
+            _open.add(run.id)
         self._run.define_metric("*", step_metric="round")
         # an interrupted attempt may have sent rounds that are computed again now, to the same values
         self._sent = int(self._run.summary.get("round", 0)) if self._run.resumed else 0
@@ -54,7 +59,7 @@ class Wandb(Logger):
     def log(self, row: dict[str, Any]) -> None:
         """Send one round, unless W&B has it."""
         if row["round"] > self._sent:
-            self._run.log(row, step=row["round"])
+            self._run.log(row, step=row["round"], commit=True)  # now, not with the next round
             self._sent = row["round"]
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
@@ -65,23 +70,32 @@ class Wandb(Logger):
         if result is not None:
             self._run.summary.update(_summary(result))
         run, self._run = self._run, None
+        with _lock:
+            _open.discard(run.id)
         run.finish(exit_code=_EXIT_CODES.get(status, 1))
 
     def _start(self, wandb: Any, run: RunInfo) -> Any:
         if self.mode == "online":
             try:
-                return self._init(wandb, run, "online")
+                wandb.setup(wandb.Settings(silent=True))  # W&B's lines would break the progress bar
+                if not wandb.login(prompt=False, verify=False):
+                    # also where WANDB_MODE=offline; without this check W&B would wait for a key to be typed
+                    raise wandb.errors.UsageError("no W&B account: `wandb login`, or set WANDB_API_KEY")
+                online = self._init(wandb, run, "online")
             except (wandb.errors.Error, TimeoutError, OSError) as error:
-                if self.strict:
+                with _lock:
+                    alone = not _open and wandb.run is None
+                if self.strict or not alone:
                     raise
-                wandb.teardown()  # W&B's service still holds the run's id
+                wandb.teardown()  # its service still holds the run that did not start, under the same id
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                print(
+                self.say(
                     f"warning: W&B cannot be used online ({reason}); continuing offline, upload later with: "
-                    f"wandb sync {run.folder / 'wandb'}/offline-run-*",
-                    file=sys.stderr,
-                    flush=True,
+                    f"wandb sync {run.folder / 'wandb'}/offline-run-*"
                 )
+            else:
+                self.say(f"W&B: {online.url}")
+                return online
         return self._init(wandb, run, "offline")
 
     def _init(self, wandb: Any, run: RunInfo, mode: str) -> Any:
@@ -91,7 +105,7 @@ class Wandb(Logger):
             os.environ.setdefault(f"WANDB_{name}_DIR", str(folder / name.lower()))
         wanted = {
             "console": "off",
-            "silent": mode == "offline",
+            "silent": True,
             "disable_git": True,
             "disable_code": True,
             "save_code": False,

@@ -228,7 +228,19 @@ def test_searchpath_adds_another_folder(tmp_path: Path) -> None:
 
 
 def test_users_torch_module_is_a_model() -> None:
-    assert run_command(["model._target_=tests.world.Softmax", "~model.hidden", "~model.bias", "~model.init", "~model.dropout", "rounds=1"]) == 0
+    assert (
+        run_command(
+            [
+                "model._target_=tests.world.Softmax",
+                "~model.hidden",
+                "~model.bias",
+                "~model.init",
+                "~model.dropout",
+                "rounds=1",
+            ]
+        )
+        == 0
+    )
     assert results()[0]["bytes"]["up"] == 10 * 640 * 4
 
 
@@ -241,3 +253,26 @@ def test_help_and_import_load_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "fedavg" in done.stdout and "scaffold" in done.stdout
+
+
+def test_a_split_from_a_file_is_the_same_run_wherever_the_file_lies(capsys) -> None:
+    assert run_command([*QUICK, "partition.alpha=0.3"]) == 0
+    (file,) = Path().glob("outputs/runs/*/*/partition.safetensors")
+    for name in ("a", "b"):
+        Path(name).write_bytes(file.read_bytes())
+        assert run_command([*QUICK, "partition=file", f"partition.path={name}"]) == 0
+    assert "already done" in capsys.readouterr().out
+    drawn, given = sorted(results(), key=lambda r: r["choices"]["partition"])
+    assert drawn["metrics"] == given["metrics"]
+    assert drawn["partition"]["sha256"] == given["partition"]["sha256"]
+
+
+@pytest.mark.parametrize("overrides", [
+    ["partition=label_groups", "partition.groups=[[0,1],[2,3],[4,5],[6,7],[8,9]]", "clients=5"],
+    ["partition=pathological", "clients=20"],
+    ["partition=shards", "clients=50"],
+    ["partition.alpha=0.05", "clients=100", "partition.min_size=1"],
+    ["method=scaffold", "sampling=bernoulli", "clients=200", "clients_per_round=0.05"],
+])  # fmt: skip
+def test_smoke_fits_every_split(overrides: list[str]) -> None:
+    assert run_command(["debug=smoke", *overrides]) == 0

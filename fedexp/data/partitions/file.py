@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ class File(Partitioner):
         path: relative ones start at the working directory.
         sha256: expected hash of the assignment (as in result.json), or None.
     """
+
+    scales: ClassVar[bool] = False
 
     path: str = ""
     sha256: str | None = None

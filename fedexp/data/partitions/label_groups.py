@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ class LabelGroups(Partitioner):
     Args:
         groups: one list of classes per client.
     """
+
+    scales: ClassVar[bool] = False
 
     groups: tuple[tuple[int, ...], ...] = ()
 

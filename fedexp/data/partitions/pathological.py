@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ class Pathological(BoundedPartitioner):
     Args:
         classes_per_client: n.
     """
+
+    scales: ClassVar[bool] = False  # few clients cannot hold all classes
 
     classes_per_client: int = 2
 

@@ -1,0 +1,177 @@
+"""Runs as processes: killed, interrupted, started thrice at once, spread by Hydra's launchers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+SCAFFOLD = [
+    "method=scaffold",
+    "rounds=60",
+    "clients_per_round=5",
+    "checkpoint.every='1'",
+    "threads=1",
+    "memo.enabled=false",
+]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "fedexp", *arguments]
+    return subprocess.Popen(command, cwd=folder, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == code, f"{process.returncode}\n{out}\n{err}"
+    return out + err
+
+
+def run_folder(folder: Path) -> Path:
+    (path,) = [p.parent for p in folder.glob("outputs/runs/*/*/status.json")]
+    return path
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    names = ("metrics.jsonl", "model.safetensors", "partition.safetensors")
+    return {name: hashlib.sha256((run_folder(folder) / name).read_bytes()).hexdigest() for name in names}
+
+
+def wait_for_rounds(folder: Path, rounds: int) -> None:
+    """Until `rounds` rows are on disk."""
+    deadline = time.monotonic() + 120
+    while sum(p.read_bytes().count(b"\n") for p in folder.glob("outputs/runs/*/*/metrics.jsonl")) < rounds:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("straight")
+    finish(start(folder, *SCAFFOLD))
+    return hashes(folder)
+
+
+@pytest.mark.parametrize("moment", [0, 1, 7, 33])
+def test_kill_9_and_resume_gives_the_same_bytes(tmp_path: Path, straight: dict[str, str], moment: int) -> None:
+    process = start(tmp_path, *SCAFFOLD)
+    if moment:
+        wait_for_rounds(tmp_path, moment)
+    else:
+        time.sleep(0.5)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    out = finish(start(tmp_path, *SCAFFOLD))
+    assert moment <= 1 or "resuming after round" in out
+    assert hashes(tmp_path) == straight
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interruption_is_marked_and_resumable(tmp_path: Path, straight: dict[str, str], signum: int, code: int) -> None:
+    process = start(tmp_path, *SCAFFOLD)
+    wait_for_rounds(tmp_path, 3)
+    process.send_signal(signum)
+    told = finish(process, code)
+    assert "interrupted" in told and "Traceback" not in told
+    assert json.loads((run_folder(tmp_path) / "status.json").read_text())["status"] == "interrupted"
+    finish(start(tmp_path, *SCAFFOLD))
+    assert hashes(tmp_path) == straight
+
+
+def test_resume_keeps_the_numerics_of_the_first_launch(tmp_path: Path, straight: dict[str, str]) -> None:
+    process = start(tmp_path, *SCAFFOLD)
+    wait_for_rounds(tmp_path, 3)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    out = finish(start(tmp_path, *SCAFFOLD, "threads=2"))
+    assert "resuming with the numerics of the first launch" in out
+    assert hashes(tmp_path) == straight
+
+
+def test_changed_split_is_refused_on_resume(tmp_path: Path) -> None:
+    process = start(tmp_path, *SCAFFOLD)
+    wait_for_rounds(tmp_path, 3)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    stored = run_folder(tmp_path) / "data.json"
+    stored.write_text(stored.read_text().replace('"data": "', '"data": "0'))
+    assert "not those this run began with" in finish(start(tmp_path, *SCAFFOLD), 1)
+
+
+def test_three_launches_in_the_same_second(tmp_path: Path) -> None:
+    processes = [start(tmp_path, "rounds=60", "clients=4") for _ in range(3)]
+    told = [finish(process) for process in processes]
+    assert json.loads((run_folder(tmp_path) / "result.json").read_text())["attempts"] == 1
+    rounds = [json.loads(x)["round"] for x in (run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()]
+    assert rounds == list(range(1, 61))
+    assert sum("already done" in text for text in told) == 2
+
+
+def test_on_running_fail(tmp_path: Path) -> None:
+    first = start(tmp_path, "rounds=5000", "clients=4")
+    wait_for_rounds(tmp_path, 1)
+    assert "already being executed" in finish(start(tmp_path, "rounds=5000", "clients=4", "on_running=fail"), 1)
+    first.send_signal(signal.SIGTERM)
+    finish(first, 143)
+
+
+@pytest.mark.parametrize("launcher", [
+    ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+    ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"],
+], ids=["joblib", "submitit"])  # fmt: skip
+def test_launchers_run_skip_and_report(tmp_path: Path, launcher: list[str]) -> None:
+    sweep = ["-m", "method=fedavg,fedprox", "seed=0,1", "rounds=2", "clients=4"]
+    out = finish(start(tmp_path, *sweep, *launcher))
+    assert "4 done" in out
+    results = {p: p.read_bytes() for p in tmp_path.glob("outputs/runs/*/*/result.json")}
+    assert len(results) == 4
+    assert "4 jobs - 4 done, 0 to run" in finish(start(tmp_path, *sweep, *launcher))
+    assert {p: p.read_bytes() for p in results} == results
+    serial = tmp_path / "serial"
+    finish(start(serial, *sweep, f"threads={json.loads(next(iter(results)).read_text())['numerics']['threads']}"))
+    for path in results:
+        twin = serial / path.relative_to(tmp_path)
+        assert (twin.parent / "metrics.jsonl").read_bytes() == (path.parent / "metrics.jsonl").read_bytes()
+
+
+def test_a_launchers_failing_job_is_told(tmp_path: Path) -> None:
+    sweep = ["-m", "local.lr=1e30,0.1", "rounds=2", "clients=4", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    told = finish(start(tmp_path, *sweep), 1)
+    assert "1 done, 1 failed" in told and "returned NaN or infinity" in told
+
+
+def test_ctrl_c_in_a_sweep_stops_it_and_it_resumes(tmp_path: Path) -> None:
+    sweep = ["-m", "seed=0,1", "rounds=400", "clients=4", "checkpoint.every='5'"]
+    process = start(tmp_path, *sweep)
+    wait_for_rounds(tmp_path, 20)
+    process.send_signal(signal.SIGINT)
+    told = finish(process, 130)
+    assert "1 interrupted, 1 queued" in told
+    assert "2 done" in finish(start(tmp_path, *sweep))
+
+
+def test_logger_that_hangs_or_raises_cannot_stop_a_run(tmp_path: Path) -> None:
+    (tmp_path / "badloggers.py").write_text(
+        "import time\nfrom dataclasses import dataclass\nfrom fedexp.tracking.local import Local\n\n\n"
+        "@dataclass\nclass Raises(Local):\n    def log(self, row):\n        raise OSError('disk full')\n\n\n"
+        "@dataclass\nclass Hangs(Local):\n    def open(self, run, history):\n        time.sleep(3600)\n"
+    )
+    for name, said in (("Raises", "OSError: disk full"), ("Hangs", "took longer than 0.2 s")):
+        out = finish(
+            start(tmp_path, f"logger._target_=badloggers.{name}", "logger.timeout=0.2", "rounds=3", "reuse=false")
+        )
+        assert "switched off" in out and said in out and out.count("switched off") == 1
+        assert len((next(tmp_path.glob("outputs/runs/*/????????/metrics.jsonl"))).read_text().splitlines()) == 3
+    strict = finish(
+        start(tmp_path, "logger._target_=badloggers.Raises", "logger.strict=true", "rounds=200", "reuse=false"), 1
+    )
+    assert "logger Raises failed" in strict

@@ -1,0 +1,97 @@
+"""Config nodes become objects, or an error that names the key, the rule and the nearest name."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from fedexp.core.build import build
+from fedexp.core.errors import ConfigError, FedexpError, suggest
+
+
+@dataclass(frozen=True)
+class Inner:
+    width: int
+
+
+@dataclass(frozen=True)
+class Plugin:
+    count: int
+    rate: float = 0.5
+    kind: Literal["a", "b"] = "a"
+    sizes: tuple[int, ...] = ()
+    pair: tuple[float, str] = (1.0, "x")
+    inner: Inner | None = None
+    either: Literal["all"] | int | float = "all"
+    flag: bool = False
+    hidden: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"count must not be negative, got {self.count}")
+
+
+@dataclass(frozen=True)
+class Child(Plugin):
+    extra: str = "e"
+
+
+def test_values_are_taken_and_cast() -> None:
+    made = build(
+        Plugin, {"count": 3, "rate": 1, "sizes": [1, 2], "pair": [2, "y"], "inner": {"width": 4}, "either": 7}, "p"
+    )
+    assert made == Plugin(3, 1.0, "a", (1, 2), (2.0, "y"), Inner(4), 7)
+    assert type(made.rate) is float and type(made.either) is int
+    assert type(build(Plugin, {"count": 1, "either": 0.5}, "p").either) is float
+
+
+def test_target_names_a_subclass() -> None:
+    assert build(Plugin, {"_target_": f"{__name__}.Child", "count": 1, "extra": "z"}, "p") == Child(1, extra="z")
+
+
+@pytest.mark.parametrize(("node", "said"), [
+    ({"count": "3"}, ["'p.count' has the wrong type", "an integer", "'3'"]),
+    ({"count": 3.0}, ["p.count"]),
+    ({"count": True}, ["p.count"]),
+    ({}, ["'p.count' is not set"]),
+    ({"count": 1, "rate": "fast"}, ["p.rate", "a number"]),
+    ({"count": 1, "rate": float("nan")}, ["p.rate"]),
+    ({"count": 1, "kind": "c"}, ["a | b"]),
+    ({"count": 1, "sizes": [1, "x"]}, ["p.sizes[1]"]),
+    ({"count": 1, "sizes": "12"}, ["p.sizes"]),
+    ({"count": 1, "pair": [1]}, ["p.pair"]),
+    ({"count": 1, "inner": {"widht": 4}}, ["p.inner.widht", "did you mean 'width'?"]),
+    ({"count": 1, "flag": 1}, ["p.flag", "true or false"]),
+    ({"count": 1, "rat": 2}, ["did you mean 'rate'?"]),
+    ({"count": 1, "hidden": 2}, ["unknown key 'hidden'"]),
+    ({"count": -1}, ["count must not be negative"]),
+    ({"count": 1, "_target_": "nodots"}, ["package.module.Class"]),
+    ({"count": 1, "_target_": "no.such.Thing"}, ["module 'no.such' was not found"]),
+    ({"count": 1, "_target_": f"{__name__}.Chidl"}, ["did you mean 'Child'?"]),
+    ({"count": 1, "_target_": f"{__name__}.Inner"}, ["is not a Plugin"]),
+])  # fmt: skip
+def test_mistakes(node: dict, said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(Plugin, node, "p")
+    for words in said:
+        assert words in str(caught.value)
+
+
+def test_a_plugin_whose_import_fails_shows_its_own_error(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fxbroken.py").write_text("import fx_not_installed\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="fx_not_installed"):
+        build(Plugin, {"_target_": "fxbroken.P"}, "p")
+
+
+def test_errors_travel_between_processes() -> None:
+    error = FedexpError("what", where="here", expected=1, got=2, do="that")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_suggestions() -> None:
+    assert suggest("metod", ["method", "model"]) == "did you mean 'method'?"
+    assert "method" in suggest("xyz", ["method"])

@@ -1,0 +1,106 @@
+"""Nets, weights and specs: swapped tensors, own randomness, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.models import ModelSpec, Net, Weights, check_model
+from tests.world import CPU
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3, bias=False)
+        self.b = nn.Linear(3, 3, bias=False)
+        self.b.weight = self.a.weight
+        self.register_buffer("shift", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x)) + self.shift
+
+
+class GlobalNoise(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(self.fc(x.flatten(1)), 0.5, training=self.training)
+
+
+class Spatial(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout2d(0.5)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.drop(x).flatten(1))
+
+
+def spec(name: str, **kwargs) -> ModelSpec:
+    return ModelSpec(f"{__name__}.{name}", tuple(sorted(kwargs.items())))
+
+
+def test_initialisation_is_a_function_of_the_seed() -> None:
+    one, same, other = (Weights.init(spec("Tied"), seed, CPU, torch.float32) for seed in (1, 1, 2))
+    assert torch.equal(one.params["a.weight"], same.params["a.weight"])
+    assert not torch.equal(one.params["a.weight"], other.params["a.weight"])
+
+
+def test_tied_parameters_are_one_and_swap_together() -> None:
+    weights = Weights.init(spec("Tied"), 1, CPU, torch.float64)
+    assert list(weights.params) == ["a.weight"]
+    net = Net(spec("Tied"), CPU, torch.float64)
+    x, w = torch.ones(1, 3, dtype=torch.float64), torch.full((3, 3), 2.0, dtype=torch.float64)
+    output = net({"a.weight": w}, {"shift": torch.ones(3, dtype=torch.float64)}, x)
+    assert torch.equal(output, x @ w.T @ w.T + 1)
+
+
+def test_binding_follows_the_dictionary() -> None:
+    net = Net(spec("Tied"), CPU, torch.float64)
+    x, buffers = torch.ones(1, 3, dtype=torch.float64), {"shift": torch.zeros(3, dtype=torch.float64)}
+    a, b = ({"a.weight": torch.eye(3, dtype=torch.float64) * k} for k in (1, 2))
+    assert [float(net(p, buffers, x)[0, 0]) for p in (a, b, a)] == [1.0, 4.0, 1.0]
+    a["a.weight"].mul_(3)
+    assert float(net(a, buffers, x)[0, 0]) == 9.0
+
+
+@pytest.mark.parametrize(("name", "said"), [("GlobalNoise", "global generator"), ("Spatial", "Dropout2d")])
+def test_models_that_draw_from_the_global_generator_are_refused(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_model(spec(name, **({"num_classes": 3} if name == "GlobalNoise" else {})), (1, 2, 2), 3)
+
+
+@pytest.mark.parametrize(("shape", "classes", "said"), [((1, 5, 5), 3, "cannot take"), ((1, 2, 2), 7, "does not fit")])
+def test_models_that_do_not_fit_the_data_are_refused(shape: tuple, classes: int, said: str) -> None:
+    fixed = ModelSpec.of({"_target_": f"{__name__}.Fixed"}, shape, classes)
+    with pytest.raises(ConfigError, match=said):
+        check_model(fixed, shape, classes)
+
+
+class Fixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x.flatten(1))
+
+
+def test_spec_checks_the_constructor() -> None:
+    node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [8]}
+    assert hash(ModelSpec.of(node, (1, 2, 2), 3)) == hash(ModelSpec.of(dict(node), (1, 2, 2), 3))
+    for extra, said in (
+        ({"hiden": [8]}, "did you mean 'hidden'?"),
+        ({"hidden": "x"}, "wrong type"),
+        ({"num_classes": 4}, "comes from the data set"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            ModelSpec.of({**node, **extra}, (1, 2, 2), 3)
+        assert said in str(caught.value)

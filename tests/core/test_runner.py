@@ -1,0 +1,150 @@
+"""Sampling, the stream of results, policies, and the memo."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedexp.core.engine import Executor, Numerics
+from fedexp.core.env import Sampling
+from fedexp.core.errors import ClientError
+from fedexp.core.runner import run
+from fedexp.engines.memo import Memo
+from fedexp.engines.serial import Serial
+from tests.world import assert_same, make_data, make_world
+
+NUMERICS = Numerics("serial", 1, "cpu", "float64")
+
+
+def test_fixed_sampling_is_exact_sorted_and_seeded() -> None:
+    draws = [Sampling("fixed", 5).draw(20, 0, r) for r in range(50)]
+    assert all(len(set(d)) == 5 and d == sorted(d) for d in draws)
+    assert draws == [Sampling("fixed", 5).draw(20, 0, r) for r in range(50)]
+    assert draws != [Sampling("fixed", 5).draw(20, 1, r) for r in range(50)]
+    assert len({c for d in draws for c in d}) == 20
+    assert Sampling("fixed", 20).draw(20, 0, 0) == list(range(20))
+
+
+def test_bernoulli_sampling_has_its_rate_and_is_never_empty() -> None:
+    sizes = [len(Sampling("bernoulli", 2).draw(40, 0, r)) for r in range(2000)]
+    assert min(sizes) >= 1
+    expected = 2 / (1 - (1 - 2 / 40) ** 40)  # conditioned on somebody being there
+    assert np.mean(sizes) == pytest.approx(expected, abs=0.1)
+
+
+def test_empty_clients_are_not_asked() -> None:
+    world = make_world("method=fedavg", data=make_data((10, 0, 7)))
+    assert world.env.sample() == [0, 2]
+
+
+class Poison(Executor):
+    """Client 1 returns NaN in one layer."""
+
+    def map(self, jobs, data):
+        for result in Serial().map(jobs, data):
+            if result.client == 1:
+                name = list(result.weights.params)[-1]
+                bad = {**result.weights.params, name: torch.full_like(result.weights.params[name], float("nan"))}
+                yield replace(result, weights=replace(result.weights, params=bad))
+            else:
+                yield result
+
+
+def test_nan_is_located() -> None:
+    world = make_world("method=fedavg")
+    with pytest.raises(ClientError) as caught:
+        world.run(executor=Poison())
+    for words in ("round 1: client 1", "output.bias", "12 training samples", "lr 0.05", "on_nonfinite=skip_client"):
+        assert words in str(caught.value)
+
+
+def test_skipped_client_has_no_part_in_the_round() -> None:
+    data = make_data()
+    poisoned = make_world("method=scaffold", "rounds=1", data=data)
+    after = poisoned.run(executor=Poison(), on_nonfinite="skip_client")
+    assert sorted(after.clients) == [0, 2, 3]
+    assert all(bool(v.isfinite().all()) for v in after.state["weights"].params.values())
+
+
+class Breaks(Executor):
+    def map(self, jobs, data):
+        yield from Serial().map([replace(jobs[0], task=None)], data)
+
+
+def test_a_clients_exception_names_the_client() -> None:
+    with pytest.raises(ClientError, match="client 0 failed: AttributeError"):
+        make_world("method=fedavg").run(executor=Breaks())
+
+
+def test_bytes_and_steps_are_counted() -> None:
+    world = make_world("method=scaffold", "rounds=1")
+    (step,) = run(world.aggregator, world.env, Serial(), world.data)
+    size = 8 * sum(v.numel() for v in world.env.initial_weights().params.values())
+    assert step.metrics["bytes/up"] == step.metrics["bytes/down"] == 4 * 2 * size
+    assert step.metrics["steps"] == 3 + 2 + 3 + 2
+    local = make_world("method=local", "rounds=1")
+    (step,) = run(local.aggregator, local.env, Serial(), local.data)
+    assert step.metrics["bytes/up"] == step.metrics["bytes/down"] == 0
+
+
+class Counting(Serial):
+    trained = 0
+
+    def map(self, jobs, data):
+        for result in super().map(jobs, data):
+            Counting.trained += 1
+            yield result
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "local"])
+def test_memo_gives_the_same_bits_and_only_for_first_rounds(tmp_path, method: str) -> None:
+    plain = make_world(f"method={method}")
+    expected = plain.run()
+    for trained in (3 * 4, 2 * 4):
+        Counting.trained = 0
+        memo = Memo(Counting(), tmp_path, 1.0, NUMERICS, "code", "data")
+        world = make_world(f"method={method}")
+        after = world.run(executor=memo)
+        assert Counting.trained == trained
+        assert_same(world.models(after), plain.models(expected))
+        for client, memory in expected.clients.items():
+            for name in memory:
+                assert_same([after.clients[client][name]], [memory[name]])
+
+
+@pytest.mark.parametrize("change", [
+    "seed=1", "local.lr=0.1", "local.epochs=2", "local.momentum=0.5", "trainer=fedprox", "local.batch_size=4",
+])  # fmt: skip
+def test_memo_keys_cover_what_decides_the_work(tmp_path, change: str) -> None:
+    for overrides in ((), (change,)):
+        Counting.trained = 0
+        memo = Memo(Counting(), tmp_path, 1.0, NUMERICS, "code", "data")
+        make_world("method=fedavg", "rounds=1", *overrides).run(executor=memo)
+        assert Counting.trained == 4
+
+
+@pytest.mark.parametrize("change", [{"numerics": replace(NUMERICS, threads=2)}, {"code": "new"}, {"data": "new"}])
+def test_memo_keys_cover_numerics_code_and_data(tmp_path, change: dict) -> None:
+    for changed in ({}, change):
+        Counting.trained = 0
+        facts = {"numerics": NUMERICS, "code": "code", "data": "data", **changed}
+        make_world("method=fedavg", "rounds=1").run(executor=Memo(Counting(), tmp_path, 1.0, **facts))
+        assert Counting.trained == 4
+
+
+def test_memo_survives_damage_and_keeps_to_its_size(tmp_path) -> None:
+    def entries():
+        return sorted(tmp_path.glob("*/*.safetensors"))
+
+    world = make_world("method=fedavg", "rounds=1")
+    expected = world.models(world.run(executor=Memo(Serial(), tmp_path, 1.0, NUMERICS, "code", "data")))
+    entries()[0].write_bytes(b"damaged")
+    memo = Memo(Serial(), tmp_path, 1.0, NUMERICS, "code", "data")
+    assert_same(world.models(world.run(executor=memo)), expected)
+    assert (memo.hits, memo.misses) == (3, 1)
+    size = entries()[-1].stat().st_size
+    world.run(executor=Memo(Serial(), tmp_path, 2.5 * size / 1e9, NUMERICS, "code", "data"))
+    assert len(entries()) <= 2
