@@ -6,6 +6,8 @@ import math
 import os
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +17,7 @@ from fedexp.tracking.logger import Logger, RunInfo
 _EXIT_CODES = {"done": 0, "interrupted": 130}  # anything else failed: 1
 _NAME, _TAG = 128, 64  # lengths W&B accepts
 _MAX_WAIT = 30.0  # seconds for a server that does not answer
-_open: set[str] = set()  # ids of the runs open in this process: they share W&B's one service
+_open: set[int] = set()  # loggers with a run in this process: they share W&B's one service
 _lock = threading.Lock()
 
 
@@ -40,12 +42,12 @@ class Wandb(Logger):
 
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
         """Start or resume the W&B run and send the rows of earlier attempts that it lacks."""
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # W&B's own usage statistics; read at import
-        import wandb
+        with _environment(run.folder / "wandb"):
+            import wandb
 
-        self._run = self._start(wandb, run)
+            self._run = self._start(wandb, run)
         with _lock:
-            _open.add(run.id)
+            _open.add(id(self))
         self._run.define_metric("*", step_metric="round")
         # an interrupted attempt may have sent rounds that are computed again now, to the same values
         self._sent = int(self._run.summary.get("round", 0)) if self._run.resumed else 0
@@ -70,9 +72,13 @@ class Wandb(Logger):
         if result is not None:
             self._run.summary.update(_summary(result))
         run, self._run = self._run, None
-        with _lock:
-            _open.discard(run.id)
         run.finish(exit_code=_EXIT_CODES.get(status, 1))
+        with _lock:
+            _open.discard(id(self))
+        if _alone():
+            import wandb
+
+            wandb.teardown()  # which writes the last records to disk as it ends
 
     def _start(self, wandb: Any, run: RunInfo) -> Any:
         if self.mode == "online":
@@ -83,11 +89,9 @@ class Wandb(Logger):
                     raise wandb.errors.UsageError("no W&B account: `wandb login`, or set WANDB_API_KEY")
                 online = self._init(wandb, run, "online")
             except (wandb.errors.Error, TimeoutError, OSError) as error:
-                with _lock:
-                    alone = not _open and wandb.run is None
-                if self.strict or not alone:
+                if self.strict or not _alone():
                     raise
-                wandb.teardown()  # its service still holds the run that did not start, under the same id
+                wandb.teardown()  # it still holds the run that did not start, under the same id
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 self.say(
                     f"warning: W&B cannot be used online ({reason}); continuing offline, upload later with: "
@@ -99,10 +103,6 @@ class Wandb(Logger):
         return self._init(wandb, run, "offline")
 
     def _init(self, wandb: Any, run: RunInfo, mode: str) -> Any:
-        folder = run.folder / "wandb"
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("CACHE", "DATA", "ARTIFACT"):
-            os.environ.setdefault(f"WANDB_{name}_DIR", str(folder / name.lower()))
         wanted = {
             "console": "off",
             "silent": True,
@@ -114,9 +114,8 @@ class Wandb(Logger):
             "x_disable_meta": True,
             "x_disable_machine_info": True,
             "x_save_requirements": False,
-            "init_timeout": max(1.0, self.timeout / 2 - 10),  # W&B takes 10 s more; leaves time to continue offline
-            "finish_timeout": self.timeout,
-            "login_timeout": min(5.0, self.timeout / 4),  # no waiting for a key to be typed
+            "init_timeout": min(_MAX_WAIT, self.timeout / 2),  # leaves time to continue offline
+            "finish_timeout": self.timeout,  # W&B's exit hook keeps to it, too
         }
         # settings differ between versions; those that one lacks it does not need
         known = {key: value for key, value in wanted.items() if key in wandb.Settings.model_fields}
@@ -135,6 +134,29 @@ class Wandb(Logger):
             config=flat_config(run.config),
             settings=wandb.Settings(**known),
         )
+
+
+def _alone() -> bool:
+    """Whether no other run, of this class or the user's own, needs W&B's service in this process."""
+    import wandb
+
+    with _lock:
+        return not _open and wandb.run is None
+
+
+@contextmanager
+def _environment(folder: Path) -> Iterator[None]:
+    """W&B's folders inside the run's and its usage reports off, while it is imported and started; what the user has set
+    stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ours = {f"WANDB_{name}_DIR": str(folder / name.lower()) for name in ("CACHE", "DATA", "ARTIFACT")}
+    ours = {k: v for k, v in {**ours, "WANDB_ERROR_REPORTING": "false"}.items() if k not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def flat_config(config: dict[str, Any]) -> dict[str, Any]:

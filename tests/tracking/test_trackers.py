@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import socket
 import struct
 import sys
 from collections.abc import Iterator
@@ -178,11 +179,12 @@ class FakeRun:
     def __init__(self, has: int) -> None:
         self.resumed, self.summary, self.rows, self.code = has > 0, {"round": has} if has else {}, [], None
         self.settings = type("Settings", (), {"sync_dir": "none"})
+        self.url = "https://wandb.test/run"
 
     def define_metric(self, name: str, step_metric: str) -> None: ...
 
-    def log(self, row: dict[str, Any], step: int) -> None:
-        assert step == row["round"]
+    def log(self, row: dict[str, Any], step: int, commit: bool) -> None:
+        assert step == row["round"] and commit
         self.rows.append(row)
 
     def finish(self, exit_code: int) -> None:
@@ -196,38 +198,70 @@ def test_wandb_online_sends_what_the_server_lacks(
     import wandb
 
     run, asked = FakeRun(has), []
+    monkeypatch.setattr(wandb, "setup", lambda settings: None)
+    monkeypatch.setattr(wandb, "login", lambda prompt, verify: True)
     monkeypatch.setattr(wandb, "init", lambda **given: asked.append(given) or run)
+    said: list[str] = []
     logger = Wandb(mode="online", entity="team")
+    logger.say = said.append
     logger.open(info(tmp_path, resumed=True), ROWS[:2])
     for row in ROWS[2:]:
         logger.log(row)
     logger.close("done", RESULT)
     assert [row["round"] for row in run.rows] == list(range(has + 1, 6)) and run.code == 0
+    assert said == ["W&B: https://wandb.test/run"]
     (given,) = asked
     assert (given["mode"], given["entity"], given["id"], given["resume"]) == ("online", "team", "abc123", "allow")
 
 
+@pytest.mark.usefixtures("wandb_home")
+@pytest.mark.parametrize("account", [True, False])
 def test_wandb_goes_on_offline_where_the_server_is_not_reached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, account: bool
 ) -> None:
+    """With the real W&B: its service holds the id of the run that did not start, and a terminal would be asked for a key."""
     import wandb
 
-    run, modes = FakeRun(0), []
-
-    def init(mode: str, **given: Any) -> FakeRun:
-        modes.append(mode)
-        if mode == "online":
-            raise wandb.errors.CommError("no route")
-        return run
-
-    monkeypatch.setattr(wandb, "init", init)
-    monkeypatch.setattr(wandb, "teardown", lambda: modes.append("teardown"))
-    logger = Wandb(mode="online")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    wandb.teardown()  # read the environment below
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    if account:
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    else:
+        monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    said: list[str] = []
+    logger = Wandb(mode="online", timeout=2.0)
+    logger.say = said.append
     logger.open(info(tmp_path), ROWS[:1])
-    assert modes == ["online", "teardown", "offline"] and run.rows == ROWS[:1]
-    assert "no route" in (error := capsys.readouterr().err) and f"wandb sync {tmp_path}" in error
-    with pytest.raises(wandb.errors.CommError):
-        Wandb(mode="online", strict=True).open(info(tmp_path), [])
+    logger.close("done", None)
+    (warning,) = said
+    assert "continuing offline" in warning and f"wandb sync {tmp_path}" in warning
+    assert ("no W&B account" in warning) is not account
+    (path,) = parts(tmp_path)
+    assert [r.run.run_id for r in records(path) if r.WhichOneof("record_type") == "run"] == ["abc123"]
+    with pytest.raises(wandb.errors.Error):
+        Wandb(mode="online", strict=True, timeout=2.0).open(info(tmp_path), [])
+    wandb.teardown()
+
+
+@pytest.mark.usefixtures("wandb_home")
+def test_wandb_leaves_other_runs_of_the_process_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Going on offline ends W&B's service, which a run that is open would not survive: this logger gives up instead."""
+    import wandb
+
+    other = Wandb()
+    other.open(info(tmp_path / "other", id="other"), [])
+    monkeypatch.setattr(wandb, "login", lambda prompt, verify: False)
+    with pytest.raises(wandb.errors.UsageError, match="no W&B account"):
+        Wandb(mode="online").open(info(tmp_path / "mine"), [])
+    other.log(ROWS[0])
+    other.close("done", None)
+    found = list(records(parts(tmp_path / "other")[0]))
+    assert any(r.WhichOneof("record_type") == "exit" for r in found)
 
 
 def test_flat_config_of_a_composed_job_is_plain_json() -> None:
