@@ -42,7 +42,8 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     panels = [(label, group) for label, group in (("score", scores), ("loss", losses)) if group]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(
+    short = textwrap.wrap(title, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" ...")
+    figure.suptitle("\n".join(short), fontsize=9, parse_math=False)
         "\n".join(textwrap.wrap(title, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" ...")), fontsize=9
     )
     for position, (label, group) in enumerate(panels, start=1):

@@ -25,17 +25,20 @@ class Progress:
         self._shown = 0.0
         self._began = time.monotonic()
         self._first = done
+        self._unsaid = ""  # the last round's line, while it was held back
 
     def __enter__(self) -> Progress:
         if sys.stdout.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"))
-            tail = (TextColumn("{task.fields[facts]}"), TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn())
-            self._bar = Bar(*columns, *tail, transient=True, refresh_per_second=8)
-            self._task = self._bar.add_task(self._title, total=self._rounds, completed=self._done, facts="")
+            # fits 80 columns; the title, which may be long, has a line of its own
+            columns = (BarColumn(bar_width=14), MofNCompleteColumn(), TextColumn("rounds"))
+            facts = (TextColumn("{task.fields[clients]}"), TextColumn("{task.fields[facts]}"))
+            self._bar = Bar(*columns, *facts, TextColumn("eta"), TimeRemainingColumn(), transient=True)
+            self._task = self._bar.add_task("", total=self._rounds, completed=self._done, clients="", facts="")
             self._bar.start()
+            self.note(self._title)
         return self
 
     def __exit__(
@@ -43,6 +46,8 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+        elif self._unsaid:  # ended early
+            print(self._unsaid, flush=True)
 
     def client(self, done: int, of: int) -> None:
         """A client finished; nearly free."""
@@ -51,27 +56,29 @@ class Progress:
         now = time.monotonic()
         if now - self._shown >= _BAR_SECONDS:
             self._shown = now
-            self._bar.update(self._task, completed=self._done + done / of, facts=f"client {done}/{of}")
+            self._bar.update(self._task, completed=self._done + done / of, clients=f"client {done}/{of}")
 
     def round(self, row: dict[str, Any], headline: str) -> None:
-        """A round finished."""
+        """A round finished; `headline` names the metric to show, with the last value where it was not measured now."""
         self._done = row["round"]
-        facts = _facts(row, headline)
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, facts=facts)
+            known = {"facts": f"{headline} {row[headline]:.4f}"} if headline in row else {}
+            self._bar.update(self._task, completed=self._done, **known)
             return
         now = time.monotonic()
+        finished = self._done - self._first
+        left = (now - self._began) / finished * (self._rounds - self._done) if finished else 0.0
+        self._unsaid = f"round {self._done}/{self._rounds}  {_facts(row, headline)}  eta {_clock(left)}"
         tenth = self._done % max(1, self._rounds // 10) == 0
         if now - self._shown >= _LINE_SECONDS or tenth or self._done == self._rounds:
             self._shown = now
-            finished = self._done - self._first
-            left = (now - self._began) / finished * (self._rounds - self._done) if finished else 0.0
-            print(f"round {self._done}/{self._rounds}  {facts}  eta {_clock(left)}", flush=True)
+            print(self._unsaid, flush=True)
+            self._unsaid = ""
 
     def note(self, text: str) -> None:
         """Print a line without breaking the bar."""
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, flush=True)
 

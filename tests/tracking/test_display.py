@@ -1,0 +1,151 @@
+"""What a person sees of a run: progress, the end tables, the curve picture."""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedexp.tracking.curve import draw_curve
+from fedexp.tracking.progress import Progress
+from fedexp.tracking.summary import print_result, print_sweep
+
+ACC = "test/global/acc"
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"round": n, "train/loss": 1 / n, ACC: 1 - 1 / n, "test/global/loss": 2 / n} for n in range(1, count + 1)]
+
+
+# ---------------------------------------------------------------- progress
+
+
+@pytest.mark.parametrize("count", [1, 7, 20, 500])
+def test_plain_lines_are_few_and_hold_the_last_round(capsys: pytest.CaptureFixture[str], count: int) -> None:
+    with Progress("title", count) as progress:
+        for row in rows(count):
+            progress.client(1, 2)
+            progress.round(row, ACC)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith(f"round {count}/{count}  {ACC} {1 - 1 / count:.4f}  train/loss")
+    assert lines[-1].endswith("eta 0:00")
+    assert min(count, 10) <= len(lines) <= 20
+    assert len(set(lines)) == len(lines)
+
+
+def test_plain_lines_of_a_run_that_stops_early_hold_its_last_round(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("title", 1000, done=100) as progress:
+        for row in rows(103)[100:]:
+            progress.round(row, ACC)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("round 103/1000")
+
+
+def test_a_round_without_evaluation_shows_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("title", 1) as progress:
+        progress.round({"round": 1, "train/loss": math.nan}, ACC)
+    assert capsys.readouterr().out == "round 1/1  train/loss nan  eta 0:00\n"
+
+
+def test_the_bar_shows_rounds_clients_and_headline_within_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for name, value in {"TERM": "xterm", "COLUMNS": "80", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with Progress("a=[1,2] seed=0", 1000, done=998) as progress:
+        progress.client(99, 100)
+        progress.round({"round": 999, ACC: 0.9}, ACC)
+        progress.note("told in between [b]")
+        progress.client(100, 100)
+        bar = progress._bar
+        columns = [bar.columns[i](bar.tasks[0]) for i in (1, 3, 4)]
+    assert [str(column) for column in columns] == [" 999/1000", "client 99/100", f"{ACC} 0.9000"]
+    out = capsys.readouterr().out
+    assert "a=[1,2] seed=0" in out
+    assert "told in between [b]" in out
+
+
+# ---------------------------------------------------------------- tables
+
+
+def result() -> dict[str, Any]:
+    return {
+        "status": "done",
+        "headline": {"metric": ACC, "rule": "mean_last_10", "value": 0.91234},
+        "metrics": {ACC: 0.95},
+        "best": {ACC: 0.97},
+        "mean_last_10": {ACC: 0.91234},
+        "rounds": 20,
+        "rounds_to_target": 7,
+        "steps": 450,
+        "seconds": {"train": 1.25, "log": 0.001, "total": 1.5},
+        "bytes": {"up": 1_500_000, "down": 999},
+    }
+
+
+def test_the_end_of_a_run_in_numbers_with_the_folder_last(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / ("deep" * 40) / "[x]"
+    print_result(result(), folder)
+    lines = capsys.readouterr().out.splitlines()
+    text = " ".join(" ".join(lines).split())
+    assert lines[-1] == f"folder: {folder}"
+    assert f"{ACC} 0.9123 (mean last 10)" in text
+    assert "last 0.9500, mean of last 10 0.9123, best (oracle) 0.9700" in text
+    assert "20, 450 local steps; target reached in round 7" in text
+    assert "1.50 (train 1.25)" in text
+    assert "down 999 B, up 1.5 MB" in text
+
+
+def test_a_sweep_names_what_failed_and_how_to_run_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    headline = {"metric": ACC, "rule": "last", "value": 0.5}
+    jobs = [
+        {"overrides": ["seed=0"], "status": "done", "error": None, "headline": headline, "folder": "/r/0"},
+        {"overrides": ["seed=1", "x=[1, 2]"], "status": "failed", "error": "NaN", "headline": None, "folder": "/r/1"},
+        {"overrides": ["seed=2"], "status": "failed", "error": "NaN", "headline": None, "folder": "/r/2"},
+    ]
+    print_sweep(jobs)
+    out = capsys.readouterr().out
+    assert "1 done, 2 failed" in out
+    assert out.count("NaN") == 1
+    assert "2 failed: NaN" in out
+    assert "again: fedexp seed=1 'x=[1, 2]'" in out
+    assert "/r/2/error.txt" in out
+    assert "0.5000" in out
+
+
+# ---------------------------------------------------------------- curve
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        rows(1),
+        rows(2),
+        rows(1000),
+        [{"round": 1, "clients": 3}],
+        [{"round": 1, "train/loss": 1.0}, {"round": 2, "train/loss": math.inf, ACC: 0.5}],
+        [{"round": 1, "train/loss": 1e9}, {"round": 2, "train/loss": 0.0}, {"round": 3, "train/loss": math.nan}],
+        [
+            {
+                "round": 1,
+                "test/local/acc_mean": 0.5,
+                "test/local/acc_std": 0.1,
+                "test/local/acc_min": 0.2,
+                "mine/loss": 1,
+            }
+        ],
+    ],
+    ids=["one", "two", "thousand", "nothing measured", "unequal", "diverged", "other names"],
+)
+@pytest.mark.filterwarnings("error")
+def test_the_curve_is_a_picture_whatever_was_measured(tmp_path: Path, data: list[dict[str, Any]]) -> None:
+    path = tmp_path / "curve.png"
+    draw_curve(data, path, "partition.alpha=0.5 $\\frac$ " * 20)
+    picture = path.read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", picture[16:24])
+    assert (width, height) == (990, 418)
