@@ -44,8 +44,6 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     FigureCanvasAgg(figure)
     short = textwrap.wrap(title, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" ...")
     figure.suptitle("\n".join(short), fontsize=9, parse_math=False)
-        "\n".join(textwrap.wrap(title, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" ...")), fontsize=9
-    )
     for position, (label, group) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), position)
         axes.spines[["top", "right"]].set_visible(False)
