@@ -167,11 +167,11 @@ def test_logger_that_hangs_or_raises_cannot_stop_a_run(tmp_path: Path) -> None:
     )
     for name, said in (("Raises", "OSError: disk full"), ("Hangs", "took longer than 0.2 s")):
         out = finish(
-            start(tmp_path, f"logger._target_=badloggers.{name}", "logger.timeout=0.2", "rounds=3", "reuse=false")
+            start(tmp_path, f"logger._target_=badloggers.{name}", "+logger.timeout=0.2", "rounds=3", "reuse=false")
         )
         assert "switched off" in out and said in out and out.count("switched off") == 1
         assert len((next(tmp_path.glob("outputs/runs/*/????????/metrics.jsonl"))).read_text().splitlines()) == 3
     strict = finish(
-        start(tmp_path, "logger._target_=badloggers.Raises", "logger.strict=true", "rounds=200", "reuse=false"), 1
+        start(tmp_path, "logger._target_=badloggers.Raises", "+logger.strict=true", "rounds=200", "reuse=false"), 1
     )
     assert "logger Raises failed" in strict
