@@ -83,7 +83,7 @@ def _checked(jobs: list[list[str]]) -> list[dict[str, Any]]:
         try:
             config = compose(overrides)
             Experiment.of(config)
-            build(Logger, config["logger"], "logger")  # type: ignore[type-abstract]
+            build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
         except FedexpError as error:
             if len(jobs) > 1:
                 error.facts["where"] = f"job {number} ({' '.join(overrides)}): {error.facts.get('where') or 'config'}"

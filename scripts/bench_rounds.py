@@ -65,8 +65,10 @@ def main() -> None:
         overrides = [*COMMON, *WORKLOADS[options.worker], f"threads={options.threads}", f"data_root={options.data}"]
         print(json.dumps(fedexp_seconds(overrides, ROUNDS[options.worker])))
         return
+    from fedexp.run import environment
+
     lines = [
-        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, {options.threads} threads, "
+        f"commit {environment()['commit']}, {datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, {options.threads} threads, "
         f"Python {platform.python_version()}, {options.repeats} pairs of alternating processes, medians",
         "",
         "| workload | bare s/round | fedexp serial s/round | ratio (median of pairs) | min | max |",

@@ -49,6 +49,9 @@ class Logger(ABC):
     def __post_init__(self) -> None:
         require(self.timeout > 0, f"timeout must be positive, got {self.timeout}")
 
+    def check(self) -> None:
+        """Refuse before training what could never work, such as a tracker that is not installed."""
+
     @abstractmethod
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
         """Begin; `history` are the rows of earlier attempts that stand."""

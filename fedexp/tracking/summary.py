@@ -48,10 +48,14 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("job", "overrides", "status", "headline"):
         table.add_column(column, overflow="fold")
+    shared = [o for o in rows[0]["overrides"] if len(rows) > 1 and all(o in row["overrides"] for row in rows)]
+    if shared:
+        console.print(f"all jobs: {' '.join(shared)}", markup=False, soft_wrap=True)
     for number, row in enumerate(rows):
         headline = row["headline"]
         value = f"{headline['metric']} {headline['value']:.4f}" if headline else "-"
-        table.add_row(str(number), " ".join(row["overrides"]), row["status"], value)
+        own = " ".join(o for o in row["overrides"] if o not in shared)
+        table.add_row(str(number), own, row["status"], value)
     console.print(table)
     counts = Counter(row["status"] for row in rows)
     console.print(", ".join(f"{number} {status}" for status, number in sorted(counts.items())))

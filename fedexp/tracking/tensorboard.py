@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedexp.core.errors import FedexpError
+from fedexp.core.errors import ConfigError
 from fedexp.tracking.logger import Logger, RunInfo
 
 
@@ -19,16 +20,18 @@ class TensorBoard(Logger):
 
     _writer: Any = field(init=False, default=None, repr=False)
 
-    def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
-        """Begin a new event file with the rows of earlier attempts; `FedexpError` where TensorBoard is not installed."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise FedexpError(
-                f"TensorBoard is not installed ({error})",
+    def check(self) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError(
+                "TensorBoard is not installed",
                 where="logger",
                 do="pip install 'fedexp[tensorboard]', or use logger=local",
-            ) from error
+            )
+
+    def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
+        """Begin a new event file with the rows of earlier attempts."""
+        from torch.utils.tensorboard import SummaryWriter
+
         folder = run.folder / "tensorboard"
         for earlier in folder.glob("events.out.tfevents.*"):
             earlier.unlink()

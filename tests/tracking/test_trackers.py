@@ -312,3 +312,14 @@ def test_module_names_do_not_shadow_what_they_wrap() -> None:
     import fedexp.tracking.csv as ours
 
     assert ours.csv is csv and Path(str(csv.__file__)).parent != Path(str(ours.__file__)).parent
+
+
+def test_absent_tensorboard_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from fedexp.core.errors import ConfigError
+    from fedexp.tracking.tensorboard import TensorBoard
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"fedexp\[tensorboard\]"):
+        TensorBoard().check()
