@@ -68,8 +68,9 @@ def main() -> None:
     from fedexp.run import environment
 
     lines = [
-        f"commit {environment()['commit']}, {datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, {options.threads} threads, "
-        f"Python {platform.python_version()}, {options.repeats} pairs of alternating processes, medians",
+        f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, {os.cpu_count()} cores, "
+        f"{options.threads} threads, Python {platform.python_version()}; "
+        f"{options.repeats} pairs of alternating processes, medians",
         "",
         "| workload | bare s/round | fedexp serial s/round | ratio (median of pairs) | min | max |",
         "|---|---|---|---|---|---|",

@@ -286,12 +286,6 @@ def test_tensorboard_holds_every_round_once_after_a_resume(tmp_path: Path) -> No
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
 
-def test_tensorboard_that_is_not_installed_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(FedexpError, match=r"fedexp\[tensorboard\]"):
-        TensorBoard().open(info(tmp_path), [])
-
-
 def test_csv_holds_every_round_once_with_all_columns(tmp_path: Path) -> None:
     interrupted_and_resumed(Csv, tmp_path)
     with (tmp_path / "metrics.csv").open(newline="") as file:
