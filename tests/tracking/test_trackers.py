@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 
 from fedexp.compose import compose
 from fedexp.core.build import build
-from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.errors import ConfigError
 from fedexp.tracking.csv import Csv
 from fedexp.tracking.logger import Logger, RunInfo
 from fedexp.tracking.tensorboard import TensorBoard
