@@ -30,7 +30,7 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     phases = {phase: s for phase, s in result["seconds"].items() if phase != "total" and s >= 0.005}
     seconds = ", ".join(f"{phase} {s:.2f}" for phase, s in phases.items())
     table.add_row("seconds", f"{result['seconds']['total']:.2f}  ({seconds})")
-    table.add_row("traffic", f"down {_size(result['bytes']['down'])}, up {_size(result['bytes']['up'])}")
+    table.add_row("traffic", f"down {size_text(result['bytes']['down'])}, up {size_text(result['bytes']['up'])}")
     console.print(table)
     console.print(f"folder: {folder}", markup=False, soft_wrap=True)
 
@@ -68,7 +68,8 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
                 console.print(f"  log:   {row['folder']}/error.txt", markup=False, soft_wrap=True)
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """Bytes as a person reads them."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

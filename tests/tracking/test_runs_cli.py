@@ -15,8 +15,9 @@ from filelock import FileLock
 from fedexp.compose import compose
 from fedexp.storage.files import write_json, write_text
 from fedexp.storage.identity import code_hash
+from fedexp.storage.stored_run import StoredRun, find_run, find_runs
 from fedexp.tracking import runs_cli
-from fedexp.tracking.runs_cli import StoredRun, find_run, find_runs, run_command
+from fedexp.tracking.runs_cli import run_command
 
 CONFIG_HASH, CODE_HASH = "0123abcd", "89abcdef"
 
