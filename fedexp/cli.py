@@ -190,6 +190,9 @@ def sweep_job(config: Any) -> float:
     except FedexpError as error:
         print(f"FAILED {label}\n{error}", file=sys.stderr, flush=True)
         raise JobFailedError(str(error).splitlines()[0]) from (error if os.environ.get("HYDRA_FULL_ERROR") else None)
+    except Exception as error:  # a bug: told at once, its traceback is in error.txt and follows at the sweep's end
+        print(f"FAILED {label}\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise
     headline = result["headline"]
     print(f"done   {label}: {headline['metric']} {headline['value']:.4f}", flush=True)
     return float(headline["value"])

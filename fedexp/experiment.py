@@ -17,7 +17,7 @@ from fedexp.core.build import build
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Executor, Numerics
 from fedexp.core.env import Env, Sampling
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, suggest
 from fedexp.core.jobs import Budget
 from fedexp.core.models import ModelSpec, check_model
 from fedexp.core.needs import Needs
@@ -27,6 +27,7 @@ from fedexp.core.trainer import Trainer
 from fedexp.data.dataset import Dataset
 from fedexp.data.federated import Proxy, federate
 from fedexp.data.partition import Partitioner
+from fedexp.evaluation.evaluate import metric_names
 from fedexp.server_optimizers.sgd import Sgd
 
 
@@ -77,12 +78,37 @@ class Experiment:
             check_device(self.config.device)
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
         check_needs(self)
+        check_metrics(self)
         _check_model(self.spec, self.dataset.shape, self.task.num_outputs(self.dataset.num_classes))
         self.dataset.check(Path(self.config.data_root).expanduser(), self.dataset.download)
 
     @property
     def needs(self) -> Needs:
         return self.trainer.needs | self.aggregator.needs | self.server_optimizer.needs
+
+    @property
+    def metric_names(self) -> list[str]:
+        """What is measured on the test set and, if there is a share, on the validation set; the headline first."""
+        splits = ("test", "val") if self.partitioner.val_fraction else ("test",)
+        return [name for split in splits for name in metric_names(self.task, self.aggregator.delivers, split)]
+
+    @property
+    def headline(self) -> str:
+        """The metric a run is compared by."""
+        name = self.config.headline.metric
+        return self.metric_names[0] if name == "auto" else name
+
+    @property
+    def stop_metric(self) -> str:
+        """The metric that ``stop.target`` speaks of."""
+        name = self.config.stop.metric
+        return self.headline if name == "auto" else name
+
+    def meets(self, value: float | None, target: float) -> bool:
+        """Whether a value of the stop metric reaches `target`."""
+        if value is None:
+            return False
+        return value >= target if self.task.higher_is_better(self.stop_metric) else value <= target
 
     def load(self, device: torch.device) -> FederatedData:
         """Load and split the data, once, onto `device`."""
@@ -195,7 +221,22 @@ def check_needs(experiment: Experiment) -> None:
                 got=type(experiment.server_optimizer).__name__,
                 do="set server_optimizer=sgd, or aggregator=mean",
             )
-    config.checkpoint.parsed()
+
+
+def check_metrics(experiment: Experiment) -> None:
+    """Refuse metric names that no evaluation of this experiment has."""
+    measured = experiment.metric_names
+    for key, name in (
+        ("headline.metric", experiment.config.headline.metric),
+        ("stop.metric", experiment.config.stop.metric),
+    ):
+        if name != "auto" and name not in measured:
+            raise ConfigError(
+                f"'{name}' is not measured here",
+                where=key,
+                expected=", ".join(["auto", *measured]),
+                do=suggest(name, measured),
+            )
 
 
 @cache

@@ -176,18 +176,15 @@ class _Run:
         snapshot = snapshot or Snapshot(0, aggregator.init(env))
         due: set[int] = set()
         saved_at, saved_step = time.monotonic(), snapshot.step
-        headline = ""
         with Progress(self._title(), env.rounds, snapshot.step) as progress:
-            if self._reached(
-                config.stop.target, config.stop.metric, journal.rows, evaluator, aggregator.outcome(snapshot.state)
-            ):
+            self._say = progress.note
+            if self._reached(experiment, journal.rows):
                 return aggregator.outcome(snapshot.state)
             steps = run_steps(aggregator, env, executor, data, snapshot, config.on_nonfinite, progress.client)
             for step in steps:
                 snapshot = step.after
                 due |= step.changed
                 outcome = aggregator.outcome(snapshot.state)
-                headline = headline or evaluator.headline(outcome.kind)
                 last = aggregator.done(snapshot.state, env.at(snapshot.step))
                 row = {"round": snapshot.step, **step.metrics}
                 timer = time.perf_counter()
@@ -199,9 +196,9 @@ class _Run:
                 timer = time.perf_counter()
                 journal.append(row)
                 feed.log(row)
-                progress.round(row, headline)
+                progress.round(row, experiment.headline)
                 seconds["log"] = time.perf_counter() - timer
-                stop = self._reached(config.stop.target, config.stop.metric, journal.rows[-1:], evaluator, outcome)
+                stop = self._reached(experiment, [row])
                 timer = time.perf_counter()
                 waited = time.monotonic() - saved_at if unit == "seconds" else snapshot.step - saved_step
                 if waited >= every or last or stop:
@@ -214,15 +211,11 @@ class _Run:
                     break
         return aggregator.outcome(snapshot.state)
 
-    def _reached(
-        self, target: float | None, metric: str, rows: list[dict[str, Any]], evaluator: Evaluator, outcome: Outcome
-    ) -> bool:
-        if target is None:
-            return False
-        name = evaluator.headline(outcome.kind) if metric == "auto" else metric
-        higher = evaluator.task.higher_is_better
-        values = [row[name] for row in rows if name in row]
-        return any(value >= target if higher else value <= target for value in values)
+    @staticmethod
+    def _reached(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
+        """Whether one of `rows` meets ``stop.target``."""
+        target = experiment.config.stop.target
+        return target is not None and any(experiment.meets(row.get(experiment.stop_metric), target) for row in rows)
 
     def _finish(
         self, experiment: Experiment, data: FederatedData, journal: Journal, outcome: Outcome
@@ -230,15 +223,7 @@ class _Run:
         """Write the outcome and the result; ``done`` is the last thing that happens."""
         path = self.folder.path
         config = experiment.config
-        summary = summarise(
-            journal.rows,
-            headline=Evaluator(experiment.task, 1).headline(outcome.kind),
-            rule=config.headline.rule,
-            metric=config.headline.metric,
-            stop_metric=config.stop.metric,
-            target=config.stop.target,
-            higher_is_better=experiment.task.higher_is_better,
-        )
+        summary = summarise(journal.rows, experiment)
         _save_outcome(outcome, path / "model.safetensors")
         if journal.rows:
             draw_curve(journal.rows, path / "curve.png", self._title())

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedexp.core.aggregator import Aggregator, Outcome, State
+from fedexp.core.aggregator import Aggregator, Delivers, Outcome, State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.task import Metrics
@@ -22,6 +22,7 @@ from fedexp.core.task import Metrics
 class Local(Aggregator):
     """Every client trains its own model on, round after round."""
 
+    delivers: ClassVar[Delivers] = "per_client"
     communicates: ClassVar[bool] = False
 
     def init(self, env: Env) -> State:
@@ -37,7 +38,7 @@ class Local(Aggregator):
         return {"models": dict(sorted(models.items(), key=lambda item: int(item[0])))}, {"clients": len(trained)}
 
     def outcome(self, state: State) -> Outcome:
-        return Outcome(tuple(state["models"].values()), "per_client")
+        return Outcome(tuple(state["models"].values()), self.delivers)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Ensemble(Local):
 
     combine: Literal["logits", "probs"] = "logits"
 
+    delivers: ClassVar[Delivers] = "ensemble"
     communicates: ClassVar[bool] = True  # as if the members were collected every round
 
     def outcome(self, state: State) -> Outcome:
-        return Outcome(tuple(state["models"].values()), "ensemble", combine=self.combine)
+        return Outcome(tuple(state["models"].values()), self.delivers, combine=self.combine)

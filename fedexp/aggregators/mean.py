@@ -91,7 +91,7 @@ class Mean(Aggregator):
         return new, {"clients": stats.m, **metrics}
 
     def outcome(self, state: State) -> Outcome:
-        return Outcome((state["evaluated"],), "model")
+        return Outcome((state["evaluated"],), self.delivers)
 
 
 class _Running:

@@ -17,6 +17,8 @@ from fedexp.core.task import Metrics
 
 State = dict[str, Any]  # a nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and Weights
 
+Delivers = Literal["model", "ensemble", "per_client"]
+
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
@@ -29,7 +31,7 @@ class Outcome:
     """
 
     models: tuple[Weights, ...]
-    kind: Literal["model", "ensemble", "per_client"]
+    kind: Delivers
     combine: Literal["logits", "probs"] = "logits"
     weights: Tensor | None = None
 
@@ -39,6 +41,7 @@ class Aggregator(ABC):
     """What the server does. All state is in the `State` value; a plug-in keeps none of its own."""
 
     averages_updates: ClassVar[bool] = False  # do trainers' server halves and server optimizers take effect?
+    delivers: ClassVar[Delivers] = "model"  # the kind of its outcome, at any time
     communicates: ClassVar[bool] = True  # do models travel every round? (False: no bytes are counted)
 
     @property

@@ -51,12 +51,12 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def headline(self) -> str:
-        """Name of the metric that is compared by default."""
+    def metric_names(self) -> tuple[str, ...]:
+        """What `metrics` returns; the first is compared by default."""
 
-    @property
-    def higher_is_better(self) -> bool:
-        return True
+    def higher_is_better(self, name: str) -> bool:
+        """Whether metric `name` (with or without its prefixes) is to be maximised."""
+        return "loss" not in name
 
     @abstractmethod
     def num_outputs(self, num_classes: int) -> int:

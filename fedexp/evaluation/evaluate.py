@@ -7,10 +7,22 @@ from collections.abc import Sequence
 
 import torch
 
-from fedexp.core.aggregator import Outcome
+from fedexp.core.aggregator import Delivers, Outcome
 from fedexp.core.data import Samples
 from fedexp.core.models import ModelSpec, Net, Weights
 from fedexp.core.task import Metrics, Task
+
+_PLACES: dict[Delivers, tuple[str, tuple[str, ...]]] = {  # where a metric is filed, and what of its spread is kept
+    "model": ("global", ("",)),
+    "ensemble": ("ensemble", ("",)),
+    "per_client": ("local", ("_mean", "_std", "_min")),
+}
+
+
+def metric_names(task: Task, delivers: Delivers, split: str) -> list[str]:
+    """Names that an evaluation on `split` has; the first is compared by default."""
+    place, endings = _PLACES[delivers]
+    return [f"{split}/{place}/{name}{ending}" for name in task.metric_names for ending in endings]
 
 
 class Evaluator:
@@ -30,27 +42,16 @@ class Evaluator:
         for one model a client (spread over clients; every model sees the whole split)."""
         if not outcome.models:
             return {}
-        if outcome.kind == "model":
-            return _named(f"{split}/global", self._measure(outcome.models, outcome, samples))
-        if outcome.kind == "ensemble":
-            return _named(f"{split}/ensemble", self._measure(outcome.models, outcome, samples))
+        names = metric_names(self.task, outcome.kind, split)
+        if outcome.kind != "per_client":
+            together = self._measure(outcome.models, outcome, samples)
+            return dict(zip(names, (together[name] for name in self.task.metric_names), strict=True))
         each = [self._measure([model], outcome, samples) for model in outcome.models]
-        spread: Metrics = {}
-        for name in each[0]:
+        spread: list[float] = []
+        for name in self.task.metric_names:
             values = [metrics[name] for metrics in each]
-            spread[f"{name}_mean"] = statistics.fmean(values)
-            spread[f"{name}_std"] = statistics.pstdev(values)
-            spread[f"{name}_min"] = min(values)
-        return _named(f"{split}/local", spread)
-
-    def headline(self, outcome_kind: str) -> str:
-        """The metric that is compared by default for an outcome of this kind."""
-        name = self.task.headline
-        return {
-            "model": f"test/global/{name}",
-            "ensemble": f"test/ensemble/{name}",
-            "per_client": f"test/local/{name}_mean",
-        }[outcome_kind]
+            spread += [statistics.fmean(values), statistics.pstdev(values), min(values)]
+        return dict(zip(names, spread, strict=True))
 
     @torch.no_grad()
     def _measure(self, models: Sequence[Weights], outcome: Outcome, samples: Samples) -> Metrics:
@@ -70,7 +71,3 @@ class Evaluator:
             self._nets[model.spec] = Net(model.spec, first.device, first.dtype)
             self._nets[model.spec].train(False)
         return self._nets[model.spec]
-
-
-def _named(prefix: str, metrics: Metrics) -> Metrics:
-    return {f"{prefix}/{name}": value for name, value in metrics.items()}

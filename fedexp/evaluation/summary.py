@@ -5,70 +5,54 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
-from fedexp.core.errors import ConfigError, suggest
+from fedexp.core.errors import FedexpError
+from fedexp.experiment import Experiment
 
 
-def summarise(
-    rows: Sequence[dict[str, Any]],
-    *,
-    headline: str,
-    rule: Literal["last", "mean_last_10", "best_on_val"],
-    metric: str,
-    stop_metric: str,
-    target: float | None,
-    higher_is_better: bool,
-) -> dict[str, Any]:
+def summarise(rows: Sequence[dict[str, Any]], experiment: Experiment) -> dict[str, Any]:
     """The result's metrics.
 
     Args:
-        rows: ``metrics.jsonl``; headline: the outcome's own metric, used where `metric` is ``auto``.
+        rows: ``metrics.jsonl``.
 
     ``best`` looks at the test set over rounds and is an oracle: it is also listed under ``oracle/`` and is never the
     headline. ``mean_last_10`` is over evaluated rounds.
     """
-    name = headline if metric == "auto" else metric
-    evaluated = [row for row in rows if headline in row]
-    if not any(name in row for row in evaluated):
-        known = [key for key in (evaluated[-1] if evaluated else {}) if "/" in key]
-        raise ConfigError(f"no metric '{name}' was measured", where="headline.metric", do=suggest(name, known))
+    name, rule, target = experiment.headline, experiment.config.headline.rule, experiment.config.stop.target
+    higher = experiment.task.higher_is_better
+    evaluated = [row for row in rows if name in row]
+    if not evaluated:
+        raise FedexpError(
+            "the run delivered no model to evaluate: no client ever took part", where="partition, sampling"
+        )
     measured = [key for key in evaluated[-1] if key.startswith(("test/", "val/"))]
     last = {key: value for key, value in evaluated[-1].items() if key != "round"}
     tail = evaluated[-10:]
     means = {key: statistics.fmean(row[key] for row in tail) for key in measured}
-    best = {key: _best([row[key] for row in evaluated], key, higher_is_better) for key in measured}
-    oracle = {f"oracle/{key}": value for key, value in best.items() if key.startswith("test/")}
+    best = {key: _best([row[key] for row in evaluated], higher(key)) for key in measured}
     if rule == "last":
         value = last[name]
     elif rule == "mean_last_10":
-        value = statistics.fmean(row[name] for row in tail)
+        value = means[name]
     else:
         watch = name.replace("test/", "val/", 1)
-        pick = max if higher_is_better else min
-        value = pick(evaluated, key=lambda row: row[watch])[name]
-    goal = headline if stop_metric == "auto" else stop_metric
-    reached = next(
-        (row["round"] for row in evaluated if target is not None and _meets(row.get(goal), target, higher_is_better)),
-        None,
+        value = (max if higher(name) else min)(evaluated, key=lambda row: row[watch])[name]
+    reached = target is not None and next(
+        (row["round"] for row in evaluated if experiment.meets(row.get(experiment.stop_metric), target)), None
     )
     return {
         "headline": {"metric": name, "rule": rule, "value": value},
         "metrics": last,
         "best": best,
         "mean_last_10": means,
-        **oracle,
+        **{f"oracle/{key}": value for key, value in best.items() if key.startswith("test/")},
         "rounds": rows[-1]["round"],
-        "rounds_to_target": reached,
+        "rounds_to_target": reached or None,
     }
 
 
-def _best(values: list[float], name: str, higher_is_better: bool) -> float:
+def _best(values: list[float], higher_is_better: bool) -> float:
     usable = [value for value in values if not math.isnan(value)]
-    if not usable:
-        return math.nan
-    return min(usable) if "loss" in name or not higher_is_better else max(usable)
-
-
-def _meets(value: float | None, target: float, higher_is_better: bool) -> bool:
-    return value is not None and (value >= target if higher_is_better else value <= target)
+    return (max if higher_is_better else min)(usable) if usable else math.nan

@@ -36,8 +36,8 @@ class RunFolder:
 
     def acquire(self, on_running: Literal["wait", "fail"], announce: Any) -> None:
         """Become the one process that works here; the system frees the lock when a process dies, however it dies."""
-        self.path.mkdir(parents=True, exist_ok=True)
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
             owner = read_json(self.path / "status.json") or {}
@@ -51,6 +51,12 @@ class RunFolder:
                 ) from None
             announce(f"the same run is being executed by {who}: waiting for its result")
             self._lock.acquire()
+        except OSError as error:
+            raise StorageError(
+                f"the run folder cannot be used: {error.strerror or error}",
+                where=str(self.path),
+                do="set output_root to a folder that can be written",
+            ) from error
 
     def release(self) -> None:
         self._lock.release()
@@ -118,7 +124,10 @@ class Journal:
         os.truncate(path, min(offset, path.stat().st_size))
         self.rows: list[dict[str, Any]] = read_jsonl(path)
         self._metrics = path.open("ab")
-        self._timing = (folder / "timing.jsonl").open("a")
+        timing = folder / "timing.jsonl"
+        timing.touch()
+        os.truncate(timing, timing.read_bytes().rfind(b"\n") + 1)  # a line that a crash cut short
+        self._timing = timing.open("a")
         self._attempt = attempt
 
     def append(self, row: dict[str, Any]) -> None:

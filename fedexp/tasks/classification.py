@@ -44,8 +44,8 @@ class Classification(Task):
         return {"acc": totals["correct"] / count, "loss": totals["loss"] / count}
 
     @property
-    def headline(self) -> str:
-        return "acc"
+    def metric_names(self) -> tuple[str, ...]:
+        return ("acc", "loss")
 
     def num_outputs(self, num_classes: int) -> int:
         return num_classes

@@ -56,6 +56,9 @@ def results() -> list[dict]:
     (["trainer._target_=pathlib.Path"], ["is not a Trainer"]),
     (["proxy.source=train"], ["proxy.size"]),
     (["checkpoint.every=soon"], ["checkpoint.every"]),
+    (["headline.metric=test/global/ac"], ["did you mean 'test/global/acc'?"]),
+    (["stop.metric=test/local/acc_mean"], ["is not measured here", "test/global/acc"]),
+    (["method=local", "headline.metric=test/global/acc"], ["test/local/acc_mean"]),
     (["-m", "seed=0,1", "rounds=2,x"], ["job 1", "'rounds'"]),
     (["-m", "method=fedavg,scaffold", "local.momentum=0,0.9"], ["job 3", "method=scaffold local.momentum=0.9"]),
 ])  # fmt: skip
@@ -90,6 +93,13 @@ def test_a_run_is_found_again_and_leaves_its_records(capsys) -> None:
     assert run_command([*QUICK, "device=cpu"]) == 0
     assert "already done" in capsys.readouterr().out
     assert (folder / "result.json").stat().st_mtime_ns == before
+
+
+def test_unusable_output_root_is_told(capsys) -> None:
+    Path("taken").write_text("a file")
+    assert run_command([*QUICK, "output_root=taken"]) == 1
+    told = capsys.readouterr().err
+    assert "output_root" in told and "Traceback" not in told
 
 
 def test_reuse_false_runs_afresh_and_keeps_the_old(capsys) -> None:

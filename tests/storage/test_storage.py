@@ -115,6 +115,14 @@ def test_journal_is_cut_at_the_checkpoint(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_text() == '{"round": 1}\n{"round": 2}\n'
 
 
+def test_a_torn_timing_line_does_not_spoil_the_next(tmp_path: Path) -> None:
+    (tmp_path / "timing.jsonl").write_text('{"round": 1}\n{"rou')
+    journal = Journal(tmp_path, 0, 2)
+    journal.time(2, {"train": 0.5})
+    journal.close()
+    assert [row["round"] for row in read_jsonl(tmp_path / "timing.jsonl")] == [1, 2]
+
+
 @pytest.mark.parametrize("overrides", [
     ["device=cpu"], ["threads=1"], ["output_root=x"], ["data_root=y"], ["checkpoint.every=off"], ["on_running=fail"],
     ["reuse=false"], ["memo.enabled=false"], ["logger=csv"], ["dataset.download=true"],
