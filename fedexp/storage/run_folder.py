@@ -75,7 +75,9 @@ class RunFolder:
         while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
             number += 1
         aside.mkdir()
-        for entry in contents:
+        for entry in sorted(
+            contents, key=lambda entry: entry.name != "checkpoint"
+        ):  # a crash leaves none without its metrics
             entry.replace(aside / entry.name)
         return aside
 
@@ -121,7 +123,15 @@ class Journal:
     def __init__(self, folder: Path, offset: int, attempt: int) -> None:
         path = folder / "metrics.jsonl"
         path.touch()
-        os.truncate(path, min(offset, path.stat().st_size))
+        if path.stat().st_size < offset:
+            raise StorageError(
+                "metrics.jsonl is shorter than the checkpoint says",
+                where=str(path),
+                expected=f"at least {offset} bytes",
+                got=f"{path.stat().st_size} bytes",
+                do="restore the file, or start afresh with reuse=false",
+            )
+        os.truncate(path, offset)
         self.rows: list[dict[str, Any]] = read_jsonl(path)
         self._metrics = path.open("ab")
         timing = folder / "timing.jsonl"
