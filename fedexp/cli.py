@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +123,7 @@ def _attempt(work: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any] | 
 
 def _sweep(arguments: list[str], overrides: list[str], configs: list[dict[str, Any]]) -> int:
     """Hydra's own multirun over checked jobs, with a count before and a table after."""
+    from fedexp.run import Interrupted, terminable
     from fedexp.storage.run_folder import RunFolder, address
     from fedexp.tracking.summary import print_sweep
 
@@ -128,10 +132,14 @@ def _sweep(arguments: list[str], overrides: list[str], configs: list[dict[str, A
     folders = [RunFolder(address(config)) for config in configs]
     done = sum(folder.result() is not None and config["reuse"] for folder, config in zip(folders, configs, strict=True))
     print(f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True)
-    try:
-        code = _hydra(arguments)
-    except KeyboardInterrupt:
-        code = 130
+    os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
+    with terminable():
+        try:
+            code = _hydra(arguments)
+        except KeyboardInterrupt:
+            code = 130
+        except Interrupted as stop:
+            code = stop.exit_code
     rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
     print_sweep(rows)
     if code == 0 and any(row["status"] != "done" for row in rows):
@@ -143,11 +151,12 @@ def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:
     from fedexp.storage.files import read_json
 
     status = read_json(folder.path / "status.json") or {"status": "queued", "error": None}
+    result = folder.result()
     return {
         "overrides": config["overrides"],
-        "status": status["status"],
+        "status": "done" if result is not None else status["status"],
         "error": status.get("error"),
-        "headline": (folder.result() or {}).get("headline"),
+        "headline": (result or {}).get("headline"),
         "folder": str(folder.path),
     }
 
@@ -181,6 +190,8 @@ def sweep_job(config: Any) -> float:
     overrides = list(hydra_config.overrides.task)
     os.environ["FEDEXP_CONCURRENT_JOBS"] = str(_concurrent_jobs(hydra_config.launcher))
     resolved = resolve(config, {str(k): v for k, v in choices.items()}, overrides)
+    if os.environ.get("FEDEXP_LAUNCHER_PID") == str(os.getppid()):
+        _die_with_parent()
     label = f"job {hydra_config.job.num}: {' '.join(overrides)}"
     print(label, flush=True)
     try:
@@ -196,6 +207,18 @@ def sweep_job(config: Any) -> float:
     headline = result["headline"]
     print(f"done   {label}: {headline['metric']} {headline['value']:.4f}", flush=True)
     return float(headline["value"])
+
+
+def _die_with_parent() -> None:
+    """In a worker of a launcher on this machine: end, resumably, when the sweep's own process is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="fedexp-parent", daemon=True).start()
 
 
 def _concurrent_jobs(launcher: Any) -> int:

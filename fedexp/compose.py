@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -119,18 +120,26 @@ def expand(overrides: list[str]) -> list[list[str]]:
     """
     register()
     with _hydra(), _translated(overrides):
-        parsed = OverridesParser.create().parse_overrides(overrides)
-        axes: list[list[str]] = []
-        for override in parsed:
-            key = override.get_key_element()
-            if override.key_or_group.startswith("hydra") and override.key_or_group != "hydra.searchpath":
-                continue
-            if override.is_discrete_sweep():
-                axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-            elif not override.is_sweep_override():
-                assert override.input_line is not None
-                axes.append([override.input_line])
-        return [list(job) for job in itertools.product(*axes)]
+        axes = _axes(overrides)
+        config = hydra_compose("config", overrides=[axis[0] for axis in axes.values()], return_hydra_config=True)
+        params = config.hydra.sweeper.get("params") or {}  # a sweep that a config file defines; the command line wins
+        given = _axes([f"{key}={value}" for key, value in params.items()])
+        return [list(job) for job in itertools.product(*(given | axes).values())]
+
+
+def _axes(overrides: list[str]) -> dict[str, list[str]]:
+    """The values of every override, as single overrides, by key."""
+    axes: dict[str, list[str]] = {}
+    for override in OverridesParser.create().parse_overrides(overrides):
+        key = override.get_key_element()
+        if override.key_or_group.startswith("hydra") and override.key_or_group != "hydra.searchpath":
+            continue
+        if override.is_discrete_sweep():
+            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        elif not override.is_sweep_override():
+            assert override.input_line is not None
+            axes[key] = [override.input_line]
+    return axes
 
 
 @contextmanager
@@ -161,7 +170,7 @@ def _translated(overrides: list[str]) -> Iterator[None]:
         raise ConfigError(
             f"'{error.override}' is not an override",
             expected="key=value (lists: key=[a,b]; sweeps: key=a,b with -m; text with commas or spaces: key='\"a b\"')",
-            do="see https://hydra.cc/docs/advanced/override_grammar/basic/",
+            do="quote other characters too: key='\"value\"'; https://hydra.cc/docs/advanced/override_grammar/basic/",
         ) from None
     except MissingConfigException as error:
         group, _, name = (error.missing_cfg_file or "?").removesuffix(".yaml").rpartition("/")
@@ -174,6 +183,8 @@ def _translated(overrides: list[str]) -> Iterator[None]:
             expected=", ".join(options) or "a config file in that group",
             do=suggest(name, options),
         ) from None
+    except yaml.YAMLError as error:
+        raise ConfigError("a config file is not YAML", where=" ".join(str(error).split()), do="mend the file") from None
     except (HydraException, OmegaConfBaseException) as error:
         raise _key_error(error, overrides) from None
 
@@ -181,6 +192,8 @@ def _translated(overrides: list[str]) -> Iterator[None]:
 def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
     """'Could not override ...' with the nearest key of the default config."""
     text = str(error)
+    if "Ambiguous value" in text:
+        return ConfigError("several values for one key", got=" ".join(overrides), do="sweep over them with -m")
     match = re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^'=]+)", text)
     if match is None:
         return ConfigError(text.splitlines()[0], got=" ".join(overrides) or None)

@@ -51,6 +51,7 @@ class LocalWork:
         require(0 <= self.momentum < 1, f"local.momentum must lie in [0, 1), got {self.momentum}")
         require(self.weight_decay >= 0, f"local.weight_decay must not be negative, got {self.weight_decay}")
         require(self.clip is None or self.clip > 0, f"local.clip must be positive or null, got {self.clip}")
+        require(self.eps > 0, f"local.eps must be positive, got {self.eps}")
         require(all(0 <= b < 1 for b in self.betas), f"local.betas must lie in [0, 1), got {list(self.betas)}")
 
 
@@ -93,14 +94,14 @@ class Limit:
 
 @dataclass(frozen=True)
 class CheckpointEvery:
-    every: str
+    every: int | str
 
     def __post_init__(self) -> None:
         self.parsed()
 
     def parsed(self) -> tuple[float, Literal["rounds", "seconds"]]:
-        """``"30s"`` -> (30, seconds); ``"5"`` -> (5, rounds); ``"off"`` -> (inf, rounds)."""
-        text = self.every.strip()
+        """``"30s"`` -> (30, seconds); ``5`` -> (5, rounds); ``"off"`` -> (inf, rounds)."""
+        text = str(self.every).strip()
         if text == "off":
             return float("inf"), "rounds"
         try:
@@ -109,7 +110,7 @@ class CheckpointEvery:
             value = -1
         require(
             value > 0 or text == "0s",
-            f"checkpoint.every must be seconds ('30s'), rounds ('5') or 'off', got '{self.every}'",
+            f"checkpoint.every must be seconds ('30s'), rounds (5) or 'off', got '{self.every}'",
         )
         return value, "seconds" if text.endswith("s") else "rounds"
 
@@ -118,6 +119,9 @@ class CheckpointEvery:
 class Memo:
     enabled: bool
     max_gb: float
+
+    def __post_init__(self) -> None:
+        require(self.max_gb >= 0, f"memo.max_gb must not be negative, got {self.max_gb}")
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,7 @@ class Experiment:
             clip=local.clip,
             betas=local.betas,
             eps=local.eps,
+            max_steps=config.limit.steps,
         )
         return Env(
             sizes=data.partition.sizes,
@@ -249,16 +250,12 @@ def _limited(config: Config, partitioner: Partitioner) -> Config:
     limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)
     clients = min(config.clients, limit.clients or config.clients)
     m = config.clients_per_round
-    steps = config.local.steps
-    if limit.steps is not None:
-        steps = min(steps or limit.steps, limit.steps)
     return replace(
         config,
         limit=limit,
         rounds=min(config.rounds, limit.rounds or config.rounds),
         clients=clients,
         clients_per_round=min(m, clients) if isinstance(m, int) else m,
-        local=replace(config.local, steps=steps),
     )
 
 

@@ -25,13 +25,12 @@ from fedexp.core.engine import Executor, Numerics
 from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError, StorageError
 from fedexp.core.runner import Snapshot
-from fedexp.core.runner import run as run_steps
 from fedexp.core.trees import Tree
 from fedexp.data.partition import save_partition
 from fedexp.engines.memo import Memo
-from fedexp.evaluation.evaluate import Evaluator
 from fedexp.evaluation.summary import summarise
 from fedexp.experiment import Experiment, check_device, choose_numerics
+from fedexp.rounds import Round, reached, rounds
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.files import read_jsonl, write_json, write_text
 from fedexp.storage.identity import code_hash, config_hash
@@ -69,14 +68,33 @@ def execute(
     folder.acquire(config["on_running"], say)
     try:
         if own and (stored := folder.result()) is not None:
+            folder.set_done()
+            _check_data(config, stored)
             say(f"already done: {folder.path}")
             return stored
         if not own and (aside := folder.set_aside()) is not None:
             say(f"reuse=false: earlier files moved to {aside}")
-        with _signals():
+        with terminable():
             return _Run(config, folder, group, say).execute()
     finally:
         folder.release()
+
+
+def _check_data(config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """A stored result stands for the data it was made of; where the config does not pin them, look at them."""
+    experiment = Experiment.of(config)
+    if experiment.dataset.pinned:
+        return
+    found = experiment.load(torch.device("cpu")).fingerprint
+    expected = stored["partition"]["data_sha256"]
+    if found != expected:
+        raise StorageError(
+            "the stored result of this config was made of other data",
+            where=str(config["data_root"]),
+            expected=f"data_sha256 {expected}",
+            got=f"data_sha256 {found}",
+            do="give the other data another output_root, or run afresh with reuse=false",
+        )
 
 
 class _Run:
@@ -96,12 +114,15 @@ class _Run:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
     def execute(self) -> dict[str, Any]:
-        self.folder.set_status("running", attempt=self.attempt)
         try:
+            self.folder.set_status("running", attempt=self.attempt)
             with self._numerics(choose_numerics):
                 return self._execute()
         except (KeyboardInterrupt, Interrupted):
-            self.folder.set_status("interrupted")
+            if self.folder.result() is None:
+                self.folder.set_status("interrupted")
+            else:
+                self.folder.set_done()
             raise
         except BaseException as error:
             text = str(error) if isinstance(error, FedexpError) else f"{type(error).__name__}: {error}"
@@ -142,7 +163,7 @@ class _Run:
         journal = Journal(path, offset, self.attempt)
         if snapshot is not None:
             self.note(f"resuming after round {snapshot.step} of {env.rounds}")
-        executor = self._memo(experiment, data)
+        executor = self._memo(experiment)
         feed = self._feed(experiment, journal)
         self.seconds["setup"] = time.perf_counter() - began
         status = "failed"
@@ -169,53 +190,33 @@ class _Run:
         snapshot: Snapshot | None,
         feed: Feed,
     ) -> Outcome:
-        """Step, evaluate, record, checkpoint until the method is done or the target is reached."""
-        config, aggregator = experiment.config, experiment.aggregator
-        evaluator = Evaluator(experiment.task, config.eval.batch_size)
-        every, unit = config.checkpoint.parsed()
-        snapshot = snapshot or Snapshot(0, aggregator.init(env))
-        due: set[int] = set()
-        saved_at, saved_step = time.monotonic(), snapshot.step
+        """Record and checkpoint rounds until none follows."""
+        every, unit = experiment.config.checkpoint.parsed()
+        snapshot = snapshot or Snapshot(0, experiment.aggregator.init(env))
+        saver = _Saver(checkpoint, journal, snapshot)
         with Progress(self._title(), env.rounds, snapshot.step) as progress:
             self._say = progress.note
-            if self._reached(experiment, journal.rows):
-                return aggregator.outcome(snapshot.state)
-            steps = run_steps(aggregator, env, executor, data, snapshot, config.on_nonfinite, progress.client)
-            for step in steps:
-                snapshot = step.after
-                due |= step.changed
-                outcome = aggregator.outcome(snapshot.state)
-                last = aggregator.done(snapshot.state, env.at(snapshot.step))
-                row = {"round": snapshot.step, **step.metrics}
-                timer = time.perf_counter()
-                if last or snapshot.step % config.eval.every == 0:
-                    row |= evaluator(outcome, data.test, "test")
-                    if data.val is not None:
-                        row |= evaluator(outcome, data.val, "val")
-                seconds = {**step.seconds, "evaluate": time.perf_counter() - timer}
-                timer = time.perf_counter()
-                journal.append(row)
-                feed.log(row)
-                progress.round(row, experiment.headline)
-                seconds["log"] = time.perf_counter() - timer
-                stop = self._reached(experiment, [row])
-                timer = time.perf_counter()
-                waited = time.monotonic() - saved_at if unit == "seconds" else snapshot.step - saved_step
-                if waited >= every or last or stop:
-                    checkpoint.save(snapshot, due, journal.secure())
-                    self.folder.set_status("running", round=snapshot.step, rounds=env.rounds)
-                    due, saved_at, saved_step = set(), time.monotonic(), snapshot.step
-                seconds["checkpoint"] = time.perf_counter() - timer
-                journal.time(snapshot.step, seconds)
-                if stop:
-                    break
-        return aggregator.outcome(snapshot.state)
-
-    @staticmethod
-    def _reached(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
-        """Whether one of `rows` meets ``stop.target``."""
-        target = experiment.config.stop.target
-        return target is not None and any(experiment.meets(row.get(experiment.stop_metric), target) for row in rows)
+            ended = reached(experiment, journal.rows)
+            following = () if ended else rounds(experiment, env, data, executor, snapshot, progress.client)
+            try:
+                for round in following:
+                    snapshot = round.after
+                    began = time.perf_counter()
+                    journal.append(round.row)
+                    saver.note(round)
+                    feed.log(round.row)
+                    progress.round(round.row, experiment.headline)
+                    logged = time.perf_counter()
+                    if round.last or saver.waited(unit) >= every:
+                        saver.save()
+                        self.folder.set_status("running", round=snapshot.step, rounds=env.rounds)
+                    saved = time.perf_counter()
+                    seconds = {**round.seconds, "log": logged - began, "checkpoint": saved - logged}
+                    journal.time(snapshot.step, seconds)
+            except (KeyboardInterrupt, Interrupted):
+                saver.save()
+                raise
+        return experiment.aggregator.outcome(snapshot.state)
 
     def _finish(
         self, experiment: Experiment, data: FederatedData, journal: Journal, outcome: Outcome
@@ -253,7 +254,7 @@ class _Run:
             "folder": str(path),
         }
         write_json(path / "result.json", result)
-        self.folder.set_status("done", round=len(journal.rows), rounds=config.rounds)
+        self.folder.set_done()
         return result
 
     def _store_partition(self, data: FederatedData) -> None:
@@ -272,15 +273,13 @@ class _Run:
         if not path.exists():
             save_partition(data.partition, path)
 
-    def _memo(self, experiment: Experiment, data: FederatedData) -> Executor:
+    def _memo(self, experiment: Experiment) -> Executor:
         config = experiment.config
         if not (config.memo.enabled and config.reuse):
             return experiment.executor
         root = Path(config.output_root).expanduser().resolve() / "memo"
         client_side = {group: self.raw[group] for group in ("trainer", "task", "model", "dataset")}
-        return Memo(
-            experiment.executor, root, config.memo.max_gb, self.numerics, code_hash(client_side), data.fingerprint
-        )
+        return Memo(experiment.executor, root, config.memo.max_gb, self.numerics, code_hash(client_side))
 
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
         logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
@@ -359,9 +358,39 @@ def _commit() -> str | None:
         return None
 
 
+class _Saver:
+    """What is recorded but not yet in the checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, journal: Journal, snapshot: Snapshot) -> None:
+        self._checkpoint, self._journal = checkpoint, journal
+        self._pending: tuple[Snapshot, int] | None = None
+        self._changed: set[int] = set()
+        self._saved_step, self._saved_at = snapshot.step, time.monotonic()
+
+    def note(self, round: Round) -> None:
+        """A round whose row is in the journal."""
+        self._changed |= round.changed
+        self._pending = round.after, self._journal.length
+
+    def waited(self, unit: str) -> float:
+        """Rounds or seconds since the last save."""
+        if unit == "seconds":
+            return time.monotonic() - self._saved_at
+        return self._pending[0].step - self._saved_step if self._pending else 0
+
+    def save(self) -> None:
+        if self._pending is None:
+            return
+        snapshot, length = self._pending
+        self._journal.secure()
+        self._checkpoint.save(snapshot, self._changed & snapshot.clients.keys(), length)
+        self._pending, self._changed = None, set()
+        self._saved_step, self._saved_at = snapshot.step, time.monotonic()
+
+
 @contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """Turn SIGTERM into `Interrupted` while a run is on (Ctrl-C already is KeyboardInterrupt)."""
+def terminable() -> Iterator[None]:
+    """Turn SIGTERM into `Interrupted` meanwhile (Ctrl-C already is KeyboardInterrupt)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

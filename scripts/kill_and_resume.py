@@ -24,7 +24,7 @@ DEFAULT = [
     "method=scaffold",
     "rounds=40",
     "clients_per_round=5",
-    "checkpoint.every='1'",
+    "checkpoint.every=1",
     "memo.enabled=false",
     "threads=1",
 ]

@@ -22,3 +22,6 @@ class Centralized(Mean):
 
     def cohort(self, env: Env) -> list[int]:
         return [POOLED]
+
+    def population(self, env: Env) -> int:
+        return 1

@@ -52,7 +52,7 @@ class Ensemble(Local):
     combine: Literal["logits", "probs"] = "logits"
 
     delivers: ClassVar[Delivers] = "ensemble"
-    communicates: ClassVar[bool] = True  # as if the members were collected every round
+    communicates: ClassVar[bool] = True  # as if members were sent out and collected every round
 
     def outcome(self, state: State) -> Outcome:
         return Outcome(tuple(state["models"].values()), self.delivers, combine=self.combine)

@@ -44,6 +44,10 @@ class Mean(Aggregator):
         """Who trains in this round."""
         return env.sample()
 
+    def population(self, env: Env) -> int:
+        """N, of whom the cohort is drawn."""
+        return env.num_clients
+
     def weight(self, result: ClientResult) -> float:
         """p_i before normalisation."""
         return float(result.num_examples) if self.weights == "samples" else 1.0
@@ -77,7 +81,7 @@ class Mean(Aggregator):
         if not running.p:  # every sampled client was empty or skipped: the round changes nothing
             return state, {"clients": 0}
         direction, buffers = running.mean()
-        stats = running.stats(env)
+        stats = running.stats(env, self.population(env))
         server, params, metrics = env.server_optimizer.step(state["server"], old.params, direction, stats)
         weights = Weights(old.spec, params, buffers)
         evaluated = env.server_optimizer.evaluated(server, params)
@@ -142,11 +146,11 @@ class _Running:
             return 1.0
         return sum(p * a for p, a in zip(self.p, self.a, strict=True)) / sum(self.p)
 
-    def stats(self, env: Env) -> RoundStats:
+    def stats(self, env: Env, N: int) -> RoundStats:
         total_p = sum(self.p)
         return RoundStats(
             round=env.round,
-            N=env.num_clients,
+            N=N,
             m=len(self.p),
             lr=env.lr,
             lr_0=env.budget.lr_0,

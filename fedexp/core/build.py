@@ -128,7 +128,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         if isinstance(value, Mapping):
             return build(hint, value, where)
     elif hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
     elif hint is int:
         if isinstance(value, int) and not isinstance(value, bool):

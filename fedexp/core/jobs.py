@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedexp.core.models import Weights
 from fedexp.core.task import Metrics, Task
-from fedexp.core.trees import Tree, Trees
+from fedexp.core.trees import Trees, num_bytes
 
 if TYPE_CHECKING:
     from fedexp.core.trainer import Trainer
@@ -24,6 +24,7 @@ class Budget:
         lr: this round's step size; lr_0: the first round's.
         weight_decay: coupled, ``g + weight_decay * w``, after clipping.
         clip: bound of the gradient's norm over all parameters, or None.
+        max_steps: a cap on either form of work, or None.
     """
 
     epochs: int | None
@@ -37,6 +38,7 @@ class Budget:
     clip: float | None
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    max_steps: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,13 +89,9 @@ class ClientResult:
 
 def bytes_down(job: ClientJob) -> int:
     """What a server would send for `job`: the model and the broadcast trees."""
-    return _size(job.start.params, job.start.buffers, *job.shared.values())
+    return sum(map(num_bytes, (job.start.params, job.start.buffers, *job.shared.values())))
 
 
 def bytes_up(result: ClientResult) -> int:
     """What a client would send back: the model and its payload."""
-    return _size(result.weights.params, result.weights.buffers, *result.payload.values())
-
-
-def _size(*trees: Tree) -> int:
-    return sum(value.numel() * value.element_size() for tree in trees for value in tree.values())
+    return sum(map(num_bytes, (result.weights.params, result.weights.buffers, *result.payload.values())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -111,9 +112,12 @@ def batch_ranges(n: int, budget: Budget, smallest: int) -> Iterator[tuple[int, i
     if not epoch_ranges:
         return
     epoch = taken = 0
-    while epoch < (budget.epochs or 0) if budget.steps is None else taken < budget.steps:
+    most = math.inf if budget.max_steps is None else budget.max_steps
+    if budget.steps is not None:
+        most = min(most, budget.steps)
+    while budget.steps is not None or epoch < (budget.epochs or 0):
         for a, b in epoch_ranges:
-            if budget.steps is not None and taken == budget.steps:
+            if taken == most:
                 return
             yield epoch, a, b
             taken += 1

@@ -117,7 +117,7 @@ class _Stream:
 
     def _finite(self, result: ClientResult) -> bool:
         bad = trees.nonfinite(result.weights.params) or trees.nonfinite(result.weights.buffers)
-        for name, tree in result.payload.items():
+        for name, tree in (*result.payload.items(), *(result.state or {}).items()):
             inside = trees.nonfinite(tree)
             bad = bad or (inside and f"{name} of {inside}")
         if bad is None:

@@ -23,7 +23,7 @@ class Ctx:
         start: the received parameters (w^t); shared: the server's trees; state: the client's memory from earlier rounds.
         num_steps: optimizer steps of this round (tau_i).
         noise: uniform [0, 1) numbers by name and shape, a function of client, round and step.
-        full_gradient: mean task gradient over the whole local data at given parameters, in evaluation order.
+        full_gradient: mean task gradient over the whole local data at given parameters, in training mode.
     """
 
     start: Tree

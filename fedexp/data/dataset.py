@@ -51,6 +51,7 @@ class Dataset(ABC):
     augment: Augment | None = None
     download: bool = False
 
+    pinned: ClassVar[bool] = False  # does the config alone say which samples these are?
     can_download: ClassVar[bool] = False
     # Not 0: decoded arrays are kept under <root>/.fedexp. Raise it when `read` changes its answer for the same files.
     cache_version: ClassVar[int] = 0

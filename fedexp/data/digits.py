@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ class Digits(Dataset):
     The source has no split; ours is fixed: ``RandomState(0).permutation(1797)``, its first 1437 train, the other 360 test.
     Grey levels 0..16 become 0..255, rounded.
     """
+
+    pinned: ClassVar[bool] = True
 
     num_classes: int = 10
     shape: tuple[int, ...] = (1, 8, 8)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import safetensors
+import torch
 from filelock import FileLock
 
 from fedexp.core.data import FederatedData
@@ -29,18 +30,18 @@ class Memo(Executor):
     Args:
         inner: the engine that trains what is missing.
         root: folder shared by runs; max_gb: the least recently used entries go beyond it.
-        numerics, code, data: part of every key, so other bits or other code never pass for these.
+        numerics, code: part of every key, so other bits or other code never pass for these.
 
-    A key holds the start's digest, the trainer, task, budget, seed, broadcast trees, the client's memory and indices. Of
-    several processes that ask for the same jobs, one trains them and the others wait.
+    A key holds the start's digest, the trainer, task, budget, seed, broadcast trees, the client's memory and its samples,
+    byte for byte. Of several processes that ask for the same jobs, one trains them and the others wait.
     """
 
-    def __init__(self, inner: Executor, root: Path, max_gb: float, numerics: Numerics, code: str, data: str) -> None:
+    def __init__(self, inner: Executor, root: Path, max_gb: float, numerics: Numerics, code: str) -> None:
         self.inner = inner
         self.root = root
         self.max_bytes = max_gb * 1e9
         self.hits = self.misses = 0
-        self._base = json.dumps([asdict(numerics), code, data])
+        self._base = json.dumps([asdict(numerics), code])
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         if not jobs or any(job.round for job in jobs):
@@ -50,7 +51,8 @@ class Memo(Executor):
         keys = [self._key(job, data, digests) for job in jobs]
         together = hashlib.blake2b("".join(keys).encode(), digest_size=16).hexdigest()
         self.root.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.root / f"{together}.lock"):
+        lock = self.root / f"{together}.lock"
+        with FileLock(lock):
             missing = [job for job, key in zip(jobs, keys, strict=True) if not self._path(key).exists()]
             trained = self.inner.map(missing, data)
             expected = {id(job) for job in missing}
@@ -65,17 +67,18 @@ class Memo(Executor):
                 else:
                     result = self._load(key, job, data)
                 yield result
+            lock.unlink(missing_ok=True)  # who waits for it finds everything trained
         self._evict()
 
     def _key(self, job: ClientJob, data: FederatedData, digests: dict[int, str]) -> str:
         start = digests.get(id(job.start))
         if start is None:
             start = digests[id(job.start)] = digest(job.start.params) + digest(job.start.buffers)
-        index = hashlib.blake2b(data.partition.of(job.client).tobytes(), digest_size=16).hexdigest()
-        trees = {name: digest(tree) for name, tree in (*job.shared.items(), *(job.state or {}).items())}
+        shared = {name: digest(tree) for name, tree in job.shared.items()}
+        memory = {name: digest(tree) for name, tree in (job.state or {}).items()}
         parts = [self._base, job.client, start, repr(job.start.spec), _described(job.trainer), _described(job.task)]
-        parts += [repr(job.budget), job.seed, trees, sorted(job.frozen), index, repr(data.train.augment)]
-        parts += [data.train.mean, data.train.std]
+        parts += [repr(job.budget), job.seed, shared, memory, sorted(job.frozen)]
+        parts += [_content(data, job.client), data.train.mean, data.train.std, repr(data.train.augment)]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
     def _path(self, key: str) -> Path:
@@ -131,6 +134,12 @@ class Memo(Executor):
                 return
             path.unlink(missing_ok=True)
             total -= size
+
+
+def _content(data: FederatedData, client: int) -> str:
+    """Hash of a client's inputs and targets, in its order."""
+    index = torch.from_numpy(data.partition.of(client)).to(data.train.x.device)
+    return digest({"x": data.train.x[index], "y": data.train.y[index]})
 
 
 def _described(plugin: object) -> str:

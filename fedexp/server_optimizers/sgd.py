@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedexp.core import trees
+from fedexp.core.build import require
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats
@@ -17,6 +18,9 @@ class Sgd(ServerOptimizer):
     """Args: lr: server step size (eta_g)."""
 
     lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, f"lr must be positive, got {self.lr}")
 
     def step(
         self, state: dict[str, Any], params: Tree, direction: Tree, stats: RoundStats

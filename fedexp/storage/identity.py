@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,16 @@ NON_SCIENTIFIC = (
     "reuse",
     "threads",
 )
-_ALWAYS = ("fedexp.experiment", "fedexp.core.runner", "fedexp.core.kernel", "fedexp.evaluation.evaluate")
+_ALWAYS = (
+    "fedexp.experiment",
+    "fedexp.rounds",
+    "fedexp.core.kernel",
+    "fedexp.engines.memo",
+    "fedexp.engines.serial",
+    "fedexp.evaluation.summary",
+)
+
+_LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +67,8 @@ def config_hash(config: Mapping[str, Any]) -> str:
 def code_hash(config: Mapping[str, Any]) -> str:
     """Fingerprint of the modules a run uses: syntax trees without docstrings and comments, plug-ins included.
 
-    Follows imports inside fedexp and inside the packages that plug-ins come from; torch enters by its version.
+    Follows imports inside fedexp, inside the packages that plug-ins come from, and of every module that is not installed
+    (a plug-in's own helpers); torch enters by its version.
     """
     roots = sorted({*_ALWAYS, *_targets(scientific(config))})
     tops = {name.partition(".")[0] for name in roots}
@@ -65,9 +76,9 @@ def code_hash(config: Mapping[str, Any]) -> str:
     waiting = list(roots)
     while waiting:
         name = waiting.pop()
-        if name in seen or name.partition(".")[0] not in tops:
+        if name in seen:
             continue
-        found = _module(name)
+        found = _module(name, name.partition(".")[0] in tops)
         if found is not None:
             seen[name] = found[0]
             waiting.extend(found[1])
@@ -90,10 +101,12 @@ def _targets(node: Any) -> Iterator[str]:
 
 
 @functools.cache
-def _module(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """(fingerprint, imported names) of a module's source; None for packages without source and for what is no module."""
+def _module(name: str, even_installed: bool) -> tuple[str, tuple[str, ...]] | None:
+    """(fingerprint, imported names) of a module's source; None where there is no source, or it is a library's."""
     spec = _find(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    if not even_installed and any(Path(spec.origin).is_relative_to(home) for home in _LIBRARIES):
         return None
     tree = ast.parse(Path(spec.origin).read_text())
     package = name if spec.submodule_search_locations else name.rpartition(".")[0]

@@ -28,7 +28,7 @@ def address(config: Mapping[str, Any]) -> Path:
 
 
 class RunFolder:
-    """Files of one run. Everything but appending to logs is atomic."""
+    """Files of one run. Single files are replaced atomically; a crash in between leaves a run that resumes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,9 +75,7 @@ class RunFolder:
         while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
             number += 1
         aside.mkdir()
-        for entry in sorted(
-            contents, key=lambda entry: entry.name != "checkpoint"
-        ):  # a crash leaves none without its metrics
+        for entry in sorted(contents, key=_first_of_all):
             entry.replace(aside / entry.name)
         return aside
 
@@ -98,6 +96,13 @@ class RunFolder:
             },
         )
 
+    def set_done(self) -> None:
+        """The result is there: say so, also after a crash between the two."""
+        result = self.result()
+        status = read_json(self.path / "status.json") or {}
+        if result is not None and status.get("status") != "done":
+            self.set_status("done", round=result["rounds"], rounds=result["rounds"])
+
     @property
     def attempt(self) -> int:
         return int((read_json(self.path / "status.json") or {}).get("attempt", 0))
@@ -109,6 +114,11 @@ class RunFolder:
             write_json(self.path / name, value)
             return value
         return stored
+
+
+def _first_of_all(entry: Path) -> int:
+    """Order of setting aside: wherever a crash stops it, what is left is a run that can resume or begin."""
+    return {"result.json": 0, "checkpoint": 1}.get(entry.name, 2)
 
 
 class Journal:
@@ -150,10 +160,14 @@ class Journal:
         self._timing.write(json.dumps(row) + "\n")
         self._timing.flush()
 
-    def secure(self) -> int:
-        """Flush the metrics to disk; returns the file's length, which a checkpoint stores."""
-        os.fsync(self._metrics.fileno())
+    @property
+    def length(self) -> int:
+        """Bytes of metrics so far, which a checkpoint stores."""
         return self._metrics.tell()
+
+    def secure(self) -> None:
+        """Flush the metrics to disk."""
+        os.fsync(self._metrics.fileno())
 
     def close(self) -> None:
         self._metrics.close()

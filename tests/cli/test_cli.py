@@ -286,3 +286,72 @@ def test_a_split_from_a_file_is_the_same_run_wherever_the_file_lies(capsys) -> N
 ])  # fmt: skip
 def test_smoke_fits_every_split(overrides: list[str]) -> None:
     assert run_command(["debug=smoke", *overrides]) == 0
+
+
+def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, capsys) -> None:
+    from PIL import Image
+
+    for root, shade in (("a", 0), ("b", 90)):
+        for split in ("train", "test"):
+            for label in ("x", "y"):
+                folder = tmp_path / root / "pictures" / split / label
+                folder.mkdir(parents=True)
+                for number in range(12):
+                    Image.new("L", (8, 8), shade + number + 20 * (label == "y")).save(folder / f"{number}.png")
+    run = ["dataset=image_folder", "dataset.folder=pictures", "dataset.shape=[1,8,8]", "dataset.num_classes=2", "dataset.mean=[0.5]",
+           "dataset.std=[0.5]", "partition=iid", "rounds=1", "clients=2"]  # fmt: skip
+    assert run_command([*run, "data_root=a"]) == 0
+    assert run_command([*run, "data_root=a"]) == 0
+    assert "already done" in capsys.readouterr().out
+    assert run_command([*run, "data_root=b"]) == 1
+    assert "was made of other data" in capsys.readouterr().err
+    assert run_command([*run, "data_root=b", "output_root=other"]) == 0
+
+
+def test_nan_from_the_server_is_an_error_not_a_result(capsys) -> None:
+    assert run_command([*QUICK, "method=fedadam", "server_optimizer.lr=1e38", "dtype=float32", "local.lr=1"]) == 1
+    told = capsys.readouterr().err
+    assert "round 1: test/global/loss is NaN" in told and "server optimizer FedAdam" in told
+    assert not results()
+
+
+def test_a_crash_between_result_and_status_is_mended(capsys) -> None:
+    sweep = ["-m", "seed=0,1", *QUICK]
+    assert run_command(sweep) == 0
+    for path in Path().glob("outputs/runs/*/*/status.json"):
+        path.write_text(path.read_text().replace('"done"', '"running"'))
+    assert run_command(sweep) == 0
+    assert {json.loads(p.read_text())["status"] for p in Path().glob("outputs/runs/*/*/status.json")} == {"done"}
+
+
+def test_broken_yaml_of_the_users_is_told(capsys) -> None:
+    Path("conf/aggregator").mkdir(parents=True)
+    Path("conf/aggregator/broken.yaml").write_text("a: [1\n")
+    assert run_command(["aggregator=broken"]) == 2
+    told = capsys.readouterr().err
+    assert "not YAML" in told and "broken.yaml" in told and "Traceback" not in told
+
+
+def test_a_sweep_that_a_config_defines_is_checked_and_counted(capsys) -> None:
+    Path("conf/experiment").mkdir(parents=True)
+    Path("conf/experiment/sw.yaml").write_text(
+        "# @package _global_\nrounds: 1\nclients: 4\nhydra:\n  sweeper:\n    params:\n      seed: 0,1\n"
+    )
+    assert run_command(["-m", "experiment=sw"]) == 0
+    out = capsys.readouterr().out
+    assert "2 jobs - 0 done" in out and "2 done" in out
+    assert run_command(["-m", "experiment=sw", "seed=0,1,2"]) == 0
+    assert "3 jobs - 2 done" in capsys.readouterr().out
+
+
+def test_several_values_without_m_point_to_it(capsys) -> None:
+    assert run_command(["seed=0,1"]) == 2
+    assert "-m" in capsys.readouterr().err
+
+
+def test_stop_on_a_loss_waits_until_it_is_small() -> None:
+    assert (
+        run_command(["rounds=30", "clients=4", "local.lr=0.2", "stop.metric=test/global/loss", "stop.target=1.0"]) == 0
+    )
+    (result,) = results()
+    assert 1 < result["rounds"] < 30 and result["metrics"]["test/global/loss"] <= 1.0

@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 SCAFFOLD = [
     "method=scaffold",
     "rounds=60",
     "clients_per_round=5",
-    "checkpoint.every='1'",
+    "checkpoint.every=1",
     "threads=1",
     "memo.enabled=false",
 ]
@@ -82,9 +83,37 @@ def test_interruption_is_marked_and_resumable(tmp_path: Path, straight: dict[str
     process.send_signal(signum)
     told = finish(process, code)
     assert "interrupted" in told and "Traceback" not in told
-    assert json.loads((run_folder(tmp_path) / "status.json").read_text())["status"] == "interrupted"
+    status = json.loads((run_folder(tmp_path) / "status.json").read_text())
+    assert status["status"] == "interrupted"
     finish(start(tmp_path, *SCAFFOLD))
     assert hashes(tmp_path) == straight
+
+
+def test_interruption_saves_what_is_done(tmp_path: Path) -> None:
+    run = ["rounds=3000", "clients=4", "memo.enabled=false"]  # the default checkpoint interval is far away
+    process = start(tmp_path, *run)
+    wait_for_rounds(tmp_path, 20)
+    process.send_signal(signal.SIGINT)
+    finish(process, 130)
+    step = json.loads((run_folder(tmp_path) / "checkpoint" / "manifest.json").read_text())["step"]
+    assert step >= 20
+    again = start(tmp_path, *run)
+    wait_for_rounds(tmp_path, step + 1)
+    again.send_signal(signal.SIGTERM)
+    assert f"resuming after round {step} of 3000" in finish(again, 143)
+
+
+def test_sigterm_of_a_parallel_sweep_leaves_nobody_training(tmp_path: Path) -> None:
+    sweep = ["-m", "seed=0,1", "rounds=100000", "clients=4", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    process = start(tmp_path, *sweep)
+    wait_for_rounds(tmp_path, 20)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    deadline = time.monotonic() + 30
+    for lock in tmp_path.glob("outputs/runs/*/*/lock"):
+        with FileLock(lock).acquire(timeout=max(1, deadline - time.monotonic())):
+            pass
 
 
 def test_resume_keeps_the_numerics_of_the_first_launch(tmp_path: Path, straight: dict[str, str]) -> None:
@@ -150,7 +179,7 @@ def test_a_launchers_failing_job_is_told(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_in_a_sweep_stops_it_and_it_resumes(tmp_path: Path) -> None:
-    sweep = ["-m", "seed=0,1", "rounds=400", "clients=4", "checkpoint.every='5'"]
+    sweep = ["-m", "seed=0,1", "rounds=400", "clients=4", "checkpoint.every=5"]
     process = start(tmp_path, *sweep)
     wait_for_rounds(tmp_path, 20)
     process.send_signal(signal.SIGINT)

@@ -149,6 +149,9 @@ def test_dropout_draws_from_the_job() -> None:
 @pytest.mark.parametrize(("n", "budget", "sizes"), [
     (10, {"epochs": 2, "batch_size": 4}, [4, 4, 2, 4, 4, 2]),
     (10, {"epochs": None, "steps": 4, "batch_size": 4}, [4, 4, 2, 4]),
+    (10, {"epochs": 2, "batch_size": 4, "max_steps": 4}, [4, 4, 2, 4]),
+    (10, {"epochs": 1, "batch_size": 4, "max_steps": 9}, [4, 4, 2]),
+    (10, {"epochs": None, "steps": 9, "batch_size": 4, "max_steps": 2}, [4, 4]),
     (3, {"epochs": 1, "batch_size": 8}, [3]),
     (0, {"epochs": 1, "batch_size": 8}, []),
 ])  # fmt: skip

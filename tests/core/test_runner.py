@@ -105,7 +105,7 @@ def test_memo_gives_the_same_bits_and_only_for_first_rounds(tmp_path, method: st
     expected = plain.run()
     for trained in (3 * 4, 2 * 4):
         Counting.trained = 0
-        memo = Memo(Counting(), tmp_path, 1.0, NUMERICS, "code", "data")
+        memo = Memo(Counting(), tmp_path, 1.0, NUMERICS, "code")
         world = make_world(f"method={method}")
         after = world.run(executor=memo)
         assert Counting.trained == trained
@@ -121,16 +121,16 @@ def test_memo_gives_the_same_bits_and_only_for_first_rounds(tmp_path, method: st
 def test_memo_keys_cover_what_decides_the_work(tmp_path, change: str) -> None:
     for overrides in ((), (change,)):
         Counting.trained = 0
-        memo = Memo(Counting(), tmp_path, 1.0, NUMERICS, "code", "data")
+        memo = Memo(Counting(), tmp_path, 1.0, NUMERICS, "code")
         make_world("method=fedavg", "rounds=1", *overrides).run(executor=memo)
         assert Counting.trained == 4
 
 
-@pytest.mark.parametrize("change", [{"numerics": replace(NUMERICS, threads=2)}, {"code": "new"}, {"data": "new"}])
-def test_memo_keys_cover_numerics_code_and_data(tmp_path, change: dict) -> None:
+@pytest.mark.parametrize("change", [{"numerics": replace(NUMERICS, threads=2)}, {"code": "new"}])
+def test_memo_keys_cover_numerics_and_code(tmp_path, change: dict) -> None:
     for changed in ({}, change):
         Counting.trained = 0
-        facts = {"numerics": NUMERICS, "code": "code", "data": "data", **changed}
+        facts = {"numerics": NUMERICS, "code": "code", **changed}
         make_world("method=fedavg", "rounds=1").run(executor=Memo(Counting(), tmp_path, 1.0, **facts))
         assert Counting.trained == 4
 
@@ -140,11 +140,29 @@ def test_memo_survives_damage_and_keeps_to_its_size(tmp_path) -> None:
         return sorted(tmp_path.glob("*/*.safetensors"))
 
     world = make_world("method=fedavg", "rounds=1")
-    expected = world.models(world.run(executor=Memo(Serial(), tmp_path, 1.0, NUMERICS, "code", "data")))
+    expected = world.models(world.run(executor=Memo(Serial(), tmp_path, 1.0, NUMERICS, "code")))
     entries()[0].write_bytes(b"damaged")
-    memo = Memo(Serial(), tmp_path, 1.0, NUMERICS, "code", "data")
+    memo = Memo(Serial(), tmp_path, 1.0, NUMERICS, "code")
     assert_same(world.models(world.run(executor=memo)), expected)
     assert (memo.hits, memo.misses) == (3, 1)
     size = entries()[-1].stat().st_size
-    world.run(executor=Memo(Serial(), tmp_path, 2.5 * size / 1e9, NUMERICS, "code", "data"))
+    world.run(executor=Memo(Serial(), tmp_path, 2.5 * size / 1e9, NUMERICS, "code"))
     assert len(entries()) <= 2
+
+
+def test_memo_keys_cover_the_samples_and_not_their_positions(tmp_path) -> None:
+    """The same indices into another pool are other data; the same data under other indices are not."""
+    data = make_data()
+    other = replace(data, train=replace(data.train, x=data.train.x + 1))
+    flipped = torch.arange(len(data.train) - 1, -1, -1)
+    moved = replace(
+        data,
+        train=replace(data.train, x=data.train.x[flipped], y=data.train.y[flipped]),
+        partition=replace(data.partition, indices=len(data.train) - 1 - data.partition.indices),
+    )
+    for pool, trained in ((data, 4), (other, 4), (moved, 0)):
+        Counting.trained = 0
+        make_world("method=fedavg", "rounds=1", data=pool).run(
+            executor=Memo(Counting(), tmp_path, 1.0, NUMERICS, "code")
+        )
+        assert Counting.trained == trained

@@ -102,7 +102,7 @@ def test_damaged_checkpoint_is_an_error_that_helps(tmp_path: Path) -> None:
 def test_journal_is_cut_at_the_checkpoint(tmp_path: Path) -> None:
     journal = Journal(tmp_path, 0, 1)
     journal.append({"round": 1})
-    covered = journal.secure()
+    covered = journal.length
     journal.append({"round": 2})
     journal.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -158,6 +158,18 @@ def test_code_hash_sees_code_and_not_comments(tmp_path: Path, monkeypatch: pytes
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3
     identity._module.cache_clear()
+
+
+def test_code_hash_sees_a_plugins_helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fxmethod.py").write_text("import json\nfrom fxhelpers import scale\n")
+    hashes = set()
+    for text in ("def scale():\n    return 1\n", "def scale():\n    return 2\n"):
+        (tmp_path / "fxhelpers.py").write_text(text)
+        identity._module.cache_clear()
+        hashes.add(identity.code_hash({"trainer": {"_target_": "fxmethod.T"}}))
+    identity._module.cache_clear()
+    assert len(hashes) == 2
 
 
 def test_code_hash_covers_the_methods_own_modules() -> None:
