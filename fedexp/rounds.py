@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -64,9 +65,7 @@ def rounds(
             row |= evaluator(outcome, data.test, "test")
             if data.val is not None:
                 row |= evaluator(outcome, data.val, "val")
-        lost = [
-            name for name, value in row.items() if value != value
-        ]  # NaN: finite weights that overflow in the network
+        lost = [name for name, value in row.items() if math.isnan(value)]  # finite weights may overflow in the network
         _refuse(f"{lost[0]} is NaN" if lost else None, step.after.step, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began}
         last = done or reached(experiment, [row])

@@ -298,8 +298,8 @@ def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, c
                 folder.mkdir(parents=True)
                 for number in range(12):
                     Image.new("L", (8, 8), shade + number + 20 * (label == "y")).save(folder / f"{number}.png")
-    run = ["dataset=image_folder", "dataset.folder=pictures", "dataset.shape=[1,8,8]", "dataset.num_classes=2", "dataset.mean=[0.5]",
-           "dataset.std=[0.5]", "partition=iid", "rounds=1", "clients=2"]  # fmt: skip
+    run = ["dataset=image_folder", "dataset.folder=pictures", "dataset.shape=[1,8,8]", "dataset.num_classes=2",
+           "dataset.mean=[0.5]", "dataset.std=[0.5]", "partition=iid", "rounds=1", "clients=2"]  # fmt: skip
     assert run_command([*run, "data_root=a"]) == 0
     assert run_command([*run, "data_root=a"]) == 0
     assert "already done" in capsys.readouterr().out
