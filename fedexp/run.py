@@ -116,7 +116,7 @@ class _Run:
     def execute(self) -> dict[str, Any]:
         try:
             self.folder.set_status("running", attempt=self.attempt)
-            with self._numerics(choose_numerics):
+            with self._numerics():
                 return self._execute()
         except (KeyboardInterrupt, Interrupted):
             if self.folder.result() is None:
@@ -131,10 +131,10 @@ class _Run:
             raise
 
     @contextlib.contextmanager
-    def _numerics(self, choose: Callable[..., Numerics]) -> Iterator[None]:
+    def _numerics(self) -> Iterator[None]:
         """Fix what the bits depend on at first launch; use the stored choice on resume."""
         engine = type(build(Executor, self.raw["engine"], "engine")).__name__.lower()  # type: ignore[type-abstract]
-        wanted = choose(Experiment.of(self.raw).config, engine)
+        wanted = choose_numerics(Experiment.of(self.raw).config, engine)
         stored = self.folder.once("numerics.json", asdict(wanted))
         self.numerics = Numerics(**stored)
         if self.numerics != wanted:
