@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 import signal
-import subprocess
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +28,7 @@ from fedexp.evaluation.summary import summarise
 from fedexp.experiment import Experiment, check_device, choose_numerics
 from fedexp.rounds import Round, reached, rounds
 from fedexp.storage.checkpoint import Checkpoint
+from fedexp.storage.environment import environment
 from fedexp.storage.files import read_jsonl, write_json, write_text
 from fedexp.storage.identity import code_hash, config_hash
 from fedexp.storage.run_folder import Journal, RunFolder, address
@@ -322,40 +319,6 @@ def _save_outcome(outcome: Outcome, path: Path) -> None:
             tensors[prefix + name] = value
     specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
     save_tree(path, tensors, {"kind": outcome.kind, "combine": outcome.combine, "specs": specs})
-
-
-def environment() -> dict[str, Any]:
-    """What a result was made with and on."""
-    names = ("fedexp", "torch", "numpy", "scipy", "hydra-core", "omegaconf", "safetensors")
-    facts: dict[str, Any] = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "packages": {name: version(name) for name in names},
-        "commit": _commit(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-    }
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-    return facts
-
-
-def _commit() -> str | None:
-    """Git commit of fedexp's checkout, ``+`` where the tree has changes; None for an installed package."""
-    home = Path(__file__).resolve().parent.parent
-    if not (home / ".git").exists():
-        return None
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(home), *arguments], capture_output=True, text=True, timeout=10, check=False
-        )
-        return done.stdout.strip()
-
-    try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.TimeoutExpired):
-        return None
 
 
 class _Saver:

@@ -65,7 +65,7 @@ def main() -> None:
         overrides = [*COMMON, *WORKLOADS[options.worker], f"threads={options.threads}", f"data_root={options.data}"]
         print(json.dumps(fedexp_seconds(overrides, ROUNDS[options.worker])))
         return
-    from fedexp.run import environment
+    from fedexp.storage.environment import environment
 
     lines = [
         f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, {os.cpu_count()} cores, "

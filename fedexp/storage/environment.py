@@ -1,0 +1,46 @@
+"""What a result was made with and on."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def environment() -> dict[str, Any]:
+    """Versions, platform, commit and command line."""
+    names = ("fedexp", "torch", "numpy", "scipy", "hydra-core", "omegaconf", "safetensors")
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "packages": {name: version(name) for name in names},
+        "commit": _commit(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def _commit() -> str | None:
+    """Git commit of fedexp's checkout, ``+`` where the tree has changes; None for an installed package."""
+    home = Path(__file__).resolve().parents[2]
+    if not (home / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(home), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.TimeoutExpired):
+        return None
