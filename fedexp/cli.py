@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import signal
@@ -178,18 +179,15 @@ def _hydra(arguments: list[str]) -> int:
 def sweep_job(config: Any) -> float:
     """One job of a sweep, called by Hydra's launchers, possibly in another process. Returns the headline value."""
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
 
     from fedexp.compose import JobFailedError, register, resolve
     from fedexp.run import Interrupted, execute
 
     register()
     hydra_config = HydraConfig.get()
-    choices = OmegaConf.to_container(hydra_config.runtime.choices)
-    assert isinstance(choices, dict)
     overrides = list(hydra_config.overrides.task)
     os.environ["FEDEXP_CONCURRENT_JOBS"] = str(_concurrent_jobs(hydra_config.launcher))
-    resolved = resolve(config, {str(k): v for k, v in choices.items()}, overrides)
+    resolved = resolve(config, hydra_config.runtime.choices, overrides)
     if os.environ.get("FEDEXP_LAUNCHER_PID") == str(os.getppid()):
         _die_with_parent()
     label = f"job {hydra_config.job.num}: {' '.join(overrides)}"
@@ -209,8 +207,9 @@ def sweep_job(config: Any) -> float:
     return float(headline["value"])
 
 
+@functools.cache
 def _die_with_parent() -> None:
-    """In a worker of a launcher on this machine: end, resumably, when the sweep's own process is gone."""
+    """Once a process, in a worker of a launcher on this machine: end, resumably, when the sweep's own process is gone."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def _refuse_shadowed() -> None:
             )
 
 
-def resolve(config: DictConfig, choices: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
     """A composed config as plain values, with what was chosen for each group and the overrides that led to it."""
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -85,7 +85,7 @@ def resolve(config: DictConfig, choices: dict[str, Any], overrides: list[str]) -
     assert isinstance(plain, dict)
     plain.pop("hydra", None)
     _pin_split(plain["partition"])
-    kept = {key: value for key, value in choices.items() if not key.startswith("hydra/")}
+    kept = {str(key): value for key, value in choices.items() if not str(key).startswith("hydra/")}
     mine = [override for override in overrides if not override.startswith("hydra")]
     return {str(k): v for k, v in plain.items()} | {"choices": kept, "overrides": mine}
 
@@ -106,11 +106,10 @@ def compose(overrides: list[str]) -> dict[str, Any]:
     register()
     with _hydra(), _translated(overrides):
         config = hydra_compose("config", overrides=overrides, return_hydra_config=True)
-        choices = OmegaConf.to_container(config.hydra.runtime.choices)
-        assert isinstance(choices, dict)
+        choices = config.hydra.runtime.choices
         OmegaConf.set_struct(config, False)
         config.pop("hydra")
-        return resolve(config, {str(k): v for k, v in choices.items()}, overrides)
+        return resolve(config, choices, overrides)
 
 
 def expand(overrides: list[str]) -> list[list[str]]:

@@ -169,7 +169,8 @@ def _full_gradient(job: ClientJob, net: Net, samples: Samples, index: Tensor, at
     """Mean gradient of the task's loss over the client's data at parameters `at`, in training mode, buffers untouched."""
     params = {**job.start.params, **{name: value.detach().clone().requires_grad_() for name, value in at.items()}}
     total = trees.zeros_like(at)
-    for part in torch.split(index, max(job.budget.batch_size, 512)):
+    parts = -(-len(index) // max(job.budget.batch_size, 512))
+    for part in torch.tensor_split(index, parts):  # equal parts: BatchNorm has no statistics of one left-over sample
         batch = Batch(samples.inputs(part), samples.y[part])
         loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, ctx)
         grads = torch.autograd.grad(loss, [params[name] for name in at], allow_unused=True, materialize_grads=True)

@@ -175,6 +175,17 @@ def test_a_single_left_over_sample_is_no_batch_for_batchnorm() -> None:
         train(make_job(SMALL), n=1)
 
 
+@pytest.mark.parametrize("n", [513, 1025])
+def test_full_gradient_of_a_batchnorm_net_has_no_part_of_one_sample(n: int) -> None:
+    """513 = 512 + 1: a part of one sample has no batch statistics."""
+    from fedexp.trainers.scaffold import Scaffold
+
+    job = make_job(SMALL, trainer=Scaffold(option="I"), epochs=None, steps=1)
+    zeros = {k: torch.zeros_like(v) for k, v in job.start.params.items()}
+    result = train(replace(job, state={"c_i": zeros}, shared={"c": zeros}), n=n)
+    assert all(bool(v.isfinite().all()) for v in result.state["c_i"].values())
+
+
 def test_chunks_do_not_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedexp.core import kernel
 
