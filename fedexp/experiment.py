@@ -264,19 +264,22 @@ def load_data(config: Mapping[str, Any], device: str = "cpu") -> FederatedData:
     return Experiment.of(config).load(torch.device(device))
 
 
-def choose_numerics(config: Config, engine: str) -> Numerics:
-    """Device and threads for a first launch; `RuntimeError`s of an absent device become `ConfigError`."""
+def choose_numerics(config: Config) -> Numerics:
+    """Device, threads and types for a first launch, the engine still open; an absent device is a `ConfigError`."""
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     check_device(device)
-    if config.threads == "auto":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        share = max(1, cores // int(os.environ.get("FEDEXP_CONCURRENT_JOBS", "1")))
-        threads = min(share, max(1, int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0] or share)))
-    else:
-        threads = config.threads
-    return Numerics(engine=engine, threads=threads, device=device, dtype=config.dtype)
+    return Numerics(engine={}, threads=thread_budget(config), device=device, dtype=config.dtype)
+
+
+def thread_budget(config: Config) -> int:
+    """Threads that all processes of a run share."""
+    if config.threads != "auto":
+        return config.threads
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = max(1, cores // int(os.environ.get("FEDEXP_CONCURRENT_JOBS", "1")))
+    return min(share, max(1, int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0] or share)))
 
 
 def check_device(device: str) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,19 @@ import torch
 from fedexp.core.aggregator import Outcome
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor, Numerics
+from fedexp.core.engine import Executor, Numerics, Trial, describe
 from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError, StorageError
-from fedexp.core.runner import Snapshot
+from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.trees import Tree
 from fedexp.data.partition import save_partition
 from fedexp.engines.memo import Memo
 from fedexp.evaluation.summary import summarise
-from fedexp.experiment import Experiment, check_device, choose_numerics
+from fedexp.experiment import Experiment, check_device, choose_numerics, thread_budget
 from fedexp.rounds import Round, reached, rounds
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
-from fedexp.storage.files import read_jsonl, write_json, write_text
+from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
 from fedexp.storage.identity import code_hash, config_hash
 from fedexp.storage.run_folder import Journal, RunFolder, address
 from fedexp.storage.tensors import save_tree
@@ -113,8 +113,7 @@ class _Run:
     def execute(self) -> dict[str, Any]:
         try:
             self.folder.set_status("running", attempt=self.attempt)
-            with self._numerics():
-                return self._execute()
+            return self._execute()
         except (KeyboardInterrupt, Interrupted):
             if self.folder.result() is None:
                 self.folder.set_status("interrupted")
@@ -127,23 +126,6 @@ class _Run:
             self.folder.set_status("failed", error=text.splitlines()[0] if text else type(error).__name__)
             raise
 
-    @contextlib.contextmanager
-    def _numerics(self) -> Iterator[None]:
-        """Fix what the bits depend on at first launch; use the stored choice on resume."""
-        engine = type(build(Executor, self.raw["engine"], "engine")).__name__.lower()  # type: ignore[type-abstract]
-        wanted = choose_numerics(Experiment.of(self.raw).config, engine)
-        stored = self.folder.once("numerics.json", asdict(wanted))
-        self.numerics = Numerics(**stored)
-        if self.numerics != wanted:
-            self.note(f"resuming with the numerics of the first launch: {stored} (asked for now: {asdict(wanted)})")
-            check_device(self.numerics.device)
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.numerics.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
     def _execute(self) -> dict[str, Any]:
         began = time.perf_counter()
         path = self.folder.path
@@ -151,30 +133,75 @@ class _Run:
         write_text(path / "config.yaml", _yaml(self.raw))
         write_json(path / "environment.json", environment())
         experiment = Experiment.of(self.raw)
-        device = torch.device(self.numerics.device)
-        data = experiment.load(device)
-        self._store_partition(data)
-        env = experiment.env(data, device)
-        checkpoint = Checkpoint(path, device)
-        snapshot, offset = checkpoint.load() or (None, 0)
-        journal = Journal(path, offset, self.attempt)
-        if snapshot is not None:
-            self.note(f"resuming after round {snapshot.step} of {env.rounds}")
-        executor = self._memo(experiment)
-        feed = self._feed(experiment, journal)
-        self.seconds["setup"] = time.perf_counter() - began
-        status = "failed"
-        try:
-            outcome = self._loop(experiment, env, data, executor, journal, checkpoint, snapshot, feed)
-            result = self._finish(experiment, data, journal, outcome)
-            status = "done"
-        except (KeyboardInterrupt, Interrupted):
-            status = "interrupted"
-            raise
-        finally:
-            journal.close()
-            feed.close(status, result if status == "done" else None)
+        numerics = self._stored_numerics(experiment)
+        budget = thread_budget(experiment.config)
+        with contextlib.ExitStack() as stack:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(numerics.threads)
+            device = torch.device(numerics.device)
+            data = experiment.load(device)
+            self._store_partition(data)
+            env = experiment.env(data, device)
+            checkpoint = Checkpoint(path, device)
+            snapshot, offset = checkpoint.load() or (None, 0)
+            journal = Journal(path, offset, self.attempt)
+            if snapshot is not None:
+                self.note(f"resuming after round {snapshot.step} of {env.rounds}")
+            snapshot = snapshot or Snapshot(0, experiment.aggregator.init(env))
+            executor = self._engine(experiment, env, data, snapshot, numerics, budget)
+            stack.callback(executor.close)
+            torch.set_num_threads(self.numerics.threads)
+            executor.open(self.numerics, budget)
+            feed = self._feed(experiment, journal)
+            self.seconds["setup"] = time.perf_counter() - began
+            status = "failed"
+            try:
+                memo = self._memo(experiment, executor)
+                outcome = self._loop(experiment, env, data, memo, journal, checkpoint, snapshot, feed)
+                result = self._finish(experiment, data, journal, outcome)
+                status = "done"
+            except (KeyboardInterrupt, Interrupted):
+                status = "interrupted"
+                raise
+            finally:
+                journal.close()
+                feed.close(status, result if status == "done" else None)
         return result
+
+    def _stored_numerics(self, experiment: Experiment) -> Numerics:
+        """Those of the first launch, or, at a first launch, those that the config asks for, the engine still open."""
+        wanted = choose_numerics(experiment.config)
+        stored = read_json(self.folder.path / "numerics.json")
+        if stored is None:
+            return wanted
+        first = Numerics(**stored)
+        check_device(first.device)
+        asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != stored[k]}
+        if asked:
+            kept = {k: stored[k] for k in asked}
+            self.note(f"resuming with the numerics of the first launch: {kept} (asked for now: {asked})")
+        return first
+
+    def _engine(
+        self,
+        experiment: Experiment,
+        env: Env,
+        data: FederatedData,
+        snapshot: Snapshot,
+        numerics: Numerics,
+        budget: int,
+    ) -> Executor:
+        """The engine with every choice made; fixes `self.numerics`."""
+        wanted = experiment.executor
+        if numerics.engine:
+            self.numerics = numerics
+            computing = build(Executor, numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
+            return wanted.adopt(computing, numerics.threads, budget)
+        jobs = next_jobs(experiment.aggregator, env, snapshot)
+        engine = wanted.settle(Trial(jobs, data, env.rounds - snapshot.step, budget, numerics, self.note))
+        numerics = replace(numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
+        self.numerics = Numerics(**self.folder.once("numerics.json", asdict(numerics)))
+        return engine
 
     def _loop(
         self,
@@ -184,12 +211,11 @@ class _Run:
         executor: Executor,
         journal: Journal,
         checkpoint: Checkpoint,
-        snapshot: Snapshot | None,
+        snapshot: Snapshot,
         feed: Feed,
     ) -> Outcome:
         """Record and checkpoint rounds until none follows."""
         every, unit = experiment.config.checkpoint.parsed()
-        snapshot = snapshot or Snapshot(0, experiment.aggregator.init(env))
         saver = _Saver(checkpoint, journal, snapshot)
         with Progress(self._title(), env.rounds, snapshot.step) as progress:
             self._say = progress.note
@@ -270,13 +296,13 @@ class _Run:
         if not path.exists():
             save_partition(data.partition, path)
 
-    def _memo(self, experiment: Experiment) -> Executor:
+    def _memo(self, experiment: Experiment, executor: Executor) -> Executor:
         config = experiment.config
         if not (config.memo.enabled and config.reuse):
-            return experiment.executor
+            return executor
         root = Path(config.output_root).expanduser().resolve() / "memo"
         client_side = {group: self.raw[group] for group in ("trainer", "task", "model", "dataset")}
-        return Memo(experiment.executor, root, config.memo.max_gb, self.numerics, code_hash(client_side))
+        return Memo(executor, root, config.memo.max_gb, self.numerics, code_hash(client_side))
 
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
         logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]

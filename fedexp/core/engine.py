@@ -3,25 +3,76 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from fedexp.core.data import FederatedData
 from fedexp.core.jobs import ClientJob, ClientResult
 
+Precision = Literal["float32", "tf32", "bf16"]
+
 
 @dataclass(frozen=True)
 class Numerics:
-    """What a run's bits depend on besides its config and code. Fixed at first launch, reused on resume."""
+    """What a run's bits depend on besides its config and code. Fixed at first launch, reused on resume.
 
-    engine: str
+    Args:
+        engine: config node of the engine that computes, every choice made (see `describe`).
+        threads: of each process that trains or aggregates.
+        precision: of matrix products and convolutions in local training.
+    """
+
+    engine: Mapping[str, Any]
     threads: int
     device: str
     dtype: str
+    precision: Precision = "float32"
+    deterministic: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What an engine may look at before it makes its choices: a finished choice changes no result, only its last bits.
+
+    Args:
+        jobs: the first step's, clients' memories attached; empty for a server-only step.
+        rounds: how many steps follow, this one included.
+        threads: the budget that all of a run's processes share.
+        numerics: what is fixed already; its engine is still open.
+        note: tells the user what was chosen and why.
+    """
+
+    jobs: Sequence[ClientJob]
+    data: FederatedData
+    rounds: int
+    threads: int
+    numerics: Numerics
+    note: Callable[[str], None] = field(default=lambda text: None)
 
 
 class Executor(ABC):
-    """Runs jobs on the clients' data."""
+    """Runs jobs on the clients' data. Its dataclass fields are its config; life: `settle` or `adopt`, `open`, `map`s, `close`."""
+
+    def settle(self, trial: Trial) -> Executor:
+        """This engine with every choice made that bits depend on; may time candidates on the trial's jobs."""
+        return self
+
+    def adopt(self, computing: Executor, threads: int, budget: int) -> Executor:
+        """The engine for a run that was begun with `computing` at `threads` a process, under today's `budget`."""
+        return computing
+
+    @property
+    def computing(self) -> Executor:
+        """The engine whose arithmetic this one uses: itself, unless it hands jobs to others."""
+        return self
+
+    def threads_each(self, budget: int) -> int:
+        """Threads of each process, this one included, under a budget for all."""
+        return budget
+
+    def open(self, numerics: Numerics, threads: int) -> None:
+        """Get ready to train under `numerics`, with a budget of `threads` for all processes."""
 
     @abstractmethod
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
@@ -30,3 +81,18 @@ class Executor(ABC):
         Raises:
             ClientError: a job failed; names the client.
         """
+
+    @property
+    def stacked_steps(self) -> int:
+        """Local steps so far that ran stacked with other clients' steps."""
+        return 0
+
+    def close(self) -> None:
+        """Free processes and memory."""
+
+
+def describe(executor: Executor) -> dict[str, Any]:
+    """An engine as the config node that builds it again."""
+    kind = type(executor)
+    values = {f.name: getattr(executor, f.name) for f in fields(executor) if f.init}  # type: ignore[arg-type]
+    return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **values}

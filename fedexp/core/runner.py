@@ -57,7 +57,7 @@ def run(
     while not aggregator.done(now.state, env.at(now.step)):
         here = env.at(now.step)
         began = time.perf_counter()
-        jobs = [_with_memory(job, now.clients) for job in aggregator.plan(now.state, here)]
+        jobs = next_jobs(aggregator, env, now)
         with contextlib.closing(executor.map(jobs, data)) as executed:
             stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates)
             results = iter(stream)
@@ -68,6 +68,11 @@ def run(
         total = time.perf_counter() - began
         seconds = {"train": stream.seconds, "aggregate": total - stream.seconds}
         yield Step(now, frozenset(stream.memories), {**stream.metrics(), **metrics}, seconds)
+
+
+def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob]:
+    """The client work of the step that follows `now`, memories attached."""
+    return [_with_memory(job, now.clients) for job in aggregator.plan(now.state, env.at(now.step))]
 
 
 def _with_memory(job: ClientJob, clients: dict[int, Trees]) -> ClientJob:

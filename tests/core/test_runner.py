@@ -16,7 +16,7 @@ from fedexp.engines.memo import Memo
 from fedexp.engines.serial import Serial
 from tests.world import assert_same, make_data, make_world
 
-NUMERICS = Numerics("serial", 1, "cpu", "float64")
+NUMERICS = Numerics({}, 1, "cpu", "float64")
 
 
 def test_fixed_sampling_is_exact_sorted_and_seeded() -> None:
