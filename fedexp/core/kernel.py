@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,16 +12,15 @@ from fedexp.core import trees
 from fedexp.core.data import Samples
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import Budget, ClientJob, ClientResult
-from fedexp.core.local_optimizers import make_step
+from fedexp.core.local_optimizers import make_optimizer
 from fedexp.core.models import Net, Weights
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Batch
 from fedexp.core.trainer import Ctx, Trainer
 from fedexp.core.trees import Tree
 
-_CHUNK_BYTES = (
-    1 << 22
-)  # inputs gathered and normalised at a time: large enough to save calls, small enough for the cache
+# Inputs gathered and normalised at a time: large enough to save calls, small enough for the cache.
+CHUNK_BYTES = 1 << 22
 
 
 def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> ClientResult:
@@ -34,37 +33,16 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> C
     The same job gives the same bits, whatever ran on `net` before.
     """
     trainer, budget = job.trainer, job.budget
-    schedule = list(batch_ranges(len(index), budget, smallest=2 if net.has_batch_norm else 1))
-    if not schedule:
-        raise ClientError(
-            f"client {job.client} cannot take a step",
-            where=f"client {job.client}, {len(index)} training samples",
-            expected="at least 2 samples: BatchNorm has no statistics of one" if len(index) else "at least 1 sample",
-            do="raise partition.min_size, or set partition.on_small=drop",
-        )
+    schedule = schedule_of(job, net, len(index))
     params = trees.clone(job.start.params)
     buffers = trees.clone(job.start.buffers)
     trainable = {name: value.requires_grad_() for name, value in params.items() if name not in job.frozen}
     live = list(trainable.values())
     noise = StepNoise(job.seed, samples.x.device)
-
-    def full_gradient(at: Tree) -> Tree:
-        return _full_gradient(job, net, samples, index, at, ctx)
-
-    ctx = Ctx(
-        start={name: job.start.params[name] for name in trainable},
-        shared=job.shared,
-        state=job.state or {},
-        task=job.task,
-        budget=budget,
-        num_steps=len(schedule),
-        noise=noise,
-        full_gradient=full_gradient,
-    )
-    kind = type(trainer)
-    correct = trainer.correct if kind.correct is not Trainer.correct else None
-    after_step = trainer.after_step if kind.after_step is not Trainer.after_step else None
-    update = make_step(budget)
+    ctx = context(job, net, samples, index, len(schedule), noise)
+    correct = trainer.correct if overrides(trainer, "correct") else None
+    after_step = trainer.after_step if overrides(trainer, "after_step") else None
+    optimizer = make_optimizer(budget)
     losses: list[Tensor] = []
     net.train()
     net.set_noise(noise)
@@ -80,7 +58,7 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> C
                 direction = clipped(direction, budget.clip)
             if budget.weight_decay:
                 direction = list(torch._foreach_add(direction, live, alpha=budget.weight_decay))
-            update(live, direction)
+            optimizer.step(live, direction)
             if after_step is not None:
                 torch._foreach_copy_(live, list(after_step(trainable, ctx).values()))
     for value in live:
@@ -96,6 +74,45 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> C
         state=state,
         metrics={"loss": float(torch.stack(losses).double().mean())},
     )
+
+
+def overrides(trainer: Trainer, hook: str) -> bool:
+    """Whether a trainer has its own version of a hook."""
+    return getattr(type(trainer), hook) is not getattr(Trainer, hook)
+
+
+def context(
+    job: ClientJob, net: Net, samples: Samples, index: Tensor, num_steps: int, noise: Callable[..., Tensor]
+) -> Ctx:
+    """What the trainer's hooks may know of one client."""
+
+    def full_gradient(at: Tree) -> Tree:
+        return _full_gradient(job, net, samples, index, at, ctx)
+
+    ctx = Ctx(
+        start={name: value for name, value in job.start.params.items() if name not in job.frozen},
+        shared=job.shared,
+        state=job.state or {},
+        task=job.task,
+        budget=job.budget,
+        num_steps=num_steps,
+        noise=noise,
+        full_gradient=full_gradient,
+    )
+    return ctx
+
+
+def schedule_of(job: ClientJob, net: Net, n: int) -> list[tuple[int, int, int]]:
+    """(epoch, start, stop) of every step of a client with `n` samples; raises `ClientError` if it cannot take any."""
+    schedule = list(batch_ranges(n, job.budget, smallest=2 if net.has_batch_norm else 1))
+    if not schedule:
+        raise ClientError(
+            f"client {job.client} cannot take a step",
+            where=f"client {job.client}, {n} training samples",
+            expected="at least 2 samples: BatchNorm has no statistics of one" if n else "at least 1 sample",
+            do="raise partition.min_size, or set partition.on_small=drop",
+        )
+    return schedule
 
 
 def clipped(grads: list[Tensor], bound: float) -> list[Tensor]:
@@ -129,19 +146,18 @@ def batches(
 ) -> Iterator[Batch]:
     """The training batches of `schedule`: shuffled anew every epoch, normalised in chunks, augmented one by one."""
     sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
-    chunk = max(1, _CHUNK_BYTES // (sample_bytes * job.budget.batch_size))
+    chunk = max(1, CHUNK_BYTES // (sample_bytes * job.budget.batch_size))
     position = 0
     order = index
     while position < len(schedule):
         epoch, start, _ = schedule[position]
         if start == 0:
-            shuffle = torch.randperm(len(index), generator=torch_generator(job.seed, "order", epoch))
-            order = index[shuffle.to(index.device)]
+            order = epoch_order(job, index, epoch)
         stop = position
         while stop < len(schedule) and stop - position < chunk and schedule[stop][0] == epoch:
             stop += 1
         end = schedule[stop - 1][2]
-        x, y = samples.inputs(order[start:end]), samples.y[order[start:end]]
+        x, y = samples.inputs(order[start:end]), samples.y.index_select(0, order[start:end])
         for i in range(position, stop):
             _, a, b = schedule[i]
             inputs = x[a - start : b - start]
@@ -150,6 +166,12 @@ def batches(
                 inputs = samples.augment(inputs, noise)
             yield Batch(inputs, y[a - start : b - start])
         position = stop
+
+
+def epoch_order(job: ClientJob, index: Tensor, epoch: int) -> Tensor:
+    """A client's sample positions in the order of `epoch`."""
+    shuffle = torch.randperm(len(index), generator=torch_generator(job.seed, "order", epoch))
+    return index[shuffle.to(index.device)]
 
 
 class StepNoise:

@@ -5,59 +5,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
 from fedexp.core.jobs import Budget
 
-Step = Callable[[list[Tensor], list[Tensor]], None]  # (parameters, changed in place; gradients, left alone)
+
+class LocalOptimizer(ABC):
+    """One client's optimizer for one round, or that of several stacked clients: every operation is elementwise."""
+
+    @abstractmethod
+    def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
+        """Change `params` in place; `grads` are left alone."""
+
+    @abstractmethod
+    def keep(self, count: int) -> None:
+        """Go on with the first `count` of the stacked clients."""
 
 
-def make_step(budget: Budget) -> Step:
-    """One client's optimizer for one round; its state starts empty."""
-    return _adam(budget) if budget.optimizer == "adam" else _sgd(budget)
+def make_optimizer(budget: Budget) -> LocalOptimizer:
+    """A fresh optimizer; its state starts empty."""
+    return Adam(budget) if budget.optimizer == "adam" else Sgd(budget)
 
 
-def _sgd(budget: Budget) -> Step:
+class Sgd(LocalOptimizer):
     """``b = momentum * b + g`` (b starts as the first g), ``w -= lr * b``."""
-    lr, momentum = budget.lr, budget.momentum
-    buffer: list[Tensor] = []
 
-    def plain(params: list[Tensor], grads: list[Tensor]) -> None:
-        torch._foreach_add_(params, grads, alpha=-lr)
+    def __init__(self, budget: Budget) -> None:
+        self._lr, self._momentum = budget.lr, budget.momentum
+        self._buffer: list[Tensor] = []
 
-    def heavy_ball(params: list[Tensor], grads: list[Tensor]) -> None:
-        if buffer:
-            torch._foreach_mul_(buffer, momentum)
-            torch._foreach_add_(buffer, grads)
+    def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
+        if not self._momentum:
+            torch._foreach_add_(params, grads, alpha=-self._lr)
+            return
+        if self._buffer:
+            torch._foreach_mul_(self._buffer, self._momentum)
+            torch._foreach_add_(self._buffer, grads)
         else:
-            buffer.extend(g.clone() for g in grads)
-        torch._foreach_add_(params, buffer, alpha=-lr)
+            self._buffer = [g.clone() for g in grads]
+        torch._foreach_add_(params, self._buffer, alpha=-self._lr)
 
-    return heavy_ball if momentum else plain
+    def keep(self, count: int) -> None:
+        self._buffer = [b[:count] for b in self._buffer]
 
 
-def _adam(budget: Budget) -> Step:
+class Adam(LocalOptimizer):
     """Adam with bias correction (Kingma & Ba 2015, Algorithm 1)."""
-    (beta_1, beta_2), eps, lr = budget.betas, budget.eps, budget.lr
-    first: list[Tensor] = []
-    second: list[Tensor] = []
-    t = 0
 
-    def step(params: list[Tensor], grads: list[Tensor]) -> None:
-        nonlocal t
-        if not first:
-            first.extend(torch.zeros_like(g) for g in grads)
-            second.extend(torch.zeros_like(g) for g in grads)
-        t += 1
-        torch._foreach_lerp_(first, grads, 1 - beta_1)
-        torch._foreach_mul_(second, beta_2)
-        torch._foreach_addcmul_(second, grads, grads, value=1 - beta_2)
-        denominator = torch._foreach_sqrt(second)
-        torch._foreach_div_(denominator, (1 - beta_2**t) ** 0.5)
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._first: list[Tensor] = []
+        self._second: list[Tensor] = []
+        self._t = 0
+
+    def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
+        (beta_1, beta_2), eps, lr = self._budget.betas, self._budget.eps, self._budget.lr
+        if not self._first:
+            self._first = [torch.zeros_like(g) for g in grads]
+            self._second = [torch.zeros_like(g) for g in grads]
+        self._t += 1
+        torch._foreach_lerp_(self._first, grads, 1 - beta_1)
+        torch._foreach_mul_(self._second, beta_2)
+        torch._foreach_addcmul_(self._second, grads, grads, value=1 - beta_2)
+        denominator = torch._foreach_sqrt(self._second)
+        torch._foreach_div_(denominator, (1 - beta_2**self._t) ** 0.5)
         torch._foreach_add_(denominator, eps)
-        torch._foreach_addcdiv_(params, first, denominator, value=-lr / (1 - beta_1**t))
+        torch._foreach_addcdiv_(params, self._first, denominator, value=-lr / (1 - beta_1**self._t))
 
-    return step
+    def keep(self, count: int) -> None:
+        self._first = [value[:count] for value in self._first]
+        self._second = [value[:count] for value in self._second]

@@ -106,6 +106,10 @@ class Net:
     """Runs a network on given parameters and buffers: one module whose tensors are swapped in.
 
     This is the only way method code runs a network. Training mode updates the given buffers in place (BatchNorm).
+
+    Attributes:
+        linear_chain: a module may offer it: (weight, bias or None) names of linear layers, first to last, if the network is
+            ``flatten``, then these layers with ReLU between them, and nothing else. Engines have a faster way to train it.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
@@ -119,6 +123,7 @@ class Net:
         for name, module in self._module.named_modules():
             if isinstance(module, Dropout):
                 module.stream = name
+        self.linear_chain: tuple[tuple[str, str | None], ...] = getattr(self._module, "linear_chain", ())
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
 
     def train(self, mode: bool = True) -> None:

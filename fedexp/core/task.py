@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -28,6 +28,10 @@ class Batch(NamedTuple):
 @dataclass(frozen=True)
 class Task(ABC):
     """Classification, segmentation, generative models ...: the part of an experiment that knows what an output means."""
+
+    cross_entropy: ClassVar[bool] = (
+        False  # is `loss` the mean softmax cross-entropy of the net's logits and int64 labels?
+    )
 
     @abstractmethod
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,18 @@ from fedexp.core.models import Net
 from fedexp.core.needs import Needs
 from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree, Trees
+
+Hook = TypeVar("Hook", bound=Callable[..., Tree])
+
+
+def elementwise(hook: Hook) -> Hook:
+    """Mark a `Trainer.correct` or `Trainer.after_step` that treats every number of its trees alike and by itself.
+
+    It uses no norms, means or indices and, of the context, only `start`, `shared`, `state`, `budget` and `once`. Such a
+    hook may be called with the trees of several clients stacked along a first axis; any other is called client by client.
+    """
+    hook.elementwise = True  # type: ignore[attr-defined]
+    return hook
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +47,13 @@ class Ctx:
     num_steps: int
     noise: Callable[[str, tuple[int, ...]], Tensor]
     full_gradient: Callable[[Tree], Tree]
+    _made: dict[str, Tree] = field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], Tree]) -> Tree:
+        """What `make` returned when first asked for `name` in this round: a tree that no step changes."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,21 +25,16 @@ class Serial(Executor):
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         for job in jobs:
-            net = self._net(job)
+            net = self.net(job)
             try:
-                result = train_client(job, net, data.train, _index(data, job.client))
-            except FedexpError:
-                raise
-            except Exception as error:
-                raise ClientError(
-                    f"client {job.client} failed: {type(error).__name__}: {error}",
-                    where=f"client {job.client}, {len(data.partition.of(job.client))} training samples, lr {job.budget.lr:g}",
-                ) from error
+                with named([job], data):
+                    result = train_client(job, net, data.train, positions(data, job.client))
             finally:
                 net.release()
             yield result
 
-    def _net(self, job: ClientJob) -> Net:
+    def net(self, job: ClientJob) -> Net:
+        """The network that trains `job`, reused for all of its spec."""
         spec = job.start.spec
         if spec not in self._nets:
             first = next(iter(job.start.params.values()))
@@ -46,5 +42,22 @@ class Serial(Executor):
         return self._nets[spec]
 
 
-def _index(data: FederatedData, client: int) -> Tensor:
+def positions(data: FederatedData, client: int) -> Tensor:
+    """(n,) int64: where `client`'s samples lie in the training pool, on its device."""
     return torch.from_numpy(data.partition.of(client)).to(data.train.x.device)
+
+
+@contextlib.contextmanager
+def named(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
+    """Turn an unexpected exception into a `ClientError` that names the clients."""
+    try:
+        yield
+    except (FedexpError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        who = ("client " if len(jobs) == 1 else "clients ") + ", ".join(str(job.client) for job in jobs)
+        sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)
+        raise ClientError(
+            f"{who} failed: {type(error).__name__}: {error}",
+            where=f"{who}, {sizes} training samples, lr {jobs[0].budget.lr:g}",
+        ) from error

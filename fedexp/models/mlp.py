@@ -50,6 +50,14 @@ class MLP(nn.Module):
                 else:
                     nn.init.constant_(parameter, 0.1)
 
+    @property
+    def linear_chain(self) -> tuple[tuple[str, str | None], ...]:
+        """(weight, bias) names of the layers, where nothing but ReLU lies between them; else empty."""
+        if self.dropouts:
+            return ()
+        names = [*(f"hidden.{i}" for i in range(len(self.hidden))), "output"]
+        return tuple((f"{name}.weight", f"{name}.bias" if self.output.bias is not None else None) for name in names)
+
     def forward(self, x: Tensor) -> Tensor:
         """(batch, *input_shape) -> logits (batch, num_classes)."""
         x = x.flatten(1)

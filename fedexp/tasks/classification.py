@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ from fedexp.core.trees import Tree
 @dataclass(frozen=True)
 class Classification(Task):
     """Targets are int64 labels (b,), outputs logits (b, classes). Metrics: ``acc`` in [0, 1] and ``loss`` in nats."""
+
+    cross_entropy: ClassVar[bool] = True
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
         return F.cross_entropy(net(params, buffers, batch.x), batch.y)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fedexp.core import trees
 from fedexp.core.build import require
 from fedexp.core.jobs import Budget
-from fedexp.core.trainer import Ctx, Trainer
+from fedexp.core.trainer import Ctx, Trainer, elementwise
 from fedexp.core.trees import Tree
 
 
@@ -25,6 +25,7 @@ class FedProx(Trainer):
     def __post_init__(self) -> None:
         require(self.mu >= 0, f"mu must not be negative, got {self.mu}")
 
+    @elementwise
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
         return trees.add(grad, trees.sub(params, ctx.start), alpha=self.mu) if self.mu else grad
 

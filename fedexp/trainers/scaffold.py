@@ -16,7 +16,7 @@ from typing import Literal
 
 from fedexp.core import trees
 from fedexp.core.needs import Needs
-from fedexp.core.trainer import Ctx, RoundStats, Trainer
+from fedexp.core.trainer import Ctx, RoundStats, Trainer, elementwise
 from fedexp.core.trees import Tree, Trees
 
 
@@ -40,11 +40,13 @@ class Scaffold(Trainer):
     def init_shared(self, start: Tree) -> Trees:
         return {"c": trees.zeros_like(start)}
 
+    @elementwise
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
         if self.correction == "step":
             return grad
         return trees.add(grad, self._drift(ctx))
 
+    @elementwise
     def after_step(self, params: Tree, ctx: Ctx) -> Tree:
         if self.correction == "gradient":
             return params
@@ -65,4 +67,4 @@ class Scaffold(Trainer):
     @staticmethod
     def _drift(ctx: Ctx) -> Tree:
         """``c - c_i``."""
-        return trees.sub(ctx.shared["c"], ctx.state["c_i"])
+        return ctx.once("drift", lambda: trees.sub(ctx.shared["c"], ctx.state["c_i"]))

@@ -190,7 +190,7 @@ def test_chunks_do_not_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedexp.core import kernel
 
     whole = train(make_job(SMALL)).weights.params
-    monkeypatch.setattr(kernel, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(kernel, "CHUNK_BYTES", 1)
     single = train(make_job(SMALL)).weights.params
     assert all(torch.equal(whole[k], single[k]) for k in whole)
 

@@ -1,0 +1,238 @@
+"""Several clients trained as one: their tensors stacked along a first axis, their steps taken together.
+
+The order of a step's operations is the step kernel's (`fedexp.core.kernel`); no client takes a step that it would not take
+alone, and no client's numbers depend on another's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from fedexp.core.data import Samples
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.kernel import CHUNK_BYTES, StepNoise, context, epoch_order, overrides, schedule_of
+from fedexp.core.local_optimizers import make_optimizer
+from fedexp.core.models import Net, Weights
+from fedexp.core.trainer import Ctx
+from fedexp.core.trees import Tree
+from fedexp.engines.kernels.kernel import StackBatch, StackKernel, StackTrees
+
+Schedule = list[tuple[int, int, int]]
+
+
+def train_stack(
+    jobs: Sequence[ClientJob], net: Net, samples: Samples, indices: Sequence[Tensor], kind: type[StackKernel]
+) -> list[ClientResult]:
+    """Run `jobs`, which agree in everything but client, start, seed and trees, as one; results in the jobs' order.
+
+    Args:
+        indices: each client's (n,) int64 positions in `samples`, on its device; clients with more steps first.
+    """
+    first, trainer, budget = jobs[0], jobs[0].trainer, jobs[0].budget
+    schedules = [schedule_of(job, net, len(index)) for job, index in zip(jobs, indices, strict=True)]
+    steps = [len(schedule) for schedule in schedules]
+    noises = [StepNoise(job.seed, samples.x.device) for job in jobs]
+    own = [
+        context(job, net, samples, index, count, noise)
+        for job, index, count, noise in zip(jobs, indices, steps, noises, strict=True)
+    ]
+    whole = _stacked(jobs, own, steps)
+    correct = _on_stack(trainer.correct) if overrides(trainer, "correct") else None
+    after_step = _on_stack(trainer.after_step) if overrides(trainer, "after_step") else None
+    kernel = kind(first, net)
+    optimizer = make_optimizer(budget)
+    between = correct or after_step or budget.clip is not None or budget.weight_decay or budget.optimizer != "sgd"
+    fused = not between and kind.descend is not StackKernel.descend
+    losses = torch.zeros(len(jobs), dtype=torch.float64, device=samples.x.device)
+    net.train()
+    stack, active = whole, len(jobs)
+    together = _together(first, stack)
+    for step, batch in enumerate(_batches(jobs, samples, indices, schedules, noises)):
+        count = len(batch.y)
+        if count < active:
+            active = count
+            stack = _first(whole, count)
+            together = _together(first, stack)
+            optimizer.keep(count)
+            kernel.keep(count)
+        for noise in batch.noises:
+            noise.step = step
+        loss = kernel.descend(stack, batch) if fused else None
+        if loss is None:
+            grads, loss = kernel.gradients(stack, batch)
+            with torch.no_grad():
+                live = list(stack.live.values())
+                if correct is not None:
+                    grads = correct((grads, stack.live), together, own[:count])
+                direction = list(grads.values())
+                if budget.clip is not None:
+                    direction = _clipped(direction, budget.clip)
+                if budget.weight_decay:
+                    direction = list(torch._foreach_add(direction, live, alpha=budget.weight_decay))
+                optimizer.step(live, direction)
+                if after_step is not None:
+                    torch._foreach_copy_(live, list(after_step((stack.live,), together, own[:count]).values()))
+        losses[:count] += loss
+    means = (losses / torch.tensor(steps, device=losses.device)).tolist()
+    return [_result(i, jobs[i], net, whole, own[i], noises[i], len(indices[i]), means[i]) for i in range(len(jobs))]
+
+
+def _result(
+    i: int, job: ClientJob, net: Net, whole: StackTrees, ctx: Ctx, noise: StepNoise, n: int, loss: float
+) -> ClientResult:
+    params = {name: value[i] for name, value in whole.params.items()}
+    buffers = {name: value[i] for name, value in whole.buffers.items()}
+    net.set_noise(noise)
+    payload, state = job.trainer.finish({name: params[name] for name in whole.live}, ctx)
+    net.set_noise(None)
+    return ClientResult(
+        client=job.client,
+        weights=Weights(job.start.spec, params, buffers),
+        num_examples=n,
+        num_steps=ctx.num_steps,
+        payload=payload,
+        state=state,
+        metrics={"loss": loss},
+    )
+
+
+def _stacked(jobs: Sequence[ClientJob], own: Sequence[Ctx], steps: list[int]) -> StackTrees:
+    first = jobs[0]
+    params = {name: value.contiguous().clone() for name, value in _joined([j.start.params for j in jobs]).items()}
+    return StackTrees(
+        params=params,
+        live={name: value for name, value in params.items() if name not in first.frozen},
+        buffers={name: value.contiguous().clone() for name, value in _joined([j.start.buffers for j in jobs]).items()},
+        start=_joined([ctx.start for ctx in own]),
+        shared={name: _joined([job.shared[name] for job in jobs]) for name in first.shared},
+        state={name: _joined([ctx.state[name] for ctx in own]) for name in own[0].state},
+        num_steps=steps[0] if len(set(steps)) == 1 else None,
+    )
+
+
+def _joined(trees: list[Tree]) -> Tree:
+    """Trees stacked along a first axis; one tensor that all clients share is repeated without a copy."""
+    joined: Tree = {}
+    for name, value in trees[0].items():
+        same = all(tree[name] is value for tree in trees)
+        joined[name] = value.expand(len(trees), *value.shape) if same else torch.stack([tree[name] for tree in trees])
+    return joined
+
+
+def _first(stack: StackTrees, count: int) -> StackTrees:
+    def cut(tree: Tree) -> Tree:
+        return {name: value[:count] for name, value in tree.items()}
+
+    params = cut(stack.params)
+    return StackTrees(
+        params=params,
+        live={name: params[name] for name in stack.live},
+        buffers=cut(stack.buffers),
+        start=cut(stack.start),
+        shared={name: cut(tree) for name, tree in stack.shared.items()},
+        state={name: cut(tree) for name, tree in stack.state.items()},
+        num_steps=stack.num_steps,
+    )
+
+
+def _together(job: ClientJob, stack: StackTrees) -> Ctx:
+    """The context of an elementwise hook for all clients of a stack; what such a hook may not use fails or is NaN."""
+
+    def refuse(*arguments: object) -> NoReturn:
+        raise RuntimeError(
+            f"a hook of {type(job.trainer).__name__} is marked elementwise and uses noise or full gradients"
+        )
+
+    steps: Any = math.nan
+    return Ctx(stack.start, stack.shared, stack.state, job.task, job.budget, steps, refuse, refuse)
+
+
+StackHook = Callable[[tuple[Tree, ...], Ctx, Sequence[Ctx]], Tree]
+
+
+def _on_stack(hook: Callable[..., Tree]) -> StackHook:
+    """A trainer's hook on stacked trees: at once if it is elementwise, else client by client."""
+
+    def at_once(trees: tuple[Tree, ...], together: Ctx, own: Sequence[Ctx]) -> Tree:
+        return hook(*trees, together)
+
+    def one_by_one(trees: tuple[Tree, ...], together: Ctx, own: Sequence[Ctx]) -> Tree:
+        return _joined(
+            [hook(*({name: v[i] for name, v in tree.items()} for tree in trees), ctx) for i, ctx in enumerate(own)]
+        )
+
+    return at_once if getattr(hook, "elementwise", False) else one_by_one
+
+
+def _clipped(grads: list[Tensor], bound: float) -> list[Tensor]:
+    """As the step kernel's, with a norm for each client."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in grads]), dim=0)
+    factor = torch.where(norm > bound, bound / (norm + 1e-6), torch.ones_like(norm))
+    return [g * factor.reshape(-1, *[1] * (g.dim() - 1)) for g in grads]
+
+
+def _batches(
+    jobs: Sequence[ClientJob],
+    samples: Samples,
+    indices: Sequence[Tensor],
+    schedules: Sequence[Schedule],
+    noises: list[StepNoise],
+) -> Iterator[StackBatch]:
+    """Every step's batches of the clients that still train: each client's own order, gathered in chunks of steps."""
+    b = max(stop - start for schedule in schedules for _, start, stop in schedule)
+    sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
+    orders: list[tuple[int, Tensor]] = [(-1, index) for index in indices]
+    device = samples.x.device
+    position, last = 0, len(schedules[0])
+    while position < last:
+        k = sum(len(schedule) > position for schedule in schedules)
+        steps = min(last - position, max(1, CHUNK_BYTES // (sample_bytes * b * k)))
+        index = torch.zeros((k, steps, b), dtype=torch.int64, device=device)
+        sizes = [[0] * k for _ in range(steps)]
+        for c in range(k):
+            for at, run in _runs(schedules[c][position : position + steps]):
+                epoch, start = run[0][:2]
+                if orders[c][0] != epoch:
+                    orders[c] = epoch, epoch_order(jobs[c], indices[c], epoch)
+                index[c, at : at + len(run)].view(-1)[: run[-1][2] - start] = orders[c][1][start : run[-1][2]]
+                for i, (_, a, z) in enumerate(run):
+                    sizes[at + i][c] = z - a
+        flat = index.transpose(0, 1).reshape(-1)
+        x = samples.inputs(flat).view(steps, k, b, *samples.x.shape[1:])
+        y = samples.y.index_select(0, flat).view(steps, k, b, *samples.y.shape[1:])
+        for i in range(steps):
+            count = sum(size > 0 for size in sizes[i])
+            yield _batch(x[i, :count], y[i, :count], sizes[i][:count], position + i, samples, noises[:count])
+        position += steps
+
+
+def _batch(x: Tensor, y: Tensor, sizes: list[int], step: int, samples: Samples, noises: list[StepNoise]) -> StackBatch:
+    longest = max(sizes)
+    share: float | Tensor = 1 / longest
+    if longest < x.shape[1]:
+        x, y = x[:, :longest], y[:, :longest]
+    if min(sizes) < longest:
+        n = torch.tensor(sizes, device=x.device).unsqueeze(1)
+        share = (torch.arange(longest, device=x.device) < n).to(x.dtype) / n
+    if samples.augment is not None:
+        x = x.clone()
+        for c, (size, noise) in enumerate(zip(sizes, noises, strict=True)):
+            noise.step = step
+            x[c, :size] = samples.augment(x[c, :size], noise)
+    return StackBatch(x, y, share, noises)
+
+
+def _runs(schedule: Schedule) -> Iterator[tuple[int, Schedule]]:
+    """Position and steps of every stretch whose samples lie one after the other in one epoch's order."""
+    at = 0
+    while at < len(schedule):
+        end = at + 1
+        while end < len(schedule) and schedule[end][0] == schedule[at][0] and schedule[end][1] == schedule[end - 1][2]:
+            end += 1
+        yield at, schedule[at:end]
+        at = end
