@@ -15,6 +15,7 @@ from fedexp.core.errors import ClientError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import train_client
 from fedexp.core.models import ModelSpec, Net
+from fedexp.engines.kernels.kernel import NotStackableError
 
 
 @dataclass
@@ -52,7 +53,7 @@ def named(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
     """Turn an unexpected exception into a `ClientError` that names the clients."""
     try:
         yield
-    except (FedexpError, torch.cuda.OutOfMemoryError):
+    except (FedexpError, NotStackableError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
         who = ("client " if len(jobs) == 1 else "clients ") + ", ".join(str(job.client) for job in jobs)

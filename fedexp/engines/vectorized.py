@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,18 +11,23 @@ import torch
 
 from fedexp.core.build import require
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor, Numerics
+from fedexp.core.engine import Executor, Numerics, Trial
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import batch_ranges
-from fedexp.engines.kernels.kernel import StackKernel
+from fedexp.engines.kernels.kernel import NotStackableError, StackKernel
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.kernels.vmapped import Vmapped
 from fedexp.engines.serial import Serial, named, positions
 from fedexp.engines.stack import train_stack
+from fedexp.engines.timing import WORTH_TIMING, seconds_a_step, trainable, work
 
 KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
-DEFAULT_STACK = 4
+Kernel = Literal["auto", "linear", "vmap"]
+
+_STACK = 4  # clients a stack where nothing was timed: the weights of small models stay in the cache
+_STACKS = (2, 4, 5, 8, 10, 16, 32)  # clients a stack that are timed
 _WINDOW = 8  # stacks whose clients are ordered by steps together; no more results than these wait for an earlier client
+_SLOW_STEP = 0.25  # seconds; a model that is this slow for one client fills the processor by itself
 
 
 @dataclass
@@ -32,12 +38,44 @@ class Vectorized(Executor):
     """
 
     stack: Literal["auto"] | int = "auto"
-    kernel: Literal["auto", "linear", "vmap"] = "auto"
+    kernel: Kernel = "auto"
     _serial: Serial = field(init=False, default_factory=Serial)
     _stacked_steps: int = field(init=False, default=0)
+    _unstackable: set[Hashable] = field(init=False, default_factory=set)
+    _limit: float = field(init=False, default=math.inf)  # clients that fit into the device's memory
 
     def __post_init__(self) -> None:
         require(self.stack == "auto" or self.stack >= 1, f"engine.stack must be 'auto' or at least 1, got {self.stack}")
+
+    def settle(self, trial: Trial) -> Executor:
+        """A fixed stack and kernel: by a short timing, or by rule where the run is too short to repay one.
+
+        Where stacking does not gain 5 % over it, the answer is `Serial`.
+        """
+        jobs = trainable(trial)
+        if self.stack != "auto" or not jobs:
+            return self
+        names: list[Kernel] = [name for name in self._names if all(self._fits(name, job) for job in jobs)]
+        if work(trial) < WORTH_TIMING:
+            pays = [name for name in names if name == "linear" or trial.numerics.device != "cpu"]
+            return Vectorized(_STACK, pays[0]) if pays else Serial()
+        return self._timed(names, jobs, trial)
+
+    def _timed(self, names: list[Kernel], jobs: list[ClientJob], trial: Trial) -> Executor:
+        serial = seconds_a_step(self._serial, jobs[:2], trial.data)
+        if serial > _SLOW_STEP:
+            trial.note(f"engine: serial, for a single client's step already takes {serial:.2g} s")
+            return Serial()
+        times: dict[tuple[Kernel, int], float] = {}
+        for name in names:
+            for stack in [size for size in _STACKS if size <= len(jobs)]:
+                times[name, stack] = _attempt(Vectorized(stack, name), jobs[:stack], trial.data)
+                if times[name, stack] > 1.5 * min(serial, *times.values()):
+                    break  # larger stacks only leave the cache
+        choice, best = min(times.items(), key=lambda item: item[1], default=(None, math.inf))
+        told = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
+        trial.note(f"engine: milliseconds a local step, timed: serial {1e3 * serial:.3g}, {told}")
+        return Serial() if choice is None or best > 0.95 * serial else Vectorized(choice[1], choice[0])
 
     def open(self, numerics: Numerics, threads: int) -> None:
         self._serial.open(numerics, threads)
@@ -47,12 +85,12 @@ class Vectorized(Executor):
         return self._stacked_steps
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
-        """The stacks, as positions in `jobs`: a function of the jobs alone. Those that fit no kernel stand alone."""
-        size = DEFAULT_STACK if self.stack == "auto" else self.stack
+        """The stacks; those that fit no kernel stand alone."""
+        size = _STACK if self.stack == "auto" else self.stack
         groups: dict[Hashable, list[int]] = {}
         steps: dict[int, int] = {}
         for i, job in enumerate(jobs):
-            kind = self._kernel(job)
+            kind = self._kind(job)
             n = data.partition.size(job.client)
             steps[i] = sum(1 for _ in batch_ranges(n, job.budget, 1))
             alike = i if kind is None else (n if kind.same_sizes else None)
@@ -74,28 +112,48 @@ class Vectorized(Executor):
                 following += 1
 
     def _train(self, jobs: list[ClientJob], data: FederatedData) -> list[ClientResult]:
-        kind = self._kernel(jobs[0])
-        if kind is None or (len(jobs) == 1 and kind is Vmapped):
+        kind = self._kind(jobs[0])
+        if kind is None or (len(jobs) == 1 and kind is Vmapped) or _signature(jobs[0]) in self._unstackable:
             return list(self._serial.map(jobs, data))
+        half = len(jobs) // 2
+        if len(jobs) > self._limit:
+            return [*self._train(jobs[:half], data), *self._train(jobs[half:], data)]
         net = self._serial.net(jobs[0])
         indices = [positions(data, job.client) for job in jobs]
         try:
             with named(jobs, data):
                 results = train_stack(jobs, net, data.train, indices, kind)
+        except NotStackableError:  # if the loss itself fails, serial says so
+            self._unstackable.add(_signature(jobs[0]))
+            return list(self._serial.map(jobs, data))
         except torch.cuda.OutOfMemoryError:
-            if len(jobs) == 1:
+            if not half:
                 raise
-            half = len(jobs) // 2
-            return [*self._train(jobs[:half], data), *self._train(jobs[half:], data)]
+            self._limit = half
+            return self._train(jobs, data)
         finally:
             net.release()
-        self._stacked_steps += sum(result.num_steps for result in results) if len(jobs) > 1 else 0
+        self._stacked_steps += sum(result.num_steps for result in results) if half else 0
         return results
 
-    def _kernel(self, job: ClientJob) -> type[StackKernel] | None:
-        names = KERNELS if self.kernel == "auto" else [self.kernel]
-        net = self._serial.net(job)
-        return next((KERNELS[name] for name in names if KERNELS[name].fits(job, net)), None)
+    @property
+    def _names(self) -> list[Kernel]:
+        return ["linear", "vmap"] if self.kernel == "auto" else [self.kernel]
+
+    def _fits(self, name: Kernel, job: ClientJob) -> bool:
+        return KERNELS[name].fits(job, self._serial.net(job))
+
+    def _kind(self, job: ClientJob) -> type[StackKernel] | None:
+        return next((KERNELS[name] for name in self._names if self._fits(name, job)), None)
+
+
+def _attempt(engine: Vectorized, jobs: list[ClientJob], data: FederatedData) -> float:
+    """Seconds a step; infinite for what cannot be stacked or does not fit into memory."""
+    try:
+        seconds = seconds_a_step(engine, jobs, data)
+    except torch.cuda.OutOfMemoryError:
+        return math.inf
+    return seconds if engine.stacked_steps else math.inf
 
 
 def _signature(job: ClientJob) -> Hashable:

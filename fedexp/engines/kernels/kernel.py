@@ -14,6 +14,10 @@ from fedexp.core.models import Net
 from fedexp.core.trees import Tree, Trees
 
 
+class NotStackableError(Exception):
+    """A trainer's loss cannot be computed for several clients at once."""
+
+
 @dataclass(frozen=True, eq=False)
 class StackBatch:
     """One step's batches of k clients.

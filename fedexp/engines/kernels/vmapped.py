@@ -13,7 +13,7 @@ from fedexp.core.models import Net
 from fedexp.core.task import Batch
 from fedexp.core.trainer import Ctx
 from fedexp.core.trees import Tree
-from fedexp.engines.kernels.kernel import StackBatch, StackKernel, StackTrees
+from fedexp.engines.kernels.kernel import NotStackableError, StackBatch, StackKernel, StackTrees
 
 Draw = tuple[str, tuple[int, ...]]
 
@@ -21,8 +21,8 @@ Draw = tuple[str, tuple[int, ...]]
 class Vmapped(StackKernel):
     """The gradients of the clients' summed loss are each client's own, for no client's loss knows another's parameters.
 
-    Only the forward pass is vectorised by `torch.vmap`; a loss written with operations that have no batching rule does not
-    stack (the trial run of `Vectorized` finds out).
+    Only the forward pass is vectorised by `torch.vmap`; a loss written with operations that have no batching rule raises
+    `NotStackableError`.
     """
 
     same_sizes: ClassVar[bool] = True  # a mean over padding rows, or BatchNorm's statistics, would be another loss
@@ -41,8 +41,13 @@ class Vmapped(StackKernel):
         if draws is None:  # which random numbers does a step ask for? Find out on copies of the buffers
             draws = self._draws[batch.x.shape] = []
             copies = {name: value.clone() for name, value in stack.buffers.items()}
-            with torch.no_grad():
-                self._losses(stack, copies, batch, {}, draws)
+            try:
+                with torch.no_grad():
+                    self._losses(stack, copies, batch, {}, draws)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except Exception as error:
+                raise NotStackableError from error
         noise = {draw: torch.stack([own(*draw) for own in batch.noises]) for draw in draws}
         losses = self._losses(stack, stack.buffers, batch, noise, None)
         grads = torch.autograd.grad(losses.sum(), live, allow_unused=True, materialize_grads=True)

@@ -1,0 +1,79 @@
+"""Short timings of engines on a run's own first jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Executor, Trial
+from fedexp.core.jobs import ClientJob
+from fedexp.core.kernel import batch_ranges
+
+WORTH_TIMING = 1e10  # of `work`: a run that lasts seconds
+_SECONDS = 0.4  # for one candidate
+_REPEATS = 5
+_STEPS = 8  # a client, at most: enough to weigh a step against the cost of starting a client
+
+
+def shortened(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
+    """The same jobs with at most `steps` local steps."""
+    most = [min(steps, job.budget.max_steps or steps) for job in jobs]
+    return [replace(job, budget=replace(job.budget, max_steps=n)) for job, n in zip(jobs, most, strict=True)]
+
+
+def seconds_a_step(executor: Executor, jobs: Sequence[ClientJob], data: FederatedData) -> float:
+    """Best of a few passes over `jobs`, shortened; the first, which builds networks, does not count."""
+    one = _seconds(executor, shortened(jobs, 1), data)
+    if one * len(jobs) > _SECONDS:
+        return one
+    jobs = shortened(jobs, _STEPS)
+    best, spent = one, 0.0
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        best = min(best, _seconds(executor, jobs, data))
+        spent += time.perf_counter() - began
+        if spent > _SECONDS:
+            break
+    return best
+
+
+def _seconds(executor: Executor, jobs: Sequence[ClientJob], data: FederatedData) -> float:
+    began = time.perf_counter()
+    taken = sum(result.num_steps for result in executor.map(jobs, data))
+    if data.train.x.is_cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / taken
+
+
+def trainable(trial: Trial) -> list[ClientJob]:
+    """The trial's jobs of clients that have data to train on."""
+    return [job for job in trial.jobs if trial.data.partition.size(job.client) > 1]
+
+
+def num_steps(trial: Trial) -> int:
+    """Local steps of the first round."""
+    return sum(sum(1 for _ in batch_ranges(trial.data.partition.size(j.client), j.budget, 1)) for j in trial.jobs)
+
+
+def work(trial: Trial) -> float:
+    """Parameters times samples of the whole run's training (batches counted as full): its length, the same on any machine."""
+    if not trial.jobs:
+        return 0.0
+    first = trial.jobs[0]
+    numbers = sum(value.numel() for value in first.start.params.values())
+    return float(numbers * num_steps(trial) * first.budget.batch_size * trial.rounds)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,55 @@
+"""The engine contract: the serial engine's results, whoever executes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fedexp.compose import conf_dir
+from fedexp.core.engine import Executor
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.runner import Snapshot, next_jobs
+from fedexp.engines.serial import Serial
+from tests.world import World
+
+METHODS = sorted(path.stem for path in Path(conf_dir() / "method").glob("*.yaml"))
+
+
+def trees_of(result: ClientResult) -> dict[str, torch.Tensor]:
+    """Everything in a result that holds tensors."""
+    flat = {**result.weights.params, **{f"buffer {k}": v for k, v in result.weights.buffers.items()}}
+    for kind, trees in (("payload", result.payload), ("state", result.state or {})):
+        flat |= {f"{kind} {group} {name}": value for group, tree in trees.items() for name, value in tree.items()}
+    return flat
+
+
+def assert_same_results(found: Sequence[ClientResult], expected: Sequence[ClientResult], tolerance: float) -> None:
+    """Same clients in the same order with the same steps and tensors; to the bit where `tolerance` is 0."""
+    assert [r.client for r in found] == [r.client for r in expected]
+    for a, b in zip(found, expected, strict=True):
+        assert (a.num_steps, a.num_examples) == (b.num_steps, b.num_examples)
+        assert abs(a.metrics["loss"] - b.metrics["loss"]) <= max(tolerance, 1e-12) * max(1, abs(b.metrics["loss"]))
+        left, right = trees_of(a), trees_of(b)
+        assert list(left) == list(right)
+        for name, value in right.items():
+            assert left[name].dtype == value.dtype
+            if tolerance:
+                torch.testing.assert_close(left[name], value, rtol=tolerance, atol=tolerance, msg=name)
+            else:
+                assert torch.equal(left[name], value), name
+
+
+def second_round_jobs(world: World) -> list[ClientJob]:
+    """Jobs whose clients have memories and whose server has moved."""
+    world.env = world.env.at(0)
+    from fedexp.core.runner import run
+
+    after = next(run(world.aggregator, world.env, Serial(), world.data)).after
+    return next_jobs(world.aggregator, world.env, Snapshot(after.step, after.state, after.clients))
+
+
+def assert_matches_serial(engine: Executor, world: World, jobs: list[ClientJob], tolerance: float) -> None:
+    expected = list(Serial().map(jobs, world.data))
+    assert_same_results(list(engine.map(jobs, world.data)), expected, tolerance)

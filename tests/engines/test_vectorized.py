@@ -1,0 +1,246 @@
+"""Stacked training is the serial engine's, for every method and every kind of network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedexp.core import trees
+from fedexp.core.errors import ClientError
+from fedexp.core.models import ModelSpec, Net
+from fedexp.core.task import Batch
+from fedexp.core.trainer import Ctx, Trainer, elementwise
+from fedexp.core.trees import Tree
+from fedexp.data.augment import Augment
+from fedexp.engines.serial import Serial
+from fedexp.engines.vectorized import Vectorized
+from tests.engines.compare import METHODS, assert_matches_serial, assert_same_results, second_round_jobs
+from tests.world import CPU, World, make_data, make_world
+
+UNEQUAL = (20, 12, 17, 9, 1, 20, 33)
+EQUAL = (18,) * 5
+DEEP = {"_target_": "fedexp.models.mlp.MLP", "hidden": [7, 5]}
+CONV = {"_target_": "tests.core.test_kernel.Small"}  # convolution, BatchNorm, dropout
+
+
+def world(method: str = "fedavg", *overrides: str, sizes: tuple[int, ...] = UNEQUAL, model: dict = DEEP) -> World:
+    return make_world(f"method={method}", "local.epochs=2", *overrides, data=make_data(sizes), model=model)
+
+
+def in_float32(jobs: list, data):
+    def cast(tree: Tree) -> Tree:
+        return {k: v.float() if v.is_floating_point() else v for k, v in tree.items()}
+
+    def casts(nest):
+        return nest and {k: cast(v) for k, v in nest.items()}
+
+    starts = {id(j.start): replace(j.start, params=cast(j.start.params), buffers=cast(j.start.buffers)) for j in jobs}
+    shared = {id(j.shared): casts(j.shared) for j in jobs}
+    jobs = [replace(j, start=starts[id(j.start)], shared=shared[id(j.shared)] or {}, state=casts(j.state)) for j in jobs]
+    return jobs, replace(data, train=replace(data.train, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sizes", [UNEQUAL, EQUAL], ids=["unequal", "equal"])
+@pytest.mark.parametrize("kernel", ["linear", "vmap"])
+def test_every_method(method: str, sizes: tuple[int, ...], kernel: str) -> None:
+    w = world(method, sizes=sizes)
+    jobs = second_round_jobs(w)
+    engine = Vectorized(stack=3, kernel=kernel)
+    assert_matches_serial(engine, w, jobs, 1e-9)
+    assert engine.stacked_steps > 0 or len(jobs) == 1
+    jobs, data = in_float32(jobs, w.data)
+    assert_same_results(list(Vectorized(stack=3, kernel=kernel).map(jobs, data)), list(Serial().map(jobs, data)), 1e-4)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("local.momentum=0.5",),
+        ("local.clip=0.05",),
+        ("local.weight_decay=0.1", "local.momentum=0.9"),
+        ("local.optimizer=adam",),
+        ("local.epochs=null", "local.steps=7"),
+        ("local.batch_size=100",),
+        ("init=different",),
+    ],
+    ids=lambda o: o[-1],
+)
+@pytest.mark.parametrize("kernel", ["linear", "vmap"])
+def test_every_local_setting(overrides: tuple[str, ...], kernel: str) -> None:
+    for sizes in (UNEQUAL, EQUAL):
+        w = world("fedprox", *overrides, sizes=sizes)
+        assert_matches_serial(Vectorized(stack=4, kernel=kernel), w, second_round_jobs(w), 1e-9)
+
+
+@pytest.mark.parametrize("bias", ["true", "false"])
+@pytest.mark.parametrize("hidden", [[], [6], [6, 5, 4]])
+def test_every_depth_of_chain(bias: str, hidden: list[int]) -> None:
+    model = {"_target_": "fedexp.models.mlp.MLP", "hidden": hidden, "bias": bias == "true"}
+    w = world(model=model)
+    engine = Vectorized(stack=4)
+    assert_matches_serial(engine, w, second_round_jobs(w), 1e-9)
+    assert engine.stacked_steps
+
+
+@pytest.mark.parametrize("frozen", ["hidden.0", "output", "hidden", "bias"])
+@pytest.mark.parametrize("kernel", ["linear", "vmap"])
+def test_frozen_parameters(frozen: str, kernel: str) -> None:
+    w = world(sizes=EQUAL)
+    names = frozenset(name for name in w.env.initial_weights().params if frozen in name)
+    jobs = [replace(job, frozen=names) for job in second_round_jobs(w)]
+    assert names and len(names) < len(jobs[0].start.params)
+    engine = Vectorized(stack=5, kernel=kernel)
+    assert_matches_serial(engine, w, jobs, 1e-9)
+    assert engine.stacked_steps
+
+
+def test_batch_norm_and_dropout() -> None:
+    """Every client has its own buffers, counters and masks; unequal clients are not padded, which would change the statistics."""
+    for sizes in (EQUAL, (20, 12, 17, 9, 12, 20, 20)):
+        w = world("scaffold", sizes=sizes, model=CONV)
+        engine = Vectorized(stack=3)
+        assert_matches_serial(engine, w, second_round_jobs(w), 1e-9)
+        assert engine.stacked_steps
+
+
+@pytest.mark.parametrize("kernel", ["linear", "vmap"])
+def test_augmentation(kernel: str) -> None:
+    w = world(sizes=EQUAL)
+    w.data = replace(w.data, train=replace(w.data.train, augment=Augment(flip=0.5, crop_padding=1)))
+    assert_matches_serial(Vectorized(stack=5, kernel=kernel), w, second_round_jobs(w), 1e-9)
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_no_client_takes_a_step_it_would_not_take_alone(steps: int) -> None:
+    w = world("scaffold", f"limit.steps={steps}")
+    assert_matches_serial(Vectorized(stack=7), w, second_round_jobs(w), 1e-9)
+
+
+@dataclass(frozen=True)
+class Normed(Trainer):
+    """A correction that needs the whole gradient of one client, and memory of its own."""
+
+    def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
+        return trees.scale(grad, 1 / (trees.norm(grad) + ctx.num_steps))
+
+    def finish(self, params: Tree, ctx: Ctx):
+        return {"moved": trees.sub(params, ctx.start)}, {"full": ctx.full_gradient(params)}
+
+
+@dataclass(frozen=True)
+class OwnLoss(Trainer):
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        drift = sum(((params[name] - ctx.start[name]) ** 2).sum() for name in params)
+        noise = ctx.noise("mine", tuple(batch.x.shape)).to(batch.x)
+        noisy = ctx.task.loss(net, params, buffers, Batch(batch.x + 0.1 * noise, batch.y), ctx)
+        return noisy * ctx.num_steps + 0.1 * drift
+
+
+@dataclass(frozen=True)
+class OwnGrad(Trainer):
+    def grad(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx):
+        grad, loss = super().grad(net, params, buffers, batch, ctx)
+        return trees.scale(grad, 0.5), loss
+
+
+@dataclass(frozen=True)
+class Overreaching(Trainer):
+    @elementwise
+    def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
+        return trees.scale(grad, 1 / ctx.num_steps)
+
+
+@pytest.mark.parametrize("trainer", [Normed(), OwnLoss(), OwnGrad()], ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize("model", [DEEP, CONV], ids=["mlp", "conv"])
+def test_any_trainer(trainer: Trainer, model: dict) -> None:
+    for sizes in (EQUAL, (20, 12, 17, 9, 12, 20, 20)):
+        w = world(sizes=sizes, model=model)
+        jobs = [replace(job, trainer=trainer) for job in second_round_jobs(w)]
+        engine = Vectorized(stack=3)
+        assert_matches_serial(engine, w, jobs, 1e-9)
+        assert (engine.stacked_steps == 0) == isinstance(trainer, OwnGrad)
+
+
+def test_a_hook_wrongly_marked_elementwise_does_not_pass_unnoticed() -> None:
+    w = world()
+    jobs = [replace(job, trainer=Overreaching()) for job in second_round_jobs(w)]
+    (result, *_) = Vectorized(stack=3).map(jobs, w.data)
+    assert trees.nonfinite(result.weights.params)
+
+
+def test_split_is_complete_and_keeps_unlike_jobs_apart() -> None:
+    w = world()
+    jobs = second_round_jobs(w)
+    jobs[2] = replace(jobs[2], budget=replace(jobs[2].budget, lr=0.5))
+    stacks = Vectorized(stack=3).split(jobs, w.data)
+    assert sorted(i for stack in stacks for i in stack) == list(range(len(jobs)))
+    assert [2] in stacks and max(map(len, stacks)) == 3
+    assert_matches_serial(Vectorized(stack=3), w, jobs, 1e-9)
+
+
+def test_out_of_memory_halves_the_stack_and_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedexp.engines import vectorized
+
+    w = world(sizes=EQUAL)
+    jobs = second_round_jobs(w)
+    original: Callable = vectorized.train_stack
+    tried: list[int] = []
+
+    def small_device(jobs, *rest):
+        tried.append(len(jobs))
+        if len(jobs) > 2:
+            raise torch.cuda.OutOfMemoryError("simulated")
+        return original(jobs, *rest)
+
+    monkeypatch.setattr(vectorized, "train_stack", small_device)
+    assert_matches_serial(Vectorized(stack=5), w, jobs, 1e-9)
+    assert tried == [5, 2, 1, 2]
+
+
+def test_errors_name_the_clients() -> None:
+    w = world(sizes=(8, 0, 5))
+    jobs = [w.env.job(c, w.env.initial_weights(), {}) for c in range(3)]
+    with pytest.raises(ClientError, match="client 1 cannot take a step"):
+        list(Vectorized(stack=3).map(jobs, w.data))
+    with pytest.raises(ClientError, match="clients 0, 2 failed"):
+        bad = replace(w.data, train=replace(w.data.train, y=w.data.train.y + 5))
+        list(Vectorized(stack=2).map([jobs[0], jobs[2]], bad))
+
+
+def test_a_user_module_without_linear_chain_is_stacked_by_vmap() -> None:
+    spec = ModelSpec("tests.engines.test_vectorized.Plain", (("input_shape", (1, 2, 2)), ("num_classes", 3)))
+    assert Net(spec, CPU, torch.float64).linear_chain == ()
+    w = world(sizes=EQUAL, model={"_target_": "tests.engines.test_vectorized.Plain"})
+    engine = Vectorized(stack=5)
+    assert_matches_serial(engine, w, second_round_jobs(w), 1e-9)
+    assert engine.stacked_steps
+
+
+class Plain(nn.Module):
+    def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.fc(x.flatten(1)))
+
+
+@dataclass(frozen=True)
+class NoBatchingRule(Trainer):
+    """Its loss is written with foreach operations, which `torch.vmap` does not know."""
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        return super().loss(net, params, buffers, batch, ctx) + 0.1 * trees.norm(trees.sub(params, ctx.start)) ** 2
+
+
+def test_a_loss_that_cannot_be_vectorised_runs_serially() -> None:
+    w = world(sizes=EQUAL)
+    jobs = [replace(job, trainer=NoBatchingRule()) for job in second_round_jobs(w)]
+    engine = Vectorized(stack=5)
+    assert_matches_serial(engine, w, jobs, 0)
+    assert engine.stacked_steps == 0
