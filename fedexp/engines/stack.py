@@ -103,16 +103,20 @@ def _result(
 
 def _stacked(jobs: Sequence[ClientJob], own: Sequence[Ctx], steps: list[int]) -> StackTrees:
     first = jobs[0]
-    params = {name: value.contiguous().clone() for name, value in _joined([j.start.params for j in jobs]).items()}
+    params = _own(_joined([job.start.params for job in jobs]))
     return StackTrees(
         params=params,
         live={name: value for name, value in params.items() if name not in first.frozen},
-        buffers={name: value.contiguous().clone() for name, value in _joined([j.start.buffers for j in jobs]).items()},
+        buffers=_own(_joined([job.start.buffers for job in jobs])),
         start=_joined([ctx.start for ctx in own]),
         shared={name: _joined([job.shared[name] for job in jobs]) for name in first.shared},
         state={name: _joined([ctx.state[name] for ctx in own]) for name in own[0].state},
         num_steps=steps[0] if len(set(steps)) == 1 else None,
     )
+
+
+def _own(tree: Tree) -> Tree:
+    return {name: value.clone(memory_format=torch.contiguous_format) for name, value in tree.items()}
 
 
 def _joined(trees: list[Tree]) -> Tree:
