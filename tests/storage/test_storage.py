@@ -89,7 +89,7 @@ def test_checkpoint_keeps_memories_of_clients_that_did_not_change(tmp_path: Path
     saver.save(Snapshot(2, {"k": 2}, clients), {3}, 20)
     snapshot, offset = Checkpoint(tmp_path, CPU).load()
     assert (snapshot.step, snapshot.state, offset) == (2, {"k": 2}, 20)
-    assert_equal(snapshot.clients, clients)
+    assert_equal(dict(snapshot.clients), clients)
 
 
 def test_damaged_checkpoint_is_an_error_that_helps(tmp_path: Path) -> None:
