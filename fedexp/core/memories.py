@@ -20,7 +20,7 @@ class Memories(Mapping[int, Trees]):
     def put(self, client: int, memory: Trees) -> None:
         """Make `memory` the client's; putting what is already there changes nothing."""
 
-    def settle(self) -> None:  # noqa: B027 - most have nothing to do
+    def settle(self) -> None:
         """Called after every commit: the moment to move memories elsewhere."""
 
     def commit(self, changes: Mapping[int, Trees]) -> None:

@@ -113,14 +113,14 @@ class StoredMemories(Memories):
         return self._read(self._place[client], [client])[client]
 
     def __iter__(self) -> Iterator[int]:
-        yield from self._unsaved
         yield from self._place
+        yield from (client for client in self._unsaved if client not in self._place)
 
     def __len__(self) -> int:
-        return len(self._unsaved) + len(self._place)
+        return len(self._place) + sum(client not in self._place for client in self._unsaved)
 
     def __contains__(self, client: object) -> bool:
-        return client in self._held or client in self._place
+        return client in self._unsaved or client in self._place
 
     def _save(self, clients: list[int]) -> None:
         for part in _batches((client, self._held[client]) for client in clients):
