@@ -123,7 +123,7 @@ class FederatedData:
         val: the clients' held-out shares together, or None.
         proxy: server data, or None.
         fingerprint: sha256 of the arrays as loaded, before any split.
-        labels: (n,) int64 NumPy copy of `train.y`'s labels.
+        labels: (n,) int64, `train.y`'s labels as a NumPy array; may share memory with them.
         proxy_source: where `proxy` was taken from: none, train or test.
     """
 
