@@ -98,8 +98,8 @@ class Partition:
     def sha256(self) -> str:
         """Hash of the assignment (little-endian int64 of offsets, then indices)."""
         digest = hashlib.sha256()
-        digest.update(np.ascontiguousarray(self.offsets, dtype="<i8"))
-        digest.update(np.ascontiguousarray(self.indices, dtype="<i8"))
+        digest.update(np.ascontiguousarray(self.offsets, dtype="<i8").data)
+        digest.update(np.ascontiguousarray(self.indices, dtype="<i8").data)
         return digest.hexdigest()
 
     @classmethod
