@@ -15,7 +15,7 @@ from fedexp.core.trees import Tree, Trees, num_bytes
 from fedexp.storage.tensors import read_facts, save_tree
 
 _MOST = 128  # memories a segment: few files and flushes, yet short headers to read one memory
-_MOST_BYTES = 64e6  # of a segment: it is composed in memory
+_MOST_BYTES = 16e6  # of a segment: it is composed in memory
 _SLACK = 1024  # superseded memories on disk that are not worth a clean-up
 
 
@@ -27,7 +27,7 @@ class StoredMemories(Memories):
     than half of what lies on disk is superseded, the rest of the emptiest segments is written anew.
 
     Args:
-        limit: bytes of tensors held in memory; what changed longest ago goes to disk beyond it.
+        limit: bytes of tensors held in memory (where training left them); what changed longest ago goes to disk beyond it.
         device: where memories that are read from disk are put.
     """
 

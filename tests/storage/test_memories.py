@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import shutil
 import sys
@@ -12,11 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedexp.compose import compose
 from fedexp.core.errors import StorageError
 from fedexp.core.memories import After, InMemory, Memories, committed, owned
 from fedexp.core.runner import Snapshot, run
 from fedexp.core.trees import Trees
 from fedexp.engines.serial import Serial
+from fedexp.run import execute
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.memories import StoredMemories
 from tests.world import CPU, assert_same, make_data, make_world
@@ -172,6 +175,21 @@ def test_a_limit_does_not_change_bits(tmp_path: Path, held: int) -> None:
     found = world.run(Snapshot(0, world.aggregator.init(world.env), saver.memories))
     assert_same(world.models(found), world.models(expected))
     assert_memories(found.clients, dict(expected.clients))
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_a_runs_limit_changes_neither_results_nor_what_it_leaves(tmp_path: Path) -> None:
+    results = []
+    for limit in ("0", "2"):
+        overrides = ["debug=smoke", "method=scaffold", "rounds=6", "limit.rounds=null", "memo.enabled=false"]
+        config = compose([*overrides, f"client_state.memory_gb={limit}", f"output_root={tmp_path / limit}"])
+        folder = Path(execute(config, say=lambda text: None)["folder"])
+        found = Checkpoint(folder, CPU).load()
+        assert found is not None and len(found[0].clients) > 0
+        results.append(((folder / "metrics.jsonl").read_bytes(), (folder / "model.safetensors").read_bytes()))
+        last = json.loads((folder / "checkpoint" / "manifest.json").read_text())["memories"]["last"]
+        assert all(int(path.stem) <= last for path in (folder / "checkpoint" / "memories").iterdir())
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])

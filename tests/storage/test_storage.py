@@ -125,7 +125,7 @@ def test_a_torn_timing_line_does_not_spoil_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overrides", [
     ["device=cpu"], ["threads=1"], ["output_root=x"], ["data_root=y"], ["checkpoint.every=off"], ["on_running=fail"],
-    ["reuse=false"], ["memo.enabled=false"], ["logger=csv"], ["dataset.download=true"],
+    ["reuse=false"], ["memo.enabled=false"], ["logger=csv"], ["client_state.memory_gb=0.1"], ["dataset.download=true"],
 ])  # fmt: skip
 def test_where_and_how_fast_is_no_part_of_identity(overrides: list[str]) -> None:
     assert identity.config_hash(compose(overrides)) == identity.config_hash(compose([]))
