@@ -59,12 +59,10 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("held", [0, 1, 5, 100])
 @pytest.mark.parametrize("every", [1, 3])
-def test_killed_anywhere_the_last_checkpoint_is_there(tmp_path: Path, held: int, every: int) -> None:
-    (tmp_path / "run").mkdir()
-    saver = Checkpoint(tmp_path / "run", CPU, held * SIZE / 1e9)
+def test_as_a_dict_and_after_every_save_on_disk(tmp_path: Path, held: int, every: int) -> None:
+    saver = Checkpoint(tmp_path, CPU, held * SIZE / 1e9)
     clients: Mapping[int, Trees] = saver.memories
     now: dict[int, Trees] = {}
-    saved: tuple[int, dict[int, Trees]] | None = None
     for step, changes in steps(30):
         clients = After(committed(clients), changes)
         now = {**now, **changes}
@@ -72,22 +70,55 @@ def test_killed_anywhere_the_last_checkpoint_is_there(tmp_path: Path, held: int,
         assert len(saver.memories._held) <= held
         if step % every == 0:
             saver.save(Snapshot(step, {}, clients), set(), 0)
-            saved = step, now
-        shutil.copytree(tmp_path / "run", tmp_path / "killed")
-        found = Checkpoint(tmp_path / "killed", CPU).load()
-        assert (found is None) == (saved is None)
-        if found is not None and saved is not None:
-            assert found[0].step == saved[0]
-            assert_memories(found[0].clients, saved[1])
-        shutil.rmtree(tmp_path / "killed")
+            found = StoredMemories(tmp_path / "checkpoint" / "memories", CPU, 0)
+            found.restore(json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["memories"])
+            assert_memories(found, now)
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("held", [0, 5])
+def test_killed_before_any_change_on_disk_the_last_or_the_next_checkpoint_is_there(
+    tmp_path: Path, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder as a kill would leave it, before every rename and every deletion."""
+    run, killed = tmp_path / "run", tmp_path / "killed"
+    run.mkdir()
+    saver = Checkpoint(run, CPU, held * SIZE / 1e9)
+    saved: dict[int, dict[int, Trees]] = {0: {}}
+    looked: list[int] = []
+
+    def look() -> None:
+        with monkeypatch.context() as unwatched:
+            unwatched.setattr(Path, "unlink", unlink)
+            unwatched.setattr(Path, "replace", rename)
+            shutil.copytree(run, killed)
+            found = Checkpoint(killed, CPU).load()
+            step = found[0].step if found else 0
+            assert step in list(saved)[-2:]
+            assert_memories(found[0].clients if found else {}, saved[step])
+            shutil.rmtree(killed)
+        looked.append(step)
+
+    unlink, rename = Path.unlink, Path.replace
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: look() or unlink(path, missing_ok))
+    monkeypatch.setattr(Path, "replace", lambda path, target: look() or rename(path, target))
+    clients: Mapping[int, Trees] = saver.memories
+    now: dict[int, Trees] = {}
+    for step, changes in steps(12, clients=8):
+        clients = After(committed(clients), changes)
+        now = {**now, **changes}
+        if step % 2 == 0:
+            saved[step] = now
+            saver.save(Snapshot(step, {"step": {"x": torch.tensor(step)}}, clients), set(), 0)
+    assert len(looked) > 40 and set(looked) == set(saved)
 
 
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("held", [0, 2])
 def test_interrupted_at_any_line_the_finished_step_can_be_saved(tmp_path: Path, held: int) -> None:
-    """A KeyboardInterrupt at every n-th line of the memories' code; then the save that a run makes on its way out."""
+    """A KeyboardInterrupt at every 61st line of the memories' code; then the save that a run makes on its way out."""
     interrupted = 0
-    for stop in itertools.count(1, 7):
+    for stop in itertools.count(1, 61):
         folder = tmp_path / str(stop)
         saver = Checkpoint(folder, CPU, held * SIZE / 1e9)
         pending: tuple[Snapshot, dict[int, Trees]] = Snapshot(0, {}, saver.memories), {}
@@ -123,7 +154,7 @@ def test_interrupted_at_any_line_the_finished_step_can_be_saved(tmp_path: Path, 
         found = Checkpoint(folder, CPU).load()
         assert found is not None and found[0].step == pending[0].step
         assert_memories(found[0].clients, pending[1])
-    assert interrupted > 50
+    assert interrupted > 15
 
 
 @pytest.mark.usefixtures("small_segments")
