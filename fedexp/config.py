@@ -125,6 +125,14 @@ class Memo:
 
 
 @dataclass(frozen=True)
+class ClientState:
+    memory_gb: float
+
+    def __post_init__(self) -> None:
+        require(self.memory_gb >= 0, f"client_state.memory_gb must not be negative, got {self.memory_gb}")
+
+
+@dataclass(frozen=True)
 class Config:
     """Every key of ``conf/config.yaml`` that is not a group."""
 
@@ -145,6 +153,7 @@ class Config:
     limit: Limit
     checkpoint: CheckpointEvery
     memo: Memo
+    client_state: ClientState
     data_root: str
     output_root: str
     device: str

@@ -142,12 +142,13 @@ class _Run:
             data = experiment.load(device)
             self._store_partition(data)
             env = experiment.env(data, device)
-            checkpoint = Checkpoint(path, device)
+            checkpoint = Checkpoint(path, device, experiment.config.client_state.memory_gb)
             snapshot, offset = checkpoint.load() or (None, 0)
+            stack.callback(checkpoint.close)
             journal = Journal(path, offset, self.attempt)
             if snapshot is not None:
                 self.note(f"resuming after round {snapshot.step} of {env.rounds}")
-            snapshot = snapshot or Snapshot(0, experiment.aggregator.init(env))
+            snapshot = snapshot or Snapshot(0, experiment.aggregator.init(env), checkpoint.memories)
             executor = self._engine(experiment, env, data, snapshot, numerics, budget)
             stack.callback(executor.close)
             torch.set_num_threads(self.numerics.threads)
@@ -372,7 +373,7 @@ class _Saver:
             return
         snapshot, length = self._pending
         self._journal.secure()
-        self._checkpoint.save(snapshot, self._changed & snapshot.clients.keys(), length)
+        self._checkpoint.save(snapshot, self._changed, length)
         self._pending, self._changed = None, set()
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 

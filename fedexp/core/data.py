@@ -105,8 +105,8 @@ class Partition:
     def sha256(self) -> str:
         """Hash of the assignment (little-endian int64 of offsets, then indices)."""
         digest = hashlib.sha256()
-        digest.update(np.ascontiguousarray(self.offsets, dtype="<i8").tobytes())
-        digest.update(np.ascontiguousarray(self.indices, dtype="<i8").tobytes())
+        digest.update(np.ascontiguousarray(self.offsets, dtype="<i8").data)
+        digest.update(np.ascontiguousarray(self.indices, dtype="<i8").data)
         return digest.hexdigest()
 
     @classmethod
@@ -130,7 +130,7 @@ class FederatedData:
         val: the clients' held-out shares together, or None.
         proxy: server data, or None.
         fingerprint: sha256 of the arrays as loaded, before any split.
-        labels: (n,) int64 NumPy copy of `train.y`'s labels.
+        labels: (n,) int64, `train.y`'s labels as a NumPy array; may share memory with them.
         proxy_source: where `proxy` was taken from: none, train or test.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,6 +15,7 @@ from fedexp.core.engine import Executor
 from fedexp.core.env import Env
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult, bytes_down, bytes_up
+from fedexp.core.memories import After, committed, owned
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Trees
 
@@ -23,11 +24,15 @@ OnNonfinite = Literal["raise", "skip_client"]
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """All a run needs to go on: the number of finished steps, the server's state and the clients' memories."""
+    """All a run needs to go on: the number of finished steps, the server's state and the clients' memories.
+
+    The memories are not copied from step to step: keep the latest snapshot. The one before it stays usable until a
+    further step is asked for; older ones raise RuntimeError where their memories are read.
+    """
 
     step: int
     state: State
-    clients: dict[int, Trees] = field(default_factory=dict)
+    clients: Mapping[int, Trees] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +56,13 @@ def run(
 ) -> Iterator[Step]:
     """Execute a method from `snapshot` (or its beginning), yielding after every step; stop by not asking for the next.
 
-    Clients' memories are committed once the aggregator consumed the whole stream, so a step happens entirely or not.
+    Clients' memories change once the aggregator consumed the whole stream, so a step happens entirely or not.
     """
     now = snapshot or Snapshot(0, aggregator.init(env))
     while not aggregator.done(now.state, env.at(now.step)):
         here = env.at(now.step)
         began = time.perf_counter()
+        memories = committed(now.clients)
         jobs = next_jobs(aggregator, env, now)
         with contextlib.closing(executor.map(jobs, data)) as executed:
             stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates)
@@ -64,7 +70,7 @@ def run(
             state, metrics = aggregator.update(now.state, results, here)
             for _ in results:  # an aggregator may stop early; the step is over when every client is
                 pass
-        now = Snapshot(now.step + 1, state, {**now.clients, **stream.memories})
+        now = Snapshot(now.step + 1, state, After(memories, stream.memories))
         total = time.perf_counter() - began
         seconds = {"train": stream.seconds, "aggregate": total - stream.seconds}
         yield Step(now, frozenset(stream.memories), {**stream.metrics(), **metrics}, seconds)
@@ -72,12 +78,19 @@ def run(
 
 def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob]:
     """The client work of the step that follows `now`, memories attached."""
-    return [_with_memory(job, now.clients) for job in aggregator.plan(now.state, env.at(now.step))]
+    jobs = aggregator.plan(now.state, env.at(now.step))
+    first: dict[tuple[int, int], Trees | None] = {}  # many clients share one start, hence one first memory
 
+    def memory(job: ClientJob) -> Trees | None:
+        known = now.clients.get(job.client)
+        if known is not None:
+            return known
+        key = id(job.trainer), id(job.start)
+        if key not in first:
+            first[key] = job.trainer.init_state(job.start.params)
+        return first[key]
 
-def _with_memory(job: ClientJob, clients: dict[int, Trees]) -> ClientJob:
-    state = clients.get(job.client)
-    return replace(job, state=job.trainer.init_state(job.start.params) if state is None else state)
+    return [replace(job, state=memory(job)) for job in jobs]
 
 
 class _Stream:
@@ -115,7 +128,7 @@ class _Stream:
             self.examples += result.num_examples
             self.loss += result.metrics["loss"] * result.num_examples
             if result.state is not None:
-                self.memories[result.client] = result.state
+                self.memories[result.client] = owned(result.state)
             yield result
         if next(self.results, None) is not None:
             raise RuntimeError("the engine yielded more results than it was given jobs")

@@ -82,7 +82,9 @@ def federate(
         proxy_at, train_at = _take_proxy(proxy, arrays.train_y.numpy(), train_at, dataset.num_classes, seed_data)
     elif proxy.source == "test":
         proxy_at, test_at = _take_proxy(proxy, arrays.test_y.numpy(), test_at, dataset.num_classes, seed_data)
-    labels = arrays.train_y.numpy()[train_at]
+    labels = arrays.train_y.numpy()
+    if len(train_at) < len(labels):
+        labels = labels[train_at]
     partition = partitioner.split(labels, dataset.num_classes, clients, np.random.RandomState(seed_data))
     if val_fraction and not isinstance(partition, CutPartition):
         partition = cut_validation(partition, val_fraction, seed_data)

@@ -40,8 +40,14 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
 def load_tree(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]]:
     """What `save_tree` wrote: the tree in its order, and the facts."""
     with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
-        facts = json.loads(file.metadata()["fedexp"])
+        facts = read_facts(file)
         return {key: file.get_tensor(key) for key in facts.pop("order")}, facts
+
+
+def read_facts(file: Any) -> dict[str, Any]:
+    """The facts (and the order of keys) in an open file that `save_tree` wrote."""
+    facts: dict[str, Any] = json.loads(file.metadata()["fedexp"])
+    return facts
 
 
 class TensorStore:

@@ -56,6 +56,7 @@ def results() -> list[dict]:
     (["trainer._target_=pathlib.Path"], ["is not a Trainer"]),
     (["proxy.source=train"], ["proxy.size"]),
     (["checkpoint.every=soon"], ["checkpoint.every"]),
+    (["client_state.memory_gb=-1"], ["client_state.memory_gb"]),
     (["headline.metric=test/global/ac"], ["did you mean 'test/global/acc'?"]),
     (["stop.metric=test/local/acc_mean"], ["is not measured here", "test/global/acc"]),
     (["method=local", "headline.metric=test/global/acc"], ["test/local/acc_mean"]),

@@ -17,6 +17,7 @@ from fedexp.data._torchvision import torchvision_datasets
 from fedexp.data.dataset import Arrays, Dataset, verify
 from fedexp.data.digits import Digits
 from fedexp.data.image_folder import ImageFolder
+from fedexp.data.synthetic import Synthetic
 from fedexp.data.tiny_imagenet import TinyImageNet
 from fedexp.data.torchvision_sets import TorchvisionSet
 from tests.data.idx import pixels, write_mnist
@@ -209,6 +210,48 @@ def test_digits_are_scikit_learns() -> None:
     assert np.array_equal(torch.cat([arrays.train_y, arrays.test_y]).numpy(), source.target[order])
     x = torch.cat([arrays.train_x, arrays.test_x]).numpy()
     assert np.array_equal(x[:, 0], np.rint(source.images[order] * 255 / 16))
+
+
+def test_synthetic_clusters_have_their_centres(tmp_path: Path) -> None:
+    dataset = Synthetic(samples=30_001, test_samples=3_000, features=5, num_classes=3)
+    assert dataset.shape == (5,) and dataset.pinned
+    arrays = dataset.load(tmp_path, download=False)
+    assert arrays.train_x.dtype == torch.uint8 and arrays.train_x.shape == (30_001, 5)
+    assert np.bincount(arrays.train_y).tolist() == [10_001, 10_000, 10_000]
+    x, test = (((x.double() / 255) - dataset.mean[0]) / dataset.std[0] for x in (arrays.train_x, arrays.test_x))
+    centres = []
+    for k in range(3):
+        mine, unseen = x[arrays.train_y == k], test[arrays.test_y == k]
+        centres.append(mine.mean(dim=0))
+        assert (mine.std(dim=0) - 1).abs().max() < 0.05
+        assert (mine.mean(dim=0) - unseen.mean(dim=0)).abs().max() < 0.2  # 1 / sqrt(1000) is 0.03
+    assert all((centres[a] - centres[b]).norm() > 0.5 for a, b in ((0, 1), (1, 2), (0, 2)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_synthetic_data_are_a_function_of_their_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedexp.data.synthetic._CHUNK", 64)
+
+    def train(**changes: Any) -> Arrays:
+        return Synthetic(**({"samples": 300, "test_samples": 100} | changes)).load(Path("nowhere"), download=False)
+
+    first = train()
+    assert torch.equal(first.train_x, train().train_x) and torch.equal(first.test_x, train().test_x)
+    assert torch.equal(train(samples=999).train_x[:300], first.train_x)
+    assert not torch.equal(train(seed=1).train_x, first.train_x)
+    assert not torch.equal(first.train_x[:64], first.train_x[64:128]) and not torch.equal(
+        first.train_x[:100], first.test_x
+    )
+    same = train(separation=0.0, samples=60_000).train_x.double().reshape(-1, 10, 8).mean(dim=0)
+    assert (same - 128).abs().max() < 2  # without separation every class has the same centre; 24 / sqrt(6000) is 0.3
+
+
+@pytest.mark.parametrize("change", [{"samples": 0}, {"test_samples": 0}, {"features": 0}, {"separation": -1.0}])
+def test_synthetic_settings_are_checked(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        Synthetic(**change)
+    with pytest.raises(ConfigError, match="unknown key 'shape'"):
+        build(Dataset, {"_target_": "fedexp.data.synthetic.Synthetic", "shape": [3]}, "dataset")  # type: ignore[type-abstract]
 
 
 @pytest.mark.skipif(not (SHARED / "mnist").is_dir(), reason="the original MNIST files are not beside the checkout")

@@ -89,7 +89,7 @@ def test_checkpoint_keeps_memories_of_clients_that_did_not_change(tmp_path: Path
     saver.save(Snapshot(2, {"k": 2}, clients), {3}, 20)
     snapshot, offset = Checkpoint(tmp_path, CPU).load()
     assert (snapshot.step, snapshot.state, offset) == (2, {"k": 2}, 20)
-    assert_equal(snapshot.clients, clients)
+    assert_equal(dict(snapshot.clients), clients)
 
 
 def test_damaged_checkpoint_is_an_error_that_helps(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_torn_timing_line_does_not_spoil_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overrides", [
     ["device=cpu"], ["threads=1"], ["output_root=x"], ["data_root=y"], ["checkpoint.every=off"], ["on_running=fail"],
-    ["reuse=false"], ["memo.enabled=false"], ["logger=csv"], ["dataset.download=true"],
+    ["reuse=false"], ["memo.enabled=false"], ["logger=csv"], ["client_state.memory_gb=0.1"], ["dataset.download=true"],
 ])  # fmt: skip
 def test_where_and_how_fast_is_no_part_of_identity(overrides: list[str]) -> None:
     assert identity.config_hash(compose(overrides)) == identity.config_hash(compose([]))

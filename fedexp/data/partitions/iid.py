@@ -19,4 +19,7 @@ class Iid(Partitioner):
         return "iid"
 
     def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
-        return Partition.from_lists(np.array_split(rng.permutation(len(labels)), clients))
+        size, larger = divmod(len(labels), clients)
+        offsets = np.arange(clients + 1, dtype=np.int64) * size
+        offsets += np.minimum(np.arange(clients + 1), larger)
+        return Partition(rng.permutation(len(labels)).astype(np.int64, copy=False), offsets)

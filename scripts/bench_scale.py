@@ -1,0 +1,159 @@
+"""Peak memory and seconds as the number of clients grows: every line a process of its own.
+
+    python scripts/bench_scale.py [rounds partitions million] [--threads 2] [--data DIR] [--write FILE]
+
+rounds: W1 of bench_rounds.py (Fashion-MNIST) with 100, 1,000 and 60,000 clients, 20 a round.
+partitions: 1,000,000 clients over 10,000,000 labels: built, saved, sampled 10 times 1,000.
+million: 10 rounds of 1,000 clients out of 1,000,000 on the synthetic data.
+Memory is what the system says of the process when it ends (ru_maxrss). Prints Markdown tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench_rounds import COMMON, WORKLOADS
+
+N, SAMPLES, COHORT = 1_000_000, 10_000_000, 1_000
+W1 = [o for o in (*COMMON, *WORKLOADS["W1"]) if not o.startswith(("method=", "clients="))]
+MILLION = [
+    "dataset=synthetic", f"dataset.samples={SAMPLES}", f"clients={N}", f"clients_per_round={COHORT}", "partition=iid",
+    "rounds=10", "model=mlp", "local.batch_size=10", "memo.enabled=false",
+]  # fmt: skip
+
+
+def child(arguments: list[str]) -> tuple[str, float, float]:
+    """Output, seconds and peak memory (MB) of ``python *arguments``."""
+    began = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen([sys.executable, *arguments], stdout=out, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        out.seek(0)
+        text = out.read()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(arguments)}\n{text}")
+    return text, seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
+
+
+def run(overrides: list[str]) -> tuple[dict[str, float], float, float]:
+    """Seconds by phase (`round`: the median one's), of the whole process, and its peak memory in MB."""
+    with tempfile.TemporaryDirectory() as outputs:
+        _, seconds, peak = child(["-m", "fedexp", *overrides, f"output_root={outputs}"])
+        (folder,) = Path(outputs).glob("runs/*/*")
+        phases = json.loads((folder / "result.json").read_text())["seconds"]
+        rows = [json.loads(line)["seconds"] for line in (folder / "timing.jsonl").read_text().splitlines()]
+    phases["round"] = statistics.median(sum(row.values()) - row["evaluate"] for row in rows)
+    return phases, seconds, peak
+
+
+def rounds(threads: int, data: str) -> list[str]:
+    lines = ["| W1, 20 clients a round | clients | s/round | peak MB | against 100 clients |", "|---|---|---|---|---|"]
+    for method, more in (("fedavg", []), ("scaffold", ["client_state.memory_gb=0.05"])):
+        first = None
+        for clients in (100, 1_000, 60_000):
+            off = ["rounds=30", "eval.every=1000000", "checkpoint.every=off", "memo.enabled=false"]
+            overrides = [*W1, *off, *more, f"method={method}", f"clients={clients}"]
+            phases, _, peak = run([*overrides, f"threads={threads}", f"data_root={data}"])
+            first = first or peak
+            lines.append(
+                f"| {' '.join([method, *more])} | {clients:,} | {phases['round']:.3f} | {peak:.0f} | {peak / first:.2f} |"
+            )
+    return lines
+
+
+def partitions(threads: int, data: str) -> list[str]:
+    lines = [
+        f"| {N:,} clients, {SAMPLES:,} labels | build s | save s | 10 x draw {COHORT:,} s | peak MB |",
+        "|---|---|---|---|---|",
+    ]
+    for name in ("iid", "dirichlet_per_client"):
+        text, _, peak = child([__file__, "--worker", name])
+        build, save, draw = json.loads(text.splitlines()[-1])
+        lines.append(f"| {name} | {build:.1f} | {save:.1f} | {draw:.3f} | {peak:.0f} |")
+    return lines
+
+
+def partition_seconds(name: str) -> list[float]:
+    """Seconds of building, saving and sampling in this process."""
+    import numpy as np
+
+    from fedexp.compose import compose
+    from fedexp.core.build import build
+    from fedexp.core.env import Sampling
+    from fedexp.data.partition import Partitioner, save_partition
+
+    partitioner = build(Partitioner, compose([f"partition={name}"])["partition"], "partition")  # type: ignore[type-abstract]
+    labels = np.arange(SAMPLES) % 10
+    times = [time.perf_counter()]
+    partition = partitioner.split(labels, 10, N, np.random.RandomState(0))
+    times.append(time.perf_counter())
+    with tempfile.TemporaryDirectory() as folder:
+        save_partition(partition, Path(folder) / "partition.safetensors")
+    times.append(time.perf_counter())
+    for round in range(10):
+        Sampling("fixed", COHORT).draw(N, 0, round)
+    times.append(time.perf_counter())
+    return [b - a for a, b in itertools.pairwise(times)]
+
+
+def million(threads: int, data: str) -> list[str]:
+    lines = [
+        f"| 10 rounds, {COHORT:,} of {N:,} clients | set-up s | s/round | whole process s | peak MB |",
+        "|---|---|---|---|---|",
+    ]
+    for more in (["method=fedavg"], ["method=scaffold"], ["method=scaffold", "client_state.memory_gb=0.01"]):
+        phases, seconds, peak = run([*MILLION, *more, f"threads={threads}"])
+        lines.append(
+            f"| {' '.join(more)} | {phases['setup']:.1f} | {phases['round']:.2f} | {seconds:.1f} | {peak:.0f} |"
+        )
+    return lines
+
+
+PARTS = {"rounds": rounds, "partitions": partitions, "million": million}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--data", default=os.environ.get("FEDEXP_DATA", "data"))
+    parser.add_argument("--write", type=Path, help="also write the tables to this file")
+    parser.add_argument("--worker", metavar="PARTITION", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        print(json.dumps(partition_seconds(options.worker)))
+        return
+    from fedexp.storage.environment import environment
+
+    lines = [
+        f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, {os.cpu_count()} cores, "
+        f"{options.threads} threads, Python {platform.python_version()}; every line a process of its own"
+    ]
+    print(lines[0], flush=True)
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    for part in options.parts:
+        table = ["", *PARTS[part](options.threads, options.data)]
+        print("\n".join(table), flush=True)
+        lines += table
+    if options.write:
+        options.write.parent.mkdir(parents=True, exist_ok=True)
+        options.write.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
