@@ -26,6 +26,7 @@ from fedexp.data.partition import save_partition
 from fedexp.engines.memo import Memo
 from fedexp.evaluation.summary import summarise
 from fedexp.experiment import Experiment, check_device, choose_numerics, thread_budget
+from fedexp.numerics import applied
 from fedexp.rounds import Round, reached, rounds
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
@@ -138,6 +139,7 @@ class _Run:
         with contextlib.ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(numerics.threads)
+            stack.enter_context(applied(numerics))
             device = torch.device(numerics.device)
             data = experiment.load(device)
             self._store_partition(data)

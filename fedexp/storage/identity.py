@@ -22,6 +22,7 @@ NON_SCIENTIFIC = (
     "choices",
     "data_root",
     "dataset.download",
+    "deterministic",
     "device",
     "engine",
     "logger",
