@@ -145,6 +145,7 @@ class Config:
     stop: Stop
     proxy: dict[str, Any]
     limit: Limit
+    profile: bool
     checkpoint: CheckpointEvery
     memo: Memo
     data_root: str

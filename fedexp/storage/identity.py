@@ -36,6 +36,7 @@ NON_SCIENTIFIC = (
 )
 _ALWAYS = (
     "fedexp.experiment",
+    "fedexp.numerics",
     "fedexp.rounds",
     "fedexp.core.kernel",
     "fedexp.engines.memo",
