@@ -283,12 +283,16 @@ def _chosen(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
+def available_cores() -> int:
+    """Cores that this process may use: a scheduler's allotment, where there is one."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def thread_budget(config: Config) -> int:
     """Threads that all processes of a run share."""
     if config.threads != "auto":
         return config.threads
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = max(1, cores // int(os.environ.get("FEDEXP_CONCURRENT_JOBS", "1")))
+    share = max(1, available_cores() // int(os.environ.get("FEDEXP_CONCURRENT_JOBS", "1")))
     return min(share, max(1, int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0] or share)))
 
 
