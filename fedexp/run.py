@@ -65,7 +65,9 @@ def execute(
     Returns:
         the content of ``result.json``.
     """
+    began = time.perf_counter()
     folder = RunFolder(address(config))
+    addressed = time.perf_counter() - began
     own = config["reuse"]
     folder.acquire(config["on_running"], say)
     try:
@@ -77,7 +79,7 @@ def execute(
         if not own and (aside := folder.set_aside()) is not None:
             say(f"reuse=false: earlier files moved to {aside}")
         with terminable():
-            return _Run(config, folder, group, say).execute()
+            return _Run(config, folder, group, say, addressed).execute()
     finally:
         folder.release()
 
@@ -103,11 +105,16 @@ class _Run:
     """The pieces of one execution. Lives only while its folder is locked."""
 
     def __init__(
-        self, config: Mapping[str, Any], folder: RunFolder, group: str | None, say: Callable[[str], None]
+        self,
+        config: Mapping[str, Any],
+        folder: RunFolder,
+        group: str | None,
+        say: Callable[[str], None],
+        setup: float,
     ) -> None:
         self.raw, self.folder, self.group, self._say = config, folder, group, say
         self.attempt = folder.attempt + 1
-        self.seconds = {"setup": 0.0}
+        self.seconds = {"setup": setup}
         self.memory_probe: dict[str, Any] | None = None
         self.profile: Profile | None = None
 
@@ -138,7 +145,8 @@ class _Run:
         path = self.folder.path
         (path / "error.txt").unlink(missing_ok=True)
         write_text(path / "config.yaml", _yaml(self.raw))
-        write_json(path / "environment.json", environment())
+        self.environment = environment()
+        write_json(path / "environment.json", self.environment)
         experiment = Experiment.of(self.raw)
         numerics = self._stored_numerics(experiment)
         budget = thread_budget(experiment.config)
@@ -163,7 +171,7 @@ class _Run:
             executor.open(self.numerics, budget)
             self._probe(experiment, env, data, executor, snapshot, journal)
             feed = self._feed(experiment, journal)
-            self.seconds["setup"] = time.perf_counter() - began
+            self.seconds["setup"] += time.perf_counter() - began
             status = "failed"
             try:
                 memo = self._memo(experiment, executor)
@@ -310,7 +318,7 @@ class _Run:
             },
             "hashes": {"config": config_hash(self.raw), "code": code_hash(self.raw)},
             "numerics": asdict(self.numerics),
-            "environment": environment(),
+            "environment": self.environment,
             "attempts": self.attempt,
             "folder": str(path),
         }
