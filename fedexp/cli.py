@@ -133,6 +133,8 @@ def _sweep(arguments: list[str], overrides: list[str], configs: list[dict[str, A
     folders = [RunFolder(address(config)) for config in configs]
     done = sum(folder.result() is not None and config["reuse"] for folder, config in zip(folders, configs, strict=True))
     print(f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True)
+    os.environ["FEDEXP_SWEEP_JOBS"] = str(len(configs))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # hydra/launcher=ray must not phone home
     os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
     with terminable():
         try:
@@ -181,15 +183,21 @@ def sweep_job(config: Any) -> float:
     from hydra.core.hydra_config import HydraConfig
 
     from fedexp.compose import JobFailedError, register, resolve
+    from fedexp.experiment import available_cores
     from fedexp.run import Interrupted, execute
+    from fedexp.share import concurrent_jobs, take_gpu
 
     register()
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
-    os.environ["FEDEXP_CONCURRENT_JOBS"] = str(_concurrent_jobs(hydra_config.launcher))
+    jobs = int(os.environ.get("FEDEXP_SWEEP_JOBS", "1"))
+    concurrent = concurrent_jobs(hydra_config.launcher, jobs, available_cores())
+    os.environ["FEDEXP_CONCURRENT_JOBS"] = str(concurrent)
     resolved = resolve(config, hydra_config.runtime.choices, overrides)
     if os.environ.get("FEDEXP_LAUNCHER_PID") == str(os.getppid()):
         _die_with_parent()
+    if concurrent > 1 and resolved["device"] in ("auto", "cuda"):
+        take_gpu(hydra_config.job.num)
     label = f"job {hydra_config.job.num}: {' '.join(overrides)}"
     print(label, flush=True)
     try:
@@ -218,11 +226,3 @@ def _die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="fedexp-parent", daemon=True).start()
-
-
-def _concurrent_jobs(launcher: Any) -> int:
-    """How many jobs of this sweep share this machine's cores: joblib's n_jobs; other launchers run one at a time here
-    or bring their own allotment."""
-    n_jobs = int(launcher.get("n_jobs", 1))
-    cores = os.cpu_count() or 1
-    return max(1, cores + 1 + n_jobs if n_jobs < 0 else n_jobs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedexp.core.build import build, require
+from fedexp.core.engine import Precision
 
 GROUPS = (
     "dataset",
@@ -145,12 +146,14 @@ class Config:
     rounds: int
     init: Literal["same", "different"]
     dtype: Literal["float32", "float64"]
+    precision: Precision
     local: LocalWork
     eval: Eval
     headline: Headline
     stop: Stop
     proxy: dict[str, Any]
     limit: Limit
+    profile: bool
     checkpoint: CheckpointEvery
     memo: Memo
     client_state: ClientState
@@ -158,6 +161,7 @@ class Config:
     output_root: str
     device: str
     threads: Literal["auto"] | int
+    deterministic: bool
     reuse: bool
     on_running: Literal["wait", "fail"]
     on_nonfinite: Literal["raise", "skip_client"]
@@ -170,6 +174,10 @@ class Config:
         require(self.rounds >= 1, f"rounds must be at least 1, got {self.rounds}")
         require(
             self.threads == "auto" or self.threads >= 1, f"threads must be 'auto' or at least 1, got {self.threads}"
+        )
+        require(
+            self.precision == "float32" or self.dtype == "float32",
+            f"precision={self.precision} rounds float32: it does not go with dtype={self.dtype}",
         )
         m = self.clients_per_round
         if isinstance(m, int):

@@ -79,7 +79,8 @@ class Experiment:
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
         check_needs(self)
         check_metrics(self)
-        _check_model(self.spec, self.dataset.shape, self.task.num_outputs(self.dataset.num_classes))
+        outputs = self.task.num_outputs(self.dataset.num_classes)
+        _check_model(self.spec, self.dataset.shape, outputs, _chosen(self.config.device).partition(":")[0])
         self.dataset.check(Path(self.config.data_root).expanduser(), self.dataset.download)
 
     @property
@@ -241,8 +242,8 @@ def check_metrics(experiment: Experiment) -> None:
 
 
 @cache
-def _check_model(spec: ModelSpec, shape: tuple[int, ...], outputs: int) -> None:
-    check_model(spec, shape, outputs)
+def _check_model(spec: ModelSpec, shape: tuple[int, ...], outputs: int, device: str) -> None:
+    check_model(spec, shape, outputs, device)
 
 
 def _limited(config: Config, partitioner: Partitioner) -> Config:
@@ -266,19 +267,32 @@ def load_data(config: Mapping[str, Any], device: str = "cpu") -> FederatedData:
 
 def choose_numerics(config: Config) -> Numerics:
     """Device, threads and types for a first launch, the engine still open; an absent device is a `ConfigError`."""
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _chosen(config.device)
     check_device(device)
-    return Numerics(engine={}, threads=thread_budget(config), device=device, dtype=config.dtype)
+    return Numerics(
+        engine={},
+        threads=thread_budget(config),
+        device=device,
+        dtype=config.dtype,
+        precision=config.precision,
+        deterministic=config.deterministic,
+    )
+
+
+def _chosen(device: str) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def available_cores() -> int:
+    """Cores that this process may use: a scheduler's allotment, where there is one."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def thread_budget(config: Config) -> int:
     """Threads that all processes of a run share."""
     if config.threads != "auto":
         return config.threads
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = max(1, cores // int(os.environ.get("FEDEXP_CONCURRENT_JOBS", "1")))
+    share = max(1, available_cores() // int(os.environ.get("FEDEXP_CONCURRENT_JOBS", "1")))
     return min(share, max(1, int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0] or share)))
 
 

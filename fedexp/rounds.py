@@ -13,6 +13,7 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Executor
 from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError
+from fedexp.core.phases import phase
 from fedexp.core.runner import Snapshot, run
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.experiment import Experiment
@@ -49,7 +50,13 @@ def rounds(
     """
     config, aggregator = experiment.config, experiment.aggregator
     evaluator = Evaluator(experiment.task, config.eval.batch_size)
-    for step in run(aggregator, env, executor, data, snapshot, config.on_nonfinite, on_client):
+    steps = run(aggregator, env, executor, data, snapshot, config.on_nonfinite, on_client)
+    while True:
+        with phase("aggregate"):  # training is nested in it: the server consumes results as they come
+            step = next(steps, None)
+        if step is None:
+            return
+        began = time.perf_counter()
         outcome = aggregator.outcome(step.after.state)
         if aggregator.delivers == "model":  # clients' own models were checked as they came in
             bad = trees.nonfinite(outcome.models[0].params)
@@ -60,11 +67,11 @@ def rounds(
             )
         row = {"round": step.after.step, **step.metrics}
         done = aggregator.done(step.after.state, env.at(step.after.step))
-        began = time.perf_counter()
         if done or step.after.step % config.eval.every == 0:
-            row |= evaluator(outcome, data.test, "test")
-            if data.val is not None:
-                row |= evaluator(outcome, data.val, "val")
+            with phase("evaluate"):
+                row |= evaluator(outcome, data.test, "test")
+                if data.val is not None:
+                    row |= evaluator(outcome, data.val, "val")
         lost = [name for name, value in row.items() if math.isnan(value)]  # finite weights may overflow in the network
         _refuse(f"{lost[0]} is NaN" if lost else None, step.after.step, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began}

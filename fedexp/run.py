@@ -20,12 +20,17 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Executor, Numerics, Trial, describe
 from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError, StorageError
+from fedexp.core.phases import phase
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.trees import Tree
+from fedexp.costs import Meter, costs
 from fedexp.data.partition import save_partition
 from fedexp.engines.memo import Memo
 from fedexp.evaluation.summary import summarise
 from fedexp.experiment import Experiment, check_device, choose_numerics, thread_budget
+from fedexp.memory import peak_memory, probe_memory, reset_peak
+from fedexp.numerics import applied
+from fedexp.profile import Profile
 from fedexp.rounds import Round, reached, rounds
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
@@ -60,7 +65,9 @@ def execute(
     Returns:
         the content of ``result.json``.
     """
+    began = time.perf_counter()
     folder = RunFolder(address(config))
+    addressed = time.perf_counter() - began
     own = config["reuse"]
     folder.acquire(config["on_running"], say)
     try:
@@ -72,7 +79,7 @@ def execute(
         if not own and (aside := folder.set_aside()) is not None:
             say(f"reuse=false: earlier files moved to {aside}")
         with terminable():
-            return _Run(config, folder, group, say).execute()
+            return _Run(config, folder, group, say, addressed).execute()
     finally:
         folder.release()
 
@@ -98,11 +105,18 @@ class _Run:
     """The pieces of one execution. Lives only while its folder is locked."""
 
     def __init__(
-        self, config: Mapping[str, Any], folder: RunFolder, group: str | None, say: Callable[[str], None]
+        self,
+        config: Mapping[str, Any],
+        folder: RunFolder,
+        group: str | None,
+        say: Callable[[str], None],
+        setup: float,
     ) -> None:
         self.raw, self.folder, self.group, self._say = config, folder, group, say
         self.attempt = folder.attempt + 1
-        self.seconds = {"setup": 0.0}
+        self.seconds = {"setup": setup}
+        self.memory_probe: dict[str, Any] | None = None
+        self.profile: Profile | None = None
 
     def note(self, text: str) -> None:
         """Tell the user and the run's log."""
@@ -131,14 +145,17 @@ class _Run:
         path = self.folder.path
         (path / "error.txt").unlink(missing_ok=True)
         write_text(path / "config.yaml", _yaml(self.raw))
-        write_json(path / "environment.json", environment())
+        self.environment = environment()
+        write_json(path / "environment.json", self.environment)
         experiment = Experiment.of(self.raw)
         numerics = self._stored_numerics(experiment)
         budget = thread_budget(experiment.config)
         with contextlib.ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(numerics.threads)
+            stack.enter_context(applied(numerics))
             device = torch.device(numerics.device)
+            reset_peak(device)
             data = experiment.load(device)
             self._store_partition(data)
             env = experiment.env(data, device)
@@ -153,8 +170,9 @@ class _Run:
             stack.callback(executor.close)
             torch.set_num_threads(self.numerics.threads)
             executor.open(self.numerics, budget)
+            self._probe(experiment, env, data, executor, snapshot, journal)
             feed = self._feed(experiment, journal)
-            self.seconds["setup"] = time.perf_counter() - began
+            self.seconds["setup"] += time.perf_counter() - began
             status = "failed"
             try:
                 memo = self._memo(experiment, executor)
@@ -204,6 +222,26 @@ class _Run:
         self.numerics = Numerics(**self.folder.once("numerics.json", asdict(numerics)))
         return engine
 
+    def _probe(
+        self,
+        experiment: Experiment,
+        env: Env,
+        data: FederatedData,
+        executor: Executor,
+        snapshot: Snapshot,
+        journal: Journal,
+    ) -> None:
+        """Say what the peak of memory will be before the rounds begin."""
+        if experiment.aggregator.done(snapshot.state, env.at(snapshot.step)) or reached(experiment, journal.rows):
+            return
+        jobs = next_jobs(experiment.aggregator, env, snapshot)
+        models = experiment.aggregator.outcome(snapshot.state).models
+        model = models[0] if models else None
+        batch = experiment.config.eval.batch_size
+        probe = probe_memory(jobs, data, executor, experiment.task, model, batch, env.device)
+        self.note(probe["text"])
+        self.memory_probe = probe
+
     def _loop(
         self,
         experiment: Experiment,
@@ -217,26 +255,34 @@ class _Run:
     ) -> Outcome:
         """Record and checkpoint rounds until none follows."""
         every, unit = experiment.config.checkpoint.parsed()
-        saver = _Saver(checkpoint, journal, snapshot)
-        with Progress(self._title(), env.rounds, snapshot.step) as progress:
+        saver, meter = _Saver(checkpoint, journal, snapshot), Meter(executor)
+        with contextlib.ExitStack() as stack:
+            progress = stack.enter_context(Progress(self._title(), env.rounds, snapshot.step))
             self._say = progress.note
             ended = reached(experiment, journal.rows)
+            if experiment.config.profile and not ended:
+                self.profile = stack.enter_context(Profile(self.folder.path / "trace.json.gz", env.device, self.note))
+                executor = self.profile.watch(executor)
             following = () if ended else rounds(experiment, env, data, executor, snapshot, progress.client)
             try:
                 for round in following:
                     snapshot = round.after
+                    facts: dict[str, Any] = meter.round(int(round.row.get("steps", 0)))
                     began = time.perf_counter()
-                    journal.append(round.row)
-                    saver.note(round)
-                    feed.log(round.row)
-                    progress.round(round.row, experiment.headline)
+                    with phase("log"):
+                        journal.append(round.row)
+                        saver.note(round)
+                        feed.log(round.row)
+                        progress.round(round.row, experiment.headline)
                     logged = time.perf_counter()
                     if round.last or saver.waited(unit) >= every:
-                        saver.save()
-                        self.folder.set_status("running", round=snapshot.step, rounds=env.rounds)
+                        with phase("checkpoint"):
+                            saver.save()
+                            self.folder.set_status("running", round=snapshot.step, rounds=env.rounds)
+                        facts["peak_memory"] = peak_memory(env.device)
                     saved = time.perf_counter()
                     seconds = {**round.seconds, "log": logged - began, "checkpoint": saved - logged}
-                    journal.time(snapshot.step, seconds)
+                    journal.time(snapshot.step, seconds, **facts)
             except (KeyboardInterrupt, Interrupted):
                 saver.save()
                 raise
@@ -246,23 +292,23 @@ class _Run:
         self, experiment: Experiment, data: FederatedData, journal: Journal, outcome: Outcome
     ) -> dict[str, Any]:
         """Write the outcome and the result; ``done`` is the last thing that happens."""
+        began = time.perf_counter()
         path = self.folder.path
         config = experiment.config
         summary = summarise(journal.rows, experiment)
         _save_outcome(outcome, path / "model.safetensors")
         if journal.rows:
             draw_curve(journal.rows, path / "curve.png", self._title())
-        for row in {r["round"]: r for r in read_jsonl(path / "timing.jsonl")}.values():
-            for phase, seconds in row["seconds"].items():
-                self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-        seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
+        self.seconds["log"] = time.perf_counter() - began
+        peak = peak_memory(torch.device(self.numerics.device))
         result = {
             "status": "done",
             "method": config.method,
             "choices": self.raw["choices"],
             "overrides": self.raw["overrides"],
             **summary,
-            "seconds": {**seconds, "total": round(sum(self.seconds.values()), 3)},
+            **costs(read_jsonl(path / "timing.jsonl"), self.seconds, peak),
+            "memory_probe": self.memory_probe,
             "bytes": {k: sum(row.get(f"bytes/{k}", 0) for row in journal.rows) for k in ("up", "down")},
             "steps": sum(row.get("steps", 0) for row in journal.rows),
             "partition": {
@@ -273,10 +319,12 @@ class _Run:
             },
             "hashes": {"config": config_hash(self.raw), "code": code_hash(self.raw)},
             "numerics": asdict(self.numerics),
-            "environment": environment(),
+            "environment": self.environment,
             "attempts": self.attempt,
             "folder": str(path),
         }
+        if self.profile is not None:
+            result["profile"] = self.profile.report
         write_json(path / "result.json", result)
         self.folder.set_done()
         return result

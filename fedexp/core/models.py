@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,11 @@ from fedexp.core.errors import ConfigError, suggest
 from fedexp.core.seeds import seed_of
 from fedexp.core.trees import Tree
 
+if TYPE_CHECKING:
+    from fedexp.core.engine import Precision
+
 _RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+_CHANNELS_LAST_ON = ("cuda",)  # kinds of device whose convolutions are faster so
 
 
 @dataclass(frozen=True)
@@ -82,11 +87,21 @@ def _freeze(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """The only form in which models travel: parameters and buffers of the network `spec` names."""
+    """The only form in which models travel: parameters and buffers of the network `spec` names.
+
+    On CUDA its 4-D parameters lie channels last, wherever they come from.
+    """
 
     spec: ModelSpec
     params: Tree
     buffers: Tree
+
+    def __post_init__(self) -> None:
+        first = next(iter(self.params.values()), None)
+        if first is not None and _computes_channels_last(self.spec, first.device.type):
+            laid = _channels_last(self.params)
+            if any(laid[name] is not value for name, value in self.params.items()):
+                object.__setattr__(self, "params", laid)
 
     @classmethod
     def init(cls, spec: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
@@ -107,13 +122,20 @@ class Net:
 
     This is the only way method code runs a network. Training mode updates the given buffers in place (BatchNorm).
 
+    Args:
+        precision: ``bf16`` runs the network under autocast in training mode, alone; parameters, gradients and the output
+            stay in `dtype`, evaluation is exact.
+
     Attributes:
         linear_chain: a module may offer it: (weight, bias or None) names of linear layers, first to last, if the network is
             ``flatten``, then these layers with ReLU between them, and nothing else. Engines have a faster way to train it.
     """
 
-    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, precision: Precision = "float32"
+    ) -> None:
         self.spec = spec
+        self._device, self._dtype, self._bf16 = device.type, dtype, precision == "bf16"
         with torch.random.fork_rng(devices=[]):
             self._module = _own_dropout(spec.module().to(device, dtype))
         self._slots = _slots(self._module, "_parameters")
@@ -124,6 +146,8 @@ class Net:
             if isinstance(module, Dropout):
                 module.stream = name
         self.linear_chain: tuple[tuple[str, str | None], ...] = getattr(self._module, "linear_chain", ())
+        has_maps = any(value.dim() == 4 for value in self._module.parameters())
+        self._channels_last = has_maps and _computes_channels_last(spec, device.type)
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
 
     def train(self, mode: bool = True) -> None:
@@ -151,8 +175,28 @@ class Net:
 
     def __call__(self, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
         self.bind(params, buffers)
-        output: Tensor = self._module(*inputs)
+        if self._channels_last:
+            inputs = tuple(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs)
+        output: Tensor
+        if self._bf16 and self._module.training:
+            with torch.autocast(self._device, torch.bfloat16):
+                output = self._module(*inputs)
+            return output.to(self._dtype)
+        output = self._module(*inputs)
         return output
+
+
+@cache
+def _computes_channels_last(spec: ModelSpec, device: str) -> bool:
+    """Whether 4-D tensors of this network lie channels last; its class may refuse with ``channels_last = False``."""
+    return device in _CHANNELS_LAST_ON and getattr(locate(spec.arch, nn.Module, "model"), "channels_last", True)
+
+
+def _channels_last(params: Tree) -> Tree:
+    return {
+        name: value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+        for name, value in params.items()
+    }
 
 
 def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any], str]]]:
@@ -183,8 +227,12 @@ def _own_dropout(module: nn.Module) -> nn.Module:
     return module
 
 
-def check_model(spec: ModelSpec, input_shape: tuple[int, ...], num_outputs: int) -> None:
-    """Build the network once and run two zeros through it; a `ConfigError` says what does not fit the data set."""
+def check_model(spec: ModelSpec, input_shape: tuple[int, ...], num_outputs: int, device: str = "cpu") -> None:
+    """Build the network once and run two zeros through it; a `ConfigError` says what does not fit the data set.
+
+    Args:
+        device: the kind of device it will run on. The check itself needs the CPU only.
+    """
     try:
         weights = Weights.init(spec, seed_of("check"), torch.device("cpu"), torch.float32)
         net = Net(spec, torch.device("cpu"), torch.float32)
@@ -194,6 +242,8 @@ def check_model(spec: ModelSpec, input_shape: tuple[int, ...], num_outputs: int)
             before = torch.random.get_rng_state()
             output = net(weights.params, weights.buffers, torch.zeros(2, *input_shape))
             drawn = not torch.equal(before, torch.random.get_rng_state())
+        if len(input_shape) == 3 and _computes_channels_last(spec, device):
+            _check_channels_last(net, weights, torch.zeros(2, *input_shape))
     except (RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(
             f"the model cannot take the data set's inputs: {error}",
@@ -217,3 +267,17 @@ def check_model(spec: ModelSpec, input_shape: tuple[int, ...], num_outputs: int)
             got=f"{tuple(output.shape)} for a batch of 2 from {spec.arch}",
             do="let the constructor take num_classes and input_shape; fedexp passes the data set's",
         )
+
+
+def _check_channels_last(net: Net, weights: Weights, x: Tensor) -> None:
+    net.train(False)
+    try:
+        with torch.no_grad():
+            net(_channels_last(weights.params), weights.buffers, x.contiguous(memory_format=torch.channels_last))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the model cannot take feature maps that lie channels last, as they do on CUDA: {error}",
+            where="model",
+            got=weights.spec.arch,
+            do="use x.flatten(1) or x.reshape(...) in place of x.view(...), or set `channels_last = False` on the class",
+        ) from error

@@ -94,7 +94,7 @@ def federate(
         if len(at) < len(y):
             x, y = x[torch.from_numpy(at)], y[torch.from_numpy(at)]
         augment = dataset.augment if training else None
-        return Samples(x.to(device), y.to(device), dataset.mean, dataset.std, augment, dtype)
+        return Samples(to_device(x, device), to_device(y, device), dataset.mean, dataset.std, augment, dtype)
 
     train = samples(arrays.train_x, arrays.train_y, train_at, training=True)
     val = None
@@ -116,6 +116,13 @@ def federate(
         proxy=server,
         proxy_source=proxy.source,
     )
+
+
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    """`value` on `device`; to CUDA by way of pinned memory, without waiting for the copy (later kernels do)."""
+    if device.type == "cuda":
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)
 
 
 def balanced(labels: np.ndarray, size: int, num_classes: int, rng: np.random.Generator | None = None) -> np.ndarray:

@@ -41,7 +41,12 @@ class Memo(Executor):
         self.root = root
         self.max_bytes = max_gb * 1e9
         self.hits = self.misses = 0
+        self.recalled_steps = 0  # local steps of the hits, which nobody executed
         self._base = json.dumps([asdict(numerics), code])
+
+    @property
+    def stacked_steps(self) -> int:
+        return self.inner.stacked_steps
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         if not jobs or any(job.round for job in jobs):
@@ -109,6 +114,7 @@ class Memo(Executor):
             self.misses += 1
             return next(self.inner.map([job], data))
         self.hits += 1
+        self.recalled_steps += facts["num_steps"]
         return ClientResult(
             client=job.client,
             weights=Weights(job.start.spec, _under(tree, "params/"), _under(tree, "buffers/")),

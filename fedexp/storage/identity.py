@@ -23,6 +23,7 @@ NON_SCIENTIFIC = (
     "client_state",
     "data_root",
     "dataset.download",
+    "deterministic",
     "device",
     "engine",
     "logger",
@@ -36,6 +37,7 @@ NON_SCIENTIFIC = (
 )
 _ALWAYS = (
     "fedexp.experiment",
+    "fedexp.numerics",
     "fedexp.rounds",
     "fedexp.core.kernel",
     "fedexp.engines.memo",

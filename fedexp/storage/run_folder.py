@@ -155,8 +155,14 @@ class Journal:
         self._metrics.write((json.dumps(row) + "\n").encode())
         self._metrics.flush()
 
-    def time(self, round: int, seconds: dict[str, float]) -> None:
-        row = {"round": round, "attempt": self._attempt, "seconds": {k: round_6(v) for k, v in seconds.items()}}
+    def time(self, round: int, seconds: dict[str, float], **facts: Any) -> None:
+        """What a round took by phase, and other facts that another run of it need not repeat."""
+        row = {
+            "round": round,
+            "attempt": self._attempt,
+            "seconds": {k: round_6(v) for k, v in seconds.items()},
+            **facts,
+        }
         self._timing.write(json.dumps(row) + "\n")
         self._timing.flush()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
-from fedexp.tracking.summary import size_text
+from fedexp.tracking.summary import memory_text, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -155,6 +155,11 @@ def _show(options: argparse.Namespace) -> int:
     add("seconds", _pairs(result.get("seconds")))
     add("traffic", ", ".join(f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()))
     add("local steps", result.get("steps"))
+    add("steps a second", result.get("steps_per_second") and f"{result['steps_per_second']:.4g}")
+    add("stacked share", result.get("stacked_share") and f"{result['stacked_share']:.0%}")
+    add("peak memory", result.get("peak_memory") and memory_text(result["peak_memory"]))
+    add("memory probe", (result.get("memory_probe") or {}).get("text"))
+    add("trace", (result.get("profile") or {}).get("trace"))
     add("partition", _pairs(result.get("partition")))
     add("hashes", _pairs(result.get("hashes")))
     add("numerics", _pairs(result.get("numerics") or read_mapping(run.path / "numerics.json")))

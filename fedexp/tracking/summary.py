@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def print_result(result: dict[str, Any], folder: Path) -> None:
@@ -30,9 +33,30 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     phases = {phase: s for phase, s in result["seconds"].items() if phase != "total" and s >= 0.005}
     seconds = ", ".join(f"{phase} {s:.2f}" for phase, s in phases.items())
     table.add_row("seconds", f"{result['seconds']['total']:.2f}  ({seconds})")
+    if result.get("steps_per_second") is not None:
+        share = f", {result['stacked_share']:.0%} of them stacked" if result["stacked_share"] else ""
+        table.add_row("speed", f"{result['steps_per_second']:.0f} local steps a second of training{share}")
+    table.add_row("memory", f"{memory_text(result['peak_memory'])} at its peak")
     table.add_row("traffic", f"down {size_text(result['bytes']['down'])}, up {size_text(result['bytes']['up'])}")
     console.print(table)
+    if "profile" in result:
+        _print_profile(result["profile"], console)
     console.print(f"folder: {folder}", markup=False, soft_wrap=True)
+
+
+def _print_profile(report: dict[str, Any], console: Console) -> None:
+    """The costliest phases of a profiled run, then the costliest of torch's operations."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("profile", "seconds", "share"):
+        table.add_column(column, justify="left" if column == "profile" else "right")
+    for kind in ("phases", "ops"):
+        for row in report[kind]:
+            table.add_row(row["name"], f"{row['seconds']:.3f}", f"{row['share']:.1%}")
+        table.add_section()
+    console.print(table)
+    console.print(f"trace: {report['trace']} (open it in ui.perfetto.dev)", markup=False, soft_wrap=True)
 
 
 def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
@@ -66,6 +90,12 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
             if row["status"] == "failed" and row["error"] == error:
                 console.print(f"  again: fedexp {shlex.join(row['overrides'])}", markup=False, soft_wrap=True)
                 console.print(f"  log:   {row['folder']}/error.txt", markup=False, soft_wrap=True)
+
+
+def memory_text(peak: Mapping[str, int]) -> str:
+    """``ram`` and, where there is one, ``gpu``."""
+    gpu = f" and {size_text(peak['gpu'])} on the GPU" if "gpu" in peak else ""
+    return size_text(peak["ram"]) + gpu
 
 
 def size_text(count: float) -> str:

@@ -177,11 +177,11 @@ def flat_config(config: dict[str, Any]) -> dict[str, Any]:
 def _summary(result: dict[str, Any]) -> dict[str, Any]:
     """What a table of runs should show: the headline, best and means, costs, hashes."""
     summary: dict[str, Any] = {"folder": result.get("folder")}
-    for group in ("headline", "best", "mean_last_10", "seconds", "bytes", "hashes"):
+    for group in ("headline", "best", "mean_last_10", "seconds", "peak_memory", "bytes", "hashes"):
         for name, value in (result.get(group) or {}).items():
             summary[f"{group}/{name}"] = value
     summary["partition/sha256"] = (result.get("partition") or {}).get("sha256")
-    for name in ("rounds", "rounds_to_target", "steps", "attempts"):
+    for name in ("rounds", "rounds_to_target", "steps", "steps_per_second", "stacked_share", "attempts"):
         summary[name] = result.get(name)
     summary |= {name: value for name, value in result.items() if name.startswith("oracle/")}
     return {

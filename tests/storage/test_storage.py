@@ -126,6 +126,7 @@ def test_a_torn_timing_line_does_not_spoil_the_next(tmp_path: Path) -> None:
 @pytest.mark.parametrize("overrides", [
     ["device=cpu"], ["threads=1"], ["output_root=x"], ["data_root=y"], ["checkpoint.every=off"], ["on_running=fail"],
     ["reuse=false"], ["memo.enabled=false"], ["logger=csv"], ["client_state.memory_gb=0.1"], ["dataset.download=true"],
+    ["deterministic=true"],
 ])  # fmt: skip
 def test_where_and_how_fast_is_no_part_of_identity(overrides: list[str]) -> None:
     assert identity.config_hash(compose(overrides)) == identity.config_hash(compose([]))
@@ -134,6 +135,7 @@ def test_where_and_how_fast_is_no_part_of_identity(overrides: list[str]) -> None
 @pytest.mark.parametrize("override", [
     "seed=1", "seed_data=1", "rounds=3", "clients=5", "local.lr=0.1", "partition.alpha=0.1", "model.hidden=[3]",
     "method=fedprox", "trainer=fedprox", "dtype=float64", "eval.every=2", "headline.rule=mean_last_10", "debug=smoke",
+    "precision=bf16", "debug=profile",
 ])  # fmt: skip
 def test_what_decides_the_result_is(override: str) -> None:
     assert identity.config_hash(compose([override])) != identity.config_hash(compose([]))

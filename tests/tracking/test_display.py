@@ -84,6 +84,9 @@ def result() -> dict[str, Any]:
         "steps": 450,
         "seconds": {"train": 1.25, "log": 0.001, "total": 1.5},
         "bytes": {"up": 1_500_000, "down": 999},
+        "steps_per_second": 360.0,
+        "stacked_share": 0.0,
+        "peak_memory": {"ram": 410_000_000},
     }
 
 
@@ -98,6 +101,23 @@ def test_the_end_of_a_run_in_numbers_with_the_folder_last(capsys: pytest.Capture
     assert "20, 450 local steps; target reached in round 7" in text
     assert "1.50 (train 1.25)" in text
     assert "down 999 B, up 1.5 MB" in text
+    assert "360 local steps a second of training memory 410 MB at its peak" in text
+
+
+def test_stacking_gpu_memory_and_a_profile_are_shown_where_there_are_any(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    phases = [{"name": "train", "seconds": 1.25, "share": 0.75}, {"name": "evaluate", "seconds": 0.25, "share": 0.15}]
+    ops = [{"name": "aten::mm", "seconds": 0.5, "share": 0.3}]
+    profile = {"trace": "/x/trace.json.gz", "phases": phases, "ops": ops}
+    more = {"stacked_share": 0.9, "peak_memory": {"ram": 4.1e8, "gpu": 2e9}, "profile": profile}
+    print_result(result() | more, tmp_path)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "90% of them stacked" in text
+    assert "410 MB and 2 GB on the GPU at its peak" in text
+    assert "train 1.250 75.0% evaluate 0.250 15.0% aten::mm 0.500 30.0% trace: /x/trace.json.gz" in text
+    print_result(result() | {"steps_per_second": None}, tmp_path)  # every client's work came from the memo
+    assert "a second" not in capsys.readouterr().out
 
 
 def test_a_sweep_names_what_failed_and_how_to_run_it_again(capsys: pytest.CaptureFixture[str]) -> None:
