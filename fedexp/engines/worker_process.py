@@ -141,7 +141,8 @@ def nursery(fd: int) -> None:
             os.close(fds[0])
             children[message.number] = pid
         else:
-            status = _end(children.pop(message.number))
+            pid = children.pop(message.number, None)
+            status = 0 if pid is None else _end(pid)  # an interrupted run may end a worker twice
             if message.kind == ASK:
                 send(requests, Message(ENDED, message.number, fact=status))
 

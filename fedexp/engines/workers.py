@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import heapq
 import itertools
@@ -238,16 +239,17 @@ class _Pool:
         how = _told(link.end(ask=True))
         lost = [chunk for _, round, chunk in link.held if round == work.round]
         guilty = link.held[0][2] if link.held and link.held[0][1] == work.round else None
-        if not link.ready:
-            link.failed_starts += 1
-            if link.failed_starts == _MOST_DEATHS:
-                raise FedexpError(
-                    f"worker processes do not start: {_MOST_DEATHS} died before they were ready",
-                    where="engine=workers",
-                    got=how,
-                    do="look at what they printed above, or use engine=serial",
-                )
+        failed = 0 if link.ready else link.failed_starts + 1
+        link.failed_starts = failed % _MOST_DEATHS
+        self._start(link)
         work.give_back(lost)
+        if failed == _MOST_DEATHS:
+            raise FedexpError(
+                f"worker processes do not start: {_MOST_DEATHS} died before they were ready",
+                where="engine=workers",
+                got=how,
+                do="look at what they printed above, or use engine=serial",
+            )
         if guilty is not None:
             work.deaths[guilty] += 1
             if work.deaths[guilty] == _MOST_DEATHS:
@@ -259,7 +261,6 @@ class _Pool:
                     do="if memory ran out: fewer workers (engine.workers=1), smaller batches, or engine=serial",
                 )
             warnings.warn(f"a worker process died ({how}); what it was doing is done again", stacklevel=2)
-        self._start(link)
 
 
 class _Work:
@@ -403,6 +404,13 @@ class _Nursery:
                 pass_fds=[fd],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},  # no pool of threads before a fork; workers set their own
             )
+        atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        if self._owner == os.getpid():
+            self._socket.close()
+            self._process.kill()
+            self._process.wait()
 
     @property
     def alive(self) -> bool:
