@@ -141,8 +141,8 @@ def nursery(fd: int) -> None:
             os.close(fds[0])
             children[message.number] = pid
         else:
-            pid = children.pop(message.number, None)
-            status = 0 if pid is None else _end(pid)  # an interrupted run may end a worker twice
+            pid = children.pop(message.number, 0)
+            status = _end(pid) if pid else 0  # an interrupted run may end a worker twice
             if message.kind == ASK:
                 send(requests, Message(ENDED, message.number, fact=status))
 
