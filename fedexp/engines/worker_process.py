@@ -1,0 +1,268 @@
+"""What runs in the processes of the workers engine: the nursery, which has everything imported and forks, and the workers.
+
+A process of ours lives as long as the run's own process holds the other end of its socket. Every message is a `Message`;
+what is longer lies in shared memory. Nothing here starts a thread before the fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedexp.core.build import build
+from fedexp.core.data import FederatedData, Partition, Samples
+from fedexp.core.engine import Executor, Numerics
+from fedexp.core.errors import ClientError, ConfigError, FedexpError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.engines.shared_memory import Segment, pack, unpack
+
+# To the nursery: fork, with the worker's socket | end a worker | end a worker and tell how it had ended.
+FORK, END, ASK = range(3)
+# To a worker: begin, with the segments | new data, with their segment | a chunk of jobs.
+SETUP, DATA, CHUNK = range(3, 6)
+# From a worker: it is ready | a chunk is done | it cannot go on; from the nursery: how a worker ended.
+READY, DONE, FAILED, ENDED = range(6, 10)
+
+BOARD_START = 64  # the board's first bytes are a `_HEADER`
+_HEADER = struct.Struct("<3q")
+_MESSAGE = struct.Struct("<6qd")
+
+
+class Message(NamedTuple):
+    """One message of fixed size.
+
+    Args:
+        number: of the worker (nursery) or of the round; slot: of the segments that hold the value.
+        offset, length: where in its segment the value lies; fact: pid, exit status or stacked steps.
+    """
+
+    kind: int
+    number: int = 0
+    slot: int = 0
+    offset: int = 0
+    length: int = 0
+    fact: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker is told once."""
+
+    inner: Mapping[str, Any]
+    numerics: Numerics
+    threads: int
+    path: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """The part of `FederatedData` that client jobs need."""
+
+    train: Samples
+    indices: Tensor
+    offsets: Tensor
+    num_classes: int
+    fingerprint: str
+
+    def federated(self) -> FederatedData:
+        """Data without a test set, validation share or proxy."""
+        train = self.train
+        nothing = Samples(train.x[:0], train.y[:0], train.mean, train.std, None, train.dtype)
+        partition = Partition(self.indices.numpy(), self.offsets.numpy())
+        labels = torch.empty(0, dtype=torch.int64).numpy()
+        return FederatedData(train, partition, nothing, self.num_classes, self.fingerprint, labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Done:
+    """What came of a chunk: results of its first jobs and, unless these are all, the error of the next."""
+
+    results: list[ClientResult]
+    error: FedexpError | None = None
+    trace: str = ""
+
+
+def send(to: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+    content = _MESSAGE.pack(*message)
+    if fds:
+        socket.send_fds(to, [content], fds)
+    else:
+        to.sendall(content)
+
+
+def receive(source: socket.socket) -> tuple[Message, list[int]]:
+    """The next message and the file descriptors that came with it; EOFError where the other end is gone."""
+    content, fds, _, _ = socket.recv_fds(source, _MESSAGE.size, 16, socket.MSG_WAITALL)
+    if len(content) < _MESSAGE.size:
+        raise EOFError
+    return Message._make(_MESSAGE.unpack(content)), list(fds)
+
+
+def write_header(board: Segment, round: int, extent: tuple[int, int] = (0, 0)) -> None:
+    board.write(0, _HEADER.pack(round, *extent))
+
+
+def read_header(board: Segment) -> tuple[int, int, int]:
+    """The round whose jobs still matter, and where its constants lie."""
+    round, offset, length = _HEADER.unpack(board.read(0, _HEADER.size))
+    return round, offset, length
+
+
+def nursery(fd: int) -> None:
+    """Fork workers on request until the run's process is gone. One thread, so that a fork is safe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's: it ends us by leaving
+    requests = socket.socket(fileno=fd)
+    children: dict[int, int] = {}
+    while True:
+        try:
+            message, fds = receive(requests)
+        except (EOFError, ConnectionError):
+            return
+        if message.kind == FORK:
+            pid = os.fork()
+            if pid == 0:
+                requests.close()
+                _be_worker(socket.socket(fileno=fds[0]))
+            os.close(fds[0])
+            children[message.number] = pid
+        else:
+            pid = children.pop(message.number, 0)
+            status = _end(pid) if pid else 0  # an interrupted run may end a worker twice
+            if message.kind == ASK:
+                send(requests, Message(ENDED, message.number, fact=status))
+
+
+def _end(pid: int) -> int:
+    """Exit code of a child, minus the signal's number where one ended it; it is killed if it still runs."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if not ended:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _be_worker(run: socket.socket) -> None:
+    """A worker's whole life, in the forked process; does not return."""
+    code = 1
+    try:
+        threading.Thread(target=_follow, args=(run,), daemon=True).start()
+        _Worker(run).serve()
+    except (EOFError, ConnectionError):
+        code = 0
+    except BaseException:  # noqa: BLE001 - the process ends here: what is not told now is never told
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _follow(run: socket.socket) -> None:
+    """End at once, in the middle of a job too, when the run's process is gone or closed its engine."""
+    poll = select.poll()
+    poll.register(run, 0)  # POLLHUP is always told
+    poll.poll()
+    os._exit(0)
+
+
+class _Worker:
+    def __init__(self, run: socket.socket) -> None:
+        self.run = run
+        message, fds = receive(run)
+        self.board, *slots = [Segment(fd) for fd in fds]
+        self.inboxes, self.outboxes = slots[::2], slots[1::2]
+        cpu = torch.device("cpu")
+        self.setup: Setup = unpack(self.inboxes[0], (message.offset, message.length), cpu)
+        sys.path[:] = self.setup.path
+        torch.set_num_threads(self.setup.threads)
+        self.device = torch.device(self.setup.numerics.device)
+        self.round, self.constants, self.numbers = 0, [], {}  # type: tuple[int, list[Any], dict[int, int]]
+        self.data: FederatedData | None = None
+        self.data_segment: Segment | None = None
+
+    def serve(self) -> None:
+        try:
+            inner = build(Executor, self.setup.inner, "engine.inner")  # type: ignore[type-abstract]
+            inner.open(self.setup.numerics, self.setup.threads)
+            send(self.run, Message(READY, fact=os.getpid()))
+            while True:
+                message, fds = receive(self.run)
+                if message.kind == DATA:
+                    self._take_data(message, fds[0])
+                else:
+                    self._work(inner, message)
+        except FedexpError as error:
+            offset, length = pack(Done([], error, traceback.format_exc()), self.outboxes[0])
+            send(self.run, Message(FAILED, 0, 0, offset, length))
+
+    def _take_data(self, message: Message, fd: int) -> None:
+        if self.data_segment is not None:
+            self.data_segment.close()
+        self.data = None
+        self.data_segment = Segment(fd)
+        self.data = self._sent(self.data_segment, (message.offset, message.length)).federated()
+
+    def _work(self, inner: Executor, message: Message) -> None:
+        began, stacked = time.perf_counter(), inner.stacked_steps
+        done = Done([])
+        if read_header(self.board)[0] == message.number:  # else nobody waits for it any more
+            done = self._train(inner, message)
+        outbox = self.outboxes[message.slot]
+        try:
+            extent = pack(done, outbox, constants=self.numbers)
+        except Exception as error:  # noqa: BLE001 - a plug-in's result that cannot be pickled
+            failed = ClientError(f"a client's result cannot be sent from its process: {type(error).__name__}: {error}")
+            extent = pack(Done([], failed, traceback.format_exc()), outbox)
+        steps, seconds = inner.stacked_steps - stacked, time.perf_counter() - began
+        send(self.run, Message(DONE, message.number, message.slot, *extent, steps, seconds))
+
+    def _train(self, inner: Executor, message: Message) -> Done:
+        results: list[ClientResult] = []
+        jobs: list[ClientJob] = []
+        assert self.data is not None
+        try:
+            if message.number != self.round:
+                _, *extent = read_header(self.board)
+                self.constants = self._sent(self.board, (extent[0], extent[1]))
+                self.numbers = {id(value): number for number, value in enumerate(self.constants)}
+                self.round = message.number
+            jobs = self._sent(self.inboxes[message.slot], (message.offset, message.length), self.constants)
+            with contextlib.closing(inner.map(jobs, self.data)) as stream:
+                results.extend(stream)
+            if len(results) != len(jobs):
+                raise RuntimeError(f"{type(inner).__name__} yielded {len(results)} results for {len(jobs)} jobs")
+        except FedexpError as error:
+            return Done(results, error, traceback.format_exc())
+        except Exception as error:  # noqa: BLE001 - told with the client's name, as the serial engine does
+            job = jobs[min(len(results), len(jobs) - 1)]
+            failed = ClientError(
+                f"client {job.client} failed: {type(error).__name__}: {error}",
+                where=f"client {job.client}, {len(self.data.partition.of(job.client))} training samples, "
+                f"lr {job.budget.lr:g}",
+            )
+            return Done(results, failed, traceback.format_exc())
+        return Done(results)
+
+    def _sent(self, segment: Segment, extent: tuple[int, int], constants: Sequence[Any] = ()) -> Any:
+        try:
+            return unpack(segment, extent, self.device, constants)
+        except Exception as error:
+            raise ConfigError(
+                f"a worker process cannot rebuild what it was sent: {type(error).__name__}: {error}",
+                where="engine=workers",
+                do="define plug-ins in a module on the Python path, not in the script or notebook that runs them",
+            ) from error

@@ -1,0 +1,439 @@
+"""Local worker processes that execute client jobs side by side: the bits of the engine that each of them runs."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import heapq
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from collections import Counter, deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from fedexp.core.build import build, require
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Executor, Numerics, Trial, describe
+from fedexp.core.errors import ClientError, ConfigError, FedexpError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.engines import worker_process as wire
+from fedexp.engines.shared_memory import Segment, pack, unpack
+from fedexp.engines.worker_process import Done, Message, Setup, Training
+
+_SLOTS = 2  # chunks that a worker may hold: one that it trains, one that waits or whose results are on their way
+_SHORT = 0.05  # seconds: a chunk below gets a successor sent in advance; for a longer one the wait is nothing
+_MOST_DEATHS = 3
+_NURSERY = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); import importlib; importlib.import_module(sys.argv[3]); "
+    "from fedexp.engines.worker_process import nursery; nursery(int(sys.argv[1]))"
+)
+
+
+@dataclass
+class Workers(Executor):
+    """Hands jobs to worker processes that stay for the whole run; weights and data travel through shared memory.
+
+    Args:
+        workers: how many; ``auto``: as many as fit into the thread budget, on CUDA one a GPU. Where ``auto`` comes to
+            one on a CPU or a single GPU, this process does the work itself.
+        threads: of each process, this one included.
+        inner: config node of the engine that each worker runs. Its parts (`Executor.split`) are what workers are given.
+
+    A worker that dies costs a retry of what it was doing; three deaths over the same jobs are a `ClientError`.
+    """
+
+    workers: Literal["auto"] | int = "auto"
+    threads: int = 1
+    inner: dict[str, Any] = field(default_factory=lambda: {"_target_": "fedexp.engines.serial.Serial"})
+
+    def __post_init__(self) -> None:
+        require(
+            self.workers == "auto" or self.workers >= 1, f"workers must be 'auto' or at least 1, got {self.workers}"
+        )
+        require(self.threads >= 1, f"threads must be at least 1, got {self.threads}")
+        self._inner = build(Executor, self.inner, "engine.inner")  # type: ignore[type-abstract]
+        require(not isinstance(self._inner, Workers), "inner: workers cannot run workers")
+        self._pool: _Pool | None = None
+
+    def settle(self, trial: Trial) -> Workers:
+        each = self.threads_each(trial.threads)
+        before = torch.get_num_threads()
+        torch.set_num_threads(each)
+        try:
+            settled = self._inner.settle(replace(trial, threads=each))
+        finally:
+            torch.set_num_threads(before)
+        return Workers(self.workers, self.threads, describe(settled.computing))
+
+    def adopt(self, computing: Executor, threads: int, budget: int) -> Workers:
+        return Workers(self.workers, threads, describe(computing))
+
+    @property
+    def computing(self) -> Executor:
+        return self._inner
+
+    def threads_each(self, budget: int) -> int:
+        return min(self.threads, budget)
+
+    def open(self, numerics: Numerics, threads: int) -> None:
+        self.close()
+        each = self.threads_each(threads)
+        gpus = torch.cuda.device_count() if numerics.device.startswith("cuda") else 0
+        count = (gpus or threads // each) if self.workers == "auto" else self.workers
+        if each > 1 and not gpus and count * each > threads:  # spinning threads without a core: a hundred times slower
+            raise ConfigError(
+                f"{count} workers of {each} threads do not fit into the thread budget",
+                where="engine.workers",
+                expected=f"at most {threads // each}",
+                got=count,
+                do=f"set engine.workers=auto, or threads={count * each} if there are so many cores",
+            )
+        if self.workers == "auto" and count == 1:
+            self._inner.open(numerics, each)
+            return
+        devices = [f"cuda:{n % gpus}" if gpus > 1 else numerics.device for n in range(count)]
+        node = describe(self._inner)
+        setups = [Setup(node, replace(numerics, device=device), each, list(sys.path)) for device in devices]
+        self._pool = _Pool(setups, torch.device(numerics.device))
+
+    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+        if self._pool is None:
+            yield from self._inner.map(jobs, data)
+        elif jobs:
+            yield from self._pool.run(jobs, self._inner.split(jobs, data), data)
+
+    def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
+        return self._inner.split(jobs, data)
+
+    @property
+    def stacked_steps(self) -> int:
+        return self._inner.stacked_steps + (self._pool.stacked_steps if self._pool else 0)
+
+    def close(self) -> None:
+        self._inner.close()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+class _Pool:
+    """The workers of one engine, and what they share."""
+
+    def __init__(self, setups: Sequence[Setup], device: torch.device) -> None:
+        self.device = device
+        self.board = Segment()
+        self.stacked_steps = 0
+        self._round = 0
+        self._data: tuple[FederatedData, Segment, Message] | None = None
+        self._poll = select.poll()
+        self._links = [_Link(setup, self.board) for setup in setups]
+        self._by_fd: dict[int, _Link] = {}
+        for link in self._links:
+            self._start(link)
+
+    def run(
+        self, jobs: Sequence[ClientJob], chunks: list[list[int]], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
+        """Results in job order; chunks are handed out in order, a bounded number ahead of the results."""
+        self._share(data)
+        self._round += 1
+        work = _Work(self._round, jobs, chunks, len(self._links))
+        wire.write_header(self.board, self._round, pack(work.constants, self.board, wire.BOARD_START))
+        try:
+            while work.position < len(jobs):
+                self._collect(work, wait=False)
+                self._hand_out(work)
+                while work.position not in work.ready:
+                    self._collect(work, wait=True)
+                    self._hand_out(work)
+                yield work.take()
+        finally:
+            wire.write_header(self.board, 0)  # chunks that nobody waits for any more are not begun
+
+    def close(self) -> None:
+        for link in self._links:
+            link.end()
+        for segment in (self.board, *(segment for link in self._links for segment in link.segments)):
+            segment.close()
+        if self._data is not None:
+            self._data[1].close()
+
+    def _start(self, link: _Link) -> None:
+        link.start()
+        self._by_fd[link.socket.fileno()] = link
+        self._poll.register(link.socket, select.POLLIN)
+        if self._data is not None:
+            link.send(self._data[2], (self._data[1].fd,))
+
+    def _share(self, data: FederatedData) -> None:
+        """Move the training data into shared memory, once."""
+        if self._data is not None:
+            if self._data[0] is data:
+                return
+            self._data[1].close()
+        segment = Segment()
+        train, partition = data.train, data.partition
+        offset, length = pack(
+            Training(
+                train,
+                torch.from_numpy(partition.indices.copy()),
+                torch.from_numpy(partition.offsets.copy()),
+                data.num_classes,
+                data.fingerprint,
+            ),
+            segment,
+            adopt=True,
+        )
+        self._data = data, segment, Message(wire.DATA, offset=offset, length=length)
+        for link in self._links:
+            link.send(self._data[2], (segment.fd,))
+
+    def _hand_out(self, work: _Work) -> None:
+        """Chunks to workers that have none, then to those that will soon have none."""
+        for held in range(_SLOTS):
+            for link in self._links:
+                if link.ready and len(link.held) == held and (held == 0 or link.seconds < _SHORT):
+                    chunk = work.next()
+                    if chunk is None:
+                        return
+                    link.give(chunk, work)
+
+    def _collect(self, work: _Work, wait: bool) -> None:
+        """Take what workers have sent; with `wait`, at least one message."""
+        for fd, _ in self._poll.poll(None if wait else 0):
+            link = self._by_fd[fd]
+            try:
+                message, _ = wire.receive(link.socket)
+            except (EOFError, ConnectionError):
+                self._replace(link, work)
+                continue
+            if message.kind == wire.READY:
+                link.ready, link.pid, link.failed_starts = True, message.fact, 0
+                continue
+            outbox = link.outboxes[message.slot]
+            extent = (message.offset, message.length)
+            if message.kind == wire.FAILED:
+                work.fail(unpack(outbox, extent, self.device))
+            _, round, chunk = link.held.popleft()
+            link.seconds = message.seconds
+            self.stacked_steps += message.fact
+            if round == work.round:
+                if not link.held and (following := work.next()) is not None:  # first, as the worker has nothing to do
+                    link.give(following, work, avoid=message.slot)
+                work.finish(chunk, unpack(outbox, extent, self.device, work.constants, copy=True))
+
+    def _replace(self, link: _Link, work: _Work) -> None:
+        """A new process in place of one that died; its chunks are handed out again."""
+        self._poll.unregister(link.socket)
+        del self._by_fd[link.socket.fileno()]
+        how = _told(link.end(ask=True))
+        lost = [chunk for _, round, chunk in link.held if round == work.round]
+        guilty = link.held[0][2] if link.held and link.held[0][1] == work.round else None
+        failed = 0 if link.ready else link.failed_starts + 1
+        link.failed_starts = failed % _MOST_DEATHS
+        self._start(link)
+        work.give_back(lost)
+        if failed == _MOST_DEATHS:
+            raise FedexpError(
+                f"worker processes do not start: {_MOST_DEATHS} died before they were ready",
+                where="engine=workers",
+                got=how,
+                do="look at what they printed above, or use engine=serial",
+            )
+        if guilty is not None:
+            work.deaths[guilty] += 1
+            if work.deaths[guilty] == _MOST_DEATHS:
+                names = ", ".join(str(work.jobs[position].client) for position in work.chunks[guilty])
+                raise ClientError(
+                    f"the worker process died {_MOST_DEATHS} times while it trained client {names}",
+                    where="engine=workers",
+                    got=how,
+                    do="if memory ran out: fewer workers (engine.workers=1), smaller batches, or engine=serial",
+                )
+            warnings.warn(f"a worker process died ({how}); what it was doing is done again", stacklevel=2)
+
+
+class _Work:
+    """One call of `map`: which chunks wait, which results are there."""
+
+    def __init__(self, round: int, jobs: Sequence[ClientJob], chunks: list[list[int]], workers: int) -> None:
+        self.round, self.jobs = round, jobs
+        self.chunks = sorted(chunks)
+        self.position = 0  # of the job whose result comes next
+        self.ready: dict[int, ClientResult | FedexpError] = {}
+        self.deaths: Counter[int] = Counter()
+        self.constants = list(_constants(jobs))
+        self.numbers = {id(value): number for number, value in enumerate(self.constants)}
+        self._waiting = list(range(len(chunks)))  # a heap
+        self._chunk_of = {position: number for number, chunk in enumerate(self.chunks) for position in chunk}
+        self._handed = 0  # jobs
+        self._ahead = 3 * workers * max(map(len, chunks))  # jobs begun beyond `position`: what memory is spent on
+
+    def next(self) -> int | None:
+        """The chunk to hand out now."""
+        if not self._waiting:
+            return None
+        first = self._waiting[0]
+        if self._handed - self.position >= self._ahead and self._chunk_of[self.position] != first:
+            return None
+        self._handed += len(self.chunks[first])
+        return heapq.heappop(self._waiting)
+
+    def give_back(self, chunks: Sequence[int]) -> None:
+        for chunk in chunks:
+            self._handed -= len(self.chunks[chunk])
+            heapq.heappush(self._waiting, chunk)
+
+    def finish(self, chunk: int, done: Done) -> None:
+        positions = self.chunks[chunk]
+        self.ready.update(zip(positions, done.results, strict=False))
+        if done.error is not None:
+            self.ready[positions[len(done.results)]] = _caused(done)
+
+    def fail(self, done: Done) -> None:
+        """Raise what a worker could not go on for."""
+        raise _caused(done)
+
+    def take(self) -> ClientResult:
+        result = self.ready.pop(self.position)
+        if isinstance(result, FedexpError):
+            raise result
+        self.position += 1
+        return result
+
+
+def _constants(jobs: Sequence[ClientJob]) -> Iterator[Any]:
+    """Objects that several jobs hold: sent once a round."""
+    held = [(job.start, job.start.spec, job.trainer, job.task, job.budget, job.shared, job.frozen) for job in jobs]
+    objects = {id(value): value for values in held for value in values}
+    counts = Counter(id(value) for values in held for value in values)
+    return (value for key, value in objects.items() if counts[key] > 1)
+
+
+class _WorkerError(Exception):
+    """The traceback of an error in a worker, as text; stands as the cause of the error here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _caused(done: Done) -> FedexpError:
+    assert done.error is not None
+    done.error.__cause__ = _WorkerError(done.trace)
+    return done.error
+
+
+class _Link:
+    """This process's end of one worker."""
+
+    def __init__(self, setup: Setup, board: Segment) -> None:
+        self.setup, self.board = setup, board
+        self.segments = [Segment() for _ in range(2 * _SLOTS)]
+        self.inboxes, self.outboxes = self.segments[::2], self.segments[1::2]
+        self.failed_starts = 0
+
+    def start(self) -> None:
+        self.number = next(_numbers)
+        self.ready, self.pid, self.seconds = False, 0, _SHORT
+        self.held: deque[tuple[int, int, int]] = deque()  # slot, round, chunk
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            _nursery(self.setup.inner).fork(self.number, theirs)
+        extent = pack(self.setup, self.inboxes[0])  # read before anything else is given
+        fds = [segment.fd for segment in (self.board, *self.segments)]
+        self.send(Message(wire.SETUP, 0, 0, *extent), fds)
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        with contextlib.suppress(ConnectionError):  # a dead worker is noticed, and replaced, where one listens to it
+            wire.send(self.socket, message, fds)
+
+    def give(self, chunk: int, work: _Work, avoid: int | None = None) -> None:
+        """Send a chunk; `avoid`: the slot whose results are not taken yet."""
+        used = {slot for slot, _, _ in self.held} | {avoid}
+        slot = next(slot for slot in range(_SLOTS) if slot not in used)
+        jobs = [work.jobs[position] for position in work.chunks[chunk]]
+        try:
+            extent = pack(jobs, self.inboxes[slot], constants=work.numbers)
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"a job cannot be sent to a worker process: {error}",
+                where="engine=workers",
+                do="keep plug-ins to plain values and tensors, or use engine=serial",
+            ) from error
+        self.held.append((slot, work.round, chunk))
+        self.send(Message(wire.CHUNK, work.round, slot, *extent))
+
+    def end(self, ask: bool = False) -> int | None:
+        """Leave; the worker ends at once. `ask`: wait until it has, and return its exit status if that can be known."""
+        self.socket.close()
+        return _nursery(self.setup.inner).end(self.number, ask)
+
+
+_numbers = itertools.count(1)
+_only: list[_Nursery] = []
+
+
+def _nursery(inner: Any) -> _Nursery:
+    """This process's nursery; it outlives an engine, so that a sweep's next run has its workers at once."""
+    if not _only or not _only[0].alive:
+        _only[:] = [_Nursery(inner["_target_"].rpartition(".")[0])]
+    return _only[0]
+
+
+class _Nursery:
+    """The process that forks workers: torch and fedexp imported, one thread, none of this process's state."""
+
+    def __init__(self, preload: str) -> None:
+        self._owner = os.getpid()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            fd = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _NURSERY, str(fd), json.dumps(sys.path), preload],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[fd],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},  # no pool of threads before a fork; workers set their own
+            )
+        atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        if self._owner == os.getpid():
+            self._socket.close()
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def alive(self) -> bool:
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def fork(self, number: int, theirs: socket.socket) -> None:
+        with contextlib.suppress(
+            ConnectionError
+        ):  # then the worker is gone as well, which is noticed where it is awaited
+            wire.send(self._socket, Message(wire.FORK, number), [theirs.fileno()])
+
+    def end(self, number: int, ask: bool) -> int | None:
+        try:
+            wire.send(self._socket, Message(wire.ASK if ask else wire.END, number))
+            return wire.receive(self._socket)[0].fact if ask else None
+        except (EOFError, ConnectionError):
+            return None
+
+
+def _told(status: int | None) -> str:
+    if status is None:
+        return "for an unknown reason"
+    if status < 0:
+        name = signal.Signals(-status).name
+        return f"{name}, as the system does when memory runs out" if name == "SIGKILL" else name
+    return f"exit code {status}"

@@ -1,0 +1,367 @@
+"""The workers engine: serial's bits from any number of processes, through deaths, errors and interruptions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedexp.compose import conf_dir
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Executor, Numerics, Trial, describe
+from fedexp.core.errors import ClientError, ConfigError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.runner import Snapshot, next_jobs
+from fedexp.core.trainer import Ctx, Trainer
+from fedexp.core.trees import Tree, Trees
+from fedexp.engines.serial import Serial
+from fedexp.engines.workers import Workers
+from tests.world import World, assert_same, make_data, make_world
+
+METHODS = sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
+NUMERICS = Numerics(engine={}, threads=1, device="cpu", dtype="float64")
+
+
+def opened(workers: int, **config: object) -> Workers:
+    engine = Workers(workers=workers, **config)  # type: ignore[arg-type]
+    engine.open(NUMERICS, 1)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[int, Workers]]:
+    engines = {count: opened(count) for count in (1, 2)}
+    yield engines
+    for engine in engines.values():
+        engine.close()
+
+
+def jobs_of(world: World) -> list[ClientJob]:
+    return next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
+
+
+def pids(engine: Workers) -> list[int]:
+    assert engine._pool is not None
+    return [link.pid for link in engine._pool._links]
+
+
+def assert_equal(a: Sequence[ClientResult], b: Sequence[ClientResult]) -> None:
+    """Equal in everything, to the bit."""
+    assert [r.client for r in a] == [r.client for r in b]
+    for left, right in zip(a, b, strict=True):
+        assert (left.num_examples, left.num_steps, left.metrics) == (right.num_examples, right.num_steps, right.metrics)
+        assert left.weights.spec == right.weights.spec
+        assert_same([left.weights.params, left.weights.buffers], [right.weights.params, right.weights.buffers])
+        assert (left.state is None) == (right.state is None)
+        for mine, other in ((left.payload, right.payload), (left.state or {}, right.state or {})):
+            assert list(mine) == list(other)
+            assert_same(list(mine.values()), list(other.values()))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_serials_bits(method: str, pools: dict[int, Workers]) -> None:
+    overrides = (f"method={method}", "init=different") if method in ("local", "ensemble") else (f"method={method}",)
+    expected = make_world(*overrides, m=3)
+    models = expected.models(after := expected.run())
+    for engine in pools.values():
+        world = make_world(*overrides, m=3)
+        assert_same(world.models(end := world.run(executor=engine)), models)
+        assert sorted(end.clients) == sorted(after.clients)
+        for client, memory in after.clients.items():
+            for name, tree in memory.items():
+                assert_same([end.clients[client][name]], [tree])
+
+
+@dataclass(frozen=True)
+class Chatty(Trainer):
+    """Sends and keeps trees: one tensor under two names, a transposed one, a 0-dimensional and an empty one."""
+
+    def init_state(self, start: Tree) -> Trees:
+        return {"seen": {"rounds": torch.zeros((), dtype=torch.int64)}}
+
+    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
+        first = next(iter(params.values())).detach()
+        sent = {
+            "a": first,
+            "b": first,
+            "t": first.clone().t(),
+            "none": first[:0].clone(),
+            "start": ctx.start.copy()["net.1.weight"],
+        }
+        return {"sent": sent}, {"seen": {"rounds": ctx.state["seen"]["rounds"] + 1}}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_payloads_memories_and_buffers_travel(pools: dict[int, Workers], workers: int) -> None:
+    model = {"_target_": "tests.engines.test_workers.WithBuffers"}
+    world = make_world("method=fedavg", model=model)
+    jobs = [replace(job, trainer=Chatty(), state=Chatty().init_state({})) for job in jobs_of(world)]
+    expected = list(Serial().map(jobs, world.data))
+    for order in (jobs, jobs[::-1], jobs * 5):
+        got = list(pools[workers].map(order, world.data))
+        assert_equal(got, list(Serial().map(order, world.data)))
+    sent = got[0].payload["sent"]
+    assert sent["a"] is sent["b"]
+    assert sent["t"].stride() == expected[0].payload["sent"]["t"].stride()
+
+
+class WithBuffers(torch.nn.Module):
+    """BatchNorm between two layers: float and integer buffers."""
+
+    def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        size = int(torch.tensor(input_shape).prod())
+        self.net = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(size, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, num_classes)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+def test_results_do_not_change_when_the_memory_is_used_again(pools: dict[int, Workers]) -> None:
+    world = make_world("method=scaffold")
+    jobs = jobs_of(world)
+    first = list(pools[2].map(jobs, world.data))
+    list(pools[2].map([replace(job, seed=job.seed + 1) for job in jobs * 3], world.data))
+    assert_equal(first, list(Serial().map(jobs, world.data)))
+
+
+def test_the_training_data_lie_in_memory_once() -> None:
+    world = make_world("method=fedavg")
+    before, was = world.data.train.x.clone(), world.data.train.x.data_ptr()
+    engine = opened(2)
+    list(engine.map(jobs_of(world), world.data))
+    assert world.data.train.x.data_ptr() != was  # the tensor itself has moved into shared memory
+    engine.close()
+    assert torch.equal(world.data.train.x, before)
+
+
+def test_other_data_are_sent(pools: dict[int, Workers]) -> None:
+    for seed in (1, 2):
+        world = make_world("method=fedavg", data=make_data(seed=seed))
+        jobs = jobs_of(world)
+        assert_equal(list(pools[2].map(jobs, world.data)), list(Serial().map(jobs, world.data)))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_early_close_leaves_the_engine_usable(pools: dict[int, Workers], workers: int) -> None:
+    world = make_world("method=fedavg", "local.epochs=20")
+    jobs = jobs_of(world) * 3
+    expected = list(Serial().map(jobs, world.data))
+    for taken in (0, 1, 5):
+        stream = pools[workers].map(jobs, world.data)
+        assert_equal([next(stream) for _ in range(taken)], expected[:taken])
+        stream.close()
+        assert_equal(list(pools[workers].map(jobs, world.data)), expected)
+
+
+@dataclass(frozen=True)
+class Fails(Trainer):
+    """Raises for one client, after its training."""
+
+    size: int = 0
+
+    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, None]:
+        if ctx.num_steps == self.size:
+            raise KeyError("no such thing")
+        return {}, None
+
+
+def test_errors_are_serials(pools: dict[int, Workers]) -> None:
+    empty = make_world("method=fedavg", data=make_data((10, 0, 7, 5)))
+    jobs = [empty.env.job(client, empty.env.initial_weights(), {}) for client in range(4)]
+    failing = make_world("method=fedavg", "local.batch_size=1", "local.epochs=1")
+    broken = [replace(job, trainer=Fails(17)) for job in jobs_of(failing)]
+    for world, work, before in ((empty, jobs, 1), (failing, broken, 2)):
+        stream = Serial().map(work, world.data)
+        expected = [next(stream) for _ in range(before)]
+        with pytest.raises(ClientError) as serial:
+            next(stream)
+        for engine in pools.values():
+            mine = engine.map(work, world.data)
+            assert_equal([next(mine) for _ in range(before)], expected)
+            with pytest.raises(ClientError) as caught:
+                next(mine)
+            assert str(caught.value) == str(serial.value)
+            assert "Traceback" in str(caught.value.__cause__) and "train_client" in str(caught.value.__cause__)
+
+
+@dataclass(frozen=True)
+class Dies(Trainer):
+    """Its worker is killed while it trains, as often as files in a folder allow."""
+
+    folder: str = ""
+    times: int = 1
+    steps: int = 0
+
+    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, None]:
+        if ctx.num_steps == self.steps:
+            for number in range(self.times):
+                try:
+                    (Path(self.folder) / str(number)).touch(exist_ok=False)
+                except FileExistsError:
+                    continue
+                os.kill(os.getpid(), signal.SIGKILL)
+        return {}, None
+
+
+@pytest.mark.parametrize(("workers", "times"), [(1, 1), (2, 1), (2, 2)])
+def test_a_killed_worker_costs_a_retry(pools: dict[int, Workers], tmp_path: Path, workers: int, times: int) -> None:
+    world = make_world("method=scaffold", "local.batch_size=1", "local.epochs=1")
+    jobs = jobs_of(world) * 3
+    expected = list(Serial().map([replace(job, trainer=Dies()) for job in jobs], world.data))
+    engine = pools[workers]
+    before = pids(engine)
+    mortal = [replace(job, trainer=Dies(str(tmp_path), times, steps=17)) for job in jobs]
+    with pytest.warns(UserWarning, match="a worker process died .SIGKILL"):
+        assert_equal(list(engine.map(mortal, world.data)), expected)
+    assert len(list(tmp_path.iterdir())) == times
+    assert set(pids(engine)) != set(before)
+
+
+@pytest.mark.filterwarnings("ignore:a worker process died")  # told only where its next job was on its way already
+def test_a_worker_killed_between_rounds_is_replaced(pools: dict[int, Workers]) -> None:
+    world = make_world("method=fedavg")
+    jobs = jobs_of(world)
+    expected = list(pools[2].map(jobs, world.data))
+    for pid in pids(pools[2]):
+        os.kill(pid, signal.SIGKILL)
+    assert_equal(list(pools[2].map(jobs, world.data)), expected)
+
+
+def test_three_deaths_over_one_client_are_an_error(pools: dict[int, Workers], tmp_path: Path) -> None:
+    world = make_world("method=fedavg", "local.batch_size=1", "local.epochs=1")
+    jobs = [replace(job, trainer=Dies(str(tmp_path), 9, steps=17)) for job in jobs_of(world)]
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(ClientError, match="died 3 times while it trained client 2") as caught,
+    ):
+        list(pools[2].map(jobs, world.data))
+    assert "SIGKILL" in str(caught.value) and "engine.workers=1" in str(caught.value)
+    again = jobs_of(world)
+    assert_equal(list(pools[2].map(again, world.data)), list(Serial().map(again, world.data)))
+
+
+@dataclass
+class Pairs(Executor):
+    """Takes jobs two by two, the first with the last; tells each result how many jobs it was mapped with."""
+
+    def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
+        last = len(jobs) - 1
+        return [sorted({i, last - i}) for i in range((last + 2) // 2)]
+
+    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+        for result in Serial().map(jobs, data):
+            yield replace(result, metrics={**result.metrics, "together": len(jobs)})
+
+
+def test_parts_of_the_inner_engine_stay_together() -> None:
+    world = make_world("method=fedavg", data=make_data((5, 6, 7, 8, 9, 5, 6)))
+    jobs = jobs_of(world)
+    engine = opened(2, inner={"_target_": "tests.engines.test_workers.Pairs"})
+    try:
+        got = list(engine.map(jobs, world.data))
+    finally:
+        engine.close()
+    assert [result.metrics["together"] for result in got] == [2, 2, 2, 1, 2, 2, 2]
+    assert [result.client for result in got] == [job.client for job in jobs]
+
+
+def test_choices_are_the_inner_engines() -> None:
+    engine = Workers(workers=3, threads=2)
+    world = make_world("method=fedavg")
+    settled = engine.settle(Trial(jobs_of(world), world.data, 3, 4, NUMERICS))
+    assert describe(settled) == describe(engine)
+    assert isinstance(settled.computing, Serial)
+    assert (settled.threads_each(8), settled.threads_each(1)) == (2, 1)
+    adopted = Workers().adopt(Serial(), threads=2, budget=4)
+    assert describe(adopted) == describe(Workers(threads=2))
+
+
+def test_alone_under_its_budget_it_is_the_inner_engine() -> None:
+    engine = Workers()
+    engine.open(NUMERICS, 1)
+    assert engine._pool is None
+    world = make_world("method=fedavg")
+    jobs = jobs_of(world)
+    assert_equal(list(engine.map(jobs, world.data)), list(Serial().map(jobs, world.data)))
+    engine.close()
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match="do not fit into the thread budget"):
+        Workers(workers=3, threads=2).open(NUMERICS, 4)
+    with pytest.raises(ValueError, match="workers must be"):
+        Workers(workers=0)
+    with pytest.raises(ValueError, match="workers cannot run workers"):
+        Workers(inner={"_target_": "fedexp.engines.workers.Workers"})
+    with pytest.raises(ConfigError, match="unknown key 'no_such_key'"):
+        Workers(inner={"_target_": "fedexp.engines.serial.Serial", "no_such_key": 1})
+
+
+def test_a_plugin_that_cannot_travel_is_told(pools: dict[int, Workers]) -> None:
+    @dataclass(frozen=True)
+    class Local(Trainer):
+        """Defined in a function."""
+
+    world = make_world("method=fedavg")
+    jobs = [replace(job, trainer=Local()) for job in jobs_of(world)]
+    with pytest.raises(ConfigError, match="cannot be sent to a worker process"):
+        list(pools[2].map(jobs, world.data))
+
+
+SCRIPT = """
+import sys, time
+from tests.engines.test_workers import jobs_of, opened, pids
+from tests.world import make_world
+
+world = make_world("method=fedavg", "local.epochs=100000")
+engine = opened(2)
+if sys.argv[1] == "done":
+    world = make_world("method=fedavg")
+    print(len(list(engine.map(jobs_of(world), world.data))), flush=True)
+    engine.close()
+else:
+    quick = make_world("method=fedavg", data=world.data)
+    list(engine.map(jobs_of(quick), world.data))
+    from fedexp.engines.workers import _only
+    print(*pids(engine), _only[0]._process.pid, flush=True)
+    list(engine.map(jobs_of(world), world.data))
+"""
+
+
+def run_script(mode: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, mode]
+    return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_its_run(signum: int) -> None:
+    """Killed in the middle of jobs that would take minutes."""
+    process = run_script("busy")
+    assert process.stdout is not None
+    children = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(children) == 3, process.communicate()
+    time.sleep(0.1)
+    process.send_signal(signum)
+    process.communicate()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_closed_engine_leaves_nothing_and_says_nothing() -> None:
+    process = run_script("done")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "4\n", "")
