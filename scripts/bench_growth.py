@@ -86,7 +86,7 @@ def draw(stored: dict[str, Any], path: Path) -> None:
     """Two panels, both axes logarithmic; the bare loop dashed and black."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
     panels = {
         "clients": ("clients a round", "MLP 784-200-10, 159,010 parameters"),
@@ -109,8 +109,7 @@ def draw(stored: dict[str, Any], path: Path) -> None:
             axes.set_ylabel("seconds a round (lower is better)", fontsize=12)
         axes.set_xticks([x for name, x, _ in stored["seconds"][BARE] if name == kind])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.minorticks_off() if kind == "clients" else None
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes.tick_params(labelsize=11)
         axes.grid(visible=True, which="major", alpha=0.35)
@@ -127,11 +126,10 @@ def curve(axes: Any, rows: list[list[Any]], kind: str, label: str, **style: Any)
 
 
 def short(x: float) -> str:
-    """``10``, ``104 k``, ``10 M``."""
-    for unit, name in ((1e6, " M"), (1e4, "0 k")):
-        if x >= unit:
-            return f"{x / 1e6:.3g} M" if name == " M" else f"{x / 1e3:.3g} k"
-    return f"{x:,.0f}"
+    """``300``, ``1,000``, ``104 k``, ``1 M``."""
+    if x >= 1e6:
+        return f"{x / 1e6:.2g} M"
+    return f"{x / 1e3:.3g} k" if x >= 1e4 else f"{x:,.0f}"
 
 
 def main() -> None:
