@@ -1,22 +1,26 @@
 """The bare loop that fedexp's speed is measured against: what a researcher would write by hand, nothing else.
 
-    python scripts/bare_loop.py DATA_ROOT W1|W2|W3 [threads] [rounds]
+    python scripts/bare_loop.py DATA_ROOT W1|W2|W3 [--method fedavg|fedprox|scaffold] [--threads 2] [--rounds 8]
 
-Images are normalised once and indexed; torch.optim.SGD; no evaluation, checkpoint or log. Prints seconds of every round as JSON.
+Images are normalised once and indexed; torch.optim.SGD; no evaluation, checkpoint or log. Prints seconds and local steps of
+every round as JSON.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+
+MU = 0.1  # of FedProx
 
 
 def mlp(*widths: int) -> nn.Module:
@@ -41,45 +45,112 @@ WORKLOADS = {  # model, clients, samples a client, clients a round, batch, lr, m
 }
 
 
-def load(root: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def load(root: Path) -> tuple[Tensor, Tensor]:
     raw = root / "FashionMNIST" / "raw"
     x = np.frombuffer((raw / "train-images-idx3-ubyte").read_bytes(), np.uint8, offset=16).reshape(-1, 1, 28, 28)
     y = np.frombuffer((raw / "train-labels-idx1-ubyte").read_bytes(), np.uint8, offset=8)
     return torch.from_numpy((x.astype(np.float32) / 255 - 0.2860) / 0.3530), torch.from_numpy(y.astype(np.int64))
 
 
-def main(root: str, workload: str, threads: str = "2", rounds: str = "8") -> None:
-    build, clients, size, cohort, batch, lr, momentum = WORKLOADS[workload]
-    torch.set_num_threads(int(threads))
+def unequal(folder: Path) -> tuple[list[Tensor], list[list[int]]]:
+    """Every client's samples and every round's clients, as fedexp drew them."""
+    from safetensors.torch import load_file
+
+    split = load_file(folder / "partition.safetensors")
+    members = split["indices"].tensor_split(split["offsets"][1:-1])
+    return list(members), json.loads((folder / "cohorts.json").read_text())
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--method", choices=("fedavg", "fedprox", "scaffold"), default="fedavg")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--split", type=Path, help="folder with partition.safetensors and cohorts.json to use instead")
+    parser.add_argument("--cohort", type=int, help="another number of clients a round")
+    parser.add_argument("--hidden", type=int, nargs="+", help="an MLP with these hidden widths instead")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    build, clients, size, cohort, batch, lr, momentum = WORKLOADS[options.workload]
+    if options.method == "scaffold":
+        momentum = 0.0  # the paper's; a corrected gradient in a momentum buffer diverges
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    x, y = load(Path(root))
-    model = build()
+    x, y = load(options.data)
+    if options.split:
+        members, cohorts = unequal(options.split)
+    else:
+        members = list(torch.arange(clients * size).split(size))
+        m = options.cohort or cohort
+        cohorts = [rng.choice(clients, m, replace=False).tolist() for _ in range(options.rounds)]
+    model = mlp(784, *options.hidden, 10) if options.hidden else build()
+    loop = rounds(model, x, y, members, cohorts[: options.rounds], options.method, batch, lr, momentum)
+    seconds, steps = zip(*loop, strict=True)
+    print(json.dumps({"seconds": seconds, "steps": steps}))
+
+
+def rounds(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    members: list[Tensor],
+    cohorts: list[list[int]],
+    method: str,
+    batch: int,
+    lr: float,
+    momentum: float,
+) -> Iterator[tuple[float, int]]:
+    """Seconds and local steps of every round."""
     params = list(model.parameters())
     weights = [p.detach().clone() for p in params]
-    seconds = []
-    for _ in range(int(rounds)):
+    c = [torch.zeros_like(w) for w in weights]  # SCAFFOLD's controls: the server's and the clients'
+    c_i: dict[int, list[Tensor]] = {}
+    for cohort in cohorts:
         start = time.perf_counter()
         total = [torch.zeros_like(w) for w in weights]
-        for client in rng.choice(clients, cohort, replace=False).tolist():
+        change = [torch.zeros_like(w) for w in weights]
+        steps, mass = 0, 0.0
+        for client in cohort:
             with torch.no_grad():
                 torch._foreach_copy_(params, weights)
             optimizer = torch.optim.SGD(params, lr=lr, momentum=momentum)
-            order = client * size + torch.randperm(size)
-            for index in order.split(batch):
+            if method == "scaffold":
+                own = c_i.get(client) or [torch.zeros_like(w) for w in weights]
+                drift = [a - b for a, b in zip(c, own, strict=True)]
+            order = members[client][torch.randperm(len(members[client]))]
+            batches = order.split(batch)
+            for index in batches:
                 loss = F.cross_entropy(model(x[index]), y[index])
                 optimizer.zero_grad()
                 loss.backward()
+                with torch.no_grad():
+                    if method == "fedprox":
+                        for p, w in zip(params, weights, strict=True):
+                            p.grad.add_(p - w, alpha=MU)
+                    elif method == "scaffold":
+                        for p, d in zip(params, drift, strict=True):
+                            p.grad.add_(d)
                 optimizer.step()
+            share = 1.0 if method == "scaffold" else float(len(order))
+            steps, mass = steps + len(batches), mass + share
             with torch.no_grad():
-                torch._foreach_add_(total, params)
+                torch._foreach_add_(total, params, alpha=share)
+                if method == "scaffold":  # option II
+                    tau = len(batches) * lr
+                    new = [(w - p) / tau - d for w, p, d in zip(weights, params, drift, strict=True)]
+                    torch._foreach_add_(change, [a - b for a, b in zip(new, own, strict=True)])
+                    c_i[client] = new
         with torch.no_grad():
-            torch._foreach_copy_(weights, [t / cohort for t in total])
-        seconds.append(time.perf_counter() - start)
-    print(json.dumps(seconds))
+            torch._foreach_copy_(weights, [t / mass for t in total])
+            torch._foreach_add_(c, change, alpha=1 / len(members))
+        yield time.perf_counter() - start, steps
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    main(*sys.argv[1:])
+    main()

@@ -1,98 +1,117 @@
-"""Seconds a round of fedexp against the bare loop, in strictly alternating processes, on Fashion-MNIST.
+"""Seconds a round of fedexp's engines against the bare loop, in strictly alternating processes, on Fashion-MNIST.
 
-    python scripts/bench_rounds.py [W1 W2 W3] [--repeats 5] [--threads 2] [--data DIR] [--write FILE]
+    python scripts/bench_rounds.py [W1 W1u W2 W3] [--methods fedavg fedprox scaffold] [--engines serial auto ...]
 
-fedexp runs as a user runs it (`fedexp.run.execute`), with evaluation, checkpoint, logging and memo off; a round is what its
-timing.jsonl says, all phases but evaluation. The first round of every process is left out. Prints a Markdown table.
+An engine is its name with optional overrides behind commas: vectorized,engine.stack=5. Every engine's process follows a bare
+loop's; a ratio is that of such a pair. The first round of every process (and what auto does before it) is left out; both
+sides must take the same number of local steps. W1u is W1 over Dirichlet(0.1) clients, the same ones on both sides.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROUNDS = {"W1": 30, "W2": 5, "W3": 7}
-COMMON = ["method=fedavg", "dataset=fashion_mnist", "partition=iid", "local.lr=0.05"]
+import alternate
+
+ROUNDS = {"W1": 30, "W1u": 30, "W2": 5, "W3": 7}
+W1 = ["model=mlp_784_200", "clients=1000", "clients_per_round=20", "local.batch_size=20"]
+UNEQUAL = ["partition=dirichlet", "partition.alpha=0.1", "partition.gated=false", "partition.on_small=allow"]
 WORKLOADS = {
-    "W1": ["model=mlp_784_200", "clients=1000", "clients_per_round=20", "local.batch_size=20"],
-    "W2": ["model=mlp_784_400_200_100", "model.bias=true", "clients=10", "local.batch_size=64", "local.momentum=0.5"],
-    "W3": ["model=cnn_mcmahan", "limit.train=10000", "clients=100", "clients_per_round=10", "local.batch_size=10"],
+    "W1": [*W1, "partition=iid"],
+    "W1u": [*W1, *UNEQUAL],
+    "W2": [
+        *("partition=iid", "model=mlp_784_400_200_100", "model.bias=true"),
+        *("clients=10", "local.batch_size=64", "local.momentum=0.5"),
+    ],
+    "W3": [
+        *("partition=iid", "model=cnn_mcmahan", "limit.train=10000"),
+        *("clients=100", "clients_per_round=10", "local.batch_size=10"),
+    ],
 }
-OFF = ["eval.every=1000000", "checkpoint.every=off", "memo.enabled=false", "reuse=false"]
+METHODS = {
+    "fedavg": ["method=fedavg"],
+    "fedprox": ["method=fedprox", "trainer.mu=0.1"],
+    "scaffold": ["method=scaffold", "local.momentum=0"],  # a corrected gradient in a momentum buffer diverges
+}
 
 
-def fedexp_seconds(overrides: list[str], rounds: int) -> list[float]:
-    """Seconds of every round of one run in this process."""
+def write_split(overrides: list[str], data: str, rounds: int, folder: Path) -> None:
+    """fedexp's clients and every round's participants, for the bare loop."""
+    import torch
+
     from fedexp.compose import compose
-    from fedexp.run import execute
-    from fedexp.storage.files import read_jsonl
+    from fedexp.data.partition import save_partition
+    from fedexp.experiment import Experiment
 
-    with tempfile.TemporaryDirectory() as outputs:
-        result = execute(
-            compose([*overrides, *OFF, f"rounds={rounds}", f"output_root={outputs}"]), say=lambda text: None
-        )
-        rows = read_jsonl(Path(result["folder"]) / "timing.jsonl")
-    return [sum(v for phase, v in row["seconds"].items() if phase != "evaluate") for row in rows]
+    experiment = Experiment.of(compose([*overrides, "dataset=fashion_mnist", f"data_root={data}"]))
+    loaded = experiment.load(torch.device("cpu"))
+    env = experiment.env(loaded, torch.device("cpu"))
+    save_partition(loaded.partition, folder / "partition.safetensors")
+    (folder / "cohorts.json").write_text(json.dumps([env.at(round).sample() for round in range(rounds)]))
 
 
-def in_process(arguments: list[str]) -> float:
-    """Median seconds a round of one process, its first round left out."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(arguments)}\n{done.stdout}{done.stderr}")
-    return statistics.median(json.loads(done.stdout.splitlines()[-1])[1:])
+def pair(workload: str, method: str, engine: str, options: Any, split: Path) -> tuple[float, float, dict[str, Any]]:
+    """Median seconds a round of the bare loop and of fedexp, and all that fedexp's process reported."""
+    more = ["--split", str(split)] if workload == "W1u" else []
+    rounds = ROUNDS[workload]
+    base = alternate.bare(options.data, workload[:2], options.threads, rounds, "--method", method, *more)
+    overrides = [*WORKLOADS[workload], *METHODS[method], *alternate.chosen(engine)]
+    mine = alternate.fedexp(options.data, options.threads, rounds, *overrides)
+    if base["steps"] != mine["steps"]:
+        raise SystemExit(f"{workload} {method} {engine}: steps a round differ: {base['steps']}, {mine['steps']}")
+    return statistics.median(base["seconds"][1:]), statistics.median(mine["seconds"][1:]), mine
+
+
+def computing(engine: dict[str, Any]) -> str:
+    """The engine that a run's numerics name, in a few characters."""
+    settings = [f"{key}={value}" for key, value in engine.items() if key != "_target_"]
+    return " ".join([engine["_target_"].rpartition(".")[2].lower(), *settings])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="W1|W2|W3")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--data", default=os.environ.get("FEDEXP_DATA", "data"))
-    parser.add_argument("--write", type=Path, help="also write the table to this file")
-    parser.add_argument("--worker", metavar="WORKLOAD", help=argparse.SUPPRESS)
+    parser = alternate.parser(__doc__)
+    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="W1|W1u|W2|W3")
+    parser.add_argument("--methods", nargs="+", default=["fedavg"], choices=METHODS)
+    parser.add_argument("--engines", nargs="+", default=alternate.ENGINES, metavar="ENGINE[,OVERRIDE...]")
+    parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
-    if options.worker:
-        overrides = [*COMMON, *WORKLOADS[options.worker], f"threads={options.threads}", f"data_root={options.data}"]
-        print(json.dumps(fedexp_seconds(overrides, ROUNDS[options.worker])))
-        return
-    from fedexp.storage.environment import environment
-
-    lines = [
-        f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, {os.cpu_count()} cores, "
-        f"{options.threads} threads, Python {platform.python_version()}; "
-        f"{options.repeats} pairs of alternating processes, medians",
-        "",
-        "| workload | bare s/round | fedexp serial s/round | ratio (median of pairs) | min | max |",
-        "|---|---|---|---|---|---|",
-    ]
-    print("\n".join(lines), flush=True)
-    for name in options.workloads:
-        pairs = []
-        for _ in range(options.repeats):
-            bare = in_process([str(HERE / "bare_loop.py"), options.data, name, str(options.threads), str(ROUNDS[name])])
-            mine = in_process(
-                [__file__, "--worker", name, "--threads", str(options.threads), "--data", str(options.data)]
-            )
-            pairs.append((bare, mine))
-        ratios = [mine / bare for bare, mine in pairs]
-        lines.append(
-            f"| {name} | {statistics.median(b for b, _ in pairs):.4f} | {statistics.median(m for _, m in pairs):.4f} "
-            f"| {statistics.median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f} |"
-        )
-        print(lines[-1], flush=True)
-    if options.write:
-        options.write.parent.mkdir(parents=True, exist_ok=True)
-        options.write.write_text("\n".join(lines) + "\n")
+    if unknown := set(options.workloads) - set(WORKLOADS):
+        parser.error(f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}")
+    facts = f"{options.threads} threads, {options.pairs} pairs of alternating processes, medians"
+    columns = ["workload", "method", "engine", "computed by", "steps a round"]
+    columns += ["bare s/round", "fedexp s/round", "ratio (median of pairs)", "min", "max"]
+    table = alternate.Table(options.write, alternate.heading(facts), columns)
+    notes: dict[str, None] = {}
+    with tempfile.TemporaryDirectory() as name:
+        split = Path(name)
+        if "W1u" in options.workloads:
+            write_split(WORKLOADS["W1u"], options.data, ROUNDS["W1u"], split)
+        for workload in options.workloads:
+            for method in options.methods:
+                for engine in options.engines:
+                    pairs = [pair(workload, method, engine, options, split) for _ in range(options.pairs)]
+                    ratios = [mine / base for base, mine, _ in pairs]
+                    used = sorted({computing(said["engine"]) for *_, said in pairs})
+                    notes |= {
+                        f"{workload} {method} {engine}: {note}": None for *_, said in pairs for note in said["notes"]
+                    }
+                    table.row(
+                        [
+                            *(workload, method, engine, "; ".join(used)),
+                            f"{statistics.mean(pairs[0][2]['steps']):.0f}",
+                            f"{statistics.median(base for base, *_ in pairs):.4f}",
+                            f"{statistics.median(mine for _, mine, _ in pairs):.4f}",
+                            f"{statistics.median(ratios):.2f}",
+                            f"{min(ratios):.2f}",
+                            f"{max(ratios):.2f}",
+                        ]
+                    )
+    for note in ["", *notes] if notes else []:
+        table.line(f"- {note}" if note else "")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,93 @@
+"""What the benchmarks share: the bare loop and fedexp as processes, one after the other, and the table's heading."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+# ray needs its extra and minutes to start: only on demand
+ENGINES = sorted(path.stem for path in (HERE.parent / "conf" / "engine").glob("*.yaml") if path.stem != "ray")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    made = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--data", default=os.environ.get("FEDEXP_DATA", "data"), help="holds FashionMNIST/raw, unpacked")
+    made.add_argument("--write", type=Path, help="also write the table to this Markdown file")
+    return made
+
+
+def chosen(engine: str) -> list[str]:
+    """Overrides of ``name[,key=value ...]``, e.g. ``vectorized,engine.stack=5``."""
+    name, *more = engine.split(",")
+    return [f"engine={name}", *more]
+
+
+def bare(data: str, workload: str, threads: int, rounds: int, *more: str) -> dict[str, Any]:
+    """Seconds and steps of every round of `bare_loop.py`, in a process of its own."""
+    fixed = [data, workload, "--threads", str(threads), "--rounds", str(rounds)]
+    return process([sys.executable, str(HERE / "bare_loop.py"), *fixed, *more])
+
+
+def fedexp(data: str, threads: int, rounds: int, *overrides: str) -> dict[str, Any]:
+    """What `fedexp_rounds.py` prints, in a process of its own."""
+    fixed = [f"data_root={data}", f"threads={threads}", f"rounds={rounds}", "dataset=fashion_mnist", "local.lr=0.05"]
+    return process([sys.executable, str(HERE / "fedexp_rounds.py"), *fixed, *overrides])
+
+
+def process(command: list[str]) -> dict[str, Any]:
+    """Run it; its last line of output as JSON."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def heading(facts: str) -> str:
+    """When, what and on what was measured."""
+    git = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "none"
+    return (
+        f"{datetime.date.today()}, commit {commit}; {processor()}, {os.cpu_count()} cores; Python "
+        f"{platform.python_version()}, torch {version('torch')}; {facts}"
+    )
+
+
+def processor() -> str:
+    """The processor's name where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+class Table:
+    """Markdown that is printed while it grows, and written as a whole."""
+
+    def __init__(self, path: Path | None, heading: str, columns: list[str]) -> None:
+        self._path, self._lines = path, [heading, ""]
+        print(heading, end="\n\n")
+        self.row(columns)
+        self.row(["---"] * len(columns))
+
+    def row(self, cells: list[str]) -> None:
+        self.line(f"| {' | '.join(cells)} |")
+
+    def line(self, text: str) -> None:
+        self._lines.append(text)
+        print(text, flush=True)
+        if self._path is not None:  # at once: a long benchmark may be stopped
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text("\n".join(self._lines) + "\n")

@@ -1,0 +1,39 @@
+"""fedexp's side of the benchmarks: one run in this process, as a user runs it, with everything off that the bare loop lacks.
+
+    python scripts/fedexp_rounds.py OVERRIDE ...
+
+Evaluation, checkpoint, logging and memo are off. Prints seconds (all phases but evaluation) and local steps of every round,
+the engine that computed and what it told the user, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+OFF = ["eval.every=1000000", "checkpoint.every=off", "memo.enabled=false", "reuse=false", "logger=local"]
+
+
+def main(overrides: list[str]) -> dict[str, Any]:
+    from fedexp.compose import compose
+    from fedexp.run import execute
+    from fedexp.storage.files import read_json, read_jsonl
+
+    notes: list[str] = []
+    with tempfile.TemporaryDirectory() as outputs:
+        result = execute(compose([*OFF, *overrides, f"output_root={outputs}"]), say=notes.append)
+        folder = Path(result["folder"])
+        timing = [row["seconds"] for row in read_jsonl(folder / "timing.jsonl")]
+        return {
+            "seconds": [sum(v for phase, v in row.items() if phase != "evaluate") for row in timing],
+            "steps": [row["steps"] for row in read_jsonl(folder / "metrics.jsonl")],
+            "engine": read_json(folder / "numerics.json")["engine"],
+            "notes": notes,
+        }
+
+
+if __name__ == "__main__":  # also in worker processes of an engine: they import this file
+    print(json.dumps(main(sys.argv[1:])))
