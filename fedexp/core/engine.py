@@ -82,6 +82,13 @@ class Executor(ABC):
             ClientError: a job failed; names the client.
         """
 
+    def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
+        """Positions in `jobs` that belong in one `map` call each; their bits do not depend on the other chunks.
+
+        A pure function of the jobs and data, so that it does not matter how many processes share them.
+        """
+        return [[position] for position in range(len(jobs))]
+
     @property
     def stacked_steps(self) -> int:
         """Local steps so far that ran stacked with other clients' steps."""
