@@ -61,6 +61,8 @@ class Connection:
         else:
             del options["include_dashboard"]  # the cluster's own matter
             _check_reachable(address)
+            if address.startswith("127."):  # several nodes on one machine's loopback: the one to join is named
+                options["_node_ip_address"] = address.partition(":")[0]
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         in_main = threading.current_thread() is threading.main_thread()
@@ -98,14 +100,20 @@ def _check_same(asked: str, joined: str) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself waits long for an address where nothing listens, and may then end the process."""
+    """Ray itself waits for minutes at an address where nothing listens."""
+    import ray
+
     if address == "auto":
-        return
+        address = os.environ.get("RAY_ADDRESS", address)
     host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return  # Ray looks for a cluster of this machine
+    if host in ("localhost", "127.0.0.1"):  # Ray takes these for the machine's own address
+        host = ray.util.get_node_ip_address()
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
-        raise _no_cluster(address, str(error)) from error
+        raise _no_cluster(f"{host}:{port}", str(error)) from error
 
 
 def _no_cluster(address: str, why: str) -> ConfigError:
