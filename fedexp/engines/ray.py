@@ -168,7 +168,7 @@ class Ray(Executor):
 
         plugins: set[type] = {type(plugin) for job in jobs for plugin in (job.trainer, job.task)}
         plugins |= {type(self._computing), type(data.train.augment)}
-        names = {f"{kind.__module__}.{kind.__qualname__}" for kind in plugins} | {job.start.spec.arch for job in jobs}
+        names = {f"{kind.__module__}.{kind.__name__}" for kind in plugins} | {job.start.spec.arch for job in jobs}
         targets = tuple(sorted(names))
         if targets not in self._codes:
             self._codes[targets] = code_of(targets)

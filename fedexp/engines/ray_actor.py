@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 import traceback
 from collections.abc import Mapping
@@ -21,7 +22,21 @@ from fedexp.storage.identity import code_hash
 
 
 def code_of(targets: tuple[str, ...]) -> str:
-    """Fingerprint of fedexp's and the plug-ins' code in this process."""
+    """Fingerprint of fedexp's and the plug-ins' code in this process.
+
+    Raises:
+        ConfigError: a plug-in's module is not there.
+    """
+    for target in targets:
+        module = target.rpartition(".")[0]
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"a machine of the Ray cluster cannot import '{module}': {error}",
+                where=f"engine=ray, node {platform.node()}",
+                do="install it on every node, or launch from a folder that all nodes share",
+            ) from error
     return code_hash({str(number): {"_target_": target} for number, target in enumerate(targets)})
 
 

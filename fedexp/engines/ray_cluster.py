@@ -45,6 +45,8 @@ class Connection:
     """
 
     def __init__(self, address: str, cpus: int, gpus: bool) -> None:
+        for name, value in _QUIET.items():  # read when ray is imported
+            os.environ.setdefault(name, value)
         import ray
 
         self._folder: str | None = None
@@ -63,8 +65,6 @@ class Connection:
             _check_reachable(address)
             if address.startswith("127."):  # several nodes on one machine's loopback: the one to join is named
                 options["_node_ip_address"] = address.partition(":")[0]
-        for name, value in _QUIET.items():
-            os.environ.setdefault(name, value)
         in_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM)
         try:

@@ -223,7 +223,7 @@ class Packer:
         return key
 
     def _travelling(self, key: int) -> Any:
-        if self._uses[key] == 1:
+        if self._uses[key] == 1 or not self._trees[key]:
             return pack(self._trees[key])
         if key not in self._references:
             self._references[key] = self._put(pack(self._trees[key]))

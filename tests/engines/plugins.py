@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass
+
+from torch import Tensor, nn
 
 from fedexp.core.trainer import Ctx
 from fedexp.core.trees import Tree, Trees
@@ -28,3 +31,16 @@ class Deadly(Sgd):
 
     def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
         os._exit(1)
+
+
+class Normalised(nn.Module):
+    """BatchNorm before a linear layer: floating buffers and a counter."""
+
+    def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        size = math.prod(input_shape)
+        self.norm, self.fc = nn.BatchNorm1d(size), nn.Linear(size, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.fc(self.norm(x.flatten(1)))
+        return output
