@@ -74,13 +74,6 @@ class Executor(ABC):
     def open(self, numerics: Numerics, threads: int) -> None:
         """Get ready to train under `numerics`, with a budget of `threads` for all processes."""
 
-    def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
-        """What is trained together, as positions in `jobs`: a function of the jobs alone, in order of their first results.
-
-        An engine that hands jobs to processes hands them out in these pieces, so that bits do not depend on who gets what.
-        """
-        return [[i] for i in range(len(jobs))]
-
     @abstractmethod
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         """Results as a stream, always in job order; the runner closes it.
@@ -90,7 +83,7 @@ class Executor(ABC):
         """
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
-        """The jobs in parts that may be mapped apart, by other processes, without changing a bit: ascending positions in `jobs`.
+        """The jobs in parts that may be mapped apart, by other processes, without changing a bit: ascending positions.
 
         A function of the jobs alone, so that neither the number of processes nor their speed decides.
         """

@@ -31,10 +31,12 @@ def train_stack(
     """Run `jobs`, which agree in everything but client, start, seed and trees, as one; results in the jobs' order.
 
     Args:
-        indices: each client's (n,) int64 positions in `samples`, on its device; clients with more steps first.
+        indices: each client's (n,) int64 positions in `samples`, on its device.
     """
-    first, trainer, budget = jobs[0], jobs[0].trainer, jobs[0].budget
     schedules = [schedule_of(job, net, len(index)) for job, index in zip(jobs, indices, strict=True)]
+    order = sorted(range(len(jobs)), key=lambda i: -len(schedules[i]))  # those that still train are the first ones
+    jobs, indices, schedules = ([these[i] for i in order] for these in (jobs, indices, schedules))
+    first, trainer, budget = jobs[0], jobs[0].trainer, jobs[0].budget
     steps = [len(schedule) for schedule in schedules]
     noises = [StepNoise(job.seed, samples.x.device) for job in jobs]
     own = [
@@ -79,7 +81,11 @@ def train_stack(
                     torch._foreach_copy_(live, list(after_step((stack.live,), together, own[:count]).values()))
         losses[:count] += loss
     means = (losses / torch.tensor(steps, device=losses.device)).tolist()
-    return [_result(i, jobs[i], net, whole, own[i], noises[i], len(indices[i]), means[i]) for i in range(len(jobs))]
+    place = {i: at for at, i in enumerate(order)}
+    return [
+        _result(at, jobs[at], net, whole, own[at], noises[at], len(indices[at]), means[at])
+        for at in (place[i] for i in range(len(jobs)))
+    ]
 
 
 def _result(

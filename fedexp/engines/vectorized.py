@@ -99,8 +99,8 @@ class Vectorized(Executor):
         for members in groups.values():
             for start in range(0, len(members), _WINDOW * size):
                 window = sorted(members[start : start + _WINDOW * size], key=lambda i: -steps[i])
-                stacks += [window[at : at + size] for at in range(0, len(window), size)]
-        return sorted(stacks, key=min)
+                stacks += [sorted(window[at : at + size]) for at in range(0, len(window), size)]
+        return sorted(stacks)
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         done: dict[int, ClientResult] = {}

@@ -1,0 +1,333 @@
+"""The same client jobs on a Ray cluster: actors on its nodes, each with an engine of its own; lost ones are replaced."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from fedexp.core.build import build, require
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Executor, Numerics, Trial, describe
+from fedexp.core.errors import ClientError, ConfigError, FedexpError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.engines.ray_actor import code_of
+from fedexp.engines.ray_cluster import DEPTH, START_SECONDS, Connection, Crew, Member, losses, unforeseen
+from fedexp.engines.ray_wire import Packer, Parcel, Reply, SentData, SentResult
+
+MAX_LOSSES = 3  # actors that may die over the same jobs before the jobs are to blame
+_PARCEL_CHUNKS, _PARCEL_BYTES = 8, 1 << 24  # small jobs travel together: a message costs about a millisecond
+
+
+@dataclass
+class Ray(Executor):
+    """Hands chunks of jobs to actors. The bits are those of `inner` at `threads` threads, whatever the actors.
+
+    Data are sent once a node, weights and broadcast trees once a round. This process aggregates; it must run on a
+    machine of the cluster.
+
+    Args:
+        address: ``auto`` (the cluster this machine belongs to), ``host:port``, or ``local`` (start one for this run).
+        actors: how many, or ``auto``: what the cluster's CPUs and GPUs allow.
+        threads: CPUs and threads of each actor.
+        gpus: GPUs of each actor, a fraction or a whole number.
+        inner: config node of the engine that each actor runs.
+    """
+
+    address: str = "auto"
+    actors: int | Literal["auto"] = "auto"
+    threads: int = 1
+    gpus: float = 0.0
+    inner: dict[str, Any] = field(default_factory=lambda: {"_target_": "fedexp.engines.serial.Serial"})
+
+    def __post_init__(self) -> None:
+        require(self.threads >= 1, f"engine.threads must be at least 1, got {self.threads}")
+        require(self.actors == "auto" or self.actors >= 1, f"engine.actors must be at least 1, got {self.actors}")
+        require(
+            0 <= self.gpus <= 1 or self.gpus == int(self.gpus),
+            f"engine.gpus must be a fraction of one GPU or a whole number, got {self.gpus:g}",
+        )
+        host, _, port = self.address.rpartition(":")
+        require(
+            self.address in ("auto", "local") or (bool(host) and port.isdecimal() and "/" not in host),
+            f"engine.address must be auto, local or host:port, got '{self.address}'",
+        )
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError(
+                "engine=ray needs the package ray", where="engine", do="install it: pip install 'fedexp[ray]'"
+            )
+        self._computing: Executor = build(Executor, self.inner, "engine.inner")  # type: ignore[type-abstract]
+        if self._computing.computing is not self._computing:
+            raise ConfigError(
+                "an actor's engine must compute itself",
+                where="engine.inner",
+                expected="an engine that hands its jobs to nobody, e.g. fedexp.engines.serial.Serial",
+                got=self.inner.get("_target_"),
+            )
+        self._connection: Connection | None = None
+        self._crew: Crew | None = None
+        self._sent: tuple[FederatedData, Any] | None = None
+        self._codes: dict[tuple[str, ...], str] = {}
+        self._stacked = 0
+        self._note: Callable[[str], None] = lambda text: None
+
+    def settle(self, trial: Trial) -> Executor:
+        self._note = trial.note
+        self._check_device(trial.numerics)
+        self._connect(trial.threads)  # a cluster that is not there is told before an inner engine times its choices
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(self.threads)
+            inner = replace(trial, threads=self.threads, numerics=replace(trial.numerics, threads=self.threads))
+            self._computing = self._computing.settle(inner).computing
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            torch.set_num_threads(before)
+        self.inner = describe(self._computing)
+        return self
+
+    def adopt(self, computing: Executor, threads: int, budget: int) -> Executor:
+        return replace(self, threads=threads, inner=describe(computing))
+
+    @property
+    def computing(self) -> Executor:
+        return self._computing
+
+    def threads_each(self, budget: int) -> int:
+        return self.threads
+
+    @property
+    def stacked_steps(self) -> int:
+        return self._stacked
+
+    def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
+        return self._computing.split(jobs, data)
+
+    def open(self, numerics: Numerics, threads: int) -> None:
+        """Join or start the cluster and start the actors.
+
+        Raises:
+            ConfigError: no cluster at `address`, one that is too small, or other code or versions on its nodes.
+        """
+        self._check_device(numerics)
+        self._connect(threads)
+        wanted = None if self.actors == "auto" else self.actors
+        try:
+            self._crew = Crew(wanted, self.threads, self.gpus, describe(self._computing), numerics, self._note)
+        except BaseException:
+            self.close()
+            raise
+
+    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+        if not jobs:
+            return
+        if self._crew is None:
+            raise RuntimeError("the engine is not open")
+        chunks = sorted(self.split(jobs, data), key=min)
+        sending = _Sending(self._crew, jobs, chunks, self._packing(jobs, data))
+        try:
+            for position in range(len(jobs)):
+                sent = sending.result(position)
+                yield sent.result(data.train.x.device)
+        finally:
+            self._stacked += sending.stacked
+            sending.close()
+
+    def close(self) -> None:
+        self._sent = None
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _check_device(self, numerics: Numerics) -> None:
+        if (self.gpus > 0) != (numerics.device != "cpu"):
+            raise ConfigError(
+                "actors must compute on the run's kind of device: bits depend on it",
+                where="engine.gpus",
+                expected="a fraction of a GPU, e.g. 0.25" if self.gpus == 0 else "0",
+                got=f"{self.gpus:g}, and device {numerics.device}",
+                do="set engine.gpus with device=cuda, or device=cpu and engine.gpus=0",
+            )
+
+    def _connect(self, threads: int) -> None:
+        if self._connection is None:
+            self._connection = Connection(self.address, max(threads, self.threads), self.gpus > 0)
+
+    def _packing(self, jobs: Sequence[ClientJob], data: FederatedData) -> Callable[[Packer, list[list[int]]], Parcel]:
+        """How chunks become a parcel: with the data's reference and the code that the jobs use."""
+        import ray
+
+        plugins: set[type] = {type(plugin) for job in jobs for plugin in (job.trainer, job.task)}
+        plugins |= {type(self._computing), type(data.train.augment)}
+        names = {f"{kind.__module__}.{kind.__name__}" for kind in plugins} | {job.start.spec.arch for job in jobs}
+        targets = tuple(sorted(names))
+        if targets not in self._codes:
+            self._codes[targets] = code_of(targets)
+        if self._sent is None or self._sent[0] is not data:
+            self._sent = (data, _put(SentData.of(data), ray))
+        reference, code = self._sent[1], self._codes[targets]
+        return lambda packer, chunks: packer.parcel(chunks, reference, targets, code)
+
+
+@dataclass(eq=False)
+class _Flight:
+    """A parcel on its way: who has it and what is in it."""
+
+    member: Member
+    chunks: list[list[int]]
+
+
+class _Sending:
+    """One `map` call: parcels out, results in, in any order; `result` hands them on in job order.
+
+    At most a window of results wait here or travel, so that memory does not grow with the number of jobs.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        jobs: Sequence[ClientJob],
+        chunks: list[list[int]],
+        packing: Callable[[Packer, list[list[int]]], Parcel],
+    ) -> None:
+        import ray
+
+        self.stacked = 0
+        self._ray, self._crew, self._jobs, self._packing = ray, crew, jobs, packing
+        self._packer = Packer(jobs, lambda value: _put(value, ray))
+        self._waiting = deque(chunks)
+        self._again: deque[list[int]] = deque()  # lost ones, alone in their parcel so that the guilty one is known
+        self._lost: dict[int, int] = {}  # a chunk's first position: actors that died over it
+        self._flying: dict[Any, _Flight] = {}
+        self._arrived: dict[int, SentResult | FedexpError] = {}
+        weight = max(1, self._packer.own_bytes(0)) * max(map(len, chunks))
+        self._together = max(1, min(_PARCEL_CHUNKS, _PARCEL_BYTES // weight))
+        self._largest = self._together * max(map(len, chunks))
+        crew.fill()
+
+    def result(self, position: int) -> SentResult:
+        """The result of job `position`; to be asked for in order.
+
+        Raises:
+            ClientError: the job failed, or `MAX_LOSSES` actors died over it.
+        """
+        self._send(position)
+        while position not in self._arrived:
+            self._receive()
+            self._send(position)
+        found = self._arrived.pop(position)
+        if isinstance(found, FedexpError):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Take back what was not asked for."""
+        for reference, flight in self._flying.items():
+            flight.member.parcels.remove(reference)
+            if self._ray.is_initialized():
+                self._ray.cancel(reference)
+        self._flying.clear()
+
+    def _send(self, needed: int) -> None:
+        while (self._again or self._waiting) and (member := self._free()) is not None:
+            ahead = len(self._arrived) + sum(len(c) for flight in self._flying.values() for c in flight.chunks)
+            full = ahead >= 2 * DEPTH * self._crew.size * self._largest
+            if full and not self._again and (self._flying or needed in self._arrived):
+                return
+            chunks = [self._again.popleft()] if self._again else self._next_chunks()
+            reference = member.handle.run.remote(self._packing(self._packer, chunks))
+            member.parcels.append(reference)
+            self._flying[reference] = _Flight(member, chunks)
+
+    def _free(self) -> Member | None:
+        return min((m for m in self._crew.ready if len(m.parcels) < DEPTH), key=lambda m: len(m.parcels), default=None)
+
+    def _next_chunks(self) -> list[list[int]]:
+        """Many small chunks while there are many, one by one towards the end."""
+        count = len(self._waiting) // (2 * DEPTH * self._crew.size)
+        return [self._waiting.popleft() for _ in range(max(1, min(count, self._together)))]
+
+    def _receive(self) -> None:
+        starting = self._crew.starting
+        if not self._flying and not starting:
+            raise FedexpError(
+                "the Ray cluster has no actor left and no room for a new one",
+                where="engine=ray",
+                do="look at 'ray status'; the same command resumes this run",
+            )
+        alone = START_SECONDS if not self._flying else None  # nobody works: new actors must come in that time
+        done, _ = self._ray.wait([*self._flying, *starting], num_returns=1, timeout=alone)
+        if not done:
+            for member in starting.values():
+                self._crew.lose(member, refill=False)
+        for reference in done:
+            if reference in starting:
+                self._crew.admit(starting[reference])
+            else:
+                self._take(reference, self._flying.pop(reference))
+
+    def _take(self, reference: Any, flight: _Flight) -> None:
+        member = flight.member
+        try:
+            reply: Reply = self._ray.get(reference)
+        except losses() as error:
+            self._crew.lose(member)
+            member.parcels.remove(reference)
+            self._repeat(flight, member.guilty == reference, error)
+            return
+        except self._ray.exceptions.RayTaskError as error:
+            member.parcels.remove(reference)
+            raise unforeseen(error) from error
+        member.parcels.remove(reference)
+        self.stacked += reply.stacked
+        for positions, results in zip(flight.chunks, reply.chunks, strict=False):
+            self._arrived.update(zip(positions, results, strict=False))
+        if reply.failure is not None:
+            failure, trace = reply.failure
+            failure.__cause__ = _RemoteError(trace)
+            for position in (p for chunk in flight.chunks for p in chunk if p not in self._arrived):
+                self._arrived[position] = failure
+
+    def _repeat(self, flight: _Flight, guilty: bool, error: Exception) -> None:
+        """Jobs whose actor was lost go out again, unless too many actors died over them."""
+        for chunk in flight.chunks:
+            self._lost[chunk[0]] = self._lost.get(chunk[0], 0) + guilty
+            if self._lost[chunk[0]] < MAX_LOSSES:
+                self._again.append(chunk)
+                continue
+            clients = ", ".join(str(self._jobs[position].client) for position in chunk)
+            failure = ClientError(
+                f"client {clients}: {MAX_LOSSES} Ray actors died over this work",
+                where=f"engine=ray, the last: {type(error).__name__}",
+                do="look for 'out of memory' in 'ray status' and the nodes' logs; fewer engine.actors need less memory",
+            )
+            self._arrived.update(dict.fromkeys(chunk, failure))
+
+
+class _RemoteError(Exception):
+    """Stands in for the cause that stayed in the actor's process."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _put(value: object, ray: Any) -> Any:
+    """`value` in the object store, fetched once by every node whose actors ask for it."""
+    try:
+        return ray.put(value)
+    except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+        raise FedexpError(
+            "Ray's object store is full",
+            where="engine=ray",
+            got=str(error).partition("\n")[0],
+            do="start Ray with a larger --object-store-memory",
+        ) from error

@@ -1,0 +1,126 @@
+"""The actor's side of the Ray engine: one process of the cluster that runs parcels of jobs on an engine of its own."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedexp.core.build import build
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Executor, Numerics
+from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.models import Weights
+from fedexp.core.trees import Tree
+from fedexp.engines.ray_wire import Parcel, Reply, SentResult, rebuilt, unpack
+from fedexp.storage.identity import code_hash
+
+
+def code_of(targets: tuple[str, ...]) -> str:
+    """Fingerprint of fedexp's and the plug-ins' code in this process.
+
+    Raises:
+        ConfigError: a plug-in's module is not there.
+    """
+    for target in targets:
+        module = target.rpartition(".")[0]
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"a machine of the Ray cluster cannot import '{module}': {error}",
+                where=f"engine=ray, node {platform.node()}",
+                do="install it on every node, or launch from a folder that all nodes share",
+            ) from error
+    return code_hash({str(number): {"_target_": target} for number, target in enumerate(targets)})
+
+
+class Worker:
+    """An actor. Errors a user can act on are returned, not raised, so that they arrive as they were."""
+
+    def __init__(self) -> None:
+        self._data: tuple[Any, FederatedData] | None = None
+        self._shared: dict[Any, Tree] = {}
+        self._checked: set[tuple[tuple[str, ...], str]] = set()
+
+    def ready(self, inner: Mapping[str, Any], numerics: Numerics, threads: int, version: str) -> FedexpError | None:
+        """Open the inner engine under the run's numerics; the answer is what speaks against this actor."""
+        if torch.__version__ != version:
+            return _differs("torch", version, torch.__version__)
+        torch.set_num_threads(threads)
+        device = "cpu" if numerics.device == "cpu" else "cuda"  # Ray shows an actor its own GPU alone
+        self._device = torch.device(device)
+        self._threads = threads
+        try:
+            self._engine = build(Executor, inner, "engine.inner")  # type: ignore[type-abstract]
+            self._engine.open(replace(numerics, device=device), threads)
+        except FedexpError as error:
+            return error
+        return None
+
+    def run(self, parcel: Parcel) -> Reply:
+        """Results of every job, chunk by chunk; each chunk is one `map` of the inner engine."""
+        before = self._engine.stacked_steps
+        chunks: list[list[SentResult]] = []
+        failure = None
+        torch.set_num_threads(self._threads)  # torch keeps it a thread; Ray may call from another
+        try:
+            self._check_code(parcel)
+            data = self._federated(parcel.data)
+            trees = self._trees(parcel.trees)
+            starts: dict[tuple[int, int], Weights] = {}
+            for sent in parcel.chunks:
+                chunks.append([])
+                jobs = [rebuilt(job, trees, starts) for job in sent]
+                for result in self._engine.map(jobs, data):
+                    chunks[-1].append(SentResult.of(result))
+        except FedexpError as error:
+            failure = (error, traceback.format_exc())
+        return Reply(chunks, failure, self._engine.stacked_steps - before)
+
+    def _check_code(self, parcel: Parcel) -> None:
+        wanted = (parcel.targets, parcel.code)
+        if wanted in self._checked:
+            return
+        mine = code_of(parcel.targets)
+        if mine != parcel.code:
+            raise _differs("the code of fedexp or of a plug-in", parcel.code, mine)
+        self._checked.add(wanted)
+
+    def _federated(self, reference: Any) -> FederatedData:
+        import ray
+
+        if self._data is None or self._data[0] != reference:
+            self._data = None  # at most one data set is mapped
+            self._data = (reference, ray.get(reference).federated(self._device))
+        return self._data[1]
+
+    def _trees(self, travelling: Mapping[int, Any]) -> dict[int, Tree]:
+        """The parcel's trees; shared ones are fetched once and kept for the next parcel alone."""
+        import ray
+
+        shared: dict[Any, Tree] = {}
+        trees: dict[int, Tree] = {}
+        for key, value in travelling.items():
+            if not isinstance(value, ray.ObjectRef):
+                trees[key] = unpack(value, self._device)
+                continue
+            known = self._shared.get(value)
+            trees[key] = shared[value] = unpack(ray.get(value), self._device) if known is None else known
+        self._shared = shared
+        return trees
+
+
+def _differs(what: str, expected: str, got: str) -> ConfigError:
+    return ConfigError(
+        f"{what} is not the same on all machines of the Ray cluster",
+        where=f"engine=ray, node {platform.node()}",
+        expected=f"{expected} (the machine that launches)",
+        got=got,
+        do="install the same versions on every node, or share one folder",
+    )

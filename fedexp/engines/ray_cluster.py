@@ -1,0 +1,344 @@
+"""The cluster side of the Ray engine: joining or starting a cluster, and the crew of actors on its nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedexp.core.engine import Numerics
+from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.engines.ray_actor import Worker
+
+START_SECONDS = 60.0  # until at least one actor must have started
+DEPTH = 2  # parcels an actor holds: one that runs and one that waits, so that it is never idle between two
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no report to Ray's makers
+    "RAY_enable_metrics_collection": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class Connection:
+    """This process's membership in a Ray cluster; `close` ends what it began, and nothing else.
+
+    Args:
+        address: ``auto`` (the cluster this machine belongs to), ``host:port``, or ``local`` (start one for this run).
+        cpus: of a local cluster; gpus: whether a local cluster offers this machine's GPUs.
+
+    Raises:
+        ConfigError: there is no cluster at the address, or this process belongs to another.
+    """
+
+    def __init__(self, address: str, cpus: int, gpus: bool) -> None:
+        for name, value in _QUIET.items():  # read when ray is imported
+            os.environ.setdefault(name, value)
+        import ray
+
+        self._folder: str | None = None
+        self._own = not ray.is_initialized()
+        if not self._own:
+            _check_same(address, ray.get_runtime_context().gcs_address)
+            return
+        options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        if address == "local":
+            self._folder = tempfile.mkdtemp(prefix="fedexp-ray-")
+            options |= {"num_cpus": cpus, "_node_ip_address": "127.0.0.1", "_temp_dir": self._folder}
+            if not gpus:
+                options["num_gpus"] = 0
+        else:
+            del options["include_dashboard"]  # the cluster's own matter
+            _check_reachable(address)
+            if address.startswith("127."):  # several nodes on one machine's loopback: the one to join is named
+                options["_node_ip_address"] = address.partition(":")[0]
+        in_main = threading.current_thread() is threading.main_thread()
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(address=address, **options)
+        except (OSError, RuntimeError, ValueError) as error:
+            self.close()
+            raise _no_cluster(address, str(error).partition("\n")[0]) from error
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if in_main:
+                signal.signal(signal.SIGTERM, handler)  # ray.init sets its own
+
+    def close(self) -> None:
+        import ray
+
+        if self._own:
+            ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # Ray's processes may still write their last log lines
+
+
+def _check_same(asked: str, joined: str) -> None:
+    if asked not in ("auto", joined):
+        raise ConfigError(
+            "this process already belongs to a Ray cluster",
+            where="engine.address",
+            expected=f"auto or {joined}",
+            got=asked,
+            do="set engine.address=auto",
+        )
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself waits for minutes at an address where nothing listens."""
+    import ray
+
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", address)
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return  # Ray looks for a cluster of this machine
+    if host in ("localhost", "127.0.0.1"):  # Ray takes these for the machine's own address
+        host = ray.util.get_node_ip_address()
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise _no_cluster(f"{host}:{port}", str(error)) from error
+
+
+def _no_cluster(address: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"no Ray cluster could be joined: {why}" if address != "local" else f"Ray could not be started: {why}",
+        where="engine.address",
+        expected="the address of a running cluster that this machine belongs to, or local",
+        got=address,
+        do="start one with 'ray start --head' (and 'ray start --address=...' on the other machines), "
+        "or set engine.address=local",
+    )
+
+
+@dataclass(eq=False)
+class Member:
+    """An actor of the crew.
+
+    Args:
+        handle: Ray's; node: the id of the node it is pinned to.
+        starting: reference to its `Worker.ready`, None once it is.
+        parcels: what it holds, the one it works on first; guilty: the one it worked on when it was lost.
+    """
+
+    handle: Any
+    node: str
+    starting: Any
+    parcels: list[object] = field(default_factory=list)
+    guilty: object = None
+
+
+class Crew:
+    """Actors spread evenly over the cluster's nodes, replaced where resources allow.
+
+    Args:
+        wanted: how many; None: as many as the cluster's CPUs and GPUs allow.
+        threads, gpus: CPUs and GPUs reserved for each.
+        inner: config node of the engine they run, under `numerics`.
+
+    Raises:
+        ConfigError: the cluster is too small, or no actor could start.
+    """
+
+    def __init__(
+        self,
+        wanted: int | None,
+        threads: int,
+        gpus: float,
+        inner: dict[str, Any],
+        numerics: Numerics,
+        note: Callable[[str], None],
+    ) -> None:
+        self._threads, self._gpus, self._note = threads, gpus, note
+        self._inner, self._numerics = inner, numerics
+        self.members: list[Member] = []
+        room = self._room()
+        most = sum(room.values())
+        self.size = most if wanted is None else wanted
+        if most == 0 or self.size > most:
+            raise _too_small(threads, gpus, wanted, most)
+        self.fill()
+        try:
+            self._await_start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ready(self) -> list[Member]:
+        return [member for member in self.members if member.starting is None]
+
+    @property
+    def starting(self) -> dict[Any, Member]:
+        """By the reference that becomes ready when they do."""
+        return {member.starting: member for member in self.members if member.starting is not None}
+
+    def fill(self) -> None:
+        """Start missing actors, each on the node with the fewest of ours that has room."""
+        if len(self.members) >= self.size:
+            return
+        here = Counter(member.node for member in self.members)
+        free = {node: most - here[node] for node, most in self._room().items()}
+        while len(self.members) < self.size:
+            open_nodes = [node for node, room in free.items() if room > 0]
+            if not open_nodes:
+                return
+            node = min(open_nodes, key=lambda n: (here[n], n))
+            self._start(node)
+            here[node] += 1
+            free[node] -= 1
+
+    def admit(self, member: Member) -> str | None:
+        """`member`'s start has ended; returns why it failed, if it did.
+
+        Raises:
+            ConfigError: its machine has other code or versions.
+        """
+        import ray
+
+        try:
+            refusal = ray.get(member.starting)
+        except losses() as error:
+            self.lose(member, refill=member.node not in self._room())  # where one failed, the next would too
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return lines[-1] if lines else type(error).__name__
+        except ray.exceptions.RayTaskError as error:
+            raise unforeseen(error) from error
+        if refusal is not None:
+            raise refusal
+        member.starting = None
+        return None
+
+    def lose(self, member: Member, refill: bool = True) -> None:
+        """Take an actor that died, or cannot be reached, out of the crew and start another where there is room."""
+        import ray
+
+        if member not in self.members:
+            return
+        self.members.remove(member)
+        member.guilty = member.parcels[0] if member.parcels else None
+        ray.kill(member.handle)  # it may be alive behind a broken connection
+        if member.starting is None:
+            self._note(f"ray: lost an actor on node {member.node[:8]}, {len(self.ready)} of {self.size} left")
+        if refill:
+            self.fill()
+
+    def close(self) -> None:
+        import ray
+
+        if ray.is_initialized():
+            for member in self.members:
+                ray.kill(member.handle)
+        self.members = []
+
+    def _room(self) -> dict[str, int]:
+        """Actors that each living node could hold."""
+        import ray
+
+        room = {}
+        nodes: Any = ray.nodes  # untyped
+        for node in nodes():
+            if node["Alive"]:
+                most = int(node["Resources"].get("CPU", 0) // self._threads)
+                if self._gpus:
+                    gpus = node["Resources"].get("GPU", 0)
+                    on_gpus = gpus // self._gpus if self._gpus >= 1 else gpus * int(1 / self._gpus + 1e-6)
+                    most = min(most, int(on_gpus))
+                room[node["NodeID"]] = most
+        return room
+
+    def _start(self, node: str) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        actor: Any = ray.remote(Worker)
+        pinned = actor.options(
+            num_cpus=self._threads,
+            num_gpus=self._gpus,
+            max_restarts=0,  # a restarted actor would be pinned to the node that was lost
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            runtime_env={"env_vars": {"PYTHONPATH": _own_path(), "OMP_NUM_THREADS": str(self._threads)}},
+        )
+        handle = pinned.remote()
+        starting = handle.ready.remote(self._inner, self._numerics, self._threads, torch.__version__)
+        self.members.append(Member(handle, node, starting))
+
+    def _await_start(self) -> None:
+        """All actors for a while, then those that could start; the others join when they can."""
+        import ray
+
+        began = time.monotonic()
+        why = f"the cluster's CPUs or GPUs stayed busy for {START_SECONDS:.0f} s"
+        while self.starting:
+            waited = time.monotonic() - began
+            if waited > START_SECONDS or (self.ready and waited > START_SECONDS / 4):
+                break
+            done, _ = ray.wait(list(self.starting), num_returns=1, timeout=1)
+            for reference in done:
+                why = self.admit(self.starting[reference]) or why
+        if not self.ready:
+            raise ConfigError(
+                f"no Ray actor could start: {why}",
+                where="engine.actors",
+                do="look at 'ray status', and check that fedexp is installed on the cluster's nodes",
+            )
+
+
+def losses() -> tuple[type[Exception], ...]:
+    """What Ray raises where an actor or a node is gone, or took a result with it."""
+    from ray import exceptions
+
+    return (
+        exceptions.RayActorError,
+        exceptions.WorkerCrashedError,
+        exceptions.NodeDiedError,
+        exceptions.ObjectLostError,
+        exceptions.OutOfMemoryError,
+        exceptions.ActorUnschedulableError,
+    )
+
+
+def unforeseen(error: Exception) -> FedexpError:
+    """An actor's exception that no engine foresaw: mostly a module that its machine does not have."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines()
+    return FedexpError(
+        f"a Ray actor failed: {type(cause).__name__}: {lines[-1] if lines else ''}",
+        where="engine=ray",
+        do="where a module is missing: install it on every node, or launch from a folder that all nodes share",
+    )
+
+
+def _too_small(threads: int, gpus: float, wanted: int | None, most: int) -> ConfigError:
+    each = f"{threads} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+    return ConfigError(
+        "the Ray cluster is too small",
+        where="engine",
+        expected=f"{'at least 1' if wanted is None else wanted} actors of {each} each, every one on one node",
+        got=f"room for {most}",
+        do="lower engine.actors, engine.threads or engine.gpus, or add nodes",
+    )
+
+
+def _own_path() -> str:
+    """This process's import path without the interpreter's and its libraries' folders, which every node has itself."""
+    libraries = {Path(path) for path in sysconfig.get_paths().values()}
+    own = [Path(entry or ".").resolve() for entry in sys.path]
+    kept = [path for path in own if path.is_dir() and not any(path.is_relative_to(home) for home in libraries)]
+    return os.pathsep.join(dict.fromkeys(map(str, kept)))

@@ -1,0 +1,251 @@
+"""What travels between the driver and Ray's actors: trees as byte arrays, jobs that name their trees, parcels and replies."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedexp.core.data import Augmentation, FederatedData, Partition, Samples
+from fedexp.core.errors import FedexpError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.models import ModelSpec, Weights
+from fedexp.core.trees import Tree, Trees, num_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A tensor as (bytes,) uint8, which the object store maps without a copy; every type of torch's has such a view."""
+
+    data: np.ndarray
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value: Tensor) -> Packed:
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        return cls(flat.view(torch.uint8).numpy(), value.dtype, tuple(value.shape))
+
+    def view(self) -> Tensor:
+        """The tensor over the same memory: read-only where that is the object store's."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*NumPy array is not writable", category=UserWarning)
+            flat = torch.from_numpy(self.data)
+        return flat.view(self.dtype).reshape(self.shape)
+
+    def tensor(self, device: torch.device) -> Tensor:
+        """An own copy, aligned as torch aligns its memory (some kernels' bits depend on it)."""
+        value = self.view()
+        return value.clone() if device.type == "cpu" else value.to(device)
+
+
+PackedTree = dict[str, Packed]
+PackedTrees = dict[str, PackedTree]
+
+
+def pack(tree: Tree) -> PackedTree:
+    return {name: Packed.of(value) for name, value in tree.items()}
+
+
+def unpack(packed: PackedTree, device: torch.device) -> Tree:
+    return {name: value.tensor(device) for name, value in packed.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class SentData:
+    """What a client's training needs of `FederatedData`; the test set stays with the driver."""
+
+    x: Packed
+    y: Packed
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Augmentation | None
+    dtype: torch.dtype
+    partition: Partition
+    num_classes: int
+    fingerprint: str
+    labels: np.ndarray
+
+    @classmethod
+    def of(cls, data: FederatedData) -> SentData:
+        train = data.train
+        return cls(
+            Packed.of(train.x),
+            Packed.of(train.y),
+            train.mean,
+            train.std,
+            train.augment,
+            train.dtype,
+            data.partition,
+            data.num_classes,
+            data.fingerprint,
+            data.labels,
+        )
+
+    def federated(self, device: torch.device) -> FederatedData:
+        """On the CPU without a copy: all actors of a node read the same memory. The test set is empty."""
+        x, y = self.x.view().to(device), self.y.view().to(device)
+        train = Samples(x, y, self.mean, self.std, self.augment, self.dtype)
+        test = replace(train, x=x[:0], y=y[:0])
+        return FederatedData(train, self.partition, test, self.num_classes, self.fingerprint, self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class SentJob:
+    """A job whose trees are keys of `Parcel.trees`; `job` itself holds none."""
+
+    job: ClientJob
+    params: int
+    buffers: int
+    shared: dict[str, int]
+    state: dict[str, int] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """Chunks of jobs for one actor.
+
+    Args:
+        data: reference to a `SentData` in the object store.
+        trees: each distinct tree once: a reference where several jobs use it, else the tree itself.
+        targets, code: the plug-ins that the jobs use, and the fingerprint of the driver's code for them.
+    """
+
+    data: Any
+    trees: dict[int, Any]
+    chunks: list[list[SentJob]]
+    targets: tuple[str, ...]
+    code: str
+
+
+@dataclass(frozen=True, eq=False)
+class SentResult:
+    """A `ClientResult` in bytes."""
+
+    client: int
+    spec: ModelSpec
+    params: PackedTree
+    buffers: PackedTree
+    payload: PackedTrees
+    state: PackedTrees | None
+    num_examples: int
+    num_steps: int
+    metrics: dict[str, float]
+
+    @classmethod
+    def of(cls, result: ClientResult) -> SentResult:
+        weights, state = result.weights, result.state
+        return cls(
+            result.client,
+            weights.spec,
+            pack(weights.params),
+            pack(weights.buffers),
+            _packed(result.payload),
+            None if state is None else _packed(state),
+            result.num_examples,
+            result.num_steps,
+            dict(result.metrics),
+        )
+
+    def result(self, device: torch.device) -> ClientResult:
+        return ClientResult(
+            client=self.client,
+            weights=Weights(self.spec, unpack(self.params, device), unpack(self.buffers, device)),
+            num_examples=self.num_examples,
+            num_steps=self.num_steps,
+            payload=_unpacked(self.payload, device),
+            state=None if self.state is None else _unpacked(self.state, device),
+            metrics=self.metrics,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """Results of a parcel's chunks, chunk by chunk, up to the first failure.
+
+    Args:
+        failure: the error that ended the last chunk, and its traceback in the actor.
+        stacked: steps of this parcel that ran stacked.
+    """
+
+    chunks: list[list[SentResult]]
+    failure: tuple[FedexpError, str] | None
+    stacked: int
+
+
+class Packer:
+    """Jobs of one `map` call as `SentJob`s. A tree is recognised by its tensors, so that equal dictionaries travel once.
+
+    Args:
+        put: stores an object once for all actors and returns its reference.
+    """
+
+    def __init__(self, jobs: Sequence[ClientJob], put: Callable[[object], Any]) -> None:
+        self._put = put
+        self._keys: dict[tuple[object, ...], int] = {}
+        self._trees: list[Tree] = []
+        self._uses: list[int] = []
+        self._references: dict[int, Any] = {}
+        self._jobs = [self._sent(job) for job in jobs]
+
+    def parcel(self, chunks: Sequence[Sequence[int]], data: Any, targets: tuple[str, ...], code: str) -> Parcel:
+        sent = [[self._jobs[position] for position in chunk] for chunk in chunks]
+        keys = {key for chunk in sent for job in chunk for key in _keys(job)}
+        return Parcel(data, {key: self._travelling(key) for key in sorted(keys)}, sent, targets, code)
+
+    def own_bytes(self, position: int) -> int:
+        """Bytes of the model that job `position` starts from: about what its result weighs."""
+        job = self._jobs[position]
+        return num_bytes(self._trees[job.params]) + num_bytes(self._trees[job.buffers])
+
+    def _sent(self, job: ClientJob) -> SentJob:
+        empty = Weights(job.start.spec, {}, {})
+        return SentJob(
+            replace(job, start=empty, shared={}, state=None),
+            self._key(job.start.params),
+            self._key(job.start.buffers),
+            {name: self._key(tree) for name, tree in job.shared.items()},
+            None if job.state is None else {name: self._key(tree) for name, tree in job.state.items()},
+        )
+
+    def _key(self, tree: Tree) -> int:
+        identity = (*tree, *map(id, tree.values()))
+        key = self._keys.setdefault(identity, len(self._trees))
+        if key == len(self._trees):
+            self._trees.append(tree)  # kept, so that no id is used twice
+            self._uses.append(0)
+        self._uses[key] += 1
+        return key
+
+    def _travelling(self, key: int) -> Any:
+        if self._uses[key] == 1 or not self._trees[key]:
+            return pack(self._trees[key])
+        if key not in self._references:
+            self._references[key] = self._put(pack(self._trees[key]))
+        return self._references[key]
+
+
+def _keys(job: SentJob) -> list[int]:
+    return [job.params, job.buffers, *job.shared.values(), *(job.state or {}).values()]
+
+
+def rebuilt(sent: SentJob, trees: Mapping[int, Tree], starts: dict[tuple[int, int], Weights]) -> ClientJob:
+    """The job again; jobs that shared a start share it again (`starts` collects them)."""
+    key = (sent.params, sent.buffers)
+    if key not in starts:
+        starts[key] = Weights(sent.job.start.spec, trees[sent.params], trees[sent.buffers])
+    state = None if sent.state is None else {name: trees[k] for name, k in sent.state.items()}
+    return replace(sent.job, start=starts[key], shared={name: trees[k] for name, k in sent.shared.items()}, state=state)
+
+
+def _packed(trees: Trees) -> PackedTrees:
+    return {name: pack(tree) for name, tree in trees.items()}
+
+
+def _unpacked(packed: PackedTrees, device: torch.device) -> dict[str, Tree]:
+    return {name: unpack(tree, device) for name, tree in packed.items()}

@@ -1,0 +1,46 @@
+"""Trainers for tests of engines: they do FedAvg's work and something else besides. Actors import them from here."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedexp.core.trainer import Ctx
+from fedexp.core.trees import Tree, Trees
+from fedexp.trainers.sgd import Sgd
+
+
+@dataclass(frozen=True)
+class Slow(Sgd):
+    """Rests after each client, so that a round can be disturbed before it ends."""
+
+    seconds: float = 0.2
+
+    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+        time.sleep(self.seconds)
+        return super().finish(params, ctx)
+
+
+@dataclass(frozen=True)
+class Deadly(Sgd):
+    """Ends its process, as the system does where memory is short."""
+
+    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+        os._exit(1)
+
+
+class Normalised(nn.Module):
+    """BatchNorm before a linear layer: floating buffers and a counter."""
+
+    def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        size = math.prod(input_shape)
+        self.norm, self.fc = nn.BatchNorm1d(size), nn.Linear(size, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.fc(self.norm(x.flatten(1)))
+        return output

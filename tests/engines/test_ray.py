@@ -1,0 +1,311 @@
+"""The Ray engine on a cluster of two nodes on this machine's loopback: serial's bits, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedexp.compose import compose, conf_dir
+from fedexp.core.build import build
+from fedexp.core.engine import Executor, Numerics, describe
+from fedexp.core.errors import ClientError, ConfigError
+from fedexp.core.runner import Snapshot, next_jobs
+from fedexp.engines.ray import Ray
+from fedexp.engines.ray_actor import Worker
+from fedexp.engines.ray_wire import Packer, _keys
+from fedexp.engines.serial import Serial
+from fedexp.run import execute
+from tests.engines.plugins import Deadly, Slow
+from tests.world import World, assert_same, make_data, make_world
+
+# Before ray is imported: no statistics, a token that is not written to the home folder, lost nodes noticed soon.
+os.environ |= {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": uuid.uuid4().hex,
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "4",
+}
+if os.environ.get("CI") != "true":
+    pytest.importorskip("ray")
+
+METHODS = sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
+NUMERICS = Numerics({}, threads=1, device="cpu", dtype="float64")
+STORE = 100 * 2**20  # bytes of each node's object store
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes of one CPU each."""
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="fedexp-ray-")  # pytest's own are too long for the paths of sockets
+    each = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False, "temp_dir": folder}
+    nodes = Cluster(initialize_head=True, head_node_args={**each, "node_ip_address": "127.0.0.2"})
+    nodes.add_node(**each, node_ip_address="127.0.0.3")
+    try:
+        yield nodes
+    finally:
+        import ray
+
+        ray.shutdown()
+        nodes.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def same_run(world: World, executor: Executor, **kwargs: Any) -> None:
+    """Models, clients' memories and all else that goes on are serial's, to the bit."""
+    expected, got = world.run(), world.run(executor=executor, **kwargs)
+    assert_same(world.models(got), world.models(expected))
+    assert sorted(got.clients) == sorted(expected.clients)
+    for client, memory in expected.clients.items():
+        assert sorted(got.clients[client]) == sorted(memory)
+        for name, tree in memory.items():
+            assert_same([got.clients[client][name]], [tree])
+
+
+class TestOneCrew:
+    """One actor on each node, shared by tests that lose none."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls, cluster: Any) -> Iterator[Ray]:
+        """Holds all CPUs of the cluster until the class's tests are done."""
+        engine = Ray(address=cluster.address)
+        engine.open(NUMERICS, 2)
+        yield engine
+        engine.close()
+
+    def test_actors_are_spread_over_the_nodes(self, engine: Ray) -> None:
+        assert engine._crew is not None
+        assert len({member.node for member in engine._crew.ready}) == 2
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_serials_bits(self, method: str, engine: Ray) -> None:
+        same_run(make_world(f"method={method}", m=3), engine)
+
+    def test_many_small_and_unequal_clients(self, engine: Ray) -> None:
+        same_run(make_world("method=scaffold", data=make_data((*range(1, 30), 60, 2, 90, 3))), engine)
+
+    def test_buffers_travel(self, engine: Ray) -> None:
+        model = {"_target_": "tests.engines.plugins.Normalised"}
+        same_run(make_world("method=fedavg", model=model), engine)
+
+    def test_chunks_are_the_inner_engines(self, engine: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Chunks that are not contiguous still give results in job order."""
+        chunks = [[3, 0], [1, 2, 4]]
+        monkeypatch.setattr(Serial, "split", lambda self, jobs, data: chunks)
+        same_run(make_world("method=local", data=make_data((9, 5, 7, 3, 4))), engine)
+
+    def test_an_error_of_a_client_arrives_as_it_was(self, engine: Ray) -> None:
+        """Clients before it are handed on, as by the serial engine."""
+        world = make_world("method=fedavg", data=make_data((5, 8, 4, 6)))
+        jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
+        empty = replace(world.data, partition=make_data((5, 8, 0, 10)).partition)
+        told = []
+        for executor in (Serial(), engine):
+            done = []
+            with pytest.raises(ClientError) as caught:
+                for result in executor.map(jobs, empty):
+                    done.append(result.client)
+            told.append((done, str(caught.value)))
+        assert told[0] == told[1]
+        assert told[0][0] == [0, 1]
+
+    def test_other_code_on_a_node_is_refused(self, engine: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fedexp.engines.ray.code_of", lambda targets: "0123")
+        monkeypatch.setattr(engine, "_codes", {})
+        with pytest.raises(ConfigError, match="the code of fedexp or of a plug-in is not the same"):
+            make_world("method=fedavg").run(executor=engine)
+
+    def test_another_cluster_than_this_process_joined_is_refused(self, engine: Ray) -> None:
+        with pytest.raises(ConfigError, match="already belongs to a Ray cluster"):
+            Ray(address="local").open(NUMERICS, 2)
+
+
+def test_a_run_is_serials_to_the_byte(cluster: Any, tmp_path: Path) -> None:
+    """Through the shell: config, numerics, memo, checkpoint."""
+    common = ["method=scaffold", "rounds=2", "clients=6", "limit.train=300", "threads=2", "logger=csv"]
+    ours = execute(compose([*common, f"output_root={tmp_path}/ray", "engine=ray", f"engine.address={cluster.address}"]))
+    serial = execute(compose([*common, f"output_root={tmp_path}/serial", "threads=1"]))
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert Path(ours["folder"], name).read_bytes() == Path(serial["folder"], name).read_bytes()
+    assert ours["numerics"] == serial["numerics"]
+
+
+def test_other_torch_on_a_node_is_refused() -> None:
+    refusal = Worker().ready({}, NUMERICS, 1, "1.0")
+    assert isinstance(refusal, ConfigError)
+    assert "torch is not the same" in str(refusal) and torch.__version__ in str(refusal)
+
+
+def test_a_lost_node_changes_no_bit(cluster: Any) -> None:
+    """A node is killed between two results of a round, with work on it; later another takes its place."""
+    notes: list[str] = []
+    world = make_world("method=fedavg", "rounds=1", data=make_data((7,) * 10))
+    world.env = replace(world.env, trainer=Slow())
+    engine = Ray(address=cluster.address)
+    engine._note = notes.append
+    engine.open(NUMERICS, 2)
+    assert engine._crew is not None
+    head, second = sorted(
+        engine._crew.ready, key=lambda member: member.node != cluster.head_node.node_id
+    )  # one on each
+    trained: list[int] = []
+
+    def disturb(done: int, of: int) -> None:
+        trained.append(done)
+        if done == 2:
+            assert second.parcels
+            (node,) = cluster.worker_nodes
+            cluster.remove_node(node, allow_graceful=False)
+
+    same_run(world, engine, on_client=disturb)
+    assert trained == list(range(1, 11))
+    assert any("lost an actor" in note for note in notes)
+    assert [member for member in engine._crew.ready if member is not head] == []
+
+    cluster.add_node(num_cpus=1, object_store_memory=STORE, node_ip_address="127.0.0.3")
+    for _ in range(60):
+        same_run(replace_trainer(world, Slow(seconds=0.0)), engine)
+        if len(engine._crew.ready) == 2:
+            break
+        time.sleep(0.5)
+    assert len({member.node for member in engine._crew.ready}) == 2
+    engine.close()
+
+
+def test_work_that_kills_every_actor_is_an_error(cluster: Any) -> None:
+    world = replace_trainer(make_world("method=fedavg", data=make_data((5,))), Deadly())
+    engine = Ray(address=cluster.address)
+    engine.open(NUMERICS, 2)
+    with pytest.raises(ClientError, match="client 0: 3 Ray actors died"):
+        world.run(executor=engine)
+    engine.close()
+
+
+def replace_trainer(world: World, trainer: Any) -> World:
+    return replace(world, env=replace(world.env, trainer=trainer))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"actors": 3}, "expected: 3 actors of 1 CPUs each, .*room for 2"),
+        ({"threads": 2}, "at least 1 actors of 2 CPUs each.*room for 0"),
+    ],
+)
+def test_a_cluster_too_small_is_refused(cluster: Any, config: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match="too small") as caught:
+        Ray(address=cluster.address, **config).open(NUMERICS, 2)
+    assert re.search(message, str(caught.value), re.DOTALL), caught.value
+
+
+@pytest.mark.parametrize(
+    ("config", "where"),
+    [
+        ({"address": "ray://host:10001"}, "engine.address"),
+        ({"threads": 0}, "engine.threads"),
+        ({"actors": 0}, "engine.actors"),
+        ({"gpus": 1.5}, "engine.gpus"),
+        ({"inner": {"_target_": "fedexp.engines.ray.Ray"}}, "engine.inner"),
+        ({"inner": {"_target_": "fedexp.engines.serial.Seriell"}}, "did you mean 'Serial'"),
+    ],
+)
+def test_mistakes_in_the_config_are_refused(config: dict, where: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(Executor, {"_target_": "fedexp.engines.ray.Ray", **config}, "engine")
+    assert where in str(caught.value)
+
+
+def test_device_and_gpus_go_together() -> None:
+    with pytest.raises(ConfigError, match="the run's kind of device"):
+        Ray(gpus=0.5).open(NUMERICS, 2)
+    with pytest.raises(ConfigError, match="the run's kind of device"):
+        Ray().open(replace(NUMERICS, device="cuda"), 2)
+
+
+def test_absent_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs the package ray") as caught:
+        Ray()
+    assert "pip install 'fedexp[ray]'" in str(caught.value)
+
+
+def test_settled_and_adopted() -> None:
+    """What computes is the inner engine at the actors' threads; a resumed run keeps both under another budget."""
+    engine = Ray(threads=2, actors=1)
+    assert isinstance(engine.computing, Serial)
+    assert engine.threads_each(8) == 2
+    adopted = engine.adopt(Serial(), 1, 4)
+    assert isinstance(adopted, Ray)
+    assert (adopted.threads, adopted.actors, adopted.inner) == (1, 1, describe(Serial()))
+    build(Executor, describe(adopted), "engine")
+
+
+def test_shared_trees_travel_once() -> None:
+    """One start for all clients is put once; a tree that one job alone uses travels with it."""
+    world = make_world("method=scaffold")
+    jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
+    stored: list[Any] = []
+    packer = Packer(jobs, lambda value: stored.append(value) or f"reference {len(stored)}")
+    for position in range(len(jobs)):
+        parcel = packer.parcel([[position]], "data", (), "")
+        assert set(parcel.trees) == {*_keys(parcel.chunks[0][0])}
+    assert len(jobs) > 1
+    assert [set(tree) for tree in stored] == [set(jobs[0].start.params)] * 2  # the weights and SCAFFOLD's c
+
+
+def test_local_leaves_nothing_behind(tmp_path: Path) -> None:
+    """``fedexp engine.address=local``, interrupted in round 2, then launched again: a clean stdout and no process left."""
+    command = [sys.executable, "-m", "fedexp", "engine=ray", "engine.address=local", "threads=1", "rounds=400"]
+    command += [
+        "clients=4",
+        "limit.train=100",
+        "limit.test=10",
+        f"output_root={tmp_path / 'out'}",
+        "memo.enabled=false",
+    ]
+    with tempfile.TemporaryDirectory(prefix="fedexp-") as temporary:
+        environment = os.environ | {"TMPDIR": temporary, "PYTHONPATH": str(ROOT), "HOME": temporary}
+        for name in [name for name in environment if name.startswith("RAY_")]:
+            del environment[name]
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert first.startswith("round "), first + err
+        assert process.returncode == 130, err
+        assert "raylet" not in out and "Traceback" not in err, out + err
+        assert _processes_with(temporary) == []
+
+
+def _processes_with(text: str) -> list[str]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if text in line:
+                found.append(line)
+    return found
