@@ -135,7 +135,8 @@ class Net:
         self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, precision: Precision = "float32"
     ) -> None:
         self.spec = spec
-        self._device, self._dtype, self._bf16 = device.type, dtype, precision == "bf16"
+        self.precision = precision
+        self._device, self._dtype = device.type, dtype
         with torch.random.fork_rng(devices=[]):
             self._module = _own_dropout(spec.module().to(device, dtype))
         self._slots = _slots(self._module, "_parameters")
@@ -178,7 +179,7 @@ class Net:
         if self._channels_last:
             inputs = tuple(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs)
         output: Tensor
-        if self._bf16 and self._module.training:
+        if self.precision == "bf16" and self._module.training:
             with torch.autocast(self._device, torch.bfloat16):
                 output = self._module(*inputs)
             return output.to(self._dtype)

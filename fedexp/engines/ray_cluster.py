@@ -109,7 +109,7 @@ def _check_reachable(address: str) -> None:
     if not port.isdecimal():
         return  # Ray looks for a cluster of this machine
     if host in ("localhost", "127.0.0.1"):  # Ray takes these for the machine's own address
-        host = ray.util.get_node_ip_address()
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor
+from fedexp.core.engine import Executor, Numerics, Precision
 from fedexp.core.errors import ClientError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import train_client
@@ -23,6 +23,12 @@ class Serial(Executor):
     """Executes jobs in this process, in order."""
 
     _nets: dict[ModelSpec, Net] = field(init=False, default_factory=dict)
+    _precision: Precision = field(init=False, default="float32")
+
+    def open(self, numerics: Numerics, threads: int) -> None:
+        if numerics.precision != self._precision:
+            self._precision = numerics.precision
+            self._nets.clear()
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         for job in jobs:
@@ -39,7 +45,7 @@ class Serial(Executor):
         spec = job.start.spec
         if spec not in self._nets:
             first = next(iter(job.start.params.values()))
-            self._nets[spec] = Net(spec, first.device, first.dtype)
+            self._nets[spec] = Net(spec, first.device, first.dtype, self._precision)
         return self._nets[spec]
 
 

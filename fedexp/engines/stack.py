@@ -35,7 +35,8 @@ def train_stack(
     """
     schedules = [schedule_of(job, net, len(index)) for job, index in zip(jobs, indices, strict=True)]
     order = sorted(range(len(jobs)), key=lambda i: -len(schedules[i]))  # those that still train are the first ones
-    jobs, indices, schedules = ([these[i] for i in order] for these in (jobs, indices, schedules))
+    jobs, indices = [jobs[i] for i in order], [indices[i] for i in order]
+    schedules = [schedules[i] for i in order]
     first, trainer, budget = jobs[0], jobs[0].trainer, jobs[0].budget
     steps = [len(schedule) for schedule in schedules]
     noises = [StepNoise(job.seed, samples.x.device) for job in jobs]

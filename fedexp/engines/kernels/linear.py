@@ -25,7 +25,9 @@ class Linear(StackKernel):
     @classmethod
     def fits(cls, job: ClientJob, net: Net) -> bool:
         own = overrides(job.trainer, "loss") or overrides(job.trainer, "grad")
-        return bool(net.linear_chain) and job.task.cross_entropy and not own and bool(_trained(job, net))
+        if own or not job.task.cross_entropy or net.precision == "bf16":
+            return False
+        return bool(_trained(job, net))
 
     def __init__(self, job: ClientJob, net: Net) -> None:
         self._chain = net.linear_chain
