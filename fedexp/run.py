@@ -25,6 +25,7 @@ from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.trees import Tree
 from fedexp.costs import Meter, costs
 from fedexp.data.partition import save_partition
+from fedexp.engine_choice import ChoiceStore
 from fedexp.engines.memo import Memo
 from fedexp.evaluation.summary import summarise
 from fedexp.experiment import Experiment, check_device, choose_numerics, thread_budget
@@ -217,7 +218,9 @@ class _Run:
             computing = build(Executor, numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
             return wanted.adopt(computing, numerics.threads, budget)
         jobs = next_jobs(experiment.aggregator, env, snapshot)
-        engine = wanted.settle(Trial(jobs, data, env.rounds - snapshot.step, budget, numerics, self.note))
+        trial = Trial(jobs, data, env.rounds - snapshot.step, budget, numerics, self.note)
+        root = Path(experiment.config.output_root).expanduser().resolve() / "engines"
+        engine = ChoiceStore(root, self._client_code(), not experiment.config.reuse).settle(wanted, trial)
         numerics = replace(numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
         self.numerics = Numerics(**self.folder.once("numerics.json", asdict(numerics)))
         return engine
@@ -350,8 +353,11 @@ class _Run:
         if not (config.memo.enabled and config.reuse):
             return executor
         root = Path(config.output_root).expanduser().resolve() / "memo"
-        client_side = {group: self.raw[group] for group in ("trainer", "task", "model", "dataset")}
-        return Memo(executor, root, config.memo.max_gb, self.numerics, code_hash(client_side))
+        return Memo(executor, root, config.memo.max_gb, self.numerics, self._client_code())
+
+    def _client_code(self) -> str:
+        """Fingerprint of the code that trains a client."""
+        return code_hash({group: self.raw[group] for group in ("trainer", "task", "model", "dataset")})
 
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
         logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
