@@ -193,7 +193,13 @@ def test_memo_trains_first_rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     trained: list[int] = []
     original = serial.train_client
-    monkeypatch.setattr(serial, "train_client", lambda *a: trained.append(a[0].client) or original(*a))
+
+    def watched(job, *rest):
+        if job.budget.max_steps is None:  # not the memory probe
+            trained.append(job.client)
+        return original(job, *rest)
+
+    monkeypatch.setattr(serial, "train_client", watched)
     for method in ("local", "ensemble", "fedavg", "fednova", "fedexp"):
         assert run_command([f"method={method}", "rounds=1", "clients=4"]) == 0
     assert trained == [0, 1, 2, 3]
