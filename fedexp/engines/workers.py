@@ -64,13 +64,15 @@ class Workers(Executor):
         self._inner = build(Executor, self.inner, "engine.inner")  # type: ignore[type-abstract]
         require(not isinstance(self._inner, Workers), "inner: workers cannot run workers")
         self._pool: _Pool | None = None
+        self._open = False
 
     def settle(self, trial: Trial) -> Workers:
         each = self.threads_each(trial.threads)
         before = torch.get_num_threads()
         torch.set_num_threads(each)
         try:
-            settled = self._inner.settle(replace(trial, threads=each))
+            numerics = replace(trial.numerics, threads=each)
+            settled = self._inner.settle(replace(trial, threads=each, numerics=numerics))
         finally:
             torch.set_num_threads(before)
         return Workers(self.workers, self.threads, describe(settled.computing))
@@ -98,6 +100,7 @@ class Workers(Executor):
                 got=count,
                 do=f"set engine.workers=auto, or threads={count * each} if there are so many cores",
             )
+        self._open = True
         if self.workers == "auto" and count == 1:
             self._inner.open(numerics, each)
             return
@@ -107,6 +110,8 @@ class Workers(Executor):
         self._pool = _Pool(setups, torch.device(numerics.device))
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+        if not self._open:
+            raise RuntimeError("the workers engine is not open")
         if self._pool is None:
             yield from self._inner.map(jobs, data)
         elif jobs:
@@ -120,6 +125,7 @@ class Workers(Executor):
         return self._inner.stacked_steps + (self._pool.stacked_steps if self._pool else 0)
 
     def close(self) -> None:
+        self._open = False
         self._inner.close()
         if self._pool is not None:
             self._pool.close()
@@ -348,7 +354,8 @@ class _Link:
         self.held: deque[tuple[int, int, int]] = deque()  # slot, round, chunk
         self.socket, theirs = socket.socketpair()
         with theirs:
-            _nursery(self.setup.inner).fork(self.number, theirs)
+            self.nursery = _nursery(self.setup.inner)
+            self.nursery.fork(self.number, theirs)
         extent = pack(self.setup, self.inboxes[0])  # read before anything else is given
         fds = [segment.fd for segment in (self.board, *self.segments)]
         self.send(Message(wire.SETUP, 0, 0, *extent), fds)
@@ -376,7 +383,7 @@ class _Link:
     def end(self, ask: bool = False) -> int | None:
         """Leave; the worker ends at once. `ask`: wait until it has, and return its exit status if that can be known."""
         self.socket.close()
-        return _nursery(self.setup.inner).end(self.number, ask)
+        return self.nursery.end(self.number, ask)
 
 
 _numbers = itertools.count(1)

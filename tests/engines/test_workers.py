@@ -23,7 +23,7 @@ from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.trainer import Ctx, Trainer
 from fedexp.core.trees import Tree, Trees
 from fedexp.engines.serial import Serial
-from fedexp.engines.workers import Workers
+from fedexp.engines.workers import Workers, _only
 from tests.world import World, assert_same, make_data, make_world
 
 METHODS = sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
@@ -229,13 +229,20 @@ def test_a_killed_worker_costs_a_retry(pools: dict[int, Workers], tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore:a worker process died")  # told only where its next job was on its way already
-def test_a_worker_killed_between_rounds_is_replaced(pools: dict[int, Workers]) -> None:
+@pytest.mark.parametrize("nursery_too", [False, True])
+def test_processes_killed_between_rounds_are_replaced(pools: dict[int, Workers], nursery_too: bool) -> None:
     world = make_world("method=fedavg")
     jobs = jobs_of(world)
     expected = list(pools[2].map(jobs, world.data))
-    for pid in pids(pools[2]):
+    if nursery_too:
+        _only[0]._process.kill()
+        _only[0]._process.wait()
+    before = pids(pools[2])
+    for pid in before:
         os.kill(pid, signal.SIGKILL)
-    assert_equal(list(pools[2].map(jobs, world.data)), expected)
+    for _ in range(2):
+        assert_equal(list(pools[2].map(jobs, world.data)), expected)
+    assert not set(before) & set(pids(pools[2]))
 
 
 def test_three_deaths_over_one_client_are_an_error(pools: dict[int, Workers], tmp_path: Path) -> None:
