@@ -141,7 +141,8 @@ def main() -> None:
 
     lines = [
         f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, {os.cpu_count()} cores, "
-        f"{options.threads} threads, Python {platform.python_version()}; every line a process of its own"
+        f"{options.threads} threads, Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f} before; "
+        "every line a process of its own"
     ]
     print(lines[0], flush=True)
     if unknown := set(options.parts) - set(PARTS):
