@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import subprocess
 import sys
@@ -28,19 +29,18 @@ def environment() -> dict[str, Any]:
     return facts
 
 
+@functools.cache
 def _commit() -> str | None:
-    """Git commit of fedexp's checkout, ``+`` where the tree has changes; None for an installed package."""
+    """Git commit of fedexp's checkout, ``+`` where tracked files have changes; None for an installed package.
+
+    Asked once a process: what was imported does not change with the checkout.
+    """
     home = Path(__file__).resolve().parents[2]
     if not (home / ".git").exists():
         return None
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(home), *arguments], capture_output=True, text=True, timeout=10, check=False
-        )
-        return done.stdout.strip()
-
+    command = ["git", "-C", str(home), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
+    return done.stdout.strip() or None
