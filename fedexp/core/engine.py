@@ -83,9 +83,9 @@ class Executor(ABC):
         """
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
-        """Positions in `jobs` that belong in one `map` call each; their bits do not depend on the other chunks.
+        """The jobs in parts that may be mapped apart, by other processes, without changing a bit: ascending positions in `jobs`.
 
-        A pure function of the jobs and data, so that it does not matter how many processes share them.
+        A function of the jobs alone, so that neither the number of processes nor their speed decides.
         """
         return [[position] for position in range(len(jobs))]
 

@@ -119,7 +119,7 @@ class TestOneCrew:
 
     def test_chunks_are_the_inner_engines(self, engine: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
         """Chunks that are not contiguous still give results in job order."""
-        chunks = [[3, 0], [1, 2, 4]]
+        chunks = [[1, 2, 4], [0, 3]]
         monkeypatch.setattr(Serial, "split", lambda self, jobs, data: chunks)
         same_run(make_world("method=local", data=make_data((9, 5, 7, 3, 4))), engine)
 
