@@ -109,7 +109,8 @@ def _check_reachable(address: str) -> None:
     if not port.isdecimal():
         return  # Ray looks for a cluster of this machine
     if host in ("localhost", "127.0.0.1"):  # Ray takes these for the machine's own address
-        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        own_address: Any = ray.util.get_node_ip_address  # untyped
+        host = own_address()
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
@@ -173,9 +174,15 @@ class Crew:
         self.size = most if wanted is None else wanted
         if most == 0 or self.size > most:
             raise _too_small(threads, gpus, wanted, most)
-        self.fill()
         try:
-            self._await_start()
+            self.fill()
+            why = self.gather(START_SECONDS, START_SECONDS / 4)  # the others join when they can
+            if not self.ready:
+                raise ConfigError(
+                    f"no Ray actor could start: {why or f'CPUs or GPUs stayed busy for {START_SECONDS:.0f} s'}",
+                    where="engine.actors",
+                    do="look at 'ray status', and check that fedexp is installed on the cluster's nodes",
+                )
         except BaseException:
             self.close()
             raise
@@ -279,25 +286,24 @@ class Crew:
         starting = handle.ready.remote(self._inner, self._numerics, self._threads, torch.__version__)
         self.members.append(Member(handle, node, starting))
 
-    def _await_start(self) -> None:
-        """All actors for a while, then those that could start; the others join when they can."""
+    def gather(self, seconds: float, patience: float) -> str | None:
+        """Wait until no actor is starting, at most `seconds`, and `patience` where one is ready.
+
+        Returns:
+            why the last one that failed did, None where none failed.
+        """
         import ray
 
         began = time.monotonic()
-        why = f"the cluster's CPUs or GPUs stayed busy for {START_SECONDS:.0f} s"
+        why = None
         while self.starting:
             waited = time.monotonic() - began
-            if waited > START_SECONDS or (self.ready and waited > START_SECONDS / 4):
+            if waited > seconds or (self.ready and waited > patience):
                 break
             done, _ = ray.wait(list(self.starting), num_returns=1, timeout=1)
             for reference in done:
                 why = self.admit(self.starting[reference]) or why
-        if not self.ready:
-            raise ConfigError(
-                f"no Ray actor could start: {why}",
-                where="engine.actors",
-                do="look at 'ray status', and check that fedexp is installed on the cluster's nodes",
-            )
+        return why
 
 
 def losses() -> tuple[type[Exception], ...]:
