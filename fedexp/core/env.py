@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -81,7 +82,7 @@ class Env:
         """Step size of this round, ``lr_0 * decay^round``."""
         return self.budget.lr_0 * self.lr_decay**self.round
 
-    @property
+    @cached_property
     def budget_now(self) -> Budget:
         """The local work of this round, with its step size."""
         return replace(self.budget, lr=self.lr)

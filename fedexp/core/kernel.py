@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,7 +38,8 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> C
     params = trees.clone(job.start.params)
     buffers = trees.clone(job.start.buffers)
     trainable = {name: value.requires_grad_() for name, value in params.items() if name not in job.frozen}
-    live = list(trainable.values())
+    values = {name: value.detach() for name, value in trainable.items()}  # the same memory, unknown to autograd
+    live = list(values.values())
     noise = StepNoise(job.seed, samples.x.device)
     ctx = context(job, net, samples, index, len(schedule), noise)
     correct = trainer.correct if overrides(trainer, "correct") else None
@@ -50,24 +52,21 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> C
         noise.step = step
         grad, loss = trainer.grad(net, params, buffers, batch, ctx)
         losses.append(loss)
-        with torch.no_grad():
-            if correct is not None:
-                grad = correct(grad, trainable, ctx)
-            direction = list(grad.values())
-            if budget.clip is not None:
-                direction = clipped(direction, budget.clip)
-            if budget.weight_decay:
-                direction = list(torch._foreach_add(direction, live, alpha=budget.weight_decay))
-            optimizer.step(live, direction)
-            if after_step is not None:
-                torch._foreach_copy_(live, list(after_step(trainable, ctx).values()))
-    for value in live:
-        value.requires_grad_(False)
-    payload, state = trainer.finish(trainable, ctx)
+        if correct is not None:
+            grad = correct(grad, values, ctx)
+        direction = list(grad.values())
+        if budget.clip is not None:
+            direction = clipped(direction, budget.clip)
+        if budget.weight_decay:
+            direction = list(torch._foreach_add(direction, live, alpha=budget.weight_decay))
+        optimizer.step(live, direction)
+        if after_step is not None:
+            torch._foreach_copy_(live, list(after_step(values, ctx).values()))
+    payload, state = trainer.finish(values, ctx)
     net.set_noise(None)
     return ClientResult(
         client=job.client,
-        weights=Weights(job.start.spec, params, buffers),
+        weights=Weights(job.start.spec, {**params, **values}, buffers),
         num_examples=len(index),
         num_steps=len(schedule),
         payload=payload,
@@ -171,7 +170,7 @@ def batches(
 def epoch_order(job: ClientJob, index: Tensor, epoch: int) -> Tensor:
     """A client's sample positions in the order of `epoch`."""
     shuffle = torch.randperm(len(index), generator=torch_generator(job.seed, "order", epoch))
-    return index[shuffle.to(index.device)]
+    return index.index_select(0, shuffle.to(index.device))
 
 
 class StepNoise:
@@ -179,8 +178,11 @@ class StepNoise:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.step = 0
-        self._seed = seed
-        self._generator = torch.Generator(device=device)
+        self._seed, self._device = seed, device
+
+    @cached_property
+    def _generator(self) -> torch.Generator:
+        return torch.Generator(device=self._device)
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self._generator.manual_seed(seed_of(self._seed, "noise", self.step, name))

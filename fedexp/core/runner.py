@@ -90,7 +90,8 @@ def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob
             first[key] = job.trainer.init_state(job.start.params)
         return first[key]
 
-    return [replace(job, state=memory(job)) for job in jobs]
+    memories = [memory(job) for job in jobs]
+    return [job if own is None else replace(job, state=own) for job, own in zip(jobs, memories, strict=True)]
 
 
 class _Stream:

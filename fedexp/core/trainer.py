@@ -15,6 +15,8 @@ from fedexp.core.needs import Needs
 from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree, Trees
 
+_run_backward = torch.autograd.Variable._execution_engine.run_backward
+
 Hook = TypeVar("Hook", bound=Callable[..., Tree])
 
 
@@ -26,6 +28,26 @@ def elementwise(hook: Hook) -> Hook:
     """
     hook.elementwise = True  # type: ignore[attr-defined]
     return hook
+
+
+def gradient(loss: Tensor, params: Tree) -> Tree:
+    """``torch.autograd.grad`` of a scalar, zeros for what it does not depend on.
+
+    It asks the engine itself: the public function's checks of its arguments take a tenth of a small model's step.
+    """
+    grads = _run_backward(
+        (loss,),
+        (torch.ones_like(loss),),
+        False,
+        False,
+        tuple(params.values()),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return {
+        name: torch.zeros_like(value) if grad is None else grad
+        for (name, value), grad in zip(params.items(), grads, strict=True)
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +123,7 @@ class Trainer:
     def grad(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> tuple[Tree, Tensor]:
         """Gradient with respect to the parameters that require one, and the loss."""
         loss = self.loss(net, params, buffers, batch, ctx)
-        trainable = {name: value for name, value in params.items() if value.requires_grad}
-        grads = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(trainable, grads, strict=True)), loss.detach()
+        return gradient(loss, {name: value for name, value in params.items() if value.requires_grad}), loss.detach()
 
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
         """Change the gradient before clipping: proximal pull, control variate, client momentum."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 
 import torch
@@ -75,7 +76,7 @@ def squared_norm(tree: Tree) -> float:
 def nonfinite(tree: Tree) -> str | None:
     """Name of the first tensor that holds NaN or infinity, or None. One synchronisation where all is well."""
     floating = {name: value for name, value in tree.items() if value.is_floating_point()}
-    if not floating or bool(torch.stack([value.sum() for value in floating.values()]).isfinite().all()):
+    if not floating or math.isfinite(torch.stack([value.sum() for value in floating.values()]).sum()):
         return None
     for name, value in floating.items():  # a finite tensor's sum may overflow: look at the values themselves
         if not bool(value.isfinite().all()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -24,8 +25,8 @@ from fedexp.engines.timing import WORTH_TIMING, seconds_a_step, trainable, work
 KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
-_STACK = 4  # clients a stack where nothing was timed: the weights of small models stay in the cache
-_STACKS = (2, 4, 5, 8, 10, 16, 32)  # clients a stack that are timed
+_STACK = 8  # clients a stack where nothing was timed
+_STACKS = (2, 4, 8, 16, 32)  # most clients a stack, as timed
 _WINDOW = 8  # stacks whose clients are ordered by steps together; no more results than these wait for an earlier client
 _SLOW_STEP = 0.25  # seconds; a model that is this slow for one client fills the processor by itself
 
@@ -99,7 +100,9 @@ class Vectorized(Executor):
         for members in groups.values():
             for start in range(0, len(members), _WINDOW * size):
                 window = sorted(members[start : start + _WINDOW * size], key=lambda i: -steps[i])
-                stacks += [sorted(window[at : at + size]) for at in range(0, len(window), size)]
+                number = -(-len(window) // size)  # of stacks, all about as large
+                bounds = [len(window) * i // number for i in range(number + 1)]
+                stacks += [sorted(window[a:b]) for a, b in pairwise(bounds)]
         return sorted(stacks)
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:

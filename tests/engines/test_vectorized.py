@@ -40,7 +40,9 @@ def in_float32(jobs: list, data):
 
     starts = {id(j.start): replace(j.start, params=cast(j.start.params), buffers=cast(j.start.buffers)) for j in jobs}
     shared = {id(j.shared): casts(j.shared) for j in jobs}
-    jobs = [replace(j, start=starts[id(j.start)], shared=shared[id(j.shared)] or {}, state=casts(j.state)) for j in jobs]
+    jobs = [
+        replace(j, start=starts[id(j.start)], shared=shared[id(j.shared)] or {}, state=casts(j.state)) for j in jobs
+    ]
     return jobs, replace(data, train=replace(data.train, dtype=torch.float32))
 
 
