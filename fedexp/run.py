@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fedexp.allocator import keep_freed_memory
 from fedexp.core.aggregator import Outcome
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
@@ -151,6 +152,7 @@ class _Run:
         experiment = Experiment.of(self.raw)
         numerics = self._stored_numerics(experiment)
         budget = thread_budget(experiment.config)
+        keep_freed_memory()
         with contextlib.ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(numerics.threads)

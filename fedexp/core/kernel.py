@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -13,11 +13,11 @@ from fedexp.core import trees
 from fedexp.core.data import Samples
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import Budget, ClientJob, ClientResult
-from fedexp.core.local_optimizers import make_optimizer
+from fedexp.core.local_optimizers import LocalOptimizer, make_optimizer
 from fedexp.core.models import Net, Weights
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Ctx, Trainer
+from fedexp.core.trainer import Adjustment, Ctx, Trainer
 from fedexp.core.trees import Tree
 
 # Inputs gathered and normalised at a time: large enough to save calls, small enough for the cache.
@@ -39,11 +39,11 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> C
     buffers = trees.clone(job.start.buffers)
     trainable = {name: value.requires_grad_() for name, value in params.items() if name not in job.frozen}
     values = {name: value.detach() for name, value in trainable.items()}  # the same memory, unknown to autograd
-    live = list(values.values())
     noise = StepNoise(job.seed, samples.x.device)
     ctx = context(job, net, samples, index, len(schedule), noise)
-    correct = trainer.correct if overrides(trainer, "correct") else None
-    after_step = trainer.after_step if overrides(trainer, "after_step") else None
+    adjustment = trainer.adjustment(ctx)
+    correct = partial(trainer.correct, ctx=ctx) if overrides(trainer, "correct") else None
+    after_step = partial(trainer.after_step, ctx=ctx) if overrides(trainer, "after_step") else None
     optimizer = make_optimizer(budget)
     losses: list[Tensor] = []
     net.train()
@@ -52,16 +52,7 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> C
         noise.step = step
         grad, loss = trainer.grad(net, params, buffers, batch, ctx)
         losses.append(loss)
-        if correct is not None:
-            grad = correct(grad, values, ctx)
-        direction = list(grad.values())
-        if budget.clip is not None:
-            direction = clipped(direction, budget.clip)
-        if budget.weight_decay:
-            direction = list(torch._foreach_add(direction, live, alpha=budget.weight_decay))
-        optimizer.step(live, direction)
-        if after_step is not None:
-            torch._foreach_copy_(live, list(after_step(values, ctx).values()))
+        take_step(grad, values, ctx.start, budget, optimizer, adjustment, correct, clipped, after_step)
     payload, state = trainer.finish(values, ctx)
     net.set_noise(None)
     return ClientResult(
@@ -73,6 +64,35 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> C
         state=state,
         metrics={"loss": float(torch.stack(losses).double().mean())},
     )
+
+
+def take_step(
+    grad: Tree,
+    values: Tree,
+    start: Tree,
+    budget: Budget,
+    optimizer: LocalOptimizer,
+    adjustment: Adjustment | None,
+    correct: Callable[[Tree, Tree], Tree] | None,
+    clip: Callable[[list[Tensor], float], list[Tensor]],
+    after_step: Callable[[Tree], Tree] | None,
+) -> None:
+    """All of a step that follows the gradient, in the order that `Trainer` documents; `values` are changed in place."""
+    live = list(values.values())
+    if adjustment is not None:
+        grad = adjusted(grad, values, start, adjustment)
+    if correct is not None:
+        grad = correct(grad, values)
+    direction = list(grad.values())
+    if budget.clip is not None:
+        direction = clip(direction, budget.clip)
+    if budget.weight_decay:
+        direction = list(torch._foreach_add(direction, live, alpha=budget.weight_decay))
+    optimizer.step(live, direction)
+    if adjustment is not None and adjustment.outside is not None:
+        torch._foreach_add_(live, list(adjustment.outside.values()), alpha=-budget.lr)
+    if after_step is not None:
+        torch._foreach_copy_(live, list(after_step(values).values()))
 
 
 def overrides(trainer: Trainer, hook: str) -> bool:
@@ -112,6 +132,15 @@ def schedule_of(job: ClientJob, net: Net, n: int) -> list[tuple[int, int, int]]:
             do="raise partition.min_size, or set partition.on_small=drop",
         )
     return schedule
+
+
+def adjusted(grad: Tree, params: Tree, start: Tree, how: Adjustment) -> Tree:
+    """``gradient * g + pull * (w - w^t) + shift``."""
+    if how.gradient != 1:
+        grad = trees.scale(grad, how.gradient)
+    if how.pull:
+        grad = trees.add(grad, trees.sub(params, start), alpha=how.pull)
+    return grad if how.shift is None else trees.add(grad, how.shift)
 
 
 def clipped(grads: list[Tensor], bound: float) -> list[Tensor]:

@@ -135,10 +135,10 @@ class _Stream:
             raise RuntimeError("the engine yielded more results than it was given jobs")
 
     def _finite(self, result: ClientResult) -> bool:
-        bad = trees.nonfinite(result.weights.params) or trees.nonfinite(result.weights.buffers)
+        everything = {**result.weights.params, **result.weights.buffers}
         for name, tree in (*result.payload.items(), *(result.state or {}).items()):
-            inside = trees.nonfinite(tree)
-            bad = bad or (inside and f"{name} of {inside}")
+            everything |= {f"{name} of {inside}": value for inside, value in tree.items()}
+        bad = trees.nonfinite(everything)
         if bad is None:
             return True
         if self.on_nonfinite == "skip_client":

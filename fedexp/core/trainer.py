@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -23,8 +23,9 @@ Hook = TypeVar("Hook", bound=Callable[..., Tree])
 def elementwise(hook: Hook) -> Hook:
     """Mark a `Trainer.correct` or `Trainer.after_step` that treats every number of its trees alike and by itself.
 
-    It uses no norms, means or indices and, of the context, only `start`, `shared`, `state`, `budget` and `once`. Such a
+    It uses no norms, means or indices and, of the context, only `start`, `shared`, `state` and `budget`. Such a
     hook may be called with the trees of several clients stacked along a first axis; any other is called client by client.
+    (`Trainer.adjustment` is always called like that.)
     """
     hook.elementwise = True  # type: ignore[attr-defined]
     return hook
@@ -69,13 +70,20 @@ class Ctx:
     num_steps: int
     noise: Callable[[str, tuple[int, ...]], Tensor]
     full_gradient: Callable[[Tree], Tree]
-    _made: dict[str, Tree] = field(default_factory=dict)
 
-    def once(self, name: str, make: Callable[[], Tree]) -> Tree:
-        """What `make` returned when first asked for `name` in this round: a tree that no step changes."""
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
+
+@dataclass(frozen=True, eq=False)
+class Adjustment:
+    """``gradient * g + pull * (w - w^t) + shift`` in place of g; and, after the optimizer's step, ``w -= lr * outside``.
+
+    Its parts stay the same for a whole round. Engines apply it without a copy of the gradient; most methods that change
+    gradients can say it this way. `outside` stays out of clipping, weight decay and momentum.
+    """
+
+    gradient: float = 1.0
+    pull: float = 0.0
+    shift: Tree | None = None
+    outside: Tree | None = None
 
 
 @dataclass(frozen=True)
@@ -103,8 +111,8 @@ class RoundStats:
 class Trainer:
     """Local training as pure functions of trees. Override the hooks a method needs; the others cost nothing.
 
-    A step is, in this order (spec: multi-round 1.2): ``grad``, ``correct``, clip, weight decay, local optimizer,
-    ``after_step``; frozen parameters never change.
+    A step is, in this order (spec: multi-round 1.2): ``grad``, ``adjustment``, ``correct``, clip, weight decay, local
+    optimizer, ``after_step``; frozen parameters never change.
     """
 
     @property
@@ -125,8 +133,15 @@ class Trainer:
         loss = self.loss(net, params, buffers, batch, ctx)
         return gradient(loss, {name: value for name, value in params.items() if value.requires_grad}), loss.detach()
 
+    def adjustment(self, ctx: Ctx) -> Adjustment | None:
+        """How this round's gradients are changed before clipping: proximal pull, control variate, client momentum.
+
+        Calculate `shift` number by number, so that it may be done for several clients at once (see `elementwise`).
+        """
+        return None
+
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
-        """Change the gradient before clipping: proximal pull, control variate, client momentum."""
+        """Change the gradient before clipping in ways that `adjustment` cannot say."""
         return grad
 
     def after_step(self, params: Tree, ctx: Ctx) -> Tree:

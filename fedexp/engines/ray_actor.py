@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fedexp.allocator import keep_freed_memory
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Executor, Numerics
@@ -18,6 +19,7 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.models import Weights
 from fedexp.core.trees import Tree
 from fedexp.engines.ray_wire import Parcel, Reply, SentResult, rebuilt, unpack
+from fedexp.numerics import applied
 from fedexp.storage.identity import code_hash
 
 
@@ -53,6 +55,9 @@ class Worker:
         if torch.__version__ != version:
             return _differs("torch", version, torch.__version__)
         torch.set_num_threads(threads)
+        keep_freed_memory()
+        self._switches = applied(numerics)  # for as long as the actor lives
+        self._switches.__enter__()
         device = "cpu" if numerics.device == "cpu" else "cuda"  # Ray shows an actor its own GPU alone
         self._device = torch.device(device)
         self._threads = threads

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -15,10 +17,10 @@ from torch import Tensor
 
 from fedexp.core.data import Samples
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.kernel import CHUNK_BYTES, StepNoise, context, epoch_order, overrides, schedule_of
+from fedexp.core.kernel import CHUNK_BYTES, StepNoise, context, epoch_order, overrides, schedule_of, take_step
 from fedexp.core.local_optimizers import make_optimizer
 from fedexp.core.models import Net, Weights
-from fedexp.core.trainer import Ctx
+from fedexp.core.trainer import Adjustment, Ctx, Trainer
 from fedexp.core.trees import Tree
 from fedexp.engines.kernels.kernel import StackBatch, StackKernel, StackTrees
 
@@ -45,11 +47,11 @@ def train_stack(
         for job, index, count, noise in zip(jobs, indices, steps, noises, strict=True)
     ]
     whole = _stacked(jobs, own, steps)
-    correct = _on_stack(trainer.correct) if overrides(trainer, "correct") else None
-    after_step = _on_stack(trainer.after_step) if overrides(trainer, "after_step") else None
+    hooks = [_on_stack(trainer, name) if overrides(trainer, name) else None for name in ("correct", "after_step")]
+    adjustment = trainer.adjustment(_together(first, whole))
     kernel = kind(first, net)
     optimizer = make_optimizer(budget)
-    between = correct or after_step or budget.clip is not None or budget.weight_decay or budget.optimizer != "sgd"
+    between = any(hooks) or budget.clip is not None or budget.weight_decay or budget.optimizer != "sgd"
     fused = not between and kind.descend is not StackKernel.descend
     losses = torch.zeros(len(jobs), dtype=torch.float64, device=samples.x.device)
     net.train()
@@ -61,25 +63,16 @@ def train_stack(
             active = count
             stack = _first(whole, count)
             together = _together(first, stack)
+            adjustment = adjustment and _cut_adjustment(adjustment, count)
             optimizer.keep(count)
             kernel.keep(count)
         for noise in batch.noises:
             noise.step = step
-        loss = kernel.descend(stack, batch) if fused else None
+        loss = kernel.descend(stack, batch, adjustment) if fused else None
         if loss is None:
             grads, loss = kernel.gradients(stack, batch)
-            with torch.no_grad():
-                live = list(stack.live.values())
-                if correct is not None:
-                    grads = correct((grads, stack.live), together, own[:count])
-                direction = list(grads.values())
-                if budget.clip is not None:
-                    direction = _clipped(direction, budget.clip)
-                if budget.weight_decay:
-                    direction = list(torch._foreach_add(direction, live, alpha=budget.weight_decay))
-                optimizer.step(live, direction)
-                if after_step is not None:
-                    torch._foreach_copy_(live, list(after_step((stack.live,), together, own[:count]).values()))
+            correct, after_step = (hook and partial(hook, together, own[:count]) for hook in hooks)
+            take_step(grads, stack.live, stack.start, budget, optimizer, adjustment, correct, _clipped, after_step)
         losses[:count] += loss
     means = (losses / torch.tensor(steps, device=losses.device)).tolist()
     place = {i: at for at, i in enumerate(order)}
@@ -135,18 +128,24 @@ def _joined(trees: list[Tree]) -> Tree:
     return joined
 
 
-def _first(stack: StackTrees, count: int) -> StackTrees:
-    def cut(tree: Tree) -> Tree:
-        return {name: value[:count] for name, value in tree.items()}
+def _cut(tree: Tree, count: int) -> Tree:
+    return {name: value[:count] for name, value in tree.items()}
 
-    params = cut(stack.params)
+
+def _cut_adjustment(whole: Adjustment, count: int) -> Adjustment:
+    shift, outside = (None if tree is None else _cut(tree, count) for tree in (whole.shift, whole.outside))
+    return replace(whole, shift=shift, outside=outside)
+
+
+def _first(stack: StackTrees, count: int) -> StackTrees:
+    params = _cut(stack.params, count)
     return StackTrees(
         params=params,
         live={name: params[name] for name in stack.live},
-        buffers=cut(stack.buffers),
-        start=cut(stack.start),
-        shared={name: cut(tree) for name, tree in stack.shared.items()},
-        state={name: cut(tree) for name, tree in stack.state.items()},
+        buffers=_cut(stack.buffers, count),
+        start=_cut(stack.start, count),
+        shared={name: _cut(tree, count) for name, tree in stack.shared.items()},
+        state={name: _cut(tree, count) for name, tree in stack.state.items()},
         num_steps=stack.num_steps,
     )
 
@@ -163,16 +162,17 @@ def _together(job: ClientJob, stack: StackTrees) -> Ctx:
     return Ctx(stack.start, stack.shared, stack.state, job.task, job.budget, steps, refuse, refuse)
 
 
-StackHook = Callable[[tuple[Tree, ...], Ctx, Sequence[Ctx]], Tree]
+StackHook = Callable[..., Tree]  # (context of all, contexts of each, trees ...)
 
 
-def _on_stack(hook: Callable[..., Tree]) -> StackHook:
+def _on_stack(trainer: Trainer, name: str) -> StackHook:
     """A trainer's hook on stacked trees: at once if it is elementwise, else client by client."""
+    hook: Callable[..., Tree] = getattr(trainer, name)
 
-    def at_once(trees: tuple[Tree, ...], together: Ctx, own: Sequence[Ctx]) -> Tree:
+    def at_once(together: Ctx, own: Sequence[Ctx], *trees: Tree) -> Tree:
         return hook(*trees, together)
 
-    def one_by_one(trees: tuple[Tree, ...], together: Ctx, own: Sequence[Ctx]) -> Tree:
+    def one_by_one(together: Ctx, own: Sequence[Ctx], *trees: Tree) -> Tree:
         return _joined(
             [hook(*({name: v[i] for name, v in tree.items()} for tree in trees), ctx) for i, ctx in enumerate(own)]
         )

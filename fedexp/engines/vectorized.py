@@ -15,6 +15,7 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Executor, Numerics, Trial
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import batch_ranges
+from fedexp.core.trees import num_bytes
 from fedexp.engines.kernels.kernel import NotStackableError, StackKernel
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.kernels.vmapped import Vmapped
@@ -25,7 +26,7 @@ from fedexp.engines.timing import WORTH_TIMING, seconds_a_step, trainable, work
 KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
-_STACK = 8  # clients a stack where nothing was timed
+_STACK, _STACK_BYTES = 8, 6 << 20  # clients a stack where nothing was timed: at most so many, and so much of weights
 _STACKS = (2, 4, 8, 16, 32)  # most clients a stack, as timed
 _WINDOW = 8  # stacks whose clients are ordered by steps together; no more results than these wait for an earlier client
 _SLOW_STEP = 0.25  # seconds; a model that is this slow for one client fills the processor by itself
@@ -59,7 +60,8 @@ class Vectorized(Executor):
         names: list[Kernel] = [name for name in self._names if all(self._fits(name, job) for job in jobs)]
         if work(trial) < WORTH_TIMING:
             pays = [name for name in names if name == "linear" or trial.numerics.device != "cpu"]
-            return Vectorized(_STACK, pays[0]) if pays else Serial()
+            size = num_bytes(jobs[0].start.params)
+            return Vectorized(max(2, min(_STACK, _STACK_BYTES // size)), pays[0]) if pays else Serial()
         return self._timed(names, jobs, trial)
 
     def _timed(self, names: list[Kernel], jobs: list[ClientJob], trial: Trial) -> Executor:

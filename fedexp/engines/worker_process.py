@@ -23,12 +23,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedexp.allocator import keep_freed_memory
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData, Partition, Samples
 from fedexp.core.engine import Executor, Numerics
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.engines.shared_memory import Segment, pack, unpack
+from fedexp.numerics import applied
 
 # To the nursery: fork, with the worker's socket | end a worker | end a worker and tell how it had ended.
 FORK, END, ASK = range(3)
@@ -189,12 +191,17 @@ class _Worker:
         self.setup: Setup = unpack(self.inboxes[0], (message.offset, message.length), cpu)
         sys.path[:] = self.setup.path
         torch.set_num_threads(self.setup.threads)
+        keep_freed_memory()
         self.device = torch.device(self.setup.numerics.device)
         self.round, self.constants, self.numbers = 0, [], {}  # type: tuple[int, list[Any], dict[int, int]]
         self.data: FederatedData | None = None
         self.data_segment: Segment | None = None
 
     def serve(self) -> None:
+        with applied(self.setup.numerics):
+            self._serve()
+
+    def _serve(self) -> None:
         try:
             inner = build(Executor, self.setup.inner, "engine.inner")  # type: ignore[type-abstract]
             inner.open(self.setup.numerics, self.setup.threads)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedexp.core import trees
 from fedexp.core.build import require
 from fedexp.core.jobs import Budget
-from fedexp.core.trainer import Ctx, Trainer, elementwise
-from fedexp.core.trees import Tree
+from fedexp.core.trainer import Adjustment, Ctx, Trainer
 
 
 @dataclass(frozen=True)
@@ -25,9 +23,8 @@ class FedProx(Trainer):
     def __post_init__(self) -> None:
         require(self.mu >= 0, f"mu must not be negative, got {self.mu}")
 
-    @elementwise
-    def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
-        return trees.add(grad, trees.sub(params, ctx.start), alpha=self.mu) if self.mu else grad
+    def adjustment(self, ctx: Ctx) -> Adjustment | None:
+        return Adjustment(pull=self.mu) if self.mu else None
 
     def normalizer(self, tau: int, budget: Budget) -> float:
         """a_i with the pull (Wang et al. 2020, Eq. 10): ``(1 - (1 - lr mu)^tau) / (lr mu)``; with momentum by recursion."""

@@ -16,7 +16,7 @@ from typing import Literal
 
 from fedexp.core import trees
 from fedexp.core.needs import Needs
-from fedexp.core.trainer import Ctx, RoundStats, Trainer, elementwise
+from fedexp.core.trainer import Adjustment, Ctx, RoundStats, Trainer
 from fedexp.core.trees import Tree, Trees
 
 
@@ -40,31 +40,18 @@ class Scaffold(Trainer):
     def init_shared(self, start: Tree) -> Trees:
         return {"c": trees.zeros_like(start)}
 
-    @elementwise
-    def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
-        if self.correction == "step":
-            return grad
-        return trees.add(grad, self._drift(ctx))
-
-    @elementwise
-    def after_step(self, params: Tree, ctx: Ctx) -> Tree:
-        if self.correction == "gradient":
-            return params
-        return trees.sub(params, self._drift(ctx), alpha=ctx.budget.lr)
+    def adjustment(self, ctx: Ctx) -> Adjustment:
+        drift = trees.sub(ctx.shared["c"], ctx.state["c_i"])
+        return Adjustment(shift=drift) if self.correction == "gradient" else Adjustment(outside=drift)
 
     def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
         old = ctx.state["c_i"]
         if self.option == "I":
-            new = ctx.full_gradient(ctx.start)
+            change = trees.sub(ctx.full_gradient(ctx.start), old)
         else:
             moved = trees.sub(ctx.start, params)
-            new = trees.add(trees.sub(old, ctx.shared["c"]), moved, alpha=1 / (ctx.num_steps * ctx.budget.lr))
-        return {"dc_i": trees.sub(new, old)}, {"c_i": new}
+            change = trees.combine(moved, 1 / (ctx.num_steps * ctx.budget.lr), ctx.shared["c"], -1.0)
+        return {"dc_i": change}, {"c_i": trees.add(old, change)}
 
     def update_shared(self, shared: Trees, payload_mean: Trees, stats: RoundStats) -> Trees:
         return {"c": trees.add(shared["c"], payload_mean["dc_i"], alpha=stats.m / stats.N)}
-
-    @staticmethod
-    def _drift(ctx: Ctx) -> Tree:
-        """``c - c_i``."""
-        return ctx.once("drift", lambda: trees.sub(ctx.shared["c"], ctx.state["c_i"]))

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import StepNoise
 from fedexp.core.models import Net
+from fedexp.core.trainer import Adjustment
 from fedexp.core.trees import Tree, Trees
 
 
@@ -70,10 +71,10 @@ class StackKernel(ABC):
     def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor]:
         """Gradients of every client's own loss by the names of ``stack.live``, and the (k,) losses."""
 
-    def descend(self, stack: StackTrees, batch: StackBatch) -> Tensor | None:
+    def descend(self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None) -> Tensor | None:
         """Take a whole step of plain SGD or heavy ball, in place, and return the (k,) losses; None: not offered.
 
-        Asked for only where nothing happens between gradient and optimizer.
+        Asked for only where nothing but an adjustment happens between gradient and optimizer.
         """
         return None
 

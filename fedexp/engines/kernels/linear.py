@@ -11,6 +11,7 @@ from torch import Tensor
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
 from fedexp.core.models import Net
+from fedexp.core.trainer import Adjustment
 from fedexp.core.trees import Tree
 from fedexp.engines.kernels.kernel import StackBatch, StackKernel, StackTrees
 
@@ -48,23 +49,42 @@ class Linear(StackKernel):
         losses = self._backward(stack, batch, collect)
         return {name: grads[name] for name in stack.live}, losses
 
-    def descend(self, stack: StackTrees, batch: StackBatch) -> Tensor:
+    def descend(self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None) -> Tensor:
         """The products are accumulated straight into the weights (or the momentum buffer): no gradient is stored."""
         lr, momentum = self._lr, self._momentum
+        how = adjustment or Adjustment()
         if momentum and not self._buffer:
             self._buffer = {name: torch.zeros_like(value) for name, value in stack.live.items()}
-        into = self._buffer if momentum else stack.live
-        keep, factor = (momentum, 1.0) if momentum else (1.0, -lr)
+
+        def target(name: str) -> tuple[Tensor, float, float]:
+            """What the gradient is added to, what that is multiplied by before, and the gradient's factor."""
+            w = stack.live[name]
+            into, keep, factor = (self._buffer[name], momentum, 1.0) if momentum else (w, 1.0, -lr)
+            if how.pull and momentum:
+                into.mul_(keep).add_(w, alpha=how.pull).sub_(stack.start[name], alpha=how.pull)
+                keep = 1.0
+            elif how.pull:
+                into.lerp_(stack.start[name], lr * how.pull)
+            if how.shift is not None:
+                if keep != 1.0:
+                    into.mul_(keep)
+                into.add_(how.shift[name], alpha=factor)
+                keep = 1.0
+            return into, keep, factor * how.gradient
 
         def accumulate(weight: str, bias: str | None, a: Tensor, d: Tensor) -> None:
             if weight in self._trained:
-                into[weight].baddbmm_(d.mT, a, beta=keep, alpha=factor)
-            if bias in self._trained:
-                into[str(bias)].mul_(keep).add_(d.sum(1), alpha=factor)
+                into, keep, factor = target(weight)
+                into.baddbmm_(d.mT, a, beta=keep, alpha=factor)
+            if bias is not None and bias in self._trained:
+                into, keep, factor = target(bias)
+                into.mul_(keep).add_(d.sum(1), alpha=factor)
 
         losses = self._backward(stack, batch, accumulate)
         if momentum:
             torch._foreach_add_(list(stack.live.values()), list(self._buffer.values()), alpha=-lr)
+        if how.outside is not None:
+            torch._foreach_add_(list(stack.live.values()), list(how.outside.values()), alpha=-lr)
         return losses
 
     def keep(self, count: int) -> None:
