@@ -76,13 +76,15 @@ class Linear(StackKernel):
             if weight in self._trained:
                 into, keep, factor = target(weight)
                 into.baddbmm_(d.mT, a, beta=keep, alpha=factor)
+                if momentum:
+                    stack.live[weight].add_(into, alpha=-lr)
             if bias is not None and bias in self._trained:
                 into, keep, factor = target(bias)
                 into.mul_(keep).add_(d.sum(1), alpha=factor)
+                if momentum:
+                    stack.live[bias].add_(into, alpha=-lr)
 
         losses = self._backward(stack, batch, accumulate)
-        if momentum:
-            torch._foreach_add_(list(stack.live.values()), list(self._buffer.values()), alpha=-lr)
         if how.outside is not None:
             torch._foreach_add_(list(stack.live.values()), list(how.outside.values()), alpha=-lr)
         return losses
