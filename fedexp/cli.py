@@ -72,7 +72,7 @@ def _run(arguments: list[str]) -> int:
     configs = _checked(jobs)
     if not sweep:
         return _single(configs[0])
-    return _sweep(arguments, overrides, configs)
+    return _sweep(overrides, configs)
 
 
 def _checked(jobs: list[list[str]]) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ def _attempt(work: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any] | 
         return JOB_ERROR, None
 
 
-def _sweep(arguments: list[str], overrides: list[str], configs: list[dict[str, Any]]) -> int:
+def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
     """Hydra's own multirun over checked jobs, with a count before and a table after."""
     from fedexp.run import Interrupted, terminable
     from fedexp.storage.run_folder import RunFolder, address
@@ -138,7 +138,7 @@ def _sweep(arguments: list[str], overrides: list[str], configs: list[dict[str, A
     os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
     with terminable():
         try:
-            code = _hydra(arguments)
+            code = _hydra(["--multirun", *overrides])  # flags first: its parser wants overrides in one piece
         except KeyboardInterrupt:
             code = 130
         except Interrupted as stop:

@@ -21,7 +21,7 @@ from fedexp.run import Interrupted, execute
 from fedexp.storage.files import read_jsonl
 from tests.world import CPU, World, make_world
 
-SMALL = ["rounds=3", "clients=4", "limit.train=200", "limit.test=100", "threads=1", "device=cpu"]
+SMALL = ["rounds=3", "clients=4", "limit.train=200", "limit.test=100", "threads=1", "device=cpu", "engine=serial"]
 
 
 def run(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[str]]:

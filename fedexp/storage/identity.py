@@ -42,6 +42,7 @@ _ALWAYS = (
     "fedexp.core.kernel",
     "fedexp.engines.memo",
     "fedexp.engines.serial",
+    "fedexp.engines.vectorized",
     "fedexp.evaluation.summary",
 )
 
@@ -126,10 +127,21 @@ def _find(name: str) -> importlib.machinery.ModuleSpec | None:
             return importlib.util.find_spec(name)
         except ValueError:  # a module without a spec: __main__
             return None
-    package = _find(parent)
-    if package is None or package.submodule_search_locations is None:
+    locations = _locations(parent)
+    try:
+        return importlib.machinery.PathFinder.find_spec(name, locations) if locations else None
+    except KeyError:  # a namespace package in one that is not imported
         return None
-    return importlib.machinery.PathFinder.find_spec(name, list(package.submodule_search_locations))
+
+
+def _locations(package: str) -> list[str]:
+    """Folders in which a package's modules lie."""
+    spec = _find(package)
+    if spec is not None:
+        return list(spec.submodule_search_locations or ())
+    parent, _, name = package.rpartition(".")
+    folders = [Path(base) / name for base in _locations(parent)] if parent else []
+    return [str(folder) for folder in folders if folder.is_dir()]
 
 
 def _imports(tree: ast.AST, package: str) -> Iterator[str]:

@@ -201,10 +201,10 @@ def test_memo_trains_first_rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(serial, "train_client", watched)
     for method in ("local", "ensemble", "fedavg", "fednova", "fedexp"):
-        assert run_command([f"method={method}", "rounds=1", "clients=4"]) == 0
+        assert run_command([f"method={method}", "rounds=1", "clients=4", "engine=serial"]) == 0
     assert trained == [0, 1, 2, 3]
     with_memo = {r["method"]: r["headline"]["value"] for r in results()}
-    assert run_command(["-m", "method=local,fedavg", "rounds=1", "clients=4", "reuse=false"]) == 0
+    assert run_command(["-m", "method=local,fedavg", "rounds=1", "clients=4", "reuse=false", "engine=serial"]) == 0
     assert {r["method"]: r["headline"]["value"] for r in results()} == with_memo
 
 

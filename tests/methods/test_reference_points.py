@@ -76,6 +76,7 @@ def test_fedprox_pulls_harder_with_larger_mu() -> None:
 
 
 def test_fedprox_hook_is_the_gradient_of_its_quadratic() -> None:
+    from fedexp.core.kernel import adjusted
     from fedexp.trainers.fedprox import FedProx
 
     world = make_world("method=fedprox", "trainer.mu=0.7")
@@ -84,12 +85,10 @@ def test_fedprox_hook_is_the_gradient_of_its_quadratic() -> None:
     value = 0.35 * sum(((at[k] - start[k]) ** 2).sum() for k in at)
     expected = dict(zip(at, torch.autograd.grad(value, list(at.values())), strict=True))
 
-    class Context:
-        pass
-
-    context = Context()
-    context.start = start
-    hook = FedProx(mu=0.7).correct({k: torch.zeros_like(v) for k, v in at.items()}, at, context)
+    adjustment = FedProx(mu=0.7).adjustment(None)
+    assert adjustment is not None
+    with torch.no_grad():
+        hook = adjusted({k: torch.zeros_like(v) for k, v in at.items()}, at, start, adjustment)
     assert_same([{k: v.detach() for k, v in hook.items()}], [expected], 1e-12)
 
 

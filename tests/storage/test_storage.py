@@ -174,6 +174,18 @@ def test_code_hash_sees_a_plugins_helpers(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(hashes) == 2
 
 
+def test_code_hash_sees_modules_of_nested_namespace_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "outer_space" / "inner_space"
+    inner.mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    hashes = set()
+    for text in ("x = 1\n", "x = 2\n"):
+        (inner / "plugin.py").write_text(text)
+        identity._module.cache_clear()
+        hashes.add(identity.code_hash({"trainer": {"_target_": "outer_space.inner_space.plugin.Mine"}}))
+    assert len(hashes) == 2
+
+
 def test_code_hash_covers_the_methods_own_modules() -> None:
     one, two = compose(["method=fedavg"]), compose(["method=scaffold"])
     assert identity.code_hash(one) != identity.code_hash(two)
