@@ -57,7 +57,7 @@ def write_split(overrides: list[str], data: str, rounds: int, folder: Path) -> N
 def pair(workload: str, method: str, engine: str, options: Any, split: Path) -> tuple[float, float, dict[str, Any]]:
     """Median seconds a round of the bare loop and of fedexp, and all that fedexp's process reported."""
     more = ["--split", str(split)] if workload == "W1u" else []
-    rounds = ROUNDS[workload]
+    rounds = options.rounds or ROUNDS[workload]
     base = alternate.bare(options.data, workload[:2], options.threads, rounds, "--method", method, *more)
     overrides = [*WORKLOADS[workload], *METHODS[method], *alternate.chosen(engine)]
     mine = alternate.fedexp(options.data, options.threads, rounds, *overrides)
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["fedavg"], choices=METHODS)
     parser.add_argument("--engines", nargs="+", default=alternate.ENGINES, metavar="ENGINE[,OVERRIDE...]")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--rounds", type=int, help="of every process; engine=auto starts workers for long runs alone")
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}")
@@ -89,7 +90,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         split = Path(name)
         if "W1u" in options.workloads:
-            write_split(WORKLOADS["W1u"], options.data, ROUNDS["W1u"], split)
+            write_split(WORKLOADS["W1u"], options.data, options.rounds or ROUNDS["W1u"], split)
         for workload in options.workloads:
             for method in options.methods:
                 for engine in options.engines:
