@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from fedexp.core import trees
 from fedexp.core.errors import ClientError
 from fedexp.core.models import ModelSpec, Net
+from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Ctx, Trainer, elementwise
+from fedexp.core.trainer import Adjustment, Ctx, Trainer, elementwise
 from fedexp.core.trees import Tree
 from fedexp.data.augment import Augment
 from fedexp.engines.serial import Serial
@@ -155,6 +156,53 @@ class Overreaching(Trainer):
     @elementwise
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
         return trees.scale(grad, 1 / ctx.num_steps)
+
+
+@dataclass(frozen=True)
+class Adjusted(Trainer):
+    """Every part of an adjustment, different for every client."""
+
+    def init_state(self, start: Tree):
+        return {"mine": trees.scale(start, 0.1)}
+
+    def adjustment(self, ctx: Ctx) -> Adjustment:
+        shift = trees.add(ctx.state["mine"], ctx.start, alpha=0.3)
+        return Adjustment(gradient=0.5, pull=0.7, shift=shift, outside=trees.scale(ctx.state["mine"], 0.2))
+
+    def finish(self, params: Tree, ctx: Ctx):
+        return {}, {"mine": trees.sub(params, ctx.start)}
+
+
+@pytest.mark.parametrize("overrides", [(), ("local.momentum=0.6",), ("local.clip=0.05",), ("local.optimizer=adam",)])
+@pytest.mark.parametrize("kernel", ["linear", "vmap"])
+def test_adjustments(overrides: tuple[str, ...], kernel: str) -> None:
+    for sizes in (EQUAL, UNEQUAL):
+        w = world("fedavg", *overrides, sizes=sizes)
+        w.env = replace(w.env, trainer=Adjusted())
+        engine = Vectorized(stack=4, kernel=kernel)
+        assert_matches_serial(engine, w, second_round_jobs(w), 1e-9)
+        assert engine.stacked_steps
+
+
+def test_an_adjustment_is_its_formula() -> None:
+    """Two full-batch steps by hand: ``w -= lr (a g + b (w - w^t) + s)``, then ``w -= lr o``."""
+    w = world("fedavg", "local.batch_size=100", "local.lr=0.1", sizes=(9,))
+    w.env = replace(w.env, trainer=Adjusted())
+    (job,) = next_jobs(w.aggregator, w.env, Snapshot(0, w.aggregator.init(w.env)))
+    start, mine = job.start.params, (job.state or {})["mine"]
+    at = start
+    for _ in range(2):
+        moved = replace(job, trainer=Trainer(), start=replace(job.start, params=at))
+        (plain,) = Serial().map([replace(moved, budget=replace(job.budget, max_steps=1))], w.data)
+        gradient = trees.scale(trees.sub(at, plain.weights.params), 1 / 0.1)
+        direction = {
+            k: 0.5 * gradient[k] + 0.7 * (at[k] - start[k]) + mine[k] + 0.3 * start[k] + 0.2 * mine[k] for k in at
+        }
+        at = trees.sub(at, direction, alpha=0.1)
+    (result,) = Serial().map([job], w.data)
+    assert result.num_steps == 2
+    for name, value in at.items():
+        torch.testing.assert_close(result.weights.params[name], value, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("trainer", [Normed(), OwnLoss(), OwnGrad()], ids=lambda t: type(t).__name__)
