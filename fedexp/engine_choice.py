@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from filelock import FileLock
 
 from fedexp.core.build import build
 from fedexp.core.engine import Executor, Trial, describe
+from fedexp.engines.timing import WORTH_TIMING, work
 from fedexp.storage.files import read_json, write_json
 
 
@@ -60,6 +62,9 @@ class ChoiceStore:
         parts = [describe(wanted), {**asdict(trial.numerics), "engine": {}}, trial.threads, trial.rounds, len(jobs)]
         if first is not None:
             parts += [repr(first.start.spec), repr(first.trainer), repr(first.task), repr(first.budget)]
+        sizes = [trial.data.partition.size(job.client) for job in jobs]
+        spread = [int(math.log2(max(1, size))) for size in (min(sizes), max(sizes), sum(sizes))] if sizes else []
+        parts += [spread, work(trial) < WORTH_TIMING]
         parts += [self.code, platform.node(), platform.processor(), os.cpu_count(), torch.__version__]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 

@@ -25,7 +25,6 @@ from fedexp.tracking.summary import memory_text
 Peak = dict[str, int]
 
 _STEPS = 2  # the second runs beside what the first left behind
-_STACKED = 32  # clients that a stacking engine is probed with
 
 
 def reset_peak(device: torch.device) -> None:
@@ -61,14 +60,13 @@ def probe_memory(
     """The peak after the heaviest pieces of the coming round were tried; their results are thrown away.
 
     Args:
-        jobs: the round's; its largest client takes two steps, or its largest clients do, where the engine stacks them.
+        jobs: the round's; as many of its largest clients as train at once take two steps each (Ray's are not counted).
         model: evaluated on one test batch; by default the one that the largest client starts from.
 
     Returns:
         ``ram``, ``gpu`` (see `peak_memory`), ``clients``, ``steps`` of each, and ``text`` for a person.
     """
-    stacks = type(executor.computing).stacked_steps is not Executor.stacked_steps
-    tried = _largest_jobs(jobs, data, _STACKED if stacks else 1)
+    tried = _largest_jobs(jobs, data, executor.jobs_at_once)
     short = [replace(job, budget=replace(job.budget, max_steps=_cap(job.budget.max_steps))) for job in tried]
     steps = max((result.num_steps for result in executor.map(short, data)), default=0)
     model = model or (tried[0].start if tried else None)

@@ -90,6 +90,11 @@ class Executor(ABC):
         return [[position] for position in range(len(jobs))]
 
     @property
+    def jobs_at_once(self) -> int:
+        """Clients that train at the same time on this machine."""
+        return 1
+
+    @property
     def stacked_steps(self) -> int:
         """Local steps so far that ran stacked with other clients' steps."""
         return 0

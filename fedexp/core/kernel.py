@@ -41,13 +41,13 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> C
     values = {name: value.detach() for name, value in trainable.items()}  # the same memory, unknown to autograd
     noise = StepNoise(job.seed, samples.x.device)
     ctx = context(job, net, samples, index, len(schedule), noise)
-    adjustment = trainer.adjustment(ctx)
     correct = partial(trainer.correct, ctx=ctx) if overrides(trainer, "correct") else None
     after_step = partial(trainer.after_step, ctx=ctx) if overrides(trainer, "after_step") else None
     optimizer = make_optimizer(budget)
     losses: list[Tensor] = []
     net.train()
     net.set_noise(noise)
+    adjustment = trainer.adjustment(ctx)
     for step, batch in enumerate(batches(job, samples, index, schedule, noise)):
         noise.step = step
         grad, loss = trainer.grad(net, params, buffers, batch, ctx)

@@ -146,7 +146,7 @@ class Net:
         for name, module in self._module.named_modules():
             if isinstance(module, Dropout):
                 module.stream = name
-        self.linear_chain: tuple[tuple[str, str | None], ...] = getattr(self._module, "linear_chain", ())
+        self.linear_chain = _linear_chain(self._module)
         has_maps = any(value.dim() == 4 for value in self._module.parameters())
         self._channels_last = has_maps and _computes_channels_last(spec, device.type)
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
@@ -211,6 +211,24 @@ def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any],
             name = first.setdefault(id(value), f"{prefix}.{key}" if prefix else key)
             slots.setdefault(name, []).append((getattr(child, kind), key))
     return slots
+
+
+def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
+    """The module's own word, where it comes from the class that wrote `forward` and names every parameter."""
+    if not same_author(type(module), "linear_chain", "forward"):
+        return ()
+    chain: tuple[tuple[str, str | None], ...] = getattr(module, "linear_chain", ())
+    named = [name for layer in chain for name in layer if name is not None]
+    return chain if sorted(named) == sorted(name for name, _ in module.named_parameters()) else ()
+
+
+def same_author(kind: type, claim: str, about: str) -> bool:
+    """Whether the class that states `claim` is the one that defines `about`: a subclass may change one and not the other."""
+
+    def author(name: str) -> type | None:
+        return next((base for base in kind.__mro__ if name in vars(base)), None)
+
+    return author(claim) is not None and author(claim) is author(about)
 
 
 def _own_dropout(module: nn.Module) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,15 +17,14 @@ from fedexp.core.trees import Tree, Trees
 
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 
-Hook = TypeVar("Hook", bound=Callable[..., Tree])
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def elementwise(hook: Hook) -> Hook:
-    """Mark a `Trainer.correct` or `Trainer.after_step` that treats every number of its trees alike and by itself.
+    """Mark a hook (`adjustment`, `correct`, `after_step`) that treats every number of its trees alike and by itself.
 
-    It uses no norms, means or indices and, of the context, only `start`, `shared`, `state` and `budget`. Such a
-    hook may be called with the trees of several clients stacked along a first axis; any other is called client by client.
-    (`Trainer.adjustment` is always called like that.)
+    It uses no norms, means or indices and, of the context, only `start`, `shared`, `state` and `budget`. Such a hook may
+    be called with the trees of several clients stacked along a first axis; any other is called client by client.
     """
     hook.elementwise = True  # type: ignore[attr-defined]
     return hook
@@ -36,6 +35,8 @@ def gradient(loss: Tensor, params: Tree) -> Tree:
 
     It asks the engine itself: the public function's checks of its arguments take a tenth of a small model's step.
     """
+    if loss.numel() != 1:
+        raise ValueError(f"a loss must be a scalar, the mean over the batch; got shape {tuple(loss.shape)}")
     grads = _run_backward(
         (loss,),
         (torch.ones_like(loss),),
@@ -134,10 +135,7 @@ class Trainer:
         return gradient(loss, {name: value for name, value in params.items() if value.requires_grad}), loss.detach()
 
     def adjustment(self, ctx: Ctx) -> Adjustment | None:
-        """How this round's gradients are changed before clipping: proximal pull, control variate, client momentum.
-
-        Calculate `shift` number by number, so that it may be done for several clients at once (see `elementwise`).
-        """
+        """How this round's gradients are changed before clipping: proximal pull, control variate, client momentum."""
         return None
 
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:

@@ -34,10 +34,14 @@ class Auto(Executor):
         with threads(1):
             inner = Vectorized().settle(replace(trial, threads=1, note=lambda text: None))
             spread = Workers(inner=describe(inner))
-            spread.open(replace(trial.numerics, threads=1), trial.threads)
             size = inner.stack if isinstance(inner, Vectorized) and inner.stack != "auto" else 1
             sample = jobs[: _ROUNDS * trial.threads * size]
-            beside = seconds_a_step(spread, sample, trial.data)
+            try:
+                spread.open(replace(trial.numerics, threads=1), trial.threads)
+                beside = seconds_a_step(spread, sample, trial.data)
+            except BaseException:
+                spread.close()
+                raise
         alone = seconds_a_step(here, sample, trial.data)
         trial.note(
             f"engine: milliseconds a local step, timed: {1e3 * alone:.3g} in one process with {trial.threads} threads, "

@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -52,37 +53,44 @@ class Memo(Executor):
         if not jobs or any(job.round for job in jobs):
             yield from self.inner.map(jobs, data)
             return
-        digests: dict[int, str] = {}  # many clients share one start
-        keys = [self._key(job, data, digests) for job in jobs]
+        parts = self.inner.split(jobs, data)
+        keys = self._keys(jobs, parts, data)
         together = hashlib.blake2b("".join(keys).encode(), digest_size=16).hexdigest()
         self.root.mkdir(parents=True, exist_ok=True)
         lock = self.root / f"{together}.lock"
         with FileLock(lock):
-            missing = [job for job, key in zip(jobs, keys, strict=True) if not self._path(key).exists()]
-            trained = self.inner.map(missing, data)
-            expected = {id(job) for job in missing}
+            missing = _Missing(self.inner, jobs, parts, data, [self._path(key).exists() for key in keys])
             written = 0
-            for job, key in zip(jobs, keys, strict=True):
+            for i, (job, key) in enumerate(zip(jobs, keys, strict=True)):
                 began = time.perf_counter()
-                if id(job) in expected:
-                    result = next(trained)
+                result = None if i in missing.positions else self._load(key, job, data)
+                if result is None:  # never stored, or evicted or damaged since we looked
+                    result = missing.train(i)
                     if written < self.max_bytes:
                         written += self._save(key, result, time.perf_counter() - began)
                     self.misses += 1
-                else:
-                    result = self._load(key, job, data)
                 yield result
             lock.unlink(missing_ok=True)  # who waits for it finds everything trained
         self._evict()
 
-    def _key(self, job: ClientJob, data: FederatedData, digests: dict[int, str]) -> str:
+    def _keys(self, jobs: Sequence[ClientJob], parts: list[list[int]], data: FederatedData) -> list[str]:
+        digests: dict[int, str] = {}  # many clients share one start
+        keys = [""] * len(jobs)
+        for part in parts:
+            sizes = [data.partition.size(jobs[i].client) for i in part]
+            for place, i in enumerate(part):
+                company = [sizes, place] if len(part) > 1 else []  # last bits depend on who is padded to whose size
+                keys[i] = self._key(jobs[i], company, data, digests)
+        return keys
+
+    def _key(self, job: ClientJob, company: list[Any], data: FederatedData, digests: dict[int, str]) -> str:
         start = digests.get(id(job.start))
         if start is None:
             start = digests[id(job.start)] = digest(job.start.params) + digest(job.start.buffers)
         shared = {name: digest(tree) for name, tree in job.shared.items()}
         memory = {name: digest(tree) for name, tree in (job.state or {}).items()}
         parts = [self._base, job.client, start, repr(job.start.spec), _described(job.trainer), _described(job.task)]
-        parts += [repr(job.budget), job.seed, shared, memory, sorted(job.frozen)]
+        parts += [repr(job.budget), job.seed, shared, memory, sorted(job.frozen), company]
         parts += [_content(data, job.client), data.train.mean, data.train.std, repr(data.train.augment)]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
@@ -105,14 +113,13 @@ class Memo(Executor):
         }
         return save_tree(self._path(key), tree, facts)
 
-    def _load(self, key: str, job: ClientJob, data: FederatedData) -> ClientResult:
+    def _load(self, key: str, job: ClientJob, data: FederatedData) -> ClientResult | None:
         path = self._path(key)
         try:
             tree, facts = load_tree(path, data.train.x.device)
             path.touch()
-        except (FileNotFoundError, safetensors.SafetensorError):  # evicted or damaged since we looked: train it
-            self.misses += 1
-            return next(self.inner.map([job], data))
+        except (FileNotFoundError, safetensors.SafetensorError):
+            return None
         self.hits += 1
         self.recalled_steps += facts["num_steps"]
         return ClientResult(
@@ -140,6 +147,36 @@ class Memo(Executor):
                 return
             path.unlink(missing_ok=True)
             total -= size
+
+
+class _Missing:
+    """Trains what is not stored: whole parts of the engine's split, for within a part last bits may be shared."""
+
+    def __init__(
+        self,
+        inner: Executor,
+        jobs: Sequence[ClientJob],
+        parts: list[list[int]],
+        data: FederatedData,
+        stored: list[bool],
+    ) -> None:
+        self._inner, self._jobs, self._data = inner, jobs, data
+        self._part_of = {i: part for part in parts for i in part}
+        self.positions = {i for i, part in self._part_of.items() if not all(stored[j] for j in part)}
+        self._done: dict[int, ClientResult] = {}
+        order = sorted(self.positions)
+        alone = all(len(part) == 1 for part in parts)  # else a shorter list of jobs would be split another way
+        together = alone or len(order) == len(jobs)
+        self._stream = zip(order, inner.map([jobs[i] for i in order], data), strict=False) if together else None
+
+    def train(self, i: int) -> ClientResult:
+        """Result of job `i`; to be asked in ascending order."""
+        if self._stream is not None and i in self.positions:
+            return next(self._stream)[1]
+        if i not in self._done:
+            part = self._part_of[i]
+            self._done |= zip(part, self._inner.map([self._jobs[j] for j in part], self._data), strict=True)
+        return self._done.pop(i)
 
 
 def _content(data: FederatedData, client: int) -> str:

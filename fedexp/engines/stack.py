@@ -22,7 +22,7 @@ from fedexp.core.local_optimizers import make_optimizer
 from fedexp.core.models import Net, Weights
 from fedexp.core.trainer import Adjustment, Ctx, Trainer
 from fedexp.core.trees import Tree
-from fedexp.engines.kernels.kernel import StackBatch, StackKernel, StackTrees
+from fedexp.engines.kernels.kernel import NotStackableError, StackBatch, StackKernel, StackTrees
 
 Schedule = list[tuple[int, int, int]]
 
@@ -47,14 +47,14 @@ def train_stack(
         for job, index, count, noise in zip(jobs, indices, steps, noises, strict=True)
     ]
     whole = _stacked(jobs, own, steps)
-    hooks = [_on_stack(trainer, name) if overrides(trainer, name) else None for name in ("correct", "after_step")]
-    adjustment = trainer.adjustment(_together(first, whole))
+    hooks = [_on_stack(trainer, name, net) if overrides(trainer, name) else None for name in ("correct", "after_step")]
     kernel = kind(first, net)
     optimizer = make_optimizer(budget)
     between = any(hooks) or budget.clip is not None or budget.weight_decay or budget.optimizer != "sgd"
     fused = not between and kind.descend is not StackKernel.descend
     losses = torch.zeros(len(jobs), dtype=torch.float64, device=samples.x.device)
     net.train()
+    adjustment = _adjustment(trainer, _together(first, whole), own, net)
     stack, active = whole, len(jobs)
     together = _together(first, stack)
     for step, batch in enumerate(_batches(jobs, samples, indices, schedules, noises)):
@@ -165,7 +165,26 @@ def _together(job: ClientJob, stack: StackTrees) -> Ctx:
 StackHook = Callable[..., Tree]  # (context of all, contexts of each, trees ...)
 
 
-def _on_stack(trainer: Trainer, name: str) -> StackHook:
+def _adjustment(trainer: Trainer, together: Ctx, own: Sequence[Ctx], net: Net) -> Adjustment | None:
+    """The stack's adjustment; raises `NotStackableError` where clients differ in more than their trees."""
+    if not overrides(trainer, "adjustment") or getattr(trainer.adjustment, "elementwise", False):
+        return trainer.adjustment(together)
+    each = []
+    for ctx in own:
+        net.set_noise(ctx.noise)
+        each.append(trainer.adjustment(ctx))
+    net.set_noise(None)
+    kinds = {how and (how.gradient, how.pull, how.shift is None, how.outside is None) for how in each}
+    if len(kinds) > 1:
+        raise NotStackableError
+    if each[0] is None:
+        return None
+    shifts = [how.shift for how in each if how is not None and how.shift is not None]
+    outsides = [how.outside for how in each if how is not None and how.outside is not None]
+    return replace(each[0], shift=_joined(shifts) if shifts else None, outside=_joined(outsides) if outsides else None)
+
+
+def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
     """A trainer's hook on stacked trees: at once if it is elementwise, else client by client."""
     hook: Callable[..., Tree] = getattr(trainer, name)
 
@@ -173,9 +192,12 @@ def _on_stack(trainer: Trainer, name: str) -> StackHook:
         return hook(*trees, together)
 
     def one_by_one(together: Ctx, own: Sequence[Ctx], *trees: Tree) -> Tree:
-        return _joined(
-            [hook(*({name: v[i] for name, v in tree.items()} for tree in trees), ctx) for i, ctx in enumerate(own)]
-        )
+        results = []
+        for i, ctx in enumerate(own):
+            net.set_noise(ctx.noise)
+            results.append(hook(*({name: v[i] for name, v in tree.items()} for tree in trees), ctx))
+        net.set_noise(None)
+        return _joined(results)
 
     return at_once if getattr(hook, "elementwise", False) else one_by_one
 

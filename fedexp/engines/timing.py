@@ -28,7 +28,9 @@ def shortened(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
 
 def seconds_a_step(executor: Executor, jobs: Sequence[ClientJob], data: FederatedData) -> float:
     """Best of a few passes over `jobs`, shortened; the first, which builds networks, does not count."""
-    one = _seconds(executor, shortened(jobs, 1), data)
+    first = shortened(jobs, 1)
+    _seconds(executor, first, data)  # builds networks, starts what has to start
+    one = _seconds(executor, first, data)
     if one * len(jobs) > _SECONDS:
         return one
     jobs = shortened(jobs, _STEPS)

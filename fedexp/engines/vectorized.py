@@ -28,7 +28,7 @@ Kernel = Literal["auto", "linear", "vmap"]
 
 _STACK, _STACK_BYTES = 8, 6 << 20  # clients a stack where nothing was timed: at most so many, and so much of weights
 _STACKS = (2, 4, 8, 16, 32)  # most clients a stack, as timed
-_WINDOW = 8  # stacks whose clients are ordered by steps together; no more results than these wait for an earlier client
+_WINDOW = 8  # stacks' worth of consecutive jobs that are stacked among each other; no more results than these wait
 _SLOW_STEP = 0.25  # seconds; a model that is this slow for one client fills the processor by itself
 
 
@@ -55,6 +55,9 @@ class Vectorized(Executor):
         Where stacking does not gain 5 % over it, the answer is `Serial`.
         """
         jobs = trainable(trial)
+        self.open(trial.numerics, trial.threads)
+        if jobs and not any(self._kind(job) for job in jobs):
+            trial.note("engine: clients run one after the other, for no kernel fits this method, model and task")
         if self.stack != "auto" or not jobs:
             return self
         names: list[Kernel] = [name for name in self._names if all(self._fits(name, job) for job in jobs)]
@@ -72,7 +75,9 @@ class Vectorized(Executor):
         times: dict[tuple[Kernel, int], float] = {}
         for name in names:
             for stack in [size for size in _STACKS if size <= len(jobs)]:
-                times[name, stack] = _attempt(Vectorized(stack, name), jobs[:stack], trial.data)
+                candidate = Vectorized(stack, name)
+                candidate.open(trial.numerics, trial.threads)
+                times[name, stack] = _attempt(candidate, jobs[:stack], trial.data)
                 if times[name, stack] > 1.5 * min(serial, *times.values()):
                     break  # larger stacks only leave the cache
         choice, best = min(times.items(), key=lambda item: item[1], default=(None, math.inf))
@@ -84,6 +89,10 @@ class Vectorized(Executor):
         self._serial.open(numerics, threads)
 
     @property
+    def jobs_at_once(self) -> int:
+        return _STACK if self.stack == "auto" else self.stack
+
+    @property
     def stacked_steps(self) -> int:
         return self._stacked_steps
 
@@ -93,18 +102,18 @@ class Vectorized(Executor):
         groups: dict[Hashable, list[int]] = {}
         steps: dict[int, int] = {}
         for i, job in enumerate(jobs):
+            block = i // (_WINDOW * size)
             kind = self._kind(job)
             n = data.partition.size(job.client)
             steps[i] = sum(1 for _ in batch_ranges(n, job.budget, 1))
             alike = i if kind is None else (n if kind.same_sizes else None)
-            groups.setdefault((kind, _signature(job), alike), []).append(i)
+            groups.setdefault((block, kind, _signature(job), alike), []).append(i)
         stacks = []
         for members in groups.values():
-            for start in range(0, len(members), _WINDOW * size):
-                window = sorted(members[start : start + _WINDOW * size], key=lambda i: -steps[i])
-                number = -(-len(window) // size)  # of stacks, all about as large
-                bounds = [len(window) * i // number for i in range(number + 1)]
-                stacks += [sorted(window[a:b]) for a, b in pairwise(bounds)]
+            ordered = sorted(members, key=lambda i: -steps[i])
+            number = -(-len(ordered) // size)  # of stacks, all about as large
+            bounds = [len(ordered) * i // number for i in range(number + 1)]
+            stacks += [sorted(ordered[a:b]) for a, b in pairwise(bounds)]
         return sorted(stacks)
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
@@ -118,7 +127,7 @@ class Vectorized(Executor):
 
     def _train(self, jobs: list[ClientJob], data: FederatedData) -> list[ClientResult]:
         kind = self._kind(jobs[0])
-        if kind is None or (len(jobs) == 1 and kind is Vmapped) or _signature(jobs[0]) in self._unstackable:
+        if kind is None or (len(jobs) == 1 and kind is Vmapped) or _code_of(jobs[0]) in self._unstackable:
             return list(self._serial.map(jobs, data))
         half = len(jobs) // 2
         if len(jobs) > self._limit:
@@ -129,15 +138,17 @@ class Vectorized(Executor):
             with named(jobs, data):
                 results = train_stack(jobs, net, data.train, indices, kind)
         except NotStackableError:  # if the loss itself fails, serial says so
-            self._unstackable.add(_signature(jobs[0]))
+            self._unstackable.add(_code_of(jobs[0]))
             return list(self._serial.map(jobs, data))
         except torch.cuda.OutOfMemoryError:
             if not half:
                 raise
             self._limit = half
-            return self._train(jobs, data)
+            results = []
         finally:
             net.release()
+        if not results:  # not before the failed attempt's frames, and the memory they hold, are gone
+            return self._train(jobs, data)
         self._stacked_steps += sum(result.num_steps for result in results) if half else 0
         return results
 
@@ -165,4 +176,9 @@ def _signature(job: ClientJob) -> Hashable:
     """What the jobs of a stack have in common, sizes aside."""
     trees = (*job.shared.items(), *(job.state or {}).items())
     shapes = tuple((name, tuple(tree)) for name, tree in trees)
-    return (job.start.spec, type(job.trainer), repr(job.trainer), job.task, job.budget, job.frozen, shapes)
+    return (_code_of(job), job.budget, job.frozen, shapes)
+
+
+def _code_of(job: ClientJob) -> Hashable:
+    """What decides whether a job's loss can be vectorised."""
+    return job.start.spec, type(job.trainer), repr(job.trainer), type(job.task), repr(job.task)

@@ -64,6 +64,7 @@ class Workers(Executor):
         self._inner = build(Executor, self.inner, "engine.inner")  # type: ignore[type-abstract]
         require(not isinstance(self._inner, Workers), "inner: workers cannot run workers")
         self._pool: _Pool | None = None
+        self._opened: tuple[Numerics, int] | None = None
         self._open = False
 
     def settle(self, trial: Trial) -> Workers:
@@ -88,11 +89,15 @@ class Workers(Executor):
         return min(self.threads, budget)
 
     def open(self, numerics: Numerics, threads: int) -> None:
+        wanted = replace(numerics, engine={}), threads
+        if self._pool is not None and self._opened == wanted:
+            return
         self.close()
-        each = self.threads_each(threads)
+        self._opened = wanted
+        each = numerics.threads
         gpus = torch.cuda.device_count() if numerics.device.startswith("cuda") else 0
-        count = (gpus or threads // each) if self.workers == "auto" else self.workers
-        if each > 1 and not gpus and count * each > threads:  # spinning threads without a core: a hundred times slower
+        count = (gpus or max(1, threads // each)) if self.workers == "auto" else self.workers
+        if self.workers != "auto" and each > 1 and not gpus and count * each > threads:
             raise ConfigError(
                 f"{count} workers of {each} threads do not fit into the thread budget",
                 where="engine.workers",
@@ -119,6 +124,10 @@ class Workers(Executor):
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
         return self._inner.split(jobs, data)
+
+    @property
+    def jobs_at_once(self) -> int:
+        return self._inner.jobs_at_once * (self._pool.size if self._pool else 1)
 
     @property
     def stacked_steps(self) -> int:
@@ -165,6 +174,10 @@ class _Pool:
                 yield work.take()
         finally:
             wire.write_header(self.board, 0)  # chunks that nobody waits for any more are not begun
+
+    @property
+    def size(self) -> int:
+        return len(self._links)
 
     def close(self) -> None:
         for link in self._links:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fedexp.core.build import require
 from fedexp.core.jobs import Budget
-from fedexp.core.trainer import Adjustment, Ctx, Trainer
+from fedexp.core.trainer import Adjustment, Ctx, Trainer, elementwise
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class FedProx(Trainer):
     def __post_init__(self) -> None:
         require(self.mu >= 0, f"mu must not be negative, got {self.mu}")
 
+    @elementwise
     def adjustment(self, ctx: Ctx) -> Adjustment | None:
         return Adjustment(pull=self.mu) if self.mu else None
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from fedexp.core import trees
 from fedexp.core.needs import Needs
-from fedexp.core.trainer import Adjustment, Ctx, RoundStats, Trainer
+from fedexp.core.trainer import Adjustment, Ctx, RoundStats, Trainer, elementwise
 from fedexp.core.trees import Tree, Trees
 
 
@@ -40,6 +40,7 @@ class Scaffold(Trainer):
     def init_shared(self, start: Tree) -> Trees:
         return {"c": trees.zeros_like(start)}
 
+    @elementwise
     def adjustment(self, ctx: Ctx) -> Adjustment:
         drift = trees.sub(ctx.shared["c"], ctx.state["c_i"])
         return Adjustment(shift=drift) if self.correction == "gradient" else Adjustment(outside=drift)

@@ -166,3 +166,18 @@ def test_memo_keys_cover_the_samples_and_not_their_positions(tmp_path) -> None:
             executor=Memo(Counting(), tmp_path, 1.0, NUMERICS, "code")
         )
         assert Counting.trained == trained
+
+
+def test_memo_recalls_stacked_clients_only_as_they_were_stacked(tmp_path) -> None:
+    """A part of a stack that is gone is trained again with the whole stack: the same bits as without a memo."""
+    from fedexp.engines.vectorized import Vectorized
+
+    world = make_world("method=fedavg", "rounds=1", data=make_data((20, 3, 17, 9, 11, 6)))
+    expected = world.models(world.run(executor=Vectorized(stack=3)))
+    memo = Memo(Vectorized(stack=3), tmp_path, 1.0, NUMERICS, "code")
+    assert_same(world.models(world.run(executor=memo)), expected)
+    for lost in sorted(tmp_path.glob("*/*.safetensors"))[:2]:
+        lost.unlink()
+    again = Memo(Vectorized(stack=3), tmp_path, 1.0, NUMERICS, "code")
+    assert_same(world.models(world.run(executor=again)), expected)
+    assert again.misses in (3, 6) and again.hits == 6 - again.misses

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedexp.core import trees
@@ -19,6 +20,8 @@ from fedexp.core.trees import Tree
 from fedexp.data.augment import Augment
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
+from fedexp.models.mlp import MLP
+from fedexp.tasks.classification import Classification
 from tests.engines.compare import METHODS, assert_matches_serial, assert_same_results, second_round_jobs
 from tests.world import CPU, World, make_data, make_world
 
@@ -153,6 +156,8 @@ class OwnGrad(Trainer):
 
 @dataclass(frozen=True)
 class Overreaching(Trainer):
+    """Its hook is not what it is marked as."""
+
     @elementwise
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
         return trees.scale(grad, 1 / ctx.num_steps)
@@ -165,6 +170,7 @@ class Adjusted(Trainer):
     def init_state(self, start: Tree):
         return {"mine": trees.scale(start, 0.1)}
 
+    @elementwise
     def adjustment(self, ctx: Ctx) -> Adjustment:
         shift = trees.add(ctx.state["mine"], ctx.start, alpha=0.3)
         return Adjustment(gradient=0.5, pull=0.7, shift=shift, outside=trees.scale(ctx.state["mine"], 0.2))
@@ -214,6 +220,76 @@ def test_any_trainer(trainer: Trainer, model: dict) -> None:
         engine = Vectorized(stack=3)
         assert_matches_serial(engine, w, jobs, 1e-9)
         assert (engine.stacked_steps == 0) == isinstance(trainer, OwnGrad)
+
+
+@dataclass(frozen=True)
+class Smooth(Classification):
+    """Another loss under an inherited claim to be plain cross-entropy."""
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        return F.cross_entropy(net(params, buffers, batch.x), batch.y, label_smoothing=0.5)
+
+
+class TanhMLP(MLP):
+    """Another forward pass under an inherited claim to be a chain with ReLU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.hidden:
+            x = torch.tanh(layer(x.flatten(1)))
+        return self.output(x)
+
+
+def test_inherited_claims_are_not_believed() -> None:
+    w = world(sizes=EQUAL)
+    jobs = [replace(job, task=Smooth()) for job in second_round_jobs(w)]
+    assert_matches_serial(Vectorized(stack=5), w, jobs, 1e-9)
+    w = world(sizes=EQUAL, model={"_target_": "tests.engines.test_vectorized.TanhMLP", "hidden": [5]})
+    assert_matches_serial(Vectorized(stack=5), w, second_round_jobs(w), 1e-9)
+
+
+@dataclass(frozen=True)
+class OwnAdjustment(Trainer):
+    """An adjustment that asks for each client's own facts."""
+
+    by_steps: bool = False
+
+    def adjustment(self, ctx: Ctx) -> Adjustment:
+        full = ctx.full_gradient(ctx.start)
+        return Adjustment(
+            pull=1 / ctx.num_steps if self.by_steps else 0.5, shift=trees.scale(full, 1 / trees.norm(full))
+        )
+
+
+@pytest.mark.parametrize("by_steps", [False, True])
+@pytest.mark.parametrize("model", [DEEP, CONV], ids=["mlp", "conv"])
+def test_an_adjustment_of_each_clients_own(by_steps: bool, model: dict) -> None:
+    for sizes in (EQUAL, (20, 12, 17, 9, 12, 20, 20)):
+        w = world(sizes=sizes, model=model)
+        jobs = [replace(job, trainer=OwnAdjustment(by_steps)) for job in second_round_jobs(w)]
+        engine = Vectorized(stack=3)
+        assert_matches_serial(engine, w, jobs, 1e-9)
+        assert engine.stacked_steps or by_steps
+
+
+def test_a_loss_that_is_no_scalar_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Rows(Trainer):
+        def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+            return F.cross_entropy(net(params, buffers, batch.x), batch.y, reduction="none")
+
+    w = world(sizes=EQUAL)
+    jobs = [replace(job, trainer=Rows()) for job in second_round_jobs(w)]
+    for engine in (Serial(), Vectorized(stack=2)):
+        with pytest.raises(ClientError, match="a loss must be a scalar"):
+            list(engine.map(jobs, w.data))
+
+
+def test_few_results_wait_for_an_earlier_client() -> None:
+    sizes = tuple(5 + i % 9 for i in range(60))
+    w = world(sizes=sizes, model=CONV)
+    jobs = [w.env.job(c, w.env.initial_weights(), {}) for c in range(len(sizes))]
+    for stack in Vectorized(stack=2).split(jobs, w.data):
+        assert max(stack) - min(stack) < 16
 
 
 def test_a_hook_wrongly_marked_elementwise_does_not_pass_unnoticed() -> None:

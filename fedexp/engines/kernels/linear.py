@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
-from fedexp.core.models import Net
+from fedexp.core.models import Net, same_author
 from fedexp.core.trainer import Adjustment
 from fedexp.core.trees import Tree
 from fedexp.engines.kernels.kernel import StackBatch, StackKernel, StackTrees
@@ -26,7 +26,8 @@ class Linear(StackKernel):
     @classmethod
     def fits(cls, job: ClientJob, net: Net) -> bool:
         own = overrides(job.trainer, "loss") or overrides(job.trainer, "grad")
-        if own or not job.task.cross_entropy or net.precision == "bf16":
+        known = job.task.cross_entropy and same_author(type(job.task), "cross_entropy", "loss")
+        if own or not known or net.precision == "bf16":
             return False
         return bool(_trained(job, net))
 

@@ -36,18 +36,21 @@ class Vmapped(StackKernel):
         self._draws: dict[tuple[int, ...], list[Draw]] = {}
 
     def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor]:
+        try:
+            return self._gradients(stack, batch)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # where the loss itself is at fault, serial training says so
+            raise NotStackableError from error
+
+    def _gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor]:
         live = [value.requires_grad_() for value in stack.live.values()]
         draws = self._draws.get(batch.x.shape)
         if draws is None:  # which random numbers does a step ask for? Find out on copies of the buffers
             draws = self._draws[batch.x.shape] = []
             copies = {name: value.clone() for name, value in stack.buffers.items()}
-            try:
-                with torch.no_grad():
-                    self._losses(stack, copies, batch, {}, draws)
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except Exception as error:
-                raise NotStackableError from error
+            with torch.no_grad():
+                self._losses(stack, copies, batch, {}, draws)
         noise = {draw: torch.stack([own(*draw) for own in batch.noises]) for draw in draws}
         losses = self._losses(stack, stack.buffers, batch, noise, None)
         grads = torch.autograd.grad(losses.sum(), live, allow_unused=True, materialize_grads=True)
