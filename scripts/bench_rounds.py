@@ -98,7 +98,10 @@ def main() -> None:
                     ratios = [mine / base for base, mine, _ in pairs]
                     used = sorted({computing(said["engine"]) for *_, said in pairs})
                     notes |= {
-                        f"{workload} {method} {engine}: {note}": None for *_, said in pairs for note in said["notes"]
+                        f"{workload} {method} {engine}: {note}": None
+                        for *_, said in pairs
+                        for note in said["notes"]
+                        if note.startswith("engine")
                     }
                     table.row(
                         [

@@ -24,10 +24,10 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench_rounds import COMMON, WORKLOADS
+from bench_rounds import WORKLOADS
 
 N, SAMPLES, COHORT = 1_000_000, 10_000_000, 1_000
-W1 = [o for o in (*COMMON, *WORKLOADS["W1"]) if not o.startswith(("method=", "clients="))]
+W1 = ["dataset=fashion_mnist", "local.lr=0.05", *(o for o in WORKLOADS["W1"] if not o.startswith("clients="))]
 MILLION = [
     "dataset=synthetic", f"dataset.samples={SAMPLES}", f"clients={N}", f"clients_per_round={COHORT}", "partition=iid",
     "rounds=10", "model=mlp", "local.batch_size=10", "memo.enabled=false",
