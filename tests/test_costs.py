@@ -87,6 +87,10 @@ class Stacking(Serial):
         self.stacked = 0
 
     @property
+    def jobs_at_once(self) -> int:
+        return 8
+
+    @property
     def stacked_steps(self) -> int:
         return self.stacked
 

@@ -306,7 +306,7 @@ def test_alone_under_its_budget_it_is_the_inner_engine() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="do not fit into the thread budget"):
-        Workers(workers=3, threads=2).open(NUMERICS, 4)
+        Workers(workers=3, threads=2).open(replace(NUMERICS, threads=2), 4)
     with pytest.raises(ValueError, match="workers must be"):
         Workers(workers=0)
     with pytest.raises(ValueError, match="workers cannot run workers"):
