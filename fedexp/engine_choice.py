@@ -41,7 +41,7 @@ class ChoiceStore:
         if not self.fresh and (stored := read_json(path)) is not None:
             return _adopted(wanted, stored, trial)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):  # who times alone, times right
+        with FileLock(self.root / "lock"):  # who times alone, times right
             if not self.fresh and (stored := read_json(path)) is not None:
                 return _adopted(wanted, stored, trial)
             told: list[str] = []

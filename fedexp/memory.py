@@ -19,6 +19,7 @@ from fedexp.core.engine import Executor
 from fedexp.core.jobs import ClientJob
 from fedexp.core.models import Weights
 from fedexp.core.task import Task
+from fedexp.engines.timing import shortened
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.tracking.summary import memory_text
 
@@ -67,8 +68,7 @@ def probe_memory(
         ``ram``, ``gpu`` (see `peak_memory`), ``clients``, ``steps`` of each, and ``text`` for a person.
     """
     tried = _largest_jobs(jobs, data, executor.jobs_at_once)
-    short = [replace(job, budget=replace(job.budget, max_steps=_cap(job.budget.max_steps))) for job in tried]
-    steps = max((result.num_steps for result in executor.map(short, data)), default=0)
+    steps = max((result.num_steps for result in executor.map(shortened(tried, _STEPS), data)), default=0)
     model = model or (tried[0].start if tried else None)
     if model is not None:
         part = replace(data.test, x=data.test.x[:eval_batch], y=data.test.y[:eval_batch])
@@ -79,10 +79,6 @@ def probe_memory(
     told += ["one evaluation batch"] if model is not None else []
     text = f"peak memory {memory_text(peak)} (measured: {', and '.join(told) or 'after loading'})"
     return {**peak, "clients": clients, "steps": steps, "text": text}
-
-
-def _cap(steps: int | None) -> int:
-    return _STEPS if steps is None else min(_STEPS, steps)
 
 
 def _told(clients: list[int], steps: int, round: int) -> str:

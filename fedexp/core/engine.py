@@ -21,6 +21,7 @@ class Numerics:
         engine: config node of the engine that computes, every choice made (see `describe`).
         threads: of each process that trains or aggregates.
         precision: of matrix products and convolutions in local training.
+        deterministic: whether torch refuses operations that do not repeat their bits.
     """
 
     engine: Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Several clients trained as one: their tensors stacked along a first axis, their steps taken together.
 
 The order of a step's operations is the step kernel's (`fedexp.core.kernel`); no client takes a step that it would not take
-alone, and no client's numbers depend on another's.
+alone, and no client's numbers depend on another's, their last bits aside: who is padded to whose size decides those.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class Vectorized(Executor):
         """
         jobs = trainable(trial)
         self.open(trial.numerics, trial.threads)
-        if jobs and not any(self._kind(job) for job in jobs):
+        asked = self.stack != "auto" or self.kernel != "auto"
+        if asked and jobs and not any(self._kind(job) for job in jobs):
             trial.note("engine: clients run one after the other, for no kernel fits this method, model and task")
         if self.stack != "auto" or not jobs:
             return self

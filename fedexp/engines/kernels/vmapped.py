@@ -81,7 +81,7 @@ class Vmapped(StackKernel):
                 return torch.zeros(shape, device=x.device)
 
             def refuse(at: Tree) -> Tree:
-                raise NotImplementedError("a loss that takes the full gradient is not stacked")
+                raise NotStackableError  # it would run the network on all of one client's data
 
             ctx = Ctx(start, shared, state, job.task, job.budget, num_steps, draw, refuse)
             net.set_noise(draw)
