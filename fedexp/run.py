@@ -169,11 +169,17 @@ class _Run:
             if snapshot is not None:
                 self.note(f"resuming after round {snapshot.step} of {env.rounds}")
             snapshot = snapshot or Snapshot(0, experiment.aggregator.init(env), checkpoint.memories)
-            executor = self._engine(experiment, env, data, snapshot, numerics, budget)
+            over = experiment.aggregator.done(snapshot.state, env.at(snapshot.step)) or reached(
+                experiment, journal.rows
+            )
+            jobs = [] if over else next_jobs(experiment.aggregator, env, snapshot)
+            trial = Trial(jobs, data, env.rounds - snapshot.step, budget, numerics, self.note)
+            executor = self._engine(experiment, trial)
             stack.callback(executor.close)
             torch.set_num_threads(self.numerics.threads)
             executor.open(self.numerics, budget)
-            self._probe(experiment, env, data, executor, snapshot, journal)
+            if not over:
+                self._probe(experiment, trial, executor, snapshot)
             feed = self._feed(experiment, journal)
             self.seconds["setup"] += time.perf_counter() - began
             status = "failed"
@@ -204,46 +210,25 @@ class _Run:
             self.note(f"resuming with the numerics of the first launch: {kept} (asked for now: {asked})")
         return first
 
-    def _engine(
-        self,
-        experiment: Experiment,
-        env: Env,
-        data: FederatedData,
-        snapshot: Snapshot,
-        numerics: Numerics,
-        budget: int,
-    ) -> Executor:
+    def _engine(self, experiment: Experiment, trial: Trial) -> Executor:
         """The engine with every choice made; fixes `self.numerics`."""
-        wanted = experiment.executor
-        if numerics.engine:
-            self.numerics = numerics
-            computing = build(Executor, numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
-            return wanted.adopt(computing, numerics.threads, budget)
-        jobs = next_jobs(experiment.aggregator, env, snapshot)
-        trial = Trial(jobs, data, env.rounds - snapshot.step, budget, numerics, self.note)
+        wanted, budget = experiment.executor, trial.threads
+        if trial.numerics.engine:
+            self.numerics = trial.numerics
+            computing = build(Executor, self.numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
+            return wanted.adopt(computing, self.numerics.threads, budget)
         root = Path(experiment.config.output_root).expanduser().resolve() / "engines"
         engine = ChoiceStore(root, self._client_code(), not experiment.config.reuse).settle(wanted, trial)
-        numerics = replace(numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
+        numerics = replace(trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
         self.numerics = Numerics(**self.folder.once("numerics.json", asdict(numerics)))
         return engine
 
-    def _probe(
-        self,
-        experiment: Experiment,
-        env: Env,
-        data: FederatedData,
-        executor: Executor,
-        snapshot: Snapshot,
-        journal: Journal,
-    ) -> None:
+    def _probe(self, experiment: Experiment, trial: Trial, executor: Executor, snapshot: Snapshot) -> None:
         """Say what the peak of memory will be before the rounds begin."""
-        if experiment.aggregator.done(snapshot.state, env.at(snapshot.step)) or reached(experiment, journal.rows):
-            return
-        jobs = next_jobs(experiment.aggregator, env, snapshot)
         models = experiment.aggregator.outcome(snapshot.state).models
         model = models[0] if models else None
-        batch = experiment.config.eval.batch_size
-        probe = probe_memory(jobs, data, executor, experiment.task, model, batch, env.device)
+        batch, device = experiment.config.eval.batch_size, torch.device(self.numerics.device)
+        probe = probe_memory(list(trial.jobs), trial.data, executor, experiment.task, model, batch, device)
         self.note(probe["text"])
         self.memory_probe = probe
 

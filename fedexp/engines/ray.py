@@ -8,8 +8,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import torch
-
 from fedexp.core.build import build, require
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Executor, Numerics, Trial, describe
@@ -18,6 +16,7 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.engines.ray_actor import code_of
 from fedexp.engines.ray_cluster import DEPTH, START_SECONDS, Connection, Crew, Member, losses, unforeseen
 from fedexp.engines.ray_wire import Packer, Parcel, Reply, SentData, SentResult
+from fedexp.engines.timing import threads as threads_set
 
 MAX_LOSSES = 3  # actors that may die over the same jobs before the jobs are to blame
 _PARCEL_CHUNKS, _PARCEL_BYTES = 8, 1 << 24  # small jobs travel together: a message costs about a millisecond
@@ -79,16 +78,13 @@ class Ray(Executor):
         self._note = trial.note
         self._check_device(trial.numerics)
         self._connect(trial.threads)  # a cluster that is not there is told before an inner engine times its choices
-        before = torch.get_num_threads()
+        inner = replace(trial, threads=self.threads, numerics=replace(trial.numerics, threads=self.threads))
         try:
-            torch.set_num_threads(self.threads)
-            inner = replace(trial, threads=self.threads, numerics=replace(trial.numerics, threads=self.threads))
-            self._computing = self._computing.settle(inner).computing
+            with threads_set(self.threads):
+                self._computing = self._computing.settle(inner).computing
         except BaseException:
             self.close()
             raise
-        finally:
-            torch.set_num_threads(before)
         self.inner = describe(self._computing)
         return self
 

@@ -28,6 +28,7 @@ from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.engines import worker_process as wire
 from fedexp.engines.shared_memory import Segment, pack, unpack
+from fedexp.engines.timing import threads as threads_set
 from fedexp.engines.worker_process import Done, Message, Setup, Training
 
 _SLOTS = 2  # chunks that a worker may hold: one that it trains, one that waits or whose results are on their way
@@ -69,13 +70,9 @@ class Workers(Executor):
 
     def settle(self, trial: Trial) -> Workers:
         each = self.threads_each(trial.threads)
-        before = torch.get_num_threads()
-        torch.set_num_threads(each)
-        try:
+        with threads_set(each):
             numerics = replace(trial.numerics, threads=each)
             settled = self._inner.settle(replace(trial, threads=each, numerics=numerics))
-        finally:
-            torch.set_num_threads(before)
         return Workers(self.workers, self.threads, describe(settled.computing))
 
     def adopt(self, computing: Executor, threads: int, budget: int) -> Workers:
