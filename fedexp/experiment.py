@@ -81,6 +81,10 @@ class Experiment:
         check_metrics(self)
         outputs = self.task.num_outputs(self.dataset.num_classes)
         _check_model(self.spec, self.dataset.shape, outputs, _chosen(self.config.device).partition(":")[0])
+        if self.needs.exchangeable_units:
+            from fedexp.matching.structure import structure_of
+
+            structure_of(self.spec, self.dataset.shape)
         self.dataset.check(Path(self.config.data_root).expanduser(), self.dataset.download)
 
     @property
