@@ -384,12 +384,14 @@ def _yaml(config: Mapping[str, Any]) -> str:
 
 
 def _save_outcome(outcome: Outcome, path: Path) -> None:
-    """The delivered model(s): parameters and buffers, keys prefixed ``<index>/`` where there are several."""
+    """The delivered model(s): parameters and buffers, keys prefixed ``<index>/`` where there are several; members' weights."""
     tensors: Tree = {}
     for number, model in enumerate(outcome.models):
         prefix = "" if outcome.kind == "model" else f"{number}/"
         for name, value in {**model.params, **model.buffers}.items():
             tensors[prefix + name] = value
+    if outcome.weights is not None:
+        tensors["weights"] = outcome.weights
     specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
     save_tree(path, tensors, {"kind": outcome.kind, "combine": outcome.combine, "specs": specs})
 

@@ -60,7 +60,8 @@ class Evaluator:
             part = slice(start, start + self.batch_size)
             x = samples.inputs(part)
             outputs = [self.task.predict(self._net(model), model.params, model.buffers, x) for model in models]
-            output = outputs[0] if len(outputs) == 1 else self.task.combine(outputs, outcome.combine, outcome.weights)
+            together = outcome.kind == "ensemble"
+            output = self.task.combine(outputs, outcome.combine, outcome.weights) if together else outputs[0]
             for name, value in self.task.totals(output, samples.y[part]).items():
                 totals[name] = totals[name] + value if name in totals else value
         return self.task.metrics({name: float(value) for name, value in totals.items()}, len(samples))
