@@ -107,7 +107,7 @@
     }
     form.elements.shown.value = `${shown} of ${rows.length} cells`;
   };
-  form.addEventListener("input", filter);
+  for (const kind of ["input", "change"]) form.addEventListener(kind, filter); // some assistive tools send only one
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", () => setTimeout(filter)); // after the fields have been reset
   form.hidden = false;

@@ -163,7 +163,7 @@ def _wide(report: Report, rows: Sequence[Row], places: int | None) -> str:
     conditions = ", ".join(map(escape, report.keys)) or "conditions"
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="The table, scrolls sideways"><table class="wide">'
-        f"<caption>{escape(report.source)}: {escape(report.title)}</caption>"
+        f"<caption><span>{escape(report.source)}: {escape(report.title)}</span></caption>"
         f'<thead><tr><th scope="col">{conditions}</th>{heads}{_rank_head(ranked)}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody>{_foot(report, columns, ranked=ranked)}</table></div>"
     )
@@ -257,7 +257,7 @@ def _filters(report: Report) -> str:
     verdicts = "".join(f'<option value="{v}">{MARKS[v]} {v}</option>' for v in used)
     return (
         '<form class="filters" hidden>'
-        '<label>Text <input type="search" name="text" autocomplete="off" placeholder="e.g. 0.01 seed"></label>'
+        '<label>Text <input type="search" name="text" autocomplete="off" placeholder="e.g. 0.01 failed"></label>'
         f'<label>Method <select name="method"><option value="">all</option>{methods}</select></label>'
         f'<label>Verdict <select name="verdict"><option value="">all</option>{verdicts}</select></label>'
         '<button type="reset">Reset</button><output name="shown" role="status"></output></form>'
@@ -283,7 +283,7 @@ def _long(report: Report, places: int | None) -> str:
     named = "".join(f'<th scope="col">{head}</th>' for head in heads)
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Every number, scrolls sideways"><table class="long">'
-        "<caption>One line a cell; press a heading to sort by it.</caption>"
+        "<caption><span>One line a cell; press a heading to sort by it.</span></caption>"
         f"<thead><tr>{named}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 
@@ -341,7 +341,7 @@ def _pictures(pictures: Sequence[Picture]) -> str:
         title = escape(picture.title)
         region = f'<div class="scroll{plate}" tabindex="0" role="region" aria-label="Picture: {title}">{svg}</div>'
         shown.append(f"<figure>{region}<figcaption>{title}</figcaption></figure>")
-    return _section("pictures", "Pictures", "".join(shown))
+    return _section("pictures", "Pictures", f"<div>{''.join(shown)}</div>")
 
 
 def _inline(picture: Picture, prefix: str) -> str:

@@ -48,12 +48,10 @@ def _drawn(report: Report) -> Iterator[Picture]:
         title = f"{report.source}: our means (± standard deviation over seeds) against the paper's; the band is the tolerance"
         yield _picture("agreement", title, _agreement(report))
     if report.keys and any(_curves(block) for block in _blocks(report).values()):
-        title = (
-            f"{report.source}: over {report.keys[-1]}; the paper dashed and hollow, ours solid with standard deviations"
-        )
+        title = f"{report.source}: over {report.keys[-1]}; the paper dashed and hollow, our runs solid with standard deviations"
         yield _picture("curves", title, _over_last_key(report))
     else:
-        title = f"{report.source}: row by row; the paper hollow, ours filled with standard deviations"
+        title = f"{report.source}: row by row; the paper hollow, our runs filled with standard deviations"
         yield _picture("rows", title, _row_by_row(report))
 
 
@@ -62,7 +60,7 @@ def _drawn(report: Report) -> Iterator[Picture]:
 
 def _agreement(report: Report) -> Figure:
     cells = [cell for cell in report.cells if _both(cell)]
-    figure = _figure(6.6, 5.0)
+    figure = _figure(5.2, 5.5)
     axes = _axes(figure, 1, 1, 1)
     ends = [v for c in cells for v in (_finite(c.paper), _finite(c.mean))]
     log = _is_log_scale(report)
@@ -77,7 +75,7 @@ def _agreement(report: Report) -> Figure:
         below = [v - report.tolerance for v in line]
         axes.fill_between(line, below, [v + report.tolerance for v in line], color=_INK, alpha=0.08, linewidth=0)
     axes.plot(line, line, color=_INK, linewidth=0.8, alpha=0.7)
-    for at, (key, name) in enumerate(_methods(report)):
+    for at, (key, _) in enumerate(_methods(report)):
         mine = [cell for cell in cells if cell.method == key]
         if mine:
             axes.errorbar(
@@ -90,7 +88,6 @@ def _agreement(report: Report) -> Figure:
                 markeredgewidth=0,
                 alpha=0.9,
                 elinewidth=0.9,
-                label=_plain(name),
             )
     if log:
         axes.set_xscale("log")
@@ -100,7 +97,7 @@ def _agreement(report: Report) -> Figure:
     axes.set_aspect("equal")
     axes.set_xlabel(f"paper: {_measure(report)}", parse_math=False)
     axes.set_ylabel(f"our runs: {_measure(report)}", parse_math=False)
-    figure.legend(loc="outside right upper", frameon=False, labelcolor=_INK)
+    _legend(figure, report, [key for key, _ in _methods(report) if any(cell.method == key for cell in cells)])
     return figure
 
 
@@ -108,7 +105,7 @@ def _over_last_key(report: Report) -> Figure:
     blocks = _blocks(report)
     across = min(len(blocks), 2 if len(blocks) <= 4 else 3)
     down = -(-len(blocks) // across)
-    figure = _figure(8.4 if across > 1 else 6.0, 2.9 * down + 0.5)
+    figure = _figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6)
     log = _is_log_scale(report)
     first: Axes | None = None
     for at, (conditions, rows) in enumerate(blocks.items()):
@@ -189,25 +186,23 @@ def _row_by_row(report: Report) -> Figure:
     return figure
 
 
-def _legend(figure: Figure, report: Report) -> None:
+def _legend(figure: Figure, report: Report, dots: Sequence[str] = ()) -> None:
+    """All methods and what is filled or hollow, above the panels; with `dots`, those methods alone, without lines."""
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=_COLOURS[at % len(_COLOURS)],
-            marker=_MARKERS[at % len(_MARKERS)],
-            markersize=5,
-            label=_plain(name),
-        )
-        for at, (_, name) in enumerate(_methods(report))
-    ]
-    if any(cell.paper is not None for cell in report.cells):
+    handles = []
+    for at, (key, name) in enumerate(_methods(report)):
+        if not dots or key in dots:
+            look: dict[str, Any] = {"color": _COLOURS[at % len(_COLOURS)], "marker": _MARKERS[at % len(_MARKERS)]}
+            handles.append(Line2D([], [], linestyle="none" if dots else "-", markersize=5, label=_plain(name), **look))
+    if not dots and any(cell.paper is not None for cell in report.cells):
         hollow: dict[str, Any] = {"linestyle": (0, (4, 2)), "markerfacecolor": "none"}
         handles.append(Line2D([], [], color=_INK, marker="o", markersize=5, label="our runs"))
         handles.append(Line2D([], [], color=_INK, marker="o", markersize=5, label="paper", **hollow))
-    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5), frameon=False, labelcolor=_INK)
+    widest = max(len(str(handle.get_label())) for handle in handles)
+    fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 40))  # points: of a letter, of line and gap
+    columns = max(1, min(len(handles), fitting))
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, labelcolor=_INK)
 
 
 # --- the report's numbers as points

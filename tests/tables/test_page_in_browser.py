@@ -20,9 +20,17 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync --window-size=1280,900"
-).split()
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,900",
+)
 
 # Every element that shows text itself, with the contrast (WCAG 2) of its colour to the ground behind it.
 CONTRASTS = """
