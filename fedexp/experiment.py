@@ -25,7 +25,7 @@ from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Task
 from fedexp.core.trainer import Trainer
 from fedexp.data.dataset import Dataset
-from fedexp.data.federated import Proxy, federate
+from fedexp.data.federated import Proxy, check_owners, federate
 from fedexp.data.partition import Partitioner
 from fedexp.evaluation.evaluate import metric_names
 from fedexp.server_optimizers.sgd import Sgd
@@ -77,6 +77,7 @@ class Experiment:
         if self.config.device != "auto":
             check_device(self.config.device)
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
+        check_owners(self.dataset, self.partitioner)
         check_needs(self)
         check_metrics(self)
         outputs = self.task.num_outputs(self.dataset.num_classes)
