@@ -41,6 +41,10 @@ class Task(ABC):
     def predict(self, net: Net, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
         """The model's output for inputs `x`, in evaluation mode."""
 
+    def respond(self, net: Net, params: Tree, buffers: Tree, batch: Batch) -> Tensor:
+        """What `totals` measures: the output for labelled inputs. Generative models, whose inputs are labels too, override it."""
+        return self.predict(net, params, buffers, batch.x)
+
     @abstractmethod
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """One output for an ensemble's several."""

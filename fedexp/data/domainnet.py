@@ -78,13 +78,14 @@ class DomainNet(Dataset):
                 got=f"{len(names)} labels, {min(names, default=0)} to {max(names, default=0)}",
                 do=f"set dataset.num_classes={len(names)}, or complete the lists",
             )
-        arrays: list[Tensor] = []
-        for parts in splits:
+
+        def decoded(parts: list[list[_Entry]]) -> tuple[Tensor, Tensor]:
             entries = [entry for part in parts for entry in part]
-            arrays.append(torch.from_numpy(decode_images([file for file, _ in entries], self.shape)))
-            arrays.append(torch.tensor([label for _, label in entries], dtype=torch.int64))
+            x = torch.from_numpy(decode_images([file for file, _ in entries], self.shape))
+            return x, torch.tensor([label for _, label in entries], dtype=torch.int64)
+
         owner = np.repeat(np.arange(len(self.domains), dtype=np.int64), [len(part) for part in splits[0]])
-        return Arrays(*arrays, train_owner=torch.from_numpy(owner))
+        return Arrays(*decoded(splits[0]), *decoded(splits[1]), train_owner=torch.from_numpy(owner))
 
     def _entries(self, home: Path, file: Path, names: dict[int, str]) -> list[_Entry]:
         entries: list[_Entry] = []

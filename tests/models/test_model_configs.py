@@ -21,6 +21,7 @@ EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffer
     "cnn_maecho": (CIFAR, 4_971_368, 0),
     "convnet_nafi": (CIFAR, 62_006, 0),
     "lenet": (MNIST, 431_080, 0),
+    "cvae": (MNIST, 541_712 + (794 * 512 + 512) + (512 * 256 + 256) + 2 * (256 * 20 + 20), 0),  # decoder, encoder
     "resnet18_gn": (CIFAR, 11_181_642, 0),
     "resnet18_gn_cifar": (CIFAR, 11_173_962, 0),
     "resnet18_bn": (CIFAR, 11_181_642, 60),
