@@ -162,6 +162,7 @@ class Experiment:
             device=device,
             dtype=getattr(torch, config.dtype),
             num_classes=data.num_classes,
+            input_shape=self.dataset.shape,
             proxy=data.proxy,
         )
 

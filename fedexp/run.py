@@ -260,6 +260,7 @@ class _Run:
                     facts: dict[str, Any] = meter.round(int(round.row.get("steps", 0)))
                     began = time.perf_counter()
                     with phase("log"):
+                        self._store_trace(round)
                         journal.append(round.row)
                         saver.note(round)
                         feed.log(round.row)
@@ -334,6 +335,14 @@ class _Run:
         path = self.folder.path / "partition.safetensors"
         if not path.exists():
             save_partition(data.partition, path)
+
+    def _store_trace(self, round: Round) -> None:
+        """A file a round, so that a round that is executed again after a crash leaves the same files."""
+        folder, name = self.folder.path / "trace", str(round.after.step)
+        if round.traced.rows:
+            write_json(folder / f"{name}.json", round.traced.rows)
+        if round.traced.weights:
+            save_tree(folder / f"{name}.safetensors", round.traced.weights, {})
 
     def _memo(self, experiment: Experiment, executor: Executor) -> Executor:
         config = experiment.config

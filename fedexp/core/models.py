@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -185,6 +185,71 @@ class Net:
             return output.to(self._dtype)
         output = self._module(*inputs)
         return output
+
+    def layer_inputs(self, params: Tree, buffers: Tree, *inputs: Tensor) -> dict[Layer, Tensor]:
+        """What every linear and convolutional layer is given, in the order in which the forward pass meets them."""
+        found: dict[Layer, Tensor] = {}
+
+        def keep(layer: Layer) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+            def hook(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+                found[layer] = given[0]
+
+            return hook
+
+        layers = [(module, _layer(name, module)) for name, module in self._module.named_modules()]
+        handles = [m.register_forward_pre_hook(keep(layer)) for m, layer in layers if layer is not None]
+        try:
+            self(params, buffers, *inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear or convolutional layer of a network, as a matrix: rows are output units.
+
+    Args:
+        weight, bias: names of its parameters (bias None where it has none).
+        kind: ``linear`` (out, in) or ``conv`` (out, channels, kernel height, kernel width).
+        kernel, stride, padding, dilation: of a convolution, (height, width).
+    """
+
+    weight: str
+    bias: str | None
+    kind: Literal["linear", "conv"]
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+
+def _layer(name: str, module: nn.Module) -> Layer | None:
+    if not isinstance(module, nn.Linear | nn.Conv2d):
+        return None
+    weight, bias = f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".") if module.bias is not None else None
+    if isinstance(module, nn.Linear):
+        return Layer(weight, bias, "linear")
+    if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
+        raise ConfigError(
+            f"layer '{name}' is a convolution with groups, padding by name or padding that is not zeros",
+            where="model",
+            do="choose a method that does not look into layers, or another model",
+        )
+    pairs = [(int(a), int(b)) for a, b in (module.kernel_size, module.stride, module.padding, module.dilation)]
+    return Layer(weight, bias, "conv", *pairs)
+
+
+@cache
+def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...]:
+    """The network's linear and convolutional layers in the order in which a forward pass meets them; the last is the output."""
+    cpu = torch.device("cpu")
+    weights = Weights.init(spec, seed_of("layers"), cpu, torch.float32)
+    net = Net(spec, cpu, torch.float32)
+    net.train(False)
+    with torch.no_grad():
+        return tuple(net.layer_inputs(weights.params, weights.buffers, torch.zeros(1, *input_shape)))
 
 
 @cache
