@@ -59,7 +59,8 @@ class Evaluator:
         for start in range(0, len(samples), self.batch_size):
             part = slice(start, start + self.batch_size)
             batch = Batch(samples.inputs(part), samples.y[part])
-            outputs = [self.task.respond(self._net(model), model.params, model.buffers, batch) for model in models]
+            inputs = self.task.inputs(batch)
+            outputs = [self.task.predict(self._net(model), model.params, model.buffers, *inputs) for model in models]
             output = outputs[0] if len(outputs) == 1 else self.task.combine(outputs, outcome.combine, outcome.weights)
             for name, value in self.task.totals(output, batch.y).items():
                 totals[name] = totals[name] + value if name in totals else value

@@ -58,10 +58,11 @@ class CvaeDecoder(nn.Module):
 class Cvae(nn.Module):
     """Encoder q(z | x, y) and decoder p(x | z, y), the encoder's hidden widths being the decoder's in reverse.
 
-    Inputs are pixels in [0, 1]. Layers: ``encoder.0`` ..., ``mean`` and ``logvar`` (of z), ``decoder.0`` ....
+    Layers: ``encoder.0`` ..., ``mean`` and ``logvar`` (of z), ``decoder.0`` ....
 
     Args:
         input_shape, num_classes, latent, hidden: as for `CvaeDecoder`.
+        mean, std: the data set's normalisation by channel, which is undone: a Bernoulli pixel lies in [0, 1].
     """
 
     def __init__(
@@ -71,8 +72,12 @@ class Cvae(nn.Module):
         num_classes: int,
         latent: int = 20,
         hidden: tuple[int, ...] = (256, 512),
+        mean: tuple[float, ...] = (),
+        std: tuple[float, ...] = (),
     ) -> None:
         super().__init__()
+        require(len(mean) == len(std), f"mean and std need one number per channel each, got {mean=}, {std=}")
+        self.normalisation = mean, std
         self.num_classes = num_classes
         generator = CvaeDecoder(input_shape=input_shape, num_classes=num_classes, latent=latent, hidden=hidden)
         self.decoder = generator.decoder
@@ -85,7 +90,7 @@ class Cvae(nn.Module):
         """Negative evidence lower bounds, in nats.
 
         Args:
-            x: (batch, *input_shape) in [0, 1].
+            x: (batch, *input_shape), normalised.
             y: (batch,) labels.
             noise: (batch, latent) of N(0, 1); None: z is the posterior's mean.
 
@@ -98,7 +103,7 @@ class Cvae(nn.Module):
                 -self.forward(x, torch.full((len(x),), k, device=x.device)).sum(1) for k in range(self.num_classes)
             ]
             return torch.stack(bounds, dim=1)
-        pixels, label = x.flatten(1), one_hot(y, self.num_classes, x.dtype)
+        pixels, label = self.pixels(x).flatten(1), one_hot(y, self.num_classes, x.dtype)
         hidden = torch.cat([pixels, label], dim=1)
         for layer in self.encoder:
             hidden = torch.relu(layer(hidden))
@@ -110,6 +115,16 @@ class Cvae(nn.Module):
         logits = self.decoder[-1](code)
         missed = functional.binary_cross_entropy_with_logits(logits, pixels, reduction="none").sum(1)
         return torch.stack([missed, kl_to_standard_normal(mean, logvar)], dim=1)
+
+    def pixels(self, x: Tensor) -> Tensor:
+        """Normalised images as pixels in [0, 1], of the same shape (batch, *input_shape)."""
+        if not self.normalisation[0]:
+            return x
+        shape = (-1,) + (1,) * (x.dim() - 2)
+        mean, std = (
+            torch.tensor(values, dtype=x.dtype, device=x.device).reshape(shape) for values in self.normalisation
+        )
+        return x * std + mean
 
 
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
@@ -126,7 +141,8 @@ def decoder_of(weights: Weights) -> Weights:
     """The decoder of a `Cvae`, as a model of its own; the tensors are shared."""
     arch = f"{CvaeDecoder.__module__}.{CvaeDecoder.__qualname__}"
     params = {name: value for name, value in weights.params.items() if name.startswith("decoder.")}
-    return Weights(ModelSpec(arch, weights.spec.kwargs), params, {})
+    kwargs = tuple((key, value) for key, value in weights.spec.kwargs if key not in ("mean", "std"))
+    return Weights(ModelSpec(arch, kwargs), params, {})
 
 
 @torch.no_grad()

@@ -26,28 +26,23 @@ class Cvae(Task):
 
     Args:
         latent: width of z, the model's.
-        mean, std: the data set's normalisation, which is undone: pixels must lie in [0, 1].
     """
 
     latent: int = 20
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         require(self.latent >= 1, f"latent must be at least 1, got {self.latent}")
-        require(len(self.mean) == len(self.std), "mean and std need one number per channel each")
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
         noise = standard_normal(ctx.noise("cvae/z", (2, len(batch.x), self.latent)).to(batch.x.dtype))
-        return net(params, buffers, self.pixels(batch.x), batch.y, noise).sum(1).mean()
+        return net(params, buffers, batch.x, batch.y, noise).sum(1).mean()
 
-    def predict(self, net: Net, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
-        """(b, classes): the bound on log p(x | y) under each label."""
-        return net(params, buffers, self.pixels(x))
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return batch.x, batch.y
 
-    def respond(self, net: Net, params: Tree, buffers: Tree, batch: Batch) -> Tensor:
-        """(b, 2): reconstruction loss and KL divergence."""
-        return net(params, buffers, self.pixels(batch.x), batch.y)
+    def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
+        """(b, 2) reconstruction loss and KL divergence, given labels; else (b, classes), the bound on log p(x | y) for each."""
+        return net(params, buffers, *inputs)
 
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """The members' mean, weighted if asked: no less than the loss of their mixture (Jensen). `rule` has no part."""
@@ -66,16 +61,6 @@ class Cvae(Task):
 
     def num_outputs(self, num_classes: int) -> int:
         return num_classes
-
-    def pixels(self, x: Tensor) -> Tensor:
-        """Normalised images (b, C, ...) as pixels in [0, 1]."""
-        if not self.std:
-            return x
-        shape = (-1,) + (1,) * (x.dim() - 2)
-        mean, std = (
-            torch.tensor(values, dtype=x.dtype, device=x.device).reshape(shape) for values in (self.mean, self.std)
-        )
-        return x * std + mean
 
 
 def standard_normal(uniform: Tensor) -> Tensor:

@@ -31,7 +31,10 @@ NO_DIGITS = {"cnn_mcmahan_valid", "convnet_nafi", "lenet"}  # two 5x5 convolutio
 
 
 def spec(name, shape):
-    return ModelSpec.of(OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml")), shape, 10)
+    config = OmegaConf.create(
+        {"dataset": {"mean": [0.5], "std": [0.5]}, "model": OmegaConf.load(CONF / f"{name}.yaml")}
+    )
+    return ModelSpec.of(OmegaConf.to_container(config, resolve=True)["model"], shape, 10)
 
 
 def test_every_file_has_its_row():
