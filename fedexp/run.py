@@ -159,8 +159,7 @@ class _Run:
             stack.enter_context(applied(numerics))
             device = torch.device(numerics.device)
             reset_peak(device)
-            data = experiment.load(device)
-            self._store_partition(data)
+            data = self._load(experiment, device)
             env = experiment.env(data, device)
             checkpoint = Checkpoint(path, device, experiment.config.client_state.memory_gb)
             snapshot, offset = checkpoint.load() or (None, 0)
@@ -319,6 +318,12 @@ class _Run:
         write_json(path / "result.json", result)
         self.folder.set_done()
         return result
+
+    def _load(self, experiment: Experiment, device: torch.device) -> FederatedData:
+        """What is trained on; the split is stored with the run."""
+        data = experiment.load(device)
+        self._store_partition(data)
+        return experiment.prepare(data, self.note)
 
     def _store_partition(self, data: FederatedData) -> None:
         """The split is an artifact of the run; a resumed run must find the same one."""
