@@ -58,6 +58,11 @@ DECLARED = {
         reason="sequential halves weigh later models more",
         ordered_reason="sequential halves weigh later models more",
     ),
+    "ma_echo": Declared(
+        ("aggregator.T=0", "aggregator.last_layer=plain"), against=("aggregator.weights=uniform",), tolerance=1e-12
+    ),
+    "ma_echo_ot": Declared(None, reason="models are moved first; with nothing to move it is ma_echo (test_ma_echo)"),
+    "ma_echo_algorithm1": Declared(("aggregator.T=0",), against=("aggregator.weights=uniform",), tolerance=1e-12),
     "local": Declared(None, reason="nothing is averaged; one client alone is FedAvg (test_reference_points)"),
     "ensemble": Declared(None, reason="nothing is averaged; its members are `local`'s (test_reference_points)"),
     "centralized": Declared(None, reason="one pooled client; a full-batch step is FedAvg's (test_reference_points)"),
