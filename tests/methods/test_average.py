@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -127,7 +129,7 @@ def test_a_masked_ensemble_of_one_is_masked_too() -> None:
     assert a["test/ensemble/loss"] != b["test/ensemble/loss"]
 
 
-def test_what_members_know_survives_a_checkpoint_and_absent_clients(tmp_path) -> None:
+def test_what_members_know_survives_a_checkpoint_and_absent_clients(tmp_path: Path) -> None:
     straight = make_world("method=ensemble", "aggregator.combine=masked", "rounds=4", m=2)
     expected = straight.aggregator.outcome(straight.run().state)
     snapshot = None
@@ -142,3 +144,16 @@ def test_what_members_know_survives_a_checkpoint_and_absent_clients(tmp_path) ->
     outcome = world.aggregator.outcome(snapshot.state)
     assert torch.equal(outcome.weights, expected.weights) and len(outcome.models) == len(outcome.weights)
     assert_same([m.params for m in outcome.models], [m.params for m in expected.models])
+
+
+def test_a_masked_ensembles_run_keeps_its_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedexp.cli import run_command
+    from fedexp.storage.tensors import load_tree
+
+    monkeypatch.chdir(tmp_path)
+    arguments = ["method=ensemble", "aggregator.combine=masked", "rounds=1", "clients=3", "partition.alpha=0.1"]
+    assert run_command([*arguments, "model.hidden=[4]"]) == 0
+    (path,) = tmp_path.glob("outputs/runs/*/*/model.safetensors")
+    tensors, facts = load_tree(path, CPU)
+    assert facts["combine"] == "masked"
+    assert tensors["weights"].shape == (3, 10) and set(tensors["weights"].unique().tolist()) == {0.0, 1.0}
