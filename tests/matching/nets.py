@@ -96,6 +96,29 @@ class TwoHeads(nn.Module):
         return self.output(self.hidden(x)) + self.skip(x)
 
 
+class Repeated(nn.Module):
+    """One layer used twice, once on its own output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.output = nn.Linear(128, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.again(torch.relu(self.again(torch.relu(self.first(x.flatten(1)))))))
+
+
+class Crossed(nn.Module):
+    """Unit j of one layer is added to unit 5 - j of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.output = nn.Linear(128, 6), nn.Linear(128, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.output(self.a(x) + self.b(x).flip(1))
+
+
 def spec_of(target: str, **kwargs) -> ModelSpec:
     path = target if "." in target else f"tests.matching.nets.{target}"
     return ModelSpec.of({"_target_": path, **kwargs}, IMAGE, CLASSES)
@@ -118,6 +141,8 @@ REFUSED = {
     "mixes several units": spec_of("Ordered"),
     "function once": spec_of("InputAdded"),
     "more often than others": spec_of("Half"),
+    "units of different layers": spec_of("Repeated"),
+    "mixes different units": spec_of("Crossed"),
     "not that of its last layer alone": spec_of("TwoHeads"),
 }
 
