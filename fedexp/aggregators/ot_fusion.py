@@ -19,8 +19,7 @@ from fedexp.core.build import require
 from fedexp.core.env import Env
 from fedexp.core.fusion import FusionAggregator
 from fedexp.core.jobs import ClientResult
-from fedexp.core.models import Weights
-from fedexp.core.needs import Needs
+from fedexp.core.models import ModelSpec, Weights
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 from fedexp.matching.alignment import Alignment, align, moved_share
@@ -51,9 +50,8 @@ class OTFusion(FusionAggregator):
             "last_layer=masked needs alignment.output=inputs: transported rows stand for other classes",
         )
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(exchangeable_units=True)
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        structure_of(spec, input_shape)
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
         return presence_probes(self.last_layer, env)

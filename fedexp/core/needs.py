@@ -16,7 +16,6 @@ class Needs:
         validation: the config must cut a validation share.
         update_norms: RoundStats.squared_norms must be filled.
         same_init: every client must start from the global model.
-        exchangeable_units: the order of the model's hidden units must not matter (fedexp.matching.structure).
     """
 
     plain_sgd: bool = False
@@ -26,7 +25,6 @@ class Needs:
     validation: bool = False
     update_norms: bool = False
     same_init: bool = False
-    exchangeable_units: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(**{field.name: getattr(self, field.name) or getattr(other, field.name) for field in fields(self)})

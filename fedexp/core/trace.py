@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,5 +16,5 @@ class Trace:
         """Whether somebody looks at iteration `step` (0: before the first)."""
         return False
 
-    def __call__(self, step: int, outcomes: Mapping[str, Outcome]) -> None:
-        """Take iteration `step`'s models, by the name of each series."""
+    def __call__(self, step: int, outcomes: Mapping[str, Outcome], clients: Sequence[int] = ()) -> None:
+        """Take iteration `step`'s models, by the name of each series; those of one model a client belong to `clients`."""

@@ -25,8 +25,8 @@ class Classification(Task):
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
         return F.cross_entropy(net(params, buffers, batch.x), batch.y)
 
-    def predict(self, net: Net, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
-        return net(params, buffers, x)
+    def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
+        return net(params, buffers, *inputs)
 
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """Mean of logits, or log of the mean of softmax probabilities (``rule='probs'``); weighted if asked.
