@@ -28,7 +28,7 @@ from fedexp.matching.structure import structure_of
 
 @dataclass(frozen=True)
 class OTFusion(FusionAggregator):
-    """Mean of aligned models. Logs ``ot/moved``, the share of hidden units that alignment moved.
+    """Mean of aligned models. Logs ``ot/moved``, the share of hidden units that moved, in all models but the reference.
 
     Args:
         fold: ``reference``: all models are moved onto the first (of two, the first onto the second), then averaged
@@ -69,7 +69,8 @@ class OTFusion(FusionAggregator):
         fused = averaged(moved)
         if self.last_layer == "masked":
             fused = with_masked_output(fused, moved, presence(results), env.layers[-1])
-        return fused, {"ot/moved": moved_share(structure, maps)}
+        changed = [own for own, after, before in zip(maps, moved, models, strict=True) if after is not before]
+        return fused, {"ot/moved": moved_share(structure, changed)}
 
 
 def aligned(models: Sequence[Weights], env: Env, options: Alignment) -> tuple[list[Weights], list[dict[str, Tensor]]]:
