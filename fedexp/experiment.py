@@ -94,6 +94,7 @@ class Experiment:
         if self.extractor is not None:
             _check_model(self.extractor, self.dataset.shape, math.prod(self.input_shape), device)
         _check_model(self.spec, self.input_shape, outputs, device)
+        self.aggregator.check(self.spec, self.input_shape)
         self.dataset.check(Path(self.config.data_root).expanduser(), self.dataset.download)
 
     @property

@@ -37,7 +37,7 @@ from fedexp.rounds import Round, reached, rounds
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
-from fedexp.storage.identity import code_hash, config_hash
+from fedexp.storage.identity import code_hash, config_hash, training_code_hash
 from fedexp.storage.run_folder import Journal, RunFolder, address
 from fedexp.storage.tensors import save_tree
 from fedexp.tracking.curve import draw_curve
@@ -217,7 +217,7 @@ class _Run:
             computing = build(Executor, self.numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
             return wanted.adopt(computing, self.numerics.threads, budget)
         root = Path(experiment.config.output_root).expanduser().resolve() / "engines"
-        engine = ChoiceStore(root, self._client_code(), not experiment.config.reuse).settle(wanted, trial)
+        engine = ChoiceStore(root, training_code_hash(self.raw), not experiment.config.reuse).settle(wanted, trial)
         numerics = replace(trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
         self.numerics = Numerics(**self.folder.once("numerics.json", asdict(numerics)))
         return engine
@@ -354,11 +354,7 @@ class _Run:
         if not (config.memo.enabled and config.reuse):
             return executor
         root = Path(config.output_root).expanduser().resolve() / "memo"
-        return Memo(executor, root, config.memo.max_gb, self.numerics, self._client_code())
-
-    def _client_code(self) -> str:
-        """Fingerprint of the code that trains a client."""
-        return code_hash({group: self.raw[group] for group in ("trainer", "task", "model", "dataset")})
+        return Memo(executor, root, config.memo.max_gb, self.numerics, training_code_hash(self.raw))
 
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
         logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
@@ -393,12 +389,14 @@ def _yaml(config: Mapping[str, Any]) -> str:
 
 
 def _save_outcome(outcome: Outcome, path: Path) -> None:
-    """The delivered model(s): parameters and buffers, keys prefixed ``<index>/`` where there are several."""
+    """The delivered model(s): parameters and buffers, keys prefixed ``<index>/`` where there are several; members' weights."""
     tensors: Tree = {}
     for number, model in enumerate(outcome.models):
         prefix = "" if outcome.kind == "model" else f"{number}/"
         for name, value in {**model.params, **model.buffers}.items():
             tensors[prefix + name] = value
+    if outcome.weights is not None:
+        tensors["weights"] = outcome.weights
     specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
     save_tree(path, tensors, {"kind": outcome.kind, "combine": outcome.combine, "specs": specs})
 

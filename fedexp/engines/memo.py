@@ -23,7 +23,7 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.models import Weights
 from fedexp.core.probe import Probe
 from fedexp.core.trees import Tree, Trees, digest
-from fedexp.storage.identity import code_hash
+from fedexp.storage.identity import probe_code_hash
 from fedexp.storage.tensors import load_tree, save_tree
 
 
@@ -83,8 +83,14 @@ class Memo(Executor):
 
     def _answer(self, probe: Probe, job: ClientJob, weights: Weights, data: FederatedData) -> Tree:
         model = [digest(weights.params), digest(weights.buffers), repr(weights.spec)]
-        code = code_hash({"probe": {"_target_": f"{type(probe).__module__}.{type(probe).__name__}"}})
-        parts = [self._base, *model, _described(probe), code, job.seed, *_client_data(data, job.client)]
+        parts = [
+            self._base,
+            *model,
+            _described(probe),
+            probe_code_hash(probe),
+            job.seed,
+            *_client_data(data, job.client),
+        ]
         key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
         path, lock = self._path(key), self.root / f"{key}.lock"
         with FileLock(lock):

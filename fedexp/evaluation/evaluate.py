@@ -61,7 +61,8 @@ class Evaluator:
             batch = Batch(samples.inputs(part), samples.y[part])
             inputs = self.task.inputs(batch)
             outputs = [self.task.predict(self._net(model), model.params, model.buffers, *inputs) for model in models]
-            output = outputs[0] if len(outputs) == 1 else self.task.combine(outputs, outcome.combine, outcome.weights)
+            together = outcome.kind == "ensemble"
+            output = self.task.combine(outputs, outcome.combine, outcome.weights) if together else outputs[0]
             for name, value in self.task.totals(output, batch.y).items():
                 totals[name] = totals[name] + value if name in totals else value
         return self.task.metrics({name: float(value) for name, value in totals.items()}, len(samples))
