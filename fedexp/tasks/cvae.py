@@ -28,12 +28,13 @@ class Cvae(Task):
         latent: width of z, the model's.
     """
 
-    latent: int = 20
+    latent: int | None
 
     def __post_init__(self) -> None:
-        require(self.latent >= 1, f"latent must be at least 1, got {self.latent}")
+        require(self.latent is not None, "task=cvae trains a conditional VAE: set model=cvae")
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        assert self.latent is not None
         noise = standard_normal(ctx.noise("cvae/z", (2, len(batch.x), self.latent)).to(batch.x.dtype))
         return net(params, buffers, batch.x, batch.y, noise).sum(1).mean()
 

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from fedexp.compose import compose
 from fedexp.core.errors import ConfigError
+from fedexp.core.jobs import ClientResult
 from fedexp.core.models import ModelSpec, Net, Weights
 from fedexp.core.runner import Snapshot, run
 from fedexp.core.seeds import torch_generator
@@ -191,3 +192,28 @@ def test_runs_share_features_and_keep_the_head_alone(tmp_path: Path) -> None:
         specs = json.loads(file.metadata()["fedexp"])["specs"]
     assert shapes == {"hidden.0.weight": (5, 16), "output.weight": (10, 5)}
     assert specs[0]["arch"] == "fedexp.models.mlp.MLP"
+
+
+def test_statistics_of_a_frozen_extractor_never_move() -> None:
+    """Neither in a network that was in evaluation mode in between, nor by the mean's rounding."""
+    experiment = Experiment.of(compose([*WORLD, "dataset.augment={flip: 0.5}"]))
+    data = experiment.load(CPU)
+    env = experiment.env(data, CPU)
+    start = env.initial_weights()
+    generator = torch_generator("statistics")
+    odd = {
+        name: torch.rand(value.shape, generator=generator) if value.is_floating_point() else value
+        for name, value in start.buffers.items()
+    }
+    start = replace(start, buffers=odd)
+    net = Net(start.spec, CPU, torch.float32)
+    net.train(False)
+    net.train(True)
+    used = {name: value.clone() for name, value in odd.items()}
+    net(start.params, used, data.train.inputs(slice(0, 4)))
+    assert all(torch.equal(used[name], odd[name]) for name in odd)
+    state = {**experiment.aggregator.init(env), "weights": start}
+    results = [ClientResult(c, start, n, 1, {}, None, {"loss": 0.0}) for c, n in enumerate((7, 11, 13))]
+    after, _ = experiment.aggregator.update(state, results, env)
+    assert all(torch.equal(after["weights"].buffers[name], odd[name]) for name in odd)
+    assert all(torch.equal(after["weights"].params[name], start.params[name]) for name in start.params)

@@ -87,6 +87,18 @@ def plain_forward(params: Tree, x: torch.Tensor, y: torch.Tensor, z_noise: torch
     return linear("decoder.2", linear("decoder.1", linear("decoder.0", code).clamp(min=0)).clamp(min=0)), mean, logvar
 
 
+def test_layers_meet_their_inputs_as_the_papers_fusion_asks(world) -> None:
+    """MA-Echo projects onto what a layer is given: the decoder's is [z, one-hot label], z being the posterior's mean."""
+    task, net, weights, batch = parts(world)
+    found = {k.weight: v for k, v in net.layer_inputs(weights.params, {}, *task.inputs(batch)).items()}
+    x = world[1].test.x[:12].double().flatten(1) / 255
+    _, mean, _ = plain_forward(weights.params, x, batch.y, None)
+    code = torch.cat([mean, torch.eye(10, dtype=x.dtype)[batch.y]], 1)
+    torch.testing.assert_close(found["decoder.0.weight"], code, rtol=1e-6, atol=1e-6)
+    order = ["encoder.0", "encoder.1", "mean", "logvar", "decoder.0", "decoder.1", "decoder.2"]
+    assert list(found) == [layer.weight for layer in world[2].layers] == [f"{name}.weight" for name in order]
+
+
 @pytest.mark.parametrize("noisy", [False, True])
 def test_loss_is_bernoulli_reconstruction_plus_kl(world, noisy: bool) -> None:
     task, net, weights, batch = parts(world)
