@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedexp.tables import layout
 from fedexp.tables.layout import Row
@@ -25,6 +25,7 @@ _SALT = "fedexp"
 _DECADES = 1.5  # values that span more are drawn on a logarithmic axis
 _TICKED = 8  # up to so many values of the axis each get a tick of their own
 _DPI = 160
+_LONGEST = 32  # letters of a label
 
 
 def pictures(report: Report) -> tuple[Picture, ...]:
@@ -47,11 +48,12 @@ def _drawn(report: Report) -> Iterator[Picture]:
     if any(_both(cell) for cell in report.cells):
         title = f"{report.source}: our means (± standard deviation over seeds) against the paper's; the band is the tolerance"
         yield _picture("agreement", title, _agreement(report))
+    theirs = "the paper hollow, " if layout.referenced(report) else ""
     if report.keys and any(_curves(block) for block in _blocks(report).values()):
-        title = f"{report.source}: over {report.keys[-1]}; the paper dashed and hollow, our runs solid with standard deviations"
+        title = f"{report.source}: over {report.keys[-1]}; {theirs}our runs solid with standard deviations over seeds"
         yield _picture("curves", title, _over_last_key(report))
     else:
-        title = f"{report.source}: row by row; the paper hollow, our runs filled with standard deviations"
+        title = f"{report.source}: row by row; {theirs}our runs filled with standard deviations over seeds"
         yield _picture("rows", title, _row_by_row(report))
 
 
@@ -90,8 +92,8 @@ def _agreement(report: Report) -> Figure:
                 elinewidth=0.9,
             )
     if log:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        _log(axes, "x")
+        _log(axes, "y")
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     axes.set_aspect("equal")
@@ -113,8 +115,10 @@ def _over_last_key(report: Report) -> Figure:
         first = first or axes
         _lines(axes, report, rows)
         if log:
-            axes.set_yscale("log")
-        axes.set_title(_named(report.keys[:-1], conditions), fontsize=9, loc="left", parse_math=False, color=_INK)
+            _log(axes, "y")
+        axes.set_title(
+            _named(report.keys[:-1], conditions, 58 // across), fontsize=9, loc="left", parse_math=False, color=_INK
+        )
         if at >= len(blocks) - across:
             axes.set_xlabel(report.keys[-1], parse_math=False)
         if at % across == 0:
@@ -147,13 +151,14 @@ def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
         axes.set_xticks(range(len(xs)), [layout.label(row.conditions[report.keys[-1]]) for row in keyed])
         axes.set_xlim(-0.5, len(xs) - 0.5)
     elif _is_log(xs):
-        axes.set_xscale("log")
+        _log(axes, "x")
 
 
 def _row_by_row(report: Report) -> Figure:
     rows, methods = layout.rows(report), _methods(report)
     step = 0.8 / max(len(methods), 1)
-    figure = _figure(7.4, 0.9 + len(rows) * max(0.34, 0.13 * len(methods)))
+    differing = [key for key in report.keys if len({row.conditions.get(key) for row in rows}) > 1]
+    figure = _figure(7.4, 0.9 + len(rows) * max(0.34, 0.13 * len(methods), 0.16 * len(differing)))
     axes = _axes(figure, 1, 1, 1)
     for at, (key, _) in enumerate(methods):
         look: dict[str, Any] = {
@@ -173,14 +178,13 @@ def _row_by_row(report: Report) -> Figure:
                     )
     for i in range(1, len(rows)):
         axes.axhline(i - 0.5, color=_FAINT, linewidth=0.6)
-    axes.set_yticks(
-        range(len(rows)), [_named(report.keys, tuple(r.conditions.get(k) for k in report.keys)) for r in rows]
-    )
+    named = [_named(differing, [row.conditions.get(key) for key in differing], 1) for row in rows]
+    axes.set_yticks(range(len(rows)), named, parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     if _is_log_scale(report):
-        axes.set_xscale("log")
+        _log(axes, "x")
     axes.set_xlabel(_measure(report), parse_math=False)
     _legend(figure, report)
     return figure
@@ -275,14 +279,22 @@ def _methods(report: Report) -> list[tuple[str, str]]:
     return [(key, labels.get(key, key)) for key in dict.fromkeys([*labels, *sorted(used)]) if key in used]
 
 
-def _named(keys: Sequence[str], values: Sequence[Value]) -> str:
-    text = ", ".join(f"{key} {layout.label(value)}" for key, value in zip(keys, values, strict=True))
-    return text if len(text) <= 48 else f"{text[:47]}…"
+def _named(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
+    """Conditions in lines of at most `width` letters, where one alone is not longer; none of them longer than 32."""
+    lines: list[str] = []
+    for key, value in zip(keys, values, strict=True):
+        text = f"{key} {layout.label(value)}"
+        text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+        if lines and len(lines[-1]) + 2 + len(text) <= width:
+            lines[-1] += f", {text}"
+        else:
+            lines.append(text)
+    return "\n".join(lines)
 
 
 def _plain(name: str) -> str:
     """A label that matplotlib neither hides (leading underscore) nor sets as mathematics, of a length that fits."""
-    short = name if len(name) <= 32 else f"{name[:31]}…"
+    short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
     return short.replace("$", r"\$").replace("_", "\u200b_", 1) if short.startswith("_") else short.replace("$", r"\$")
 
 
@@ -313,6 +325,14 @@ def _axes(figure: Figure, down: int, across: int, at: int, sharey: Axes | None =
     axes.set_axisbelow(True)
     axes.patch.set_visible(False)
     return axes
+
+
+def _log(axes: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis that says 0.1, 1, 10 rather than powers of ten."""
+    from matplotlib.ticker import FuncFormatter
+
+    axes.set(**{f"{which}scale": "log"})
+    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _picture(name: str, title: str, figure: Figure) -> Picture:

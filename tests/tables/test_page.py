@@ -177,7 +177,7 @@ def test_a_smaller_form_says_so_before_any_number() -> None:
     assert 'role="note"' not in page(report())
     for form, words in (
         ("reduced", "smaller than the paper's, so no cell counts as reproduced"),
-        ("smoke", "say nothing about the paper"),
+        ("smoke", "compare their numbers with nothing published"),
     ):
         text = page(report(form=form))
         assert 0 < text.index(words) < text.index('class="counts"')
@@ -201,6 +201,27 @@ def test_the_same_report_gives_the_same_bytes(whole: str) -> None:
     assert [p.png for p in drawn] == [p.png for p in pictures(report())]
 
 
+def test_a_difference_that_prints_as_nothing_has_no_sign() -> None:
+    cells = tuple(cell({}, f"m{i}", 50.0, value) for i, value in enumerate((49.999, 50.001, 49.99)))
+    read = Reader(page(report(keys=(), cells=cells, agreement=())))
+    assert [row[5] for row in read.rows["long"][1:]] == ["0.00", "0.00", "−0.01"]
+
+
+def test_numbers_out_of_all_bounds_are_written() -> None:
+    cells = (
+        cell({}, "a", 1e300, 1e300, -1e300),
+        cell({}, "b", math.nan, math.nan),
+        cell({}, "c", -math.inf, math.inf, -math.inf),
+    )
+    wild = report(unit="loss", keys=(), cells=cells, agreement=())
+    lines = Reader(page(replace(wild, pictures=pictures(wild)))).rows["long"][1:]
+    assert [line[1:4] for line in lines] == [
+        ["1.000e+300", "0", "1.414e+300"],
+        ["nan", "nan", "–"],
+        ["−inf", "nan", "nan"],
+    ]
+
+
 def test_an_empty_report_is_a_page() -> None:
     empty = report(cells=(), methods=(), keys=(), agreement=(), warnings=(), facts=(), assumptions=())
     read = Reader(page(replace(empty, pictures=pictures(empty))))
@@ -217,6 +238,7 @@ def test_any_number_of_conditions_and_methods(conditions: int, methods: int) -> 
     demo = report(keys=keys, methods=columns, cells=cells, agreement=())
     read = Reader(page(replace(demo, pictures=pictures(demo))))
     assert [len(row) for row in read.rows["wide"]] == [methods + 1, methods + 1]
+    assert "paper" not in "".join(read.rows["wide"][0] + read.rows["wide"][1])  # there is none
     assert [len(row) for row in read.rows["long"]] == [conditions + 10] * (methods + 1)
 
 
