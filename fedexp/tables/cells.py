@@ -70,7 +70,7 @@ def slots(
 
 def launch_order(cells: Sequence[Slot]) -> list[Job]:
     """All jobs, those that train the same clients next to each other: by row, what is pooled, seed, then method."""
-    keyed = []
+    keyed: list[tuple[int, int, int, Job]] = []
     rows: dict[str, int] = {}
     for cell in cells:
         for job in cell.jobs:
@@ -116,7 +116,7 @@ def _points(table: Table, form: Form) -> Iterator[dict[str, Value]]:
 
 def _all_points(table: Table) -> Iterator[dict[str, Value]]:
     for form in ("full", "reduced", "smoke"):
-        yield from _points(table, form)  # type: ignore[arg-type]
+        yield from _points(table, form)
 
 
 def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> bool:

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     shared.set_defaults(form="full")
 
     run = commands.add_parser("run", parents=[shared], help="run what is missing or failed, then report",
-                              epilog="example: fedexp-table run ma_echo/table1 --only clients=5 hydra/launcher=joblib")  # fmt: skip
+                              epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib")  # fmt: skip
     run.set_defaults(run=_run)
     report = commands.add_parser("report", parents=[shared], help="report what is there; runs nothing")
     report.set_defaults(run=_report)
@@ -279,7 +279,7 @@ def _state(name: str, composer: Any, overrides: Sequence[str]) -> dict[str, Any]
         "data": _data(found.values()),
         "seconds": sum(float(run.result["seconds"]["total"]) for run in found.values() if run.result),
         "state": state if not unready else f"{state}; {unready[0]}",
-        "forms": ["full", *(form for form in ("reduced", "smoke") if table.shrunk(form))],  # type: ignore[arg-type]
+        "forms": ["full", *(form for form in ("reduced", "smoke") if table.shrunk(form))],
     }
 
 

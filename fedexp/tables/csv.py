@@ -13,7 +13,9 @@ def to_csv(report: Report) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     numbers = ["paper", "paper_sd", "mean", "sd", "n", "delta"]
-    writer.writerow([*report.keys, "method", "label", *numbers, "verdict", "reason", "reduced", "values", "seeds", "runs"])
+    writer.writerow(
+        [*report.keys, "method", "label", *numbers, "verdict", "reason", "reduced", "values", "seeds", "runs"]
+    )
     labels = {method.key: method.label for method in report.methods}
     for cell in report.cells:
         writer.writerow(

@@ -20,6 +20,11 @@ def report_folder(root: Path, name: str, form: Form) -> Path:
 def write_report(report: Report, folder: Path) -> Path:
     """Write ``report.{md,csv,tex,html}`` into `folder`, each replaced as a whole; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    for ending, text in (("md", markdown(report)), ("csv", to_csv(report)), ("tex", latex(report)), ("html", page(report))):
+    for ending, text in (
+        ("md", markdown(report)),
+        ("csv", to_csv(report)),
+        ("tex", latex(report)),
+        ("html", page(report)),
+    ):
         write_text(folder / f"report.{ending}", text)
     return folder / "report.html"

@@ -111,7 +111,13 @@ def read_path(result: Mapping[str, Any], path: str) -> float:
         elif isinstance(node, list) and part.isdigit() and int(part) < len(node):
             node = node[int(part)]
         else:
-            has = ", ".join(map(str, node)) if isinstance(node, Mapping) else f"{len(node)} items" if isinstance(node, list) else ""
+            has = (
+                ", ".join(map(str, node))
+                if isinstance(node, Mapping)
+                else f"{len(node)} items"
+                if isinstance(node, list)
+                else ""
+            )
             raise ConfigError(f"result.json has no '{path}'", where=f"part '{part}'", expected=has or None)
     if isinstance(node, bool) or not isinstance(node, int | float):
         raise ConfigError(f"'{path}' of result.json is no number", got=repr(node))

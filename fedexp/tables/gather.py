@@ -11,7 +11,7 @@ from fedexp.core.errors import FedexpError
 from fedexp.tables.cells import Slot
 from fedexp.tables.found import Found, read_path
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.report import Agreement, Cell, Form, Method, Report, Value, Verdict
+from fedexp.tables.report import Agreement, Cell, Form, Report, Value, Verdict
 from fedexp.tables.schema import Table
 
 _SHOWN = 6  # names in a warning
@@ -34,7 +34,10 @@ def make_report(
         extra: the user's own overrides; command: what was typed.
     """
     shrunk = table.shrunk(form)
-    made = [_cell(table, slot, [found[job.overrides] for job in slot.jobs], shrunk and shrunk.what, root, extra) for slot in cells]
+    made = [
+        _cell(table, slot, [found[job.overrides] for job in slot.jobs], shrunk.what if shrunk else "", root, extra)
+        for slot in cells
+    ]
     used = [found[overrides] for overrides in dict.fromkeys(job.overrides for slot in cells for job in slot.jobs)]
     done = [run for run in used if run.result]
     present = {cell.method for cell in made}
@@ -67,7 +70,7 @@ def with_pictures(report: Report) -> Report:
 
 
 def _cell(
-    table: Table, slot: Slot, runs: Sequence[Found], reduced: str | None, root: Path, extra: Sequence[str]
+    table: Table, slot: Slot, runs: Sequence[Found], reduced: str, root: Path, extra: Sequence[str]
 ) -> Cell:
     column = table.columns[slot.method]
     paper, sd = table.printed(slot.conditions, slot.method)
@@ -94,7 +97,7 @@ def _cell(
         verdict="not run",
         runs=tuple(folders),
         failed=tuple(failed),
-        reduced=(reduced or "") if values else "",
+        reduced=reduced if values else "",
     )
     tolerance = table.tolerance if column.tolerance is None else column.tolerance
     verdict, reason = judge(cell, tolerance, table.unit, _objection(runs, reduced, extra))
@@ -126,7 +129,7 @@ def judge(cell: Cell, tolerance: float | None, unit: str, objection: str) -> tup
     return "deviates", f"{cell.delta:+.4g} {unit}, and the tolerance is {tolerance:g}"
 
 
-def _objection(runs: Iterable[Found], reduced: str | None, extra: Sequence[str]) -> str:
+def _objection(runs: Iterable[Found], reduced: str, extra: Sequence[str]) -> str:
     done = [run for run in runs if run.result]
     if reduced:
         return reduced
@@ -182,7 +185,10 @@ def _warnings(
     yield from _mixed_splits(table, cells, found)
     done = [run for run in found.values() if run.result]
     for name, key in (("rounds", "rule"), ("metric", "metric")):
-        kinds = {(run.result["choices"].get("method") if key == "metric" else "", run.result["headline"][key]) for run in done}
+        kinds = {
+            (run.result["choices"].get("method") if key == "metric" else "", run.result["headline"][key])
+            for run in done
+        }
         if len(kinds) > len({method for method, _ in kinds}):
             yield f"The headline's {name} differ between runs of one kind: {', '.join(sorted(k for _, k in kinds))}"
     other = [run for run in done if run.other_code]

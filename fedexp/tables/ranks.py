@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ def tied(values: Sequence[float], tie: float) -> list[float]:
     smallest."""
     order = sorted(range(len(values)), key=lambda i: values[i])
     found = list(values)
-    for before, here in zip(order, order[1:], strict=False):
+    for before, here in itertools.pairwise(order):
         if values[here] - values[before] < tie:
             found[here] = found[before]
     return found

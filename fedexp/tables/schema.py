@@ -41,7 +41,9 @@ class Column:
     published: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(self.overrides is not None or bool(self.why), "overrides: null needs 'why': why is there no such method?")
+        require(
+            self.overrides is not None or bool(self.why), "overrides: null needs 'why': why is there no such method?"
+        )
         require(self.tolerance is None or self.tolerance >= 0, "tolerance must not be negative")
 
     @property
@@ -142,7 +144,7 @@ class Table:
         for key in self.keys:
             _known(key, self.conditions, "keys")
         for form in ("full", "reduced", "smoke"):
-            shrunk = self.shrunk(form)  # type: ignore[arg-type]
+            shrunk = self.shrunk(form)
             for number, grid in enumerate((shrunk and shrunk.grids) or self.grids):
                 where = f"{form if shrunk else ''}.grids[{number}]".lstrip(".")
                 for key in grid:
@@ -172,7 +174,7 @@ class Table:
     def check(self, form: Form) -> None:
         """Refuse a form that the table does not have."""
         if form != "full" and self.shrunk(form) is None:
-            has = [name for name in ("smoke", "reduced") if self.shrunk(name)]  # type: ignore[arg-type]
+            has = [name for name in ("smoke", "reduced") if self.shrunk(name)]
             raise ConfigError(
                 f"table {self.name} has no {form} form",
                 expected=" or ".join(f"--{name}" for name in has) or "no flag: it has the full form alone",
@@ -226,7 +228,9 @@ def read_table(path: Path, name: str) -> Table:
     try:
         node = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
-        raise ConfigError("a table's file is not YAML", where=" ".join(str(error).split()), do="mend the file") from None
+        raise ConfigError(
+            "a table's file is not YAML", where=" ".join(str(error).split()), do="mend the file"
+        ) from None
     if not isinstance(node, dict):
         raise ConfigError("a table's file must be a mapping", where=str(path), got=type(node).__name__)
     try:

@@ -40,9 +40,7 @@ def shown(report: Report) -> list[tuple[layout.Row, list[Shown | None]]]:
     found = []
     for row in layout.rows(report):
         top = {
-            side: layout.best(
-                [(c.method, getattr(c, side)) for c in row.cells], digits, higher=report.higher_is_better
-            )
+            side: layout.best([(c.method, getattr(c, side)) for c in row.cells], digits, higher=report.higher_is_better)
             for side in ("paper", "mean")
         }
         entries: list[Shown | None] = []

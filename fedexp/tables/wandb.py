@@ -48,7 +48,7 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
     return True
 
 
-def _columns(report: Report) -> list[str]:
+def _columns(report: Report) -> list[str | int]:
     return [*report.keys, *_COLUMNS]
 
 
