@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import re
@@ -14,13 +15,15 @@ from typing import Any
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
 from hydra.errors import CompactHydraException, HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.core.errors import ConfigError, suggest
@@ -124,6 +127,50 @@ def compose(overrides: list[str]) -> dict[str, Any]:
         return resolve(config, choices, overrides)
 
 
+class Composer:
+    """`compose` for many jobs that share their groups: each choice of groups is composed once (80 ms), values are set in copies.
+
+    Overrides that are neither a choice of a group nor a plain value of an existing key (``+key``, ``~key``) belong to what is
+    composed.
+    """
+
+    def __init__(self) -> None:
+        self._composed: dict[tuple[str, ...], tuple[DictConfig, Mapping[str, Any]]] = {}
+        self._groups: dict[str, bool] = {}
+
+    def __call__(self, overrides: list[str]) -> dict[str, Any]:
+        """As `compose`."""
+        register()
+        with _hydra(), _translated(overrides):
+            loader = GlobalHydra.instance().config_loader()
+            parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
+            values = [override for override in parsed if self._sets_value(override, loader)]
+            chosen = tuple(str(override.input_line) for override in parsed if override not in values)
+            config, choices = self._base(chosen)
+            config = copy.deepcopy(config)
+            try:
+                for override in values:
+                    OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+            except OmegaConfBaseException:
+                return compose(overrides)  # which says what is wrong
+            return resolve(config, choices, overrides)
+
+    def _sets_value(self, override: Override, loader: ConfigLoader) -> bool:
+        key = override.key_or_group
+        if key not in self._groups:
+            self._groups[key] = bool(loader.get_group_options(key))
+        return override.type == OverrideType.CHANGE and not override.is_sweep_override() and not self._groups[key]
+
+    def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, Mapping[str, Any]]:
+        if chosen not in self._composed:
+            config = hydra_compose("config", overrides=list(chosen), return_hydra_config=True)
+            choices = config.hydra.runtime.choices
+            with open_dict(config):
+                config.pop("hydra")
+            self._composed[chosen] = config, choices
+        return self._composed[chosen]
+
+
 def expand(overrides: list[str]) -> list[list[str]]:
     """The jobs of a sweep as Hydra's basic sweeper makes them, in its order; ``hydra.*`` overrides are left out.
 
@@ -167,6 +214,14 @@ def _hydra() -> Iterator[None]:
     else:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fedexp"):
             yield
+
+
+@contextmanager
+def hydra_in_use(overrides: list[str]) -> Iterator[None]:
+    """Hydra's global state for work with its own objects, with its errors about `overrides` as ours."""
+    register()
+    with _hydra(), _translated(overrides):
+        yield
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from fedexp.costs import Meter, costs
 from fedexp.data.partition import save_partition
 from fedexp.engine_choice import ChoiceStore
 from fedexp.engines.memo import Memo
+from fedexp.evaluation.evaluate import Evaluator
 from fedexp.evaluation.summary import summarise
 from fedexp.experiment import Experiment, check_device, choose_numerics, thread_budget
 from fedexp.memory import peak_memory, probe_memory, reset_peak
@@ -313,6 +314,9 @@ class _Run:
             "attempts": self.attempt,
             "folder": str(path),
         }
+        if outcome.kind == "per_client":
+            evaluator = Evaluator(experiment.task, config.eval.batch_size)
+            result["per_client"] = evaluator.each(outcome, data.test, "test")
         if self.profile is not None:
             result["profile"] = self.profile.report
         write_json(path / "result.json", result)

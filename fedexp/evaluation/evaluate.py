@@ -46,12 +46,15 @@ class Evaluator:
         if outcome.kind != "per_client":
             together = self._measure(outcome.models, outcome, samples)
             return dict(zip(names, (together[name] for name in self.task.metric_names), strict=True))
-        each = [self._measure([model], outcome, samples) for model in outcome.models]
         spread: list[float] = []
-        for name in self.task.metric_names:
-            values = [metrics[name] for metrics in each]
+        for values in self.each(outcome, samples, split).values():
             spread += [statistics.fmean(values), statistics.pstdev(values), min(values)]
         return dict(zip(names, spread, strict=True))
+
+    def each(self, outcome: Outcome, samples: Samples, split: str) -> dict[str, list[float]]:
+        """``<split>/local/*`` of every model by itself, in the outcome's order (clients', where it is one a client)."""
+        measured = [self._measure([model], outcome, samples) for model in outcome.models]
+        return {f"{split}/local/{name}": [metrics[name] for metrics in measured] for name in self.task.metric_names}
 
     @torch.no_grad()
     def _measure(self, models: Sequence[Weights], outcome: Outcome, samples: Samples) -> Metrics:
