@@ -97,7 +97,7 @@ def _checked(jobs: list[list[str]]) -> list[dict[str, Any]]:
 
 
 def _single(config: dict[str, Any]) -> int:
-    from fedexp.run import execute
+    from fedexp.execution import execute
     from fedexp.tracking.summary import print_result
 
     code, result = _attempt(lambda: execute(config))
@@ -108,7 +108,7 @@ def _single(config: dict[str, Any]) -> int:
 
 def _attempt(work: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any] | None]:
     """Run one job in this process; interruptions and failures as exit codes, with one line each."""
-    from fedexp.run import Interrupted
+    from fedexp.execution import Interrupted
 
     try:
         return 0, work()
@@ -124,7 +124,7 @@ def _attempt(work: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any] | 
 
 def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
     """Hydra's own multirun over checked jobs, with a count before and a table after."""
-    from fedexp.run import Interrupted, terminable
+    from fedexp.execution import Interrupted, terminable
     from fedexp.storage.run_folder import RunFolder, address
     from fedexp.tracking.summary import print_sweep
 
@@ -184,7 +184,7 @@ def sweep_job(config: Any) -> float:
 
     from fedexp.compose import JobFailedError, register, resolve
     from fedexp.experiment import available_cores
-    from fedexp.run import Interrupted, execute
+    from fedexp.execution import Interrupted, execute
     from fedexp.share import concurrent_jobs, take_gpu
 
     register()
