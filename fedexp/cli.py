@@ -183,8 +183,8 @@ def sweep_job(config: Any) -> float:
     from hydra.core.hydra_config import HydraConfig
 
     from fedexp.compose import JobFailedError, register, resolve
-    from fedexp.experiment import available_cores
     from fedexp.execution import Interrupted, execute
+    from fedexp.experiment import available_cores
     from fedexp.share import concurrent_jobs, take_gpu
 
     register()

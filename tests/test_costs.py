@@ -15,9 +15,9 @@ from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.costs import Meter, costs
 from fedexp.engines.memo import Memo
 from fedexp.engines.serial import Serial
+from fedexp.execution import Interrupted, execute
 from fedexp.experiment import choose_numerics
 from fedexp.memory import largest, peak_memory, probe_memory, reset_peak
-from fedexp.execution import Interrupted, execute
 from fedexp.storage.files import read_jsonl
 from tests.world import CPU, World, make_world
 
