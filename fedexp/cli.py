@@ -146,7 +146,7 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
     Returns:
         its exit code, or that of the signal which interrupted it.
     """
-    from fedexp.run import Interrupted, terminable
+    from fedexp.execution import Interrupted, terminable
 
     os.environ["FEDEXP_SWEEP"] = group
     os.environ["FEDEXP_SWEEP_JOBS"] = str(jobs)

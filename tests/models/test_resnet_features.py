@@ -19,9 +19,9 @@ from fedexp.core.seeds import torch_generator
 from fedexp.data._torchvision import torchvision_datasets
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
+from fedexp.execution import execute
 from fedexp.experiment import Experiment
 from fedexp.models.resnet_features import ResNetExtractor
-from fedexp.run import execute
 from fedexp.storage.files import file_sha256
 from fedexp.storage.identity import config_hash
 from tests.world import CPU, assert_same
