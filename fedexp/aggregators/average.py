@@ -59,14 +59,18 @@ def presence(results: Sequence[ClientResult]) -> Tensor:
 
 
 def averaged(models: Sequence[Weights]) -> Weights:
-    """Mean of every parameter and floating buffer; maximum of integer buffers. At least one model, all of one spec."""
+    """Mean of every parameter and floating buffer; maximum of integer buffers. What is frozen is the first model's, bit by bit.
+
+    At least one model, all of one spec.
+    """
+    frozen = models[0].frozen
 
     def mean(values: list[Tensor]) -> Tensor:
         stacked = torch.stack(values)
         return stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0)
 
     def over(trees: list[Tree]) -> Tree:
-        return {name: mean([tree[name] for tree in trees]) for name in trees[0]}
+        return {k: v if k in frozen else mean([tree[k] for tree in trees]) for k, v in trees[0].items()}
 
     return Weights(models[0].spec, over([m.params for m in models]), over([m.buffers for m in models]))
 

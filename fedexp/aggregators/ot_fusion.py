@@ -22,7 +22,7 @@ from fedexp.core.jobs import ClientResult
 from fedexp.core.models import ModelSpec, Weights
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
-from fedexp.matching.alignment import Alignment, align, moved_share
+from fedexp.matching.alignment import Alignment, align, movable, moved_share
 from fedexp.matching.structure import structure_of
 
 
@@ -76,14 +76,14 @@ class OTFusion(FusionAggregator):
 def aligned(models: Sequence[Weights], env: Env, options: Alignment) -> tuple[list[Weights], list[dict[str, Tensor]]]:
     """All models moved onto the first (of two, the first onto the second), and what moved each, by unit group.
 
-    The reference itself has identity permutations.
+    The reference's permutations are identities; units of frozen layers have none.
     """
     structure = structure_of(env.spec, env.input_shape)
     target = 1 if len(models) == 2 else 0
     others = [number for number in range(len(models)) if number != target]
     found = align([models[number] for number in others], models[target], structure, options)
-    maps = [{group.name: torch.arange(group.size) for group in structure.groups} for _ in models]
-    moved = list(models)
+    still = {group.name: torch.arange(group.size) for group in movable(structure, models[target])}
+    maps, moved = [still for _ in models], list(models)
     for number, own in zip(others, found, strict=True):
         maps[number] = own
         moved[number] = options.apply(models[number], structure, own)

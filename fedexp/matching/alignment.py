@@ -62,11 +62,13 @@ def align(
     """What moves each of `models` onto `reference`, by unit group (`fedexp.matching.structure.Maps`, on the CPU).
 
     A group of several layers, tied by sums, is compared by those whose input side is already decided when its first
-    layer is met.
+    layer is met. Units of frozen layers, which all models share, stay and have no map.
     """
     maps: list[dict[str, Tensor]] = [{} for _ in models]
-    decided: set[str] = set()
-    groups = (*structure.groups, structure.output) if options.output == "transported" else structure.groups
+    groups = movable(structure, reference)
+    decided = {group.name for group in structure.groups if group not in groups}
+    if options.output == "transported":
+        groups = (*groups, structure.output)
     for group in groups:
         weights = [name for name in group.layers if all(slot.group in decided for slot in structure.inputs(name))]
         solved = _solved(models, reference, structure, weights, maps, options)
@@ -76,16 +78,23 @@ def align(
     return maps
 
 
+def movable(structure: Structure, weights: Weights) -> tuple[Group, ...]:
+    """Hidden groups that no frozen layer belongs to."""
+    frozen = weights.frozen
+    return tuple(group for group in structure.groups if frozen.isdisjoint(group.layers))
+
+
 def moved_share(structure: Structure, maps: Sequence[Maps]) -> float:
-    """The share of hidden units, over models and groups, that did not stay where they were; 0 without hidden units."""
+    """The share of hidden units, over models and their maps, that did not stay where they were; 0 without any."""
 
     def stayed(group: Group, by: Tensor) -> float:
         if by.is_floating_point():
             return float(by.trace())
         return float((by == torch.arange(group.size, device=by.device)).sum())
 
-    total = len(maps) * sum(group.size for group in structure.groups)
-    return 1 - sum(stayed(g, own[g.name]) for own in maps for g in structure.groups) / total if total else 0.0
+    pairs = [(group, own[group.name]) for own in maps for group in structure.groups if group.name in own]
+    total = sum(group.size for group, _ in pairs)
+    return 1 - sum(stayed(group, by) for group, by in pairs) / total if total else 0.0
 
 
 def _solved(

@@ -24,6 +24,20 @@ class Concatenated(nn.Module):
         return self.output(nn.functional.max_pool2d(x, 2).permute(0, 2, 3, 1).flatten(1))
 
 
+class PartlyFrozen(nn.Module):
+    """Clients train what follows the convolution and its norm."""
+
+    frozen_parameters = ("conv.*", "norm.*")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6)
+        self.hidden, self.output = nn.Linear(6, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(torch.relu(self.hidden(self.norm(self.conv(x)).mean((2, 3)))))
+
+
 class Gated(nn.Module):
     """Channels multiplied by units of a linear layer, as in squeeze-and-excitation; LayerNorm before the output."""
 

@@ -11,7 +11,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.experiment import Experiment
 from fedexp.matching.alignment import Alignment, align
 from fedexp.matching.structure import structure_of
-from tests.matching.nets import IMAGE, MODELS
+from tests.matching.nets import IMAGE, MODELS, spec_of
 from tests.methods.fusion_world import fused, models_of, tensors, world_of
 from tests.world import assert_same
 
@@ -146,3 +146,21 @@ def test_share_of_moved_units_is_logged() -> None:
 def test_settings_without_meaning_are_refused(overrides: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError):
         Experiment.of(compose(["method=ot_fusion", *overrides]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_frozen_layers_keep_their_bits_and_their_order(variant: str) -> None:
+    """The mean of seven equal numbers may differ from them in the last bit."""
+    spec = spec_of("PartlyFrozen")
+    world, structure, base = world_of(spec, *VARIANTS[variant]), structure_of(spec, IMAGE), models_of(spec, 1)[0]
+    models = []
+    for number, other in enumerate(models_of(spec, 7)):
+        tuned = {k: base.params[k] if k in base.frozen else v for k, v in other.params.items()}
+        moves = {"hidden.weight": structure.random(number)["hidden.weight"]}
+        models.append(structure.permute_weights(type(base)(spec, tuned, base.buffers), moves))
+    result = fused(world, models, [[2, 2, 2]] * 7)
+    for name, value in {**base.params, **base.buffers}.items():
+        if name in base.frozen:
+            assert torch.equal({**result.params, **result.buffers}[name], value)
+    maps = aligned(models, world.env, Alignment())[1]
+    assert all(list(own) == ["hidden.weight"] for own in maps)
