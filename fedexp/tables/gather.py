@@ -69,9 +69,7 @@ def with_pictures(report: Report) -> Report:
     return replace(report, pictures=pictures(report))
 
 
-def _cell(
-    table: Table, slot: Slot, runs: Sequence[Found], reduced: str, root: Path, extra: Sequence[str]
-) -> Cell:
+def _cell(table: Table, slot: Slot, runs: Sequence[Found], reduced: str, root: Path, extra: Sequence[str]) -> Cell:
     column = table.columns[slot.method]
     paper, sd = table.printed(slot.conditions, slot.method)
     path = column.value or table.headline.value
