@@ -44,7 +44,7 @@ TINY: dict[str, Any] = {
 
 def table(tmp_path: Path, **changes: Any) -> Table:
     path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(TINY | changes))
+    path.write_text(yaml.safe_dump(TINY | changes, sort_keys=False))
     return read_table(path, "my/tiny")
 
 
@@ -177,7 +177,7 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
                 assert error.what.startswith(
                     ("unknown method", "unknown dataset", "unknown model", "unknown partition")
                 )
-    assert made.printed or composed
+    assert composed or not name.startswith("demo/")
     if made.published:
         rows = {tuple(cell.conditions.values()) for cell in slots(made)}
         printed = {tuple(row[key] for key in made.keys) for row in made.reference}
