@@ -135,7 +135,7 @@ class Composer:
     """
 
     def __init__(self) -> None:
-        self._composed: dict[tuple[str, ...], tuple[DictConfig, Mapping[str, Any]]] = {}
+        self._composed: dict[tuple[str, ...], tuple[DictConfig, Mapping[str, Any]] | ConfigError] = {}
         self._groups: dict[str, bool] = {}
 
     def __call__(self, overrides: list[str]) -> dict[str, Any]:
@@ -158,17 +158,25 @@ class Composer:
     def _sets_value(self, override: Override, loader: ConfigLoader) -> bool:
         key = override.key_or_group
         if key not in self._groups:
-            self._groups[key] = bool(loader.get_group_options(key))
+            self._groups[key] = bool(loader.get_group_options(key, results_filter=None))
         return override.type == OverrideType.CHANGE and not override.is_sweep_override() and not self._groups[key]
 
     def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, Mapping[str, Any]]:
         if chosen not in self._composed:
-            config = hydra_compose("config", overrides=list(chosen), return_hydra_config=True)
+            try:
+                with _translated(list(chosen)):
+                    config = hydra_compose("config", overrides=list(chosen), return_hydra_config=True)
+            except ConfigError as error:
+                self._composed[chosen] = error
+                raise
             choices = config.hydra.runtime.choices
             with open_dict(config):
                 config.pop("hydra")
             self._composed[chosen] = config, choices
-        return self._composed[chosen]
+        found = self._composed[chosen]
+        if isinstance(found, ConfigError):
+            raise copy.copy(found)
+        return found
 
 
 def expand(overrides: list[str]) -> list[list[str]]:

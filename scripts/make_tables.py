@@ -3,8 +3,8 @@
     python scripts/make_tables.py DIR        # DIR holds <file>.yaml for every `published: {file, table}` of a table
     python scripts/make_tables.py DIR --check    # change nothing; exit code 1 if a file would change
 
-Everything in a table's file from the line that begins with MARK on is generated. A row of the published file belongs to the column
-whose `published` fits it (default: ``{method: <key>}``); its conditions are the table's `keys`. Digits stay as printed.
+Everything in a table's file from the line that begins with MARK on is generated. A row of the published file belongs to the
+column whose `published` fits it (default: ``{method: <key>}``); its conditions are the table's `keys`. Digits stay as printed.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,6 +101,16 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
                 )
         only.setdefault(key, []).extend(values)
     return only
+
+
+def split_only(table: Table, clauses: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What followed ``--only`` on the command line, as its own clauses and overrides, which may stand behind them.
+
+    A key that the table does not have is an override, unless it is nearly one that the table has.
+    """
+    keys = ["method", *table.conditions]
+    mine = [c for c in clauses if (k := c.partition("=")[0]) in keys or difflib.get_close_matches(k, keys, cutoff=0.7)]
+    return mine, [clause for clause in clauses if clause not in mine]
 
 
 def _points(table: Table, form: Form) -> Iterator[dict[str, Value]]:

@@ -82,16 +82,18 @@ class _Request:
 
     def __init__(self, options: argparse.Namespace) -> None:
         from fedexp.compose import Composer
-        from fedexp.tables.cells import parse_only, slots
+        from fedexp.tables.cells import parse_only, slots, split_only
         from fedexp.tables.found import Finder
         from fedexp.tables.schema import load_table
 
         self.options = options
         self.table: Table = load_table(options.name)
         self.form: Form = options.form
+        clauses, overrides = split_only(self.table, options.only)
+        options.overrides = [*options.overrides, *overrides]
         self.extra = _own(options.overrides, of_sweep=False)
         self.composer = Composer()
-        only = parse_only(self.table, [part for clause in options.only for part in clause.split()])
+        only = parse_only(self.table, clauses)
         self.cells: tuple[Slot, ...] = slots(
             self.table, self.form, only=only, seeds=options.seeds, extra=[o for o in options.overrides if not _is_hydra(o)]
         )  # fmt: skip

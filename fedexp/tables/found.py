@@ -54,6 +54,7 @@ class Finder:
         self._composer, self._any_code, self._extra = composer, any_code, set(extra)
 
     def __call__(self, job: Job) -> Found:
+        """The run of `job` as it is now."""
         try:
             config = self._composer(list(job.overrides))
         except ConfigError as error:
