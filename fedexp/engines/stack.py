@@ -29,8 +29,11 @@ Schedule = list[tuple[int, int, int]]
 
 def train_stack(
     jobs: Sequence[ClientJob], net: Net, samples: Samples, indices: Sequence[Tensor], kind: type[StackKernel]
-) -> list[ClientResult]:
-    """Run `jobs`, which agree in everything but client, start, seed and trees, as one; results in the jobs' order.
+) -> Iterator[ClientResult]:
+    """Train `jobs`, which agree in everything but client, start, seed and trees, as one; results in the jobs' order.
+
+    Training is over when this returns; a client's payload and memory are made when its result is asked for, and are still
+    in the processor's cache where the server reads them.
 
     Args:
         indices: each client's (n,) int64 positions in `samples`, on its device.
@@ -76,10 +79,10 @@ def train_stack(
         losses[:count] += loss
     means = (losses / torch.tensor(steps, device=losses.device)).tolist()
     place = {i: at for at, i in enumerate(order)}
-    return [
+    return (
         _result(at, jobs[at], net, whole, own[at], noises[at], len(indices[at]), means[at])
         for at in (place[i] for i in range(len(jobs)))
-    ]
+    )
 
 
 def _result(
@@ -87,6 +90,7 @@ def _result(
 ) -> ClientResult:
     params = {name: value[i] for name, value in whole.params.items()}
     buffers = {name: value[i] for name, value in whole.buffers.items()}
+    net.train()
     net.set_noise(noise)
     payload, state = job.trainer.finish({name: params[name] for name in whole.live}, ctx)
     net.set_noise(None)
