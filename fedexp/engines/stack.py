@@ -176,23 +176,28 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
     """
     if not overrides(trainer, "adjustment"):
         return None
-    if getattr(trainer.adjustment, "elementwise", False) and len({_identity(ctx) for ctx in own}) == 1:
-        how = trainer.adjustment(own[0])
-        return how and replace(how, shift=_repeated(how.shift, len(own)), outside=_repeated(how.outside, len(own)))
-    how, kinds, stacked = None, set(), {}  # type: Adjustment | None, set[object], dict[str, Tree]
+    elementwise = getattr(trainer.adjustment, "elementwise", False)
+    if elementwise and len({_identity(ctx) for ctx in own}) == 1:
+        common = trainer.adjustment(own[0])
+        return common and replace(
+            common, shift=_repeated(common.shift, len(own)), outside=_repeated(common.outside, len(own))
+        )
+    kinds = set()
+    shift: Tree = {}
+    outside: Tree = {}
     for i, ctx in enumerate(own):
         net.set_noise(ctx.noise)
         how = trainer.adjustment(ctx)
         kinds.add(how and (how.gradient, how.pull, how.shift is None, how.outside is None))
         if len(kinds) > 1:
             raise NotStackableError
-        for part, tree in (("shift", how.shift), ("outside", how.outside)) if how is not None else ():
-            if tree is not None:
+        for rows, tree in ((shift, how.shift), (outside, how.outside)) if how is not None else ():
+            for name, value in (tree or {}).items():
                 if not i:
-                    stacked[part] = {name: value.new_empty(len(own), *value.shape) for name, value in tree.items()}
-                torch._foreach_copy_([rows[i] for rows in stacked[part].values()], list(tree.values()))
+                    rows[name] = value.new_empty(len(own), *value.shape)
+                rows[name][i] = value
     net.set_noise(None)
-    return how and replace(how, **stacked)
+    return how and replace(how, shift=shift or None, outside=outside or None)
 
 
 def _identity(ctx: Ctx) -> tuple[int, ...]:
