@@ -97,7 +97,7 @@ def _checked(jobs: list[list[str]]) -> list[dict[str, Any]]:
 
 
 def _single(config: dict[str, Any]) -> int:
-    from fedexp.run import execute
+    from fedexp.execution import execute
     from fedexp.tracking.summary import print_result
 
     code, result = _attempt(lambda: execute(config))
@@ -108,7 +108,7 @@ def _single(config: dict[str, Any]) -> int:
 
 def _attempt(work: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any] | None]:
     """Run one job in this process; interruptions and failures as exit codes, with one line each."""
-    from fedexp.run import Interrupted
+    from fedexp.execution import Interrupted
 
     try:
         return 0, work()
@@ -146,7 +146,7 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
     Returns:
         its exit code, or that of the signal which interrupted it.
     """
-    from fedexp.run import Interrupted, terminable
+    from fedexp.execution import Interrupted, terminable
 
     os.environ["FEDEXP_SWEEP"] = group
     os.environ["FEDEXP_SWEEP_JOBS"] = str(jobs)
@@ -194,8 +194,8 @@ def sweep_job(config: Any) -> float:
     from hydra.core.hydra_config import HydraConfig
 
     from fedexp.compose import JobFailedError, register, resolve
+    from fedexp.execution import Interrupted, execute
     from fedexp.experiment import available_cores
-    from fedexp.run import Interrupted, execute
     from fedexp.share import concurrent_jobs, take_gpu
 
     register()

@@ -88,6 +88,7 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
     assert isinstance(plain, dict)
     plain.pop("hydra", None)
     _pin_split(plain["partition"])
+    _pin_weights(plain["model"])
     kept = {str(key): value for key, value in choices.items() if not str(key).startswith("hydra/")}
     mine = [override for override in overrides if not override.startswith("hydra")]
     return {str(k): v for k, v in plain.items()} | {"choices": kept, "overrides": mine}
@@ -102,6 +103,17 @@ def _pin_split(node: Any) -> None:
     path = Path(str(node["path"])).expanduser()
     if path.is_file():
         node["sha256"] = load_partition(path).sha256
+
+
+def _pin_weights(node: Any) -> None:
+    """Weights given as a file decide the result by what is in it, too."""
+    if not isinstance(node, dict) or not node.get("pretrained") or node.get("sha256", "") is not None:
+        return
+    from fedexp.storage.files import file_sha256
+
+    path = Path(str(node["pretrained"])).expanduser()
+    if path.is_file():
+        node["sha256"] = file_sha256(path)
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:

@@ -67,6 +67,20 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class TraceOf:
+    """``trace.*``: iterations of a server-side method that are evaluated, and those whose weights are kept."""
+
+    every: int
+    weights: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, f"trace.every must not be negative, got {self.every}")
+        require(
+            all(step >= 0 for step in self.weights), f"trace.weights must not be negative, got {list(self.weights)}"
+        )
+
+
+@dataclass(frozen=True)
 class Headline:
     rule: Literal["last", "mean_last_10", "best_on_val"]
     metric: str
@@ -149,6 +163,7 @@ class Config:
     precision: Precision
     local: LocalWork
     eval: Eval
+    trace: TraceOf
     headline: Headline
     stop: Stop
     proxy: dict[str, Any]

@@ -15,7 +15,9 @@ from torch.autograd.profiler_util import FunctionEvent
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Executor
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.models import Weights
 from fedexp.core.phases import PREFIX, phase
+from fedexp.core.trees import Tree
 
 _SHOWN = 5
 
@@ -68,6 +70,9 @@ class Profile:
 class _Named(Executor):
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
+
+    def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
+        return self._inner.probe(job, weights, data)
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         results = self._inner.map(jobs, data)

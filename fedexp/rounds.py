@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedexp.core import trees
@@ -16,6 +16,7 @@ from fedexp.core.errors import FedexpError
 from fedexp.core.phases import phase
 from fedexp.core.runner import Snapshot, run
 from fedexp.evaluation.evaluate import Evaluator
+from fedexp.evaluation.tracing import Traced, Tracer
 from fedexp.experiment import Experiment
 
 
@@ -26,6 +27,7 @@ class Round:
     Args:
         after: the snapshot after it; changed: clients whose memories changed.
         row: its line of metrics.jsonl; seconds: by phase; last: no further round follows.
+        traced: what the method went through within it, where the config asks.
     """
 
     after: Snapshot
@@ -33,6 +35,7 @@ class Round:
     row: dict[str, Any]
     seconds: dict[str, float]
     last: bool
+    traced: Traced
 
 
 def rounds(
@@ -50,12 +53,15 @@ def rounds(
     """
     config, aggregator = experiment.config, experiment.aggregator
     evaluator = Evaluator(experiment.task, config.eval.batch_size)
+    tracer = Tracer(evaluator, data, config.trace.every, config.trace.weights)
+    env = replace(env, trace=tracer)
     steps = run(aggregator, env, executor, data, snapshot, config.on_nonfinite, on_client)
     while True:
         with phase("aggregate"):  # training is nested in it: the server consumes results as they come
             step = next(steps, None)
         if step is None:
             return
+        traced = tracer.take()
         began = time.perf_counter()
         outcome = aggregator.outcome(step.after.state)
         if aggregator.delivers == "model":  # clients' own models were checked as they came in
@@ -74,9 +80,10 @@ def rounds(
                     row |= evaluator(outcome, data.val, "val")
         lost = [name for name, value in row.items() if math.isnan(value)]  # finite weights may overflow in the network
         _refuse(f"{lost[0]} is NaN" if lost else None, step.after.step, experiment)
-        seconds = {**step.seconds, "evaluate": time.perf_counter() - began}
+        seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}
+        seconds["aggregate"] -= traced.seconds
         last = done or reached(experiment, [row])
-        yield Round(step.after, step.changed, row, seconds, last)
+        yield Round(step.after, step.changed, row, seconds, last, traced)
         if last:
             return
 

@@ -15,9 +15,9 @@ from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.costs import Meter, costs
 from fedexp.engines.memo import Memo
 from fedexp.engines.serial import Serial
+from fedexp.execution import Interrupted, execute
 from fedexp.experiment import choose_numerics
 from fedexp.memory import largest, peak_memory, probe_memory, reset_peak
-from fedexp.run import Interrupted, execute
 from fedexp.storage.files import read_jsonl
 from tests.world import CPU, World, make_world
 
@@ -199,7 +199,7 @@ def test_the_probe_is_told_before_round_1_and_changes_no_bit(
     )
     assert told[0].startswith("peak memory ")
     assert told[0] == result["memory_probe"]["text"]
-    monkeypatch.setattr("fedexp.run._Run._probe", lambda *args: None)
+    monkeypatch.setattr("fedexp.execution._Run._probe", lambda *args: None)
     plain, _ = run(
         tmp_path / "without", *overrides, "clients_per_round=2" if "scaffold" in overrides[0] else "eval.every=1"
     )

@@ -98,7 +98,7 @@ def make_world(
     env = experiment.env(data, CPU)
     spec = ModelSpec.of(model, tuple(data.train.x.shape[1:]), data.num_classes)
     clients = data.partition.num_clients
-    env = replace(env, spec=spec, num_classes=data.num_classes)
+    env = replace(env, spec=spec, num_classes=data.num_classes, input_shape=tuple(data.train.x.shape[1:]))
     if m is not None:
         env = replace(env, sampling=Sampling("fixed", min(m, clients)))
     return World(experiment, env, data)

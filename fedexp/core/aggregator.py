@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.models import Weights
+from fedexp.core.models import ModelSpec, Weights
 from fedexp.core.needs import Needs
 from fedexp.core.task import Metrics
 
@@ -27,12 +27,13 @@ class Outcome:
     Args:
         models: one global model, an ensemble's members, or one model a client (in client order).
         combine: how an ensemble's outputs are combined.
-        weights: (models,) weights of an ensemble's members, or None for equal ones.
+        weights: (models,) weights of an ensemble's members, or None for equal ones; for ``masked`` (models, classes), 1
+            where a member is asked about a class and 0 where it is not.
     """
 
     models: tuple[Weights, ...]
     kind: Delivers
-    combine: Literal["logits", "probs"] = "logits"
+    combine: Literal["logits", "probs", "masked"] = "logits"
     weights: Tensor | None = None
 
 
@@ -63,6 +64,9 @@ class Aggregator(ABC):
     @abstractmethod
     def outcome(self, state: State) -> Outcome:
         """What would be delivered if the run ended now."""
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        """Refuse a model that the method cannot merge, before anything is loaded; `ConfigError` says why."""
 
     def done(self, state: State, env: Env) -> bool:
         """Whether the run is over before step ``env.round``."""

@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from fedexp.core.data import FederatedData
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.models import Weights
+from fedexp.core.probe import run_probes
+from fedexp.core.trees import Tree
 
 Precision = Literal["float32", "tf32", "bf16"]
 
@@ -82,6 +85,10 @@ class Executor(ABC):
         Raises:
             ClientError: a job failed; names the client.
         """
+
+    def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
+        """Answers to the job's probes on the model it trained, in this process."""
+        return run_probes(job, weights, data)
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
         """The jobs in parts that may be mapped apart, by other processes, without changing a bit: ascending positions.

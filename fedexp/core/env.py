@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -11,10 +11,12 @@ import torch
 
 from fedexp.core.data import Samples
 from fedexp.core.jobs import Budget, ClientJob
-from fedexp.core.models import ModelSpec, Weights
+from fedexp.core.models import Layer, ModelSpec, Weights, layers_of
+from fedexp.core.probe import Probe
 from fedexp.core.seeds import numpy_generator, seed_of
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Task
+from fedexp.core.trace import Trace
 from fedexp.core.trainer import Trainer
 from fedexp.core.trees import Trees
 
@@ -52,8 +54,10 @@ class Env:
         sizes: (clients,) int64 training samples a client.
         spec: the model every client trains.
         init: ``same`` (all start from the global model) or ``different`` (each from its own initialisation).
+        input_shape: of one sample.
         budget: the local work of round 0; `job` applies the per-round decay of the step size.
         proxy: server data, or None.
+        trace: takes what the server's models go through within a round, where the config asks for it.
     """
 
     sizes: np.ndarray
@@ -70,8 +74,15 @@ class Env:
     device: torch.device
     dtype: torch.dtype
     num_classes: int
+    input_shape: tuple[int, ...]
     proxy: Samples | None = None
     round: int = 0
+    trace: Trace = field(default_factory=Trace)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The model's linear and convolutional layers in forward order; the last is the output layer."""
+        return layers_of(self.spec, self.input_shape)
 
     @property
     def num_clients(self) -> int:
@@ -99,8 +110,19 @@ class Env:
         names = ("init",) if client is None or self.init == "same" else ("init", client)
         return Weights.init(self.spec, seed_of(self.seed, *names), self.device, self.dtype)
 
-    def job(self, client: int, start: Weights, shared: Trees, frozen: frozenset[str] = frozenset()) -> ClientJob:
-        """Local training of `client` in this round. The runner attaches the client's memory."""
+    def job(
+        self,
+        client: int,
+        start: Weights,
+        shared: Trees,
+        frozen: frozenset[str] = frozenset(),
+        probes: tuple[Probe, ...] = (),
+    ) -> ClientJob:
+        """Local training of `client` in this round. The runner attaches the client's memory.
+
+        Args:
+            frozen: names of parameters that must not change, besides those that the model declares.
+        """
         return ClientJob(
             client=client,
             start=start,
@@ -110,5 +132,6 @@ class Env:
             round=self.round,
             seed=seed_of(self.seed, "client", self.round, client),
             shared=shared,
-            frozen=frozen,
+            frozen=frozen | (start.frozen & start.params.keys()),
+            probes=probes,
         )

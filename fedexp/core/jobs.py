@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from fedexp.core.models import Weights
 from fedexp.core.task import Metrics, Task
-from fedexp.core.trees import Trees, num_bytes
+from fedexp.core.trees import Tree, Trees, num_bytes
 
 if TYPE_CHECKING:
+    from fedexp.core.probe import Probe
     from fedexp.core.trainer import Trainer
 
 
@@ -53,6 +54,7 @@ class ClientJob:
         shared: trees broadcast by the server (control variate, momentum ...).
         state: this client's own memory; the runner fills it in and takes it back.
         frozen: names of parameters that must not change.
+        probes: what the server asks of the trained model and the client's data besides.
     """
 
     client: int
@@ -65,6 +67,7 @@ class ClientJob:
     shared: Trees
     state: Trees | None = None
     frozen: frozenset[str] = frozenset()
+    probes: tuple[Probe, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,7 @@ class ClientResult:
         num_examples: size of its training data; num_steps: optimizer steps taken (tau_i).
         payload: further trees sent to the server; state: the client's new memory (None: it keeps none).
         metrics: ``loss``, the mean training loss over the steps.
+        probes: answers to ``job.probes`` by name; the runner fills them in.
     """
 
     client: int
@@ -85,6 +89,7 @@ class ClientResult:
     payload: Trees
     state: Trees | None
     metrics: Metrics
+    probes: dict[str, Tree] = field(default_factory=dict)
 
 
 def bytes_down(job: ClientJob) -> int:
@@ -93,5 +98,6 @@ def bytes_down(job: ClientJob) -> int:
 
 
 def bytes_up(result: ClientResult) -> int:
-    """What a client would send back: the model and its payload."""
-    return sum(map(num_bytes, (result.weights.params, result.weights.buffers, *result.payload.values())))
+    """What a client would send back: the model, its payload and the answers to probes."""
+    sent = (result.weights.params, result.weights.buffers, *result.payload.values(), *result.probes.values())
+    return sum(map(num_bytes, sent))

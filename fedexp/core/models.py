@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,15 @@ class ModelSpec:
                 raise ConfigError(f"'model.{name}' is not set", where=f"model.{name}", expected=f"for {kind.__name__}")
         return cls(str(arch), tuple(sorted(kwargs.items())))
 
+    def split(self) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None:
+        """Frozen extractor, tuned head, and the shape of the features between; None: the network is trained as one.
+
+        A class offers them as a static method ``extractor_and_head(kwargs)``; it must compute the head of the extractor.
+        """
+        parts = getattr(locate(self.arch, nn.Module, "model"), "extractor_and_head", None)
+        answer: tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None = parts and parts(dict(self.kwargs))
+        return answer
+
     def module(self) -> nn.Module:
         """A new module; its initialisation draws from torch's global generator, so call it through `Weights.init`."""
         kind = locate(self.arch, nn.Module, "model")
@@ -103,6 +113,17 @@ class Weights:
             if any(laid[name] is not value for name, value in self.params.items()):
                 object.__setattr__(self, "params", laid)
 
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Parameters and buffers that clients never change: those that match the class's ``frozen_parameters``."""
+        return _frozen(self.spec.arch, (*self.params, *self.buffers))
+
+    @property
+    def trainable(self) -> Tree:
+        """The parameters that clients may change."""
+        frozen = self.frozen
+        return {name: value for name, value in self.params.items() if name not in frozen} if frozen else self.params
+
     @classmethod
     def init(cls, spec: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
         """The network's own initialisation under `seed`: the one place that forks the global generator."""
@@ -129,6 +150,9 @@ class Net:
     Attributes:
         linear_chain: a module may offer it: (weight, bias or None) names of linear layers, first to last, if the network is
             ``flatten``, then these layers with ReLU between them, and nothing else. Engines have a faster way to train it.
+        has_batch_norm: whether a training batch needs two samples; what the module keeps in evaluation mode does not count.
+
+    A class may declare ``frozen_parameters``, fnmatch patterns of the names of what clients never train.
     """
 
     def __init__(
@@ -149,7 +173,9 @@ class Net:
         self.linear_chain = _linear_chain(self._module)
         has_maps = any(value.dim() == 4 for value in self._module.parameters())
         self._channels_last = has_maps and _computes_channels_last(spec, device.type)
-        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
+        self.has_batch_norm = any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self._module.modules()
+        )
 
     def train(self, mode: bool = True) -> None:
         if self._module.training != mode:
@@ -185,6 +211,77 @@ class Net:
             return output.to(self._dtype)
         output = self._module(*inputs)
         return output
+
+    def layer_inputs(self, params: Tree, buffers: Tree, *inputs: Tensor) -> dict[Layer, Tensor]:
+        """What every linear and convolutional layer is given, in the order in which the forward pass meets them."""
+        found: dict[Layer, Tensor] = {}
+
+        def keep(layer: Layer) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+            def hook(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+                found[layer] = given[0]
+
+            return hook
+
+        layers = [(module, _layer(name, module)) for name, module in self._module.named_modules()]
+        handles = [m.register_forward_pre_hook(keep(layer)) for m, layer in layers if layer is not None]
+        try:
+            self(params, buffers, *inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear or convolutional layer of a network, as a matrix: rows are output units.
+
+    Args:
+        weight, bias: names of its parameters (bias None where it has none).
+        kind: ``linear`` (out, in) or ``conv`` (out, channels, kernel height, kernel width).
+        kernel, stride, padding, dilation: of a convolution, (height, width).
+    """
+
+    weight: str
+    bias: str | None
+    kind: Literal["linear", "conv"]
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+
+def _layer(name: str, module: nn.Module) -> Layer | None:
+    if not isinstance(module, nn.Linear | nn.Conv2d):
+        return None
+    weight, bias = f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".") if module.bias is not None else None
+    if isinstance(module, nn.Linear):
+        return Layer(weight, bias, "linear")
+    if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
+        raise ConfigError(
+            f"layer '{name}' is a convolution with groups, padding by name or padding that is not zeros",
+            where="model",
+            do="choose a method that does not look into layers, or another model",
+        )
+    pairs = [(int(a), int(b)) for a, b in (module.kernel_size, module.stride, module.padding, module.dilation)]
+    return Layer(weight, bias, "conv", *pairs)
+
+
+@cache
+def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...]:
+    """The network's linear and convolutional layers in the order in which a forward pass meets them; the last is the output."""
+    cpu = torch.device("cpu")
+    weights = Weights.init(spec, seed_of("layers"), cpu, torch.float32)
+    net = Net(spec, cpu, torch.float32)
+    net.train(False)
+    with torch.no_grad():
+        return tuple(net.layer_inputs(weights.params, weights.buffers, torch.zeros(1, *input_shape)))
+
+
+@cache
+def _frozen(arch: str, names: tuple[str, ...]) -> frozenset[str]:
+    patterns: tuple[str, ...] = getattr(locate(arch, nn.Module, "model"), "frozen_parameters", ())
+    return frozenset(name for name in names for pattern in patterns if fnmatchcase(name, pattern))
 
 
 @cache

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from fedexp.core import trees
@@ -16,8 +17,10 @@ from fedexp.core.env import Env
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult, bytes_down, bytes_up
 from fedexp.core.memories import After, committed, owned
+from fedexp.core.models import Weights
+from fedexp.core.phases import phase
 from fedexp.core.task import Metrics
-from fedexp.core.trees import Trees
+from fedexp.core.trees import Tree, Trees
 
 OnNonfinite = Literal["raise", "skip_client"]
 
@@ -65,29 +68,38 @@ def run(
         memories = committed(now.clients)
         jobs = next_jobs(aggregator, env, now)
         with contextlib.closing(executor.map(jobs, data)) as executed:
-            stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates)
+            probe = partial(executor.probe, data=data)
+            stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates, probe)
             results = iter(stream)
             state, metrics = aggregator.update(now.state, results, here)
             for _ in results:  # an aggregator may stop early; the step is over when every client is
                 pass
         now = Snapshot(now.step + 1, state, After(memories, stream.memories))
         total = time.perf_counter() - began
-        seconds = {"train": stream.seconds, "aggregate": total - stream.seconds}
+        seconds = {"train": stream.seconds, "aggregate": total - stream.seconds - stream.probe_seconds}
+        if any(job.probes for job in jobs):
+            seconds["probe"] = stream.probe_seconds
         yield Step(now, frozenset(stream.memories), {**stream.metrics(), **metrics}, seconds)
+
+
+def _trained(job: ClientJob) -> Tree:
+    return {name: value for name, value in job.start.params.items() if name not in job.frozen}
 
 
 def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob]:
     """The client work of the step that follows `now`, memories attached."""
     jobs = aggregator.plan(now.state, env.at(now.step))
-    first: dict[tuple[int, int], Trees | None] = {}  # many clients share one start, hence one first memory
+    first: dict[
+        tuple[int, int, frozenset[str]], Trees | None
+    ] = {}  # many clients share one start, hence one first memory
 
     def memory(job: ClientJob) -> Trees | None:
         known = now.clients.get(job.client)
         if known is not None:
             return known
-        key = id(job.trainer), id(job.start)
+        key = id(job.trainer), id(job.start), job.frozen
         if key not in first:
-            first[key] = job.trainer.init_state(job.start.params)
+            first[key] = job.trainer.init_state(_trained(job))
         return first[key]
 
     memories = [memory(job) for job in jobs]
@@ -105,11 +117,12 @@ class _Stream:
         on_nonfinite: OnNonfinite,
         on_client: Callable[[int, int], None],
         communicates: bool,
+        probe: Callable[[ClientJob, Weights], dict[str, Tree]],
     ) -> None:
-        self.jobs, self.results, self.env = jobs, iter(results), env
+        self.jobs, self.results, self.env, self.probe = jobs, iter(results), env, probe
         self.on_nonfinite, self.on_client, self.communicates = on_nonfinite, on_client, communicates
         self.memories: dict[int, Trees] = {}
-        self.seconds = 0.0
+        self.seconds = self.probe_seconds = 0.0
         self.examples = self.steps = self.up = self.down = self.skipped = 0
         self.loss = 0.0
 
@@ -118,12 +131,18 @@ class _Stream:
             began = time.perf_counter()
             result = next(self.results)
             self.seconds += time.perf_counter() - began
+            self.steps += result.num_steps
+            finite = self._finite(result)
+            if finite and job.probes:
+                began = time.perf_counter()
+                with phase("probe"):
+                    result = replace(result, probes=self.probe(job, result.weights))
+                self.probe_seconds += time.perf_counter() - began
             if self.communicates:
                 self.down += bytes_down(job)
                 self.up += bytes_up(result)
-            self.steps += result.num_steps
             self.on_client(done, len(self.jobs))
-            if not self._finite(result):
+            if not finite:
                 self.skipped += 1
                 continue
             self.examples += result.num_examples

@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Executor, Numerics
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.models import Weights
+from fedexp.core.probe import Probe
 from fedexp.core.trees import Tree, Trees, digest
+from fedexp.storage.identity import probe_code_hash
 from fedexp.storage.tensors import load_tree, save_tree
 
 
@@ -73,6 +75,34 @@ class Memo(Executor):
             lock.unlink(missing_ok=True)  # who waits for it finds everything trained
         self._evict()
 
+    def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
+        """Answers of first rounds are stored beside the models they are about."""
+        if job.round:
+            return self.inner.probe(job, weights, data)
+        return {probe.name: self._answer(probe, job, weights, data) for probe in job.probes}
+
+    def _answer(self, probe: Probe, job: ClientJob, weights: Weights, data: FederatedData) -> Tree:
+        model = [digest(weights.params), digest(weights.buffers), repr(weights.spec)]
+        parts = [
+            self._base,
+            *model,
+            _described(probe),
+            probe_code_hash(probe),
+            job.seed,
+            *_client_data(data, job.client),
+        ]
+        key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
+        path, lock = self._path(key), self.root / f"{key}.lock"
+        with FileLock(lock):
+            try:
+                tree, _ = load_tree(path, data.train.x.device)
+                path.touch()
+            except (FileNotFoundError, safetensors.SafetensorError):
+                tree = self.inner.probe(replace(job, probes=(probe,)), weights, data)[probe.name]
+                save_tree(path, tree, {})
+            lock.unlink(missing_ok=True)
+        return tree
+
     def _keys(self, jobs: Sequence[ClientJob], parts: list[list[int]], data: FederatedData) -> list[str]:
         digests: dict[int, str] = {}  # many clients share one start
         keys = [""] * len(jobs)
@@ -91,7 +121,7 @@ class Memo(Executor):
         memory = {name: digest(tree) for name, tree in (job.state or {}).items()}
         parts = [self._base, job.client, start, repr(job.start.spec), _described(job.trainer), _described(job.task)]
         parts += [repr(job.budget), job.seed, shared, memory, sorted(job.frozen), company]
-        parts += [_content(data, job.client), data.train.mean, data.train.std, repr(data.train.augment)]
+        parts += [*_client_data(data, job.client), repr(data.train.augment)]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
     def _path(self, key: str) -> Path:
@@ -179,10 +209,11 @@ class _Missing:
         return self._done.pop(i)
 
 
-def _content(data: FederatedData, client: int) -> str:
-    """Hash of a client's inputs and targets, in its order."""
+def _client_data(data: FederatedData, client: int) -> list[Any]:
+    """Hash of a client's inputs and targets, in its order, and how they are normalised."""
     index = torch.from_numpy(data.partition.of(client)).to(data.train.x.device)
-    return digest({"x": data.train.x[index], "y": data.train.y[index]})
+    content = digest({"x": data.train.x[index], "y": data.train.y[index]})
+    return [content, data.train.mean, data.train.std]
 
 
 def _described(plugin: object) -> str:

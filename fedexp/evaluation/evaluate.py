@@ -10,7 +10,7 @@ import torch
 from fedexp.core.aggregator import Delivers, Outcome
 from fedexp.core.data import Samples
 from fedexp.core.models import ModelSpec, Net, Weights
-from fedexp.core.task import Metrics, Task
+from fedexp.core.task import Batch, Metrics, Task
 
 _PLACES: dict[Delivers, tuple[str, tuple[str, ...]]] = {  # where a metric is filed, and what of its spread is kept
     "model": ("global", ("",)),
@@ -61,10 +61,12 @@ class Evaluator:
         totals: dict[str, torch.Tensor] = {}
         for start in range(0, len(samples), self.batch_size):
             part = slice(start, start + self.batch_size)
-            x = samples.inputs(part)
-            outputs = [self.task.predict(self._net(model), model.params, model.buffers, x) for model in models]
-            output = outputs[0] if len(outputs) == 1 else self.task.combine(outputs, outcome.combine, outcome.weights)
-            for name, value in self.task.totals(output, samples.y[part]).items():
+            batch = Batch(samples.inputs(part), samples.y[part])
+            inputs = self.task.inputs(batch)
+            outputs = [self.task.predict(self._net(model), model.params, model.buffers, *inputs) for model in models]
+            together = outcome.kind == "ensemble"
+            output = self.task.combine(outputs, outcome.combine, outcome.weights) if together else outputs[0]
+            for name, value in self.task.totals(output, batch.y).items():
                 totals[name] = totals[name] + value if name in totals else value
         return self.task.metrics({name: float(value) for name, value in totals.items()}, len(samples))
 

@@ -35,6 +35,9 @@ NON_SCIENTIFIC = (
     "reuse",
     "threads",
 )
+_BY_HASH = {
+    "model.pretrained": "sha256"
+}  # a file, and the key beside it that says what is in it: where set, that counts
 _ALWAYS = (
     "fedexp.experiment",
     "fedexp.numerics",
@@ -44,6 +47,13 @@ _ALWAYS = (
     "fedexp.engines.serial",
     "fedexp.engines.vectorized",
     "fedexp.evaluation.summary",
+)
+
+_TRAINING = (
+    "fedexp.numerics",
+    "fedexp.core.kernel",
+    "fedexp.engines.serial",
+    "fedexp.engines.vectorized",
 )
 
 _LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -56,7 +66,7 @@ def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
         return {
             key: cut(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
             for key, value in node.items()
-            if f"{prefix}{key}" not in NON_SCIENTIFIC
+            if f"{prefix}{key}" not in NON_SCIENTIFIC and not node.get(_BY_HASH.get(f"{prefix}{key}", ""))
         }
 
     return cut(config, "")
@@ -74,7 +84,22 @@ def code_hash(config: Mapping[str, Any]) -> str:
     Follows imports inside fedexp, inside the packages that plug-ins come from, and of every module that is not installed
     (a plug-in's own helpers); torch enters by its version.
     """
-    roots = sorted({*_ALWAYS, *_targets(scientific(config))})
+    return _fingerprint({*_ALWAYS, *_targets(scientific(config))})
+
+
+def training_code_hash(config: Mapping[str, Any]) -> str:
+    """The same of what turns a job and a client's data into a local model alone: no aggregator, no evaluation."""
+    groups = {group: config[group] for group in ("trainer", "task", "model", "dataset")}
+    return _fingerprint({*_TRAINING, *_targets(scientific(groups))})
+
+
+def probe_code_hash(probe: object) -> str:
+    """The same of a probe."""
+    return _fingerprint({type(probe).__module__})
+
+
+def _fingerprint(modules: set[str]) -> str:
+    roots = sorted(modules)
     tops = {name.partition(".")[0] for name in roots}
     seen: dict[str, str] = {}
     waiting = list(roots)

@@ -212,7 +212,7 @@ def _finish(request: _Request) -> Report:
         command=options.typed,
         extra=request.extra,
     )
-    report = with_pictures(report)
+    report = with_pictures(report, request.table, request.cells, request.found)
     print_report(report)
     folder = options.out or report_folder(root, report.name, report.form)
     page = write_report(report, folder)

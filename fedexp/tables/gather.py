@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedexp.core.build import build
 from fedexp.core.errors import FedexpError
 from fedexp.tables.cells import Slot
+from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.found import Found, read_path
 from fedexp.tables.ranks import spearman, tied
 from fedexp.tables.report import Agreement, Cell, Form, Report, Value, Verdict
@@ -62,11 +64,29 @@ def make_report(
     )
 
 
-def with_pictures(report: Report) -> Report:
-    """The report and its drawings."""
+def with_pictures(
+    report: Report, table: Table, cells: Sequence[Slot], found: Mapping[tuple[str, ...], Found]
+) -> Report:
+    """The report, its pictures and the table's own drawings, these first."""
     from fedexp.tables.pictures import pictures
 
-    return replace(report, pictures=pictures(report))
+    runs = [
+        DrawnRun(
+            {**slot.conditions, **job.pooled},
+            slot.method,
+            table.columns[slot.method].label,
+            job.seed,
+            run.folder,
+            run.config,
+            run.result,
+        )
+        for slot in cells
+        for job in slot.jobs
+        if (run := found[job.overrides]).result
+    ]
+    drawings = [build(Drawing, node, f"drawings[{number}]") for number, node in enumerate(table.drawings)]  # type: ignore[type-abstract]
+    drawn = tuple(picture for drawing in drawings for picture in drawing.draw(runs))
+    return replace(report, pictures=drawn + pictures(report))
 
 
 def _cell(table: Table, slot: Slot, runs: Sequence[Found], reduced: str, root: Path, extra: Sequence[str]) -> Cell:

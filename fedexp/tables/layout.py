@@ -43,6 +43,11 @@ def verdicts(report: Report) -> dict[Verdict, int]:
     return {verdict: counts[verdict] for verdict in get_args(Verdict)}
 
 
+def referenced(report: Report) -> bool:
+    """Whether there is a published number to stand beside ours; a demonstration has none."""
+    return any(cell.paper is not None for cell in report.cells)
+
+
 def mean_agreement(report: Report) -> tuple[float | None, int]:
     """Mean Spearman over the rows that have one, and how many these are."""
     known = [a.rho for a in report.agreement if a.rho is not None]

@@ -107,9 +107,13 @@
     }
     form.elements.shown.value = `${shown} of ${rows.length} cells`;
   };
-  form.addEventListener("input", filter);
+  for (const kind of ["input", "change"]) form.addEventListener(kind, filter); // some assistive tools send only one
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(filter)); // after the fields have been reset
+  form.querySelector("[type=reset]").addEventListener("click", (event) => {
+    event.preventDefault();
+    form.reset();
+    filter();
+  });
   form.hidden = false;
   filter();
 }

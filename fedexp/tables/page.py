@@ -32,7 +32,7 @@ _COUNTED: dict[Verdict, tuple[str, str]] = {  # one, several
 _FORMS: dict[Form, str] = {
     "full": "",
     "reduced": "<strong>Reduced.</strong> These runs are smaller than the paper's, so no cell counts as reproduced.",
-    "smoke": "<strong>Smoke test.</strong> These runs show that the pipeline works; their numbers say nothing about the paper.",
+    "smoke": "<strong>Smoke test.</strong> They show that the pipeline works; compare their numbers with nothing published.",
 }
 _SVG_ID = re.compile(r'(\bid="|href="#|url\(#)')
 
@@ -108,7 +108,7 @@ def _summary(report: Report) -> str:
         f'<li class="{_slug(verdict)}"><span aria-hidden="true">{MARKS[verdict]}</span>'
         f"<span><b>{count}</b> {_COUNTED[verdict][count != 1]}</span></li>"
         for verdict, count in counts.items()
-        if count or verdict in ("reproduced", "deviates", "not run")
+        if count or (layout.referenced(report) and verdict in ("reproduced", "deviates", "not run"))
     ]
     rho, ranked = layout.mean_agreement(report)
     if rho is not None:
@@ -132,15 +132,19 @@ def _warnings(report: Report) -> str:
 
 def _key(report: Report) -> str:
     points = {"percent": "percentage points"}.get(report.unit, report.unit)
-    direction = "higher is better" if report.higher_is_better else "lower is better"
+    first = f"{escape(_metric(report))}, {'higher' if report.higher_is_better else 'lower'} is better."
+    last = "Point at a cell or press it for its seeds, runs and reason."
+    if not layout.referenced(report):
+        spread = "Each cell: mean ± sample standard deviation (number of seeds)."
+        return f"{first} {spread} <b>Bold</b>: best of its row. {last}"
     parts = [
-        f"{escape(_metric(report))}, {direction}.",
+        first,
         "Each cell: the paper | mean ± sample standard deviation of our runs (number of seeds).",
         "Below: the verdict, and our mean less the paper's number.",
         f"{MARKS['reproduced']} reproduced: the two differ by at most {report.tolerance:g} {escape(points)}.",
         "<b>Bold</b>: best of its row, once among the paper's numbers and once among ours.",
         "ρ: Spearman's rank correlation of the methods' order in the row with the paper's.",
-        "Point at a cell or press it for its seeds, runs and reason.",
+        last,
     ]
     return " ".join(parts)
 
@@ -150,7 +154,7 @@ def _wide(report: Report, rows: Sequence[Row], places: int | None) -> str:
     ranked = any(row.agreement for row in rows)
     heads = "".join(
         f'<th scope="col">{escape(m.label)}{f"<code>{escape(m.key)}</code>" if m.key != m.label else ""}'
-        "<small>paper | our runs</small></th>"
+        f"<small>{'paper | our runs' if layout.referenced(report) else 'our runs'}</small></th>"
         for m in columns
     )
     body, above = [], None
@@ -163,7 +167,7 @@ def _wide(report: Report, rows: Sequence[Row], places: int | None) -> str:
     conditions = ", ".join(map(escape, report.keys)) or "conditions"
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="The table, scrolls sideways"><table class="wide">'
-        f"<caption>{escape(report.source)}: {escape(report.title)}</caption>"
+        f"<caption><span>{escape(report.source)}: {escape(report.title)}</span></caption>"
         f'<thead><tr><th scope="col">{conditions}</th>{heads}{_rank_head(ranked)}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody>{_foot(report, columns, ranked=ranked)}</table></div>"
     )
@@ -197,6 +201,9 @@ def _button(report: Report, cell: Cell, key: str, places: int | None, *, paper: 
     theirs = "–" if cell.paper is None else _strong(_published(cell.paper, places), paper)
     mine = "–" if cell.mean is None else _strong(_number(cell.mean, places), ours)
     spread = f" ± {_number(cell.sd, places)}" if cell.sd is not None and math.isfinite(cell.sd) else ""
+    beside = ""
+    if layout.referenced(report):
+        beside = f'<span class="unseen">paper </span>{theirs}<span class="bar" aria-hidden="true">|</span>'
     under = [_mark(cell.verdict)]
     if cell.delta is not None:
         under.append(f'<span class="unseen">difference </span>{_signed(cell.delta, places)}')
@@ -208,7 +215,7 @@ def _button(report: Report, cell: Cell, key: str, places: int | None, *, paper: 
     flagged = f'<span class="under tag">{", ".join(flags)}</span>' if flags else ""
     return (
         f'<button type="button" class="cell" popovertarget="{key}">'
-        f'<span><span class="unseen">paper </span>{theirs}<span class="bar" aria-hidden="true">|</span>'
+        f"<span>{beside}"
         f'<span class="unseen">, our runs </span>{mine}{spread}{f" ({cell.n})" if cell.n else ""}</span>'
         f'<span class="under">{" ".join(under)}</span>{flagged}</button>'
         f'<div popover id="{key}">{_details(report, cell, places)}</div>'
@@ -257,7 +264,7 @@ def _filters(report: Report) -> str:
     verdicts = "".join(f'<option value="{v}">{MARKS[v]} {v}</option>' for v in used)
     return (
         '<form class="filters" hidden>'
-        '<label>Text <input type="search" name="text" autocomplete="off" placeholder="e.g. 0.01 seed"></label>'
+        '<label>Text <input type="search" name="text" autocomplete="off" placeholder="e.g. 0.01 failed"></label>'
         f'<label>Method <select name="method"><option value="">all</option>{methods}</select></label>'
         f'<label>Verdict <select name="verdict"><option value="">all</option>{verdicts}</select></label>'
         '<button type="reset">Reset</button><output name="shown" role="status"></output></form>'
@@ -283,7 +290,7 @@ def _long(report: Report, places: int | None) -> str:
     named = "".join(f'<th scope="col">{head}</th>' for head in heads)
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Every number, scrolls sideways"><table class="long">'
-        "<caption>One line a cell; press a heading to sort by it.</caption>"
+        "<caption><span>One line a cell; press a heading to sort by it.</span></caption>"
         f"<thead><tr>{named}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 
@@ -341,7 +348,7 @@ def _pictures(pictures: Sequence[Picture]) -> str:
         title = escape(picture.title)
         region = f'<div class="scroll{plate}" tabindex="0" role="region" aria-label="Picture: {title}">{svg}</div>'
         shown.append(f"<figure>{region}<figcaption>{title}</figcaption></figure>")
-    return _section("pictures", "Pictures", "".join(shown))
+    return _section("pictures", "Pictures", f"<div>{''.join(shown)}</div>")
 
 
 def _inline(picture: Picture, prefix: str) -> str:
@@ -382,7 +389,10 @@ def _metric(report: Report) -> str:
 
 def _conditions(cell: Cell) -> str:
     return (
-        "".join(f"<span><i>{escape(k)}</i> {escape(layout.label(v))}</span>" for k, v in cell.conditions.items())
+        "".join(
+            f"<span><i>{escape(k)}</i> <span>{escape(layout.label(v))}</span></span>"
+            for k, v in cell.conditions.items()
+        )
         or "all"
     )
 
@@ -421,7 +431,9 @@ def _published(value: float, places: int | None) -> str:
 
 def _signed(value: float, places: int | None) -> str:
     text = _number(value, places)
-    return text if text.startswith("−") or math.isnan(value) else f"+{text}"
+    if math.isnan(value) or float(layout.number(value, places)) == 0:
+        return text.removeprefix("−")
+    return text if text.startswith("−") else f"+{text}"
 
 
 def _minus(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedexp.tables import layout
 from fedexp.tables.layout import Row
@@ -25,6 +25,7 @@ _SALT = "fedexp"
 _DECADES = 1.5  # values that span more are drawn on a logarithmic axis
 _TICKED = 8  # up to so many values of the axis each get a tick of their own
 _DPI = 160
+_LONGEST = 32  # letters of a label
 
 
 def pictures(report: Report) -> tuple[Picture, ...]:
@@ -47,13 +48,12 @@ def _drawn(report: Report) -> Iterator[Picture]:
     if any(_both(cell) for cell in report.cells):
         title = f"{report.source}: our means (± standard deviation over seeds) against the paper's; the band is the tolerance"
         yield _picture("agreement", title, _agreement(report))
+    theirs = "the paper hollow, " if layout.referenced(report) else ""
     if report.keys and any(_curves(block) for block in _blocks(report).values()):
-        title = (
-            f"{report.source}: over {report.keys[-1]}; the paper dashed and hollow, ours solid with standard deviations"
-        )
+        title = f"{report.source}: over {report.keys[-1]}; {theirs}our runs solid with standard deviations over seeds"
         yield _picture("curves", title, _over_last_key(report))
     else:
-        title = f"{report.source}: row by row; the paper hollow, ours filled with standard deviations"
+        title = f"{report.source}: row by row; {theirs}our runs filled with standard deviations over seeds"
         yield _picture("rows", title, _row_by_row(report))
 
 
@@ -62,7 +62,7 @@ def _drawn(report: Report) -> Iterator[Picture]:
 
 def _agreement(report: Report) -> Figure:
     cells = [cell for cell in report.cells if _both(cell)]
-    figure = _figure(6.6, 5.0)
+    figure = _figure(5.2, 5.5)
     axes = _axes(figure, 1, 1, 1)
     ends = [v for c in cells for v in (_finite(c.paper), _finite(c.mean))]
     log = _is_log_scale(report)
@@ -77,7 +77,7 @@ def _agreement(report: Report) -> Figure:
         below = [v - report.tolerance for v in line]
         axes.fill_between(line, below, [v + report.tolerance for v in line], color=_INK, alpha=0.08, linewidth=0)
     axes.plot(line, line, color=_INK, linewidth=0.8, alpha=0.7)
-    for at, (key, name) in enumerate(_methods(report)):
+    for at, (key, _) in enumerate(_methods(report)):
         mine = [cell for cell in cells if cell.method == key]
         if mine:
             axes.errorbar(
@@ -90,17 +90,16 @@ def _agreement(report: Report) -> Figure:
                 markeredgewidth=0,
                 alpha=0.9,
                 elinewidth=0.9,
-                label=_plain(name),
             )
     if log:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        _log(axes, "x")
+        _log(axes, "y")
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     axes.set_aspect("equal")
     axes.set_xlabel(f"paper: {_measure(report)}", parse_math=False)
     axes.set_ylabel(f"our runs: {_measure(report)}", parse_math=False)
-    figure.legend(loc="outside right upper", frameon=False, labelcolor=_INK)
+    _legend(figure, report, [key for key, _ in _methods(report) if any(cell.method == key for cell in cells)])
     return figure
 
 
@@ -108,7 +107,7 @@ def _over_last_key(report: Report) -> Figure:
     blocks = _blocks(report)
     across = min(len(blocks), 2 if len(blocks) <= 4 else 3)
     down = -(-len(blocks) // across)
-    figure = _figure(8.4 if across > 1 else 6.0, 2.9 * down + 0.5)
+    figure = _figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6)
     log = _is_log_scale(report)
     first: Axes | None = None
     for at, (conditions, rows) in enumerate(blocks.items()):
@@ -116,8 +115,10 @@ def _over_last_key(report: Report) -> Figure:
         first = first or axes
         _lines(axes, report, rows)
         if log:
-            axes.set_yscale("log")
-        axes.set_title(_named(report.keys[:-1], conditions), fontsize=9, loc="left", parse_math=False, color=_INK)
+            _log(axes, "y")
+        axes.set_title(
+            _named(report.keys[:-1], conditions, 58 // across), fontsize=9, loc="left", parse_math=False, color=_INK
+        )
         if at >= len(blocks) - across:
             axes.set_xlabel(report.keys[-1], parse_math=False)
         if at % across == 0:
@@ -150,13 +151,14 @@ def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
         axes.set_xticks(range(len(xs)), [layout.label(row.conditions[report.keys[-1]]) for row in keyed])
         axes.set_xlim(-0.5, len(xs) - 0.5)
     elif _is_log(xs):
-        axes.set_xscale("log")
+        _log(axes, "x")
 
 
 def _row_by_row(report: Report) -> Figure:
     rows, methods = layout.rows(report), _methods(report)
     step = 0.8 / max(len(methods), 1)
-    figure = _figure(7.4, 0.9 + len(rows) * max(0.34, 0.13 * len(methods)))
+    differing = [key for key in report.keys if len({row.conditions.get(key) for row in rows}) > 1]
+    figure = _figure(7.4, 0.9 + len(rows) * max(0.34, 0.13 * len(methods), 0.16 * len(differing)))
     axes = _axes(figure, 1, 1, 1)
     for at, (key, _) in enumerate(methods):
         look: dict[str, Any] = {
@@ -176,38 +178,35 @@ def _row_by_row(report: Report) -> Figure:
                     )
     for i in range(1, len(rows)):
         axes.axhline(i - 0.5, color=_FAINT, linewidth=0.6)
-    axes.set_yticks(
-        range(len(rows)), [_named(report.keys, tuple(r.conditions.get(k) for k in report.keys)) for r in rows]
-    )
+    named = [_named(differing, [row.conditions.get(key) for key in differing], 1) for row in rows]
+    axes.set_yticks(range(len(rows)), named, parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     if _is_log_scale(report):
-        axes.set_xscale("log")
+        _log(axes, "x")
     axes.set_xlabel(_measure(report), parse_math=False)
     _legend(figure, report)
     return figure
 
 
-def _legend(figure: Figure, report: Report) -> None:
+def _legend(figure: Figure, report: Report, dots: Sequence[str] = ()) -> None:
+    """All methods and what is filled or hollow, above the panels; with `dots`, those methods alone, without lines."""
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=_COLOURS[at % len(_COLOURS)],
-            marker=_MARKERS[at % len(_MARKERS)],
-            markersize=5,
-            label=_plain(name),
-        )
-        for at, (_, name) in enumerate(_methods(report))
-    ]
-    if any(cell.paper is not None for cell in report.cells):
+    handles = []
+    for at, (key, name) in enumerate(_methods(report)):
+        if not dots or key in dots:
+            look: dict[str, Any] = {"color": _COLOURS[at % len(_COLOURS)], "marker": _MARKERS[at % len(_MARKERS)]}
+            handles.append(Line2D([], [], linestyle="none" if dots else "-", markersize=5, label=_plain(name), **look))
+    if not dots and any(cell.paper is not None for cell in report.cells):
         hollow: dict[str, Any] = {"linestyle": (0, (4, 2)), "markerfacecolor": "none"}
         handles.append(Line2D([], [], color=_INK, marker="o", markersize=5, label="our runs"))
         handles.append(Line2D([], [], color=_INK, marker="o", markersize=5, label="paper", **hollow))
-    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5), frameon=False, labelcolor=_INK)
+    widest = max(len(str(handle.get_label())) for handle in handles)
+    fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 40))  # points: of a letter, of line and gap
+    columns = max(1, min(len(handles), fitting))
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, labelcolor=_INK)
 
 
 # --- the report's numbers as points
@@ -280,14 +279,22 @@ def _methods(report: Report) -> list[tuple[str, str]]:
     return [(key, labels.get(key, key)) for key in dict.fromkeys([*labels, *sorted(used)]) if key in used]
 
 
-def _named(keys: Sequence[str], values: Sequence[Value]) -> str:
-    text = ", ".join(f"{key} {layout.label(value)}" for key, value in zip(keys, values, strict=True))
-    return text if len(text) <= 48 else f"{text[:47]}…"
+def _named(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
+    """Conditions in lines of at most `width` letters, where one alone is not longer; none of them longer than 32."""
+    lines: list[str] = []
+    for key, value in zip(keys, values, strict=True):
+        text = f"{key} {layout.label(value)}"
+        text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+        if lines and len(lines[-1]) + 2 + len(text) <= width:
+            lines[-1] += f", {text}"
+        else:
+            lines.append(text)
+    return "\n".join(lines)
 
 
 def _plain(name: str) -> str:
     """A label that matplotlib neither hides (leading underscore) nor sets as mathematics, of a length that fits."""
-    short = name if len(name) <= 32 else f"{name[:31]}…"
+    short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
     return short.replace("$", r"\$").replace("_", "\u200b_", 1) if short.startswith("_") else short.replace("$", r"\$")
 
 
@@ -318,6 +325,14 @@ def _axes(figure: Figure, down: int, across: int, at: int, sharey: Axes | None =
     axes.set_axisbelow(True)
     axes.patch.set_visible(False)
     return axes
+
+
+def _log(axes: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis that says 0.1, 1, 10 rather than powers of ten."""
+    from matplotlib.ticker import FuncFormatter
+
+    axes.set(**{f"{which}scale": "log"})
+    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _picture(name: str, title: str, figure: Figure) -> Picture:

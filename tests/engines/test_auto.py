@@ -19,7 +19,7 @@ from fedexp.engines.auto import Auto
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.engines.workers import Workers
-from fedexp.run import execute
+from fedexp.execution import execute
 from tests.world import make_data, make_world
 
 CONV = {"_target_": "tests.core.test_kernel.Small"}

@@ -29,7 +29,7 @@ from fedexp.engines.ray import Ray
 from fedexp.engines.ray_actor import Worker
 from fedexp.engines.ray_wire import Packer, _keys
 from fedexp.engines.serial import Serial
-from fedexp.run import execute
+from fedexp.execution import execute
 from tests.engines.plugins import Deadly, Slow
 from tests.world import World, assert_same, make_data, make_world
 

@@ -19,7 +19,7 @@ from fedexp.core.memories import After, InMemory, Memories, committed, owned
 from fedexp.core.runner import Snapshot, run
 from fedexp.core.trees import Trees
 from fedexp.engines.serial import Serial
-from fedexp.run import execute
+from fedexp.execution import execute
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.memories import StoredMemories
 from tests.world import CPU, assert_same, make_data, make_world

@@ -192,6 +192,12 @@ def test_code_hash_covers_the_methods_own_modules() -> None:
     assert identity.code_hash(one) == identity.code_hash(compose(["method=fedavg", "logger=csv"]))
 
 
+def test_what_trains_a_client_knows_no_aggregator() -> None:
+    """Local models are shared by methods and outlive a change of the server's code."""
+    hashes = {m: identity.training_code_hash(compose([f"method={m}"])) for m in ("fedavg", "local", "fedprox")}
+    assert hashes["fedavg"] == hashes["local"] != hashes["fedprox"]
+
+
 def test_set_aside_loses_nothing(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run" / "code")
     folder.acquire("fail", print)

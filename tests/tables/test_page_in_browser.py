@@ -14,15 +14,24 @@ import pytest
 
 from fedexp.tables.page import page
 from fedexp.tables.pictures import pictures
+from fedexp.tables.report import Picture
 from tests.tables.reports import HOSTILE, cell, report
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync --window-size=1280,900"
-).split()
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,900",
+)
 
 # Every element that shows text itself, with the contrast (WCAG 2) of its colour to the ground behind it.
 CONTRASTS = """
@@ -238,3 +247,17 @@ def test_hostile_and_very_long_texts_stay_texts_and_inside(chrome: Chrome, tmp_p
     assert chrome.execute_script("return document.scripts.length") == 1
     assert chrome.get_log("browser") == []
     chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_script_inside_a_picture_neither_runs_nor_loads(chrome: Chrome, tmp_path: Path) -> None:
+    svg = (
+        "<svg xmlns='http://www.w3.org/2000/svg' onload='document.title=1'><script>document.title=2</script>"
+        "<image href='http://127.0.0.1:9/x.png'/></svg>"
+    )
+    written = tmp_path / "scripted.html"
+    written.write_text(page(report(pictures=(Picture("p", "p", svg, b""),))), encoding="utf-8")
+    chrome.get(written.as_uri())
+    assert chrome.title == "ma_echo/table1: One-shot aggregation of MLPs"
+    refused = [entry["message"] for entry in chrome.get_log("browser")]
+    assert len(refused) == 3
+    assert all("Content Security Policy" in message for message in refused)

@@ -38,7 +38,7 @@ from fedexp.rounds import Round, reached, rounds
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
-from fedexp.storage.identity import code_hash, config_hash
+from fedexp.storage.identity import code_hash, config_hash, training_code_hash
 from fedexp.storage.run_folder import Journal, RunFolder, address
 from fedexp.storage.tensors import save_tree
 from fedexp.tracking.curve import draw_curve
@@ -160,8 +160,7 @@ class _Run:
             stack.enter_context(applied(numerics))
             device = torch.device(numerics.device)
             reset_peak(device)
-            data = experiment.load(device)
-            self._store_partition(data)
+            data = self._load(experiment, device)
             env = experiment.env(data, device)
             checkpoint = Checkpoint(path, device, experiment.config.client_state.memory_gb)
             snapshot, offset = checkpoint.load() or (None, 0)
@@ -219,7 +218,7 @@ class _Run:
             computing = build(Executor, self.numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
             return wanted.adopt(computing, self.numerics.threads, budget)
         root = Path(experiment.config.output_root).expanduser().resolve() / "engines"
-        engine = ChoiceStore(root, self._client_code(), not experiment.config.reuse).settle(wanted, trial)
+        engine = ChoiceStore(root, training_code_hash(self.raw), not experiment.config.reuse).settle(wanted, trial)
         numerics = replace(trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
         self.numerics = Numerics(**self.folder.once("numerics.json", asdict(numerics)))
         return engine
@@ -261,6 +260,7 @@ class _Run:
                     facts: dict[str, Any] = meter.round(int(round.row.get("steps", 0)))
                     began = time.perf_counter()
                     with phase("log"):
+                        self._store_trace(round)
                         journal.append(round.row)
                         saver.note(round)
                         feed.log(round.row)
@@ -323,6 +323,12 @@ class _Run:
         self.folder.set_done()
         return result
 
+    def _load(self, experiment: Experiment, device: torch.device) -> FederatedData:
+        """What is trained on; the split is stored with the run."""
+        data = experiment.load(device)
+        self._store_partition(data)
+        return experiment.prepare(data, self.note)
+
     def _store_partition(self, data: FederatedData) -> None:
         """The split is an artifact of the run; a resumed run must find the same one."""
         facts = {"partition": data.partition.sha256, "data": data.fingerprint}
@@ -339,16 +345,20 @@ class _Run:
         if not path.exists():
             save_partition(data.partition, path)
 
+    def _store_trace(self, round: Round) -> None:
+        """A file a round, so that a round that is executed again after a crash leaves the same files."""
+        folder, name = self.folder.path / "trace", str(round.after.step)
+        if round.traced.rows:
+            write_json(folder / f"{name}.json", round.traced.rows)
+        if round.traced.weights:
+            save_tree(folder / f"{name}.safetensors", round.traced.weights, {})
+
     def _memo(self, experiment: Experiment, executor: Executor) -> Executor:
         config = experiment.config
         if not (config.memo.enabled and config.reuse):
             return executor
         root = Path(config.output_root).expanduser().resolve() / "memo"
-        return Memo(executor, root, config.memo.max_gb, self.numerics, self._client_code())
-
-    def _client_code(self) -> str:
-        """Fingerprint of the code that trains a client."""
-        return code_hash({group: self.raw[group] for group in ("trainer", "task", "model", "dataset")})
+        return Memo(executor, root, config.memo.max_gb, self.numerics, training_code_hash(self.raw))
 
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
         logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
@@ -383,12 +393,14 @@ def _yaml(config: Mapping[str, Any]) -> str:
 
 
 def _save_outcome(outcome: Outcome, path: Path) -> None:
-    """The delivered model(s): parameters and buffers, keys prefixed ``<index>/`` where there are several."""
+    """The delivered model(s): parameters and buffers, keys prefixed ``<index>/`` where there are several; members' weights."""
     tensors: Tree = {}
     for number, model in enumerate(outcome.models):
         prefix = "" if outcome.kind == "model" else f"{number}/"
         for name, value in {**model.params, **model.buffers}.items():
             tensors[prefix + name] = value
+    if outcome.weights is not None:
+        tensors["weights"] = outcome.weights
     specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
     save_tree(path, tensors, {"kind": outcome.kind, "combine": outcome.combine, "specs": specs})
 

@@ -1,0 +1,20 @@
+"""What a server-side method goes through within a round, handed to whoever evaluates it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedexp.core.aggregator import Outcome
+
+
+class Trace:
+    """Takes intermediate models from an aggregator; this one wants none. Test data stay on the other side."""
+
+    def wants(self, step: int) -> bool:
+        """Whether somebody looks at iteration `step` (0: before the first)."""
+        return False
+
+    def __call__(self, step: int, outcomes: Mapping[str, Outcome], clients: Sequence[int] = ()) -> None:
+        """Take iteration `step`'s models, by the name of each series; those of one model a client belong to `clients`."""

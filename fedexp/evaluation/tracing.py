@@ -1,0 +1,83 @@
+"""The runner's side of `fedexp.core.trace`: evaluates and keeps what a method goes through within a round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedexp.core.aggregator import Outcome
+from fedexp.core.data import FederatedData, Samples
+from fedexp.core.trace import Trace
+from fedexp.core.trees import Tree
+from fedexp.evaluation.evaluate import Evaluator
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A round from the inside.
+
+    Args:
+        rows: one an iteration: ``step`` and, as ``<series>/<metric>``, values on the test set; a series of one model a client
+            has lists, and ``<series>/train/<metric>`` on the clients' own training data.
+        weights: ``<step>/<series>/<index>/<parameter>``.
+        seconds: what evaluating took.
+    """
+
+    rows: list[dict[str, Any]]
+    weights: Tree
+    seconds: float
+
+
+class Tracer(Trace):
+    """Evaluates every `every`-th iteration (0: none), and keeps the weights of those in `weights`."""
+
+    def __init__(self, evaluator: Evaluator, data: FederatedData, every: int, weights: tuple[int, ...]) -> None:
+        self._evaluator, self._data, self._every, self._kept = evaluator, data, every, weights
+        self.rows: list[dict[str, Any]] = []
+        self.weights: Tree = {}
+        self.seconds = 0.0
+
+    def wants(self, step: int) -> bool:
+        return (self._every > 0 and step % self._every == 0) or step in self._kept
+
+    def __call__(self, step: int, outcomes: Mapping[str, Outcome], clients: Sequence[int] = ()) -> None:
+        began = time.perf_counter()
+        if self._every > 0 and step % self._every == 0:
+            row: dict[str, Any] = {"step": step}
+            for series, outcome in outcomes.items():
+                row |= {f"{series}/{name}": value for name, value in self._values(outcome, clients).items()}
+            self.rows.append(row)
+        if step in self._kept:
+            for series, outcome in outcomes.items():
+                for number, model in enumerate(outcome.models):
+                    self.weights |= {f"{step}/{series}/{number}/{name}": v.cpu() for name, v in model.params.items()}
+        self.seconds += time.perf_counter() - began
+
+    def _values(self, outcome: Outcome, clients: Sequence[int]) -> dict[str, Any]:
+        if outcome.kind != "per_client":
+            return {
+                name.rpartition("/")[2]: value for name, value in self._evaluator(outcome, self._data.test, "").items()
+            }
+        single = [Outcome((model,), "model") for model in outcome.models]
+        test = [self._evaluator(one, self._data.test, "") for one in single]
+        values: dict[str, Any] = {name.rpartition("/")[2]: [row[name] for row in test] for name in test[0]}
+        own = [self._evaluator(one, self._own(c), "") for one, c in zip(single, clients, strict=True)]
+        values |= {f"train/{name.rpartition('/')[2]}": [row[name] for row in own] for name in own[0]}
+        return values
+
+    def _own(self, client: int) -> Samples:
+        train = self._data.train
+        index = torch.from_numpy(self._data.partition.of(client)).to(train.x.device)
+        return Samples(
+            train.x.index_select(0, index), train.y.index_select(0, index), train.mean, train.std, dtype=train.dtype
+        )
+
+    def take(self) -> Traced:
+        """What was traced since the last call."""
+        taken = Traced(self.rows, self.weights, self.seconds)
+        self.rows, self.weights, self.seconds = [], {}, 0.0
+        return taken

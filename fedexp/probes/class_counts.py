@@ -1,0 +1,33 @@
+"""Class counts: how many training samples of each class a client holds (n_{i,c}). Up: (classes,) integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedexp.core.data import Samples
+from fedexp.core.jobs import ClientResult
+from fedexp.core.models import Net, Weights
+from fedexp.core.probe import Probe
+from fedexp.core.task import Task
+from fedexp.core.trees import Tree
+
+
+@dataclass(frozen=True)
+class ClassCounts(Probe):
+    """Counts of int64 labels 0 .. num_classes - 1."""
+
+    num_classes: int
+
+    name: ClassVar[str] = "class_counts"
+
+    def __call__(self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int) -> Tree:
+        return {"n": torch.bincount(samples.y.index_select(0, index), minlength=self.num_classes)}
+
+
+def counts(results: list[ClientResult]) -> Tensor:
+    """(models, classes) int64 of results that were probed."""
+    return torch.stack([result.probes[ClassCounts.name]["n"] for result in results])
