@@ -90,11 +90,11 @@ class MAEcho(FusionAggregator):
         """Those that take part in the iteration."""
         inner = layers if self.last_layer == "projected" else layers[:-1]
         chosen = tuple(layer for layer in inner if any(fnmatchcase(layer.weight, p) for p in self.layers))
-        if self.rank is not None and len(self.rank) != len(chosen):
+        if self.rank is not None and len(self.rank) != len(layers):
             raise ConfigError(
-                "a rank is needed for every fused layer",
+                "a rank is needed for every layer",
                 where="aggregator.rank",
-                expected=f"{len(chosen)} numbers, for {', '.join(layer.weight for layer in chosen)}",
+                expected=f"{len(layers)} numbers, for {', '.join(layer.weight for layer in layers)}",
                 got=list(self.rank),
             )
         return chosen
@@ -108,7 +108,9 @@ class MAEcho(FusionAggregator):
             alpha_conv=self.alpha_conv,
             z=self.z,
             batch_size=self.probe_batch_size,
-            rank=self.rank,
+            rank=self.rank and tuple(
+                rank for layer, rank in zip(env.layers, self.rank, strict=True) if layer in self._fused(env.layers)
+            ),
         )
         return (projections, *presence_probes(self.last_layer, env))
 
@@ -143,7 +145,8 @@ class MAEcho(FusionAggregator):
             if env.trace.wants(t):
                 env.trace(t, self._series(base, models, spaces), clients)
         if self.rank is not None:
-            metrics["ma_echo/projection_numbers"] = self._numbers(spaces)
+            widths = [_matrix(layer, base.params).shape[1] for layer in env.layers]
+            metrics["ma_echo/projection_numbers"] = sum(map(full_size, widths, self.rank))
         return self._assembled(base, spaces, self.returns), metrics
 
     def _start(self, models: Sequence[Weights], average: Weights, env: Env) -> Weights:
@@ -183,9 +186,6 @@ class MAEcho(FusionAggregator):
 
     def _assembled(self, base: Weights, spaces: dict[Layer, NullSpace], returns: str) -> Weights:
         return _with(base, {layer: s.W if returns == "W" else s.mean_v() for layer, s in spaces.items()})
-
-    def _numbers(self, spaces: dict[Layer, NullSpace]) -> int:
-        return sum(full_size(s.W.shape[1], rank) for s, rank in zip(spaces.values(), self.rank or (), strict=True))
 
 
 def _matrix(layer: Layer, params: Tree) -> Tensor:
