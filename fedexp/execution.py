@@ -21,12 +21,13 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Executor, Numerics, Trial, describe
 from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError, StorageError
+from fedexp.core.jobs import ClientJob
 from fedexp.core.phases import phase
 from fedexp.core.runner import Snapshot, next_jobs
-from fedexp.core.trees import Tree
 from fedexp.costs import Meter, costs
 from fedexp.data.partition import save_partition
 from fedexp.engine_choice import ChoiceStore
+from fedexp.engines.given import Given
 from fedexp.engines.memo import Memo
 from fedexp.evaluation.summary import summarise
 from fedexp.experiment import Experiment, check_device, choose_numerics, thread_budget
@@ -38,6 +39,7 @@ from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
 from fedexp.storage.identity import code_hash, config_hash, training_code_hash
+from fedexp.storage.model_folder import Clients, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder, address
 from fedexp.storage.tensors import save_tree
 from fedexp.tracking.curve import draw_curve
@@ -172,7 +174,7 @@ class _Run:
             over = experiment.aggregator.done(snapshot.state, env.at(snapshot.step)) or reached(
                 experiment, journal.rows
             )
-            jobs = [] if over else next_jobs(experiment.aggregator, env, snapshot)
+            jobs = [] if over else self._first_jobs(experiment, env, data, snapshot)
             trial = Trial(jobs, data, env.rounds - snapshot.step, budget, numerics, self.note)
             executor = self._engine(experiment, trial)
             stack.callback(executor.close)
@@ -184,8 +186,8 @@ class _Run:
             self.seconds["setup"] += time.perf_counter() - began
             status = "failed"
             try:
-                memo = self._memo(experiment, executor)
-                outcome = self._loop(experiment, env, data, memo, journal, checkpoint, snapshot, feed)
+                engine = self._trained_before(experiment, executor)
+                outcome = self._loop(experiment, env, data, engine, journal, checkpoint, snapshot, feed)
                 result = self._finish(experiment, data, journal, outcome)
                 status = "done"
             except (KeyboardInterrupt, Interrupted):
@@ -222,6 +224,16 @@ class _Run:
         numerics = replace(trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
         self.numerics = Numerics(**self.folder.once("numerics.json", asdict(numerics)))
         return engine
+
+    def _first_jobs(self, experiment: Experiment, env: Env, data: FederatedData, snapshot: Snapshot) -> list[ClientJob]:
+        """What an engine may be tried on: the coming step's jobs, none where nothing will be trained."""
+        jobs = next_jobs(experiment.aggregator, env, snapshot)
+        if experiment.given is None or snapshot.step:
+            return jobs
+        told = experiment.given.check_clients(jobs, data)
+        if told:
+            self.note(told)
+        return jobs if env.rounds > 1 else []
 
     def _probe(self, experiment: Experiment, trial: Trial, executor: Executor, snapshot: Snapshot) -> None:
         """Say what the peak of memory will be before the rounds begin."""
@@ -287,7 +299,7 @@ class _Run:
         path = self.folder.path
         config = experiment.config
         summary = summarise(journal.rows, experiment)
-        _save_outcome(outcome, path / "model.safetensors")
+        save_outcome(outcome, Clients.of(outcome, config.clients, data), path)
         if journal.rows:
             draw_curve(journal.rows, path / "curve.png", self._title())
         self.seconds["log"] = time.perf_counter() - began
@@ -344,12 +356,13 @@ class _Run:
         if round.traced.weights:
             save_tree(folder / f"{name}.safetensors", round.traced.weights, {})
 
-    def _memo(self, experiment: Experiment, executor: Executor) -> Executor:
+    def _trained_before(self, experiment: Experiment, executor: Executor) -> Executor:
+        """The engine behind what need not be trained: models that are given, and the memo."""
         config = experiment.config
-        if not (config.memo.enabled and config.reuse):
-            return executor
-        root = Path(config.output_root).expanduser().resolve() / "memo"
-        return Memo(executor, root, config.memo.max_gb, self.numerics, training_code_hash(self.raw))
+        if config.memo.enabled and config.reuse:
+            root = Path(config.output_root).expanduser().resolve() / "memo"
+            executor = Memo(executor, root, config.memo.max_gb, self.numerics, training_code_hash(self.raw))
+        return executor if experiment.given is None else Given(executor, experiment.given)
 
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
         logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
@@ -381,17 +394,6 @@ def _yaml(config: Mapping[str, Any]) -> str:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_yaml(OmegaConf.create(dict(config)))
-
-
-def _save_outcome(outcome: Outcome, path: Path) -> None:
-    """The delivered model(s): parameters and buffers, keys prefixed ``<index>/`` where there are several."""
-    tensors: Tree = {}
-    for number, model in enumerate(outcome.models):
-        prefix = "" if outcome.kind == "model" else f"{number}/"
-        for name, value in {**model.params, **model.buffers}.items():
-            tensors[prefix + name] = value
-    specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
-    save_tree(path, tensors, {"kind": outcome.kind, "combine": outcome.combine, "specs": specs})
 
 
 class _Saver:

@@ -27,6 +27,7 @@ from fedexp.core.trainer import Trainer
 from fedexp.data.dataset import Dataset
 from fedexp.data.federated import Proxy, federate
 from fedexp.data.partition import Partitioner
+from fedexp.engines.given import GivenModels
 from fedexp.evaluation.evaluate import metric_names
 from fedexp.server_optimizers.sgd import Sgd
 
@@ -37,6 +38,7 @@ class Experiment:
 
     Args:
         config: its own keys, with ``limit.*`` applied; the rest are the built plug-ins.
+        given: models in place of the first round's local training.
     """
 
     config: Config
@@ -49,6 +51,7 @@ class Experiment:
     aggregator: Aggregator
     server_optimizer: ServerOptimizer
     executor: Executor
+    given: GivenModels | None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Experiment:
@@ -69,6 +72,7 @@ class Experiment:
             aggregator=build(Aggregator, config["aggregator"], "aggregator"),  # type: ignore[type-abstract]
             server_optimizer=build(ServerOptimizer, config["server_optimizer"], "server_optimizer"),  # type: ignore[type-abstract]
             executor=build(Executor, config["engine"], "engine"),  # type: ignore[type-abstract]
+            given=_given(own),
         )
         experiment._check()
         return experiment
@@ -82,6 +86,9 @@ class Experiment:
         outputs = self.task.num_outputs(self.dataset.num_classes)
         _check_model(self.spec, self.dataset.shape, outputs, _chosen(self.config.device).partition(":")[0])
         self.aggregator.check(self.spec, self.dataset.shape)
+        if self.given is not None:
+            classes, dtype = self.dataset.num_classes, getattr(torch, self.config.dtype)
+            self.given.check(self.config.clients, self.spec, dtype, classes, self.trainer)
         self.dataset.check(Path(self.config.data_root).expanduser(), self.dataset.download)
 
     @property
@@ -201,6 +208,14 @@ def check_needs(experiment: Experiment) -> None:
         )
     if needs.proxy_labels and not experiment.proxy.labelled:
         raise ConfigError(f"{method} needs labelled server data", where="proxy.labelled", expected="true", got="false")
+    if needs.local_steps and experiment.given is not None:
+        raise ConfigError(
+            f"{method} weighs models by their numbers of local steps, which models from elsewhere do not have",
+            where="client_models.path",
+            expected="null",
+            got=config.client_models.path,
+            do="set aggregator=mean, or client_models.path=null",
+        )
     if (needs.validation or config.headline.rule == "best_on_val") and not experiment.partitioner.val_fraction:
         raise ConfigError(
             "a validation share is needed and none is cut",
@@ -227,6 +242,11 @@ def check_needs(experiment: Experiment) -> None:
             )
 
 
+def _given(config: Config) -> GivenModels | None:
+    path = config.client_models.path
+    return None if path is None else GivenModels.find(path, config.client_models.sha256)
+
+
 def check_metrics(experiment: Experiment) -> None:
     """Refuse metric names that no evaluation of this experiment has."""
     measured = experiment.metric_names
@@ -249,8 +269,10 @@ def _check_model(spec: ModelSpec, shape: tuple[int, ...], outputs: int, device: 
 
 
 def _limited(config: Config, partitioner: Partitioner) -> Config:
-    """The config with ``limit.*`` applied; a split that is written out keeps its clients and samples."""
+    """The config with ``limit.*`` applied; a split that is written out keeps its clients and samples, given models theirs."""
     limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)
+    if config.client_models.path is not None:
+        limit = replace(limit, clients=None)
     clients = min(config.clients, limit.clients or config.clients)
     m = config.clients_per_round
     return replace(

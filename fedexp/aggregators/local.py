@@ -38,7 +38,7 @@ class Local(Aggregator):
         return {"models": dict(sorted(models.items(), key=lambda item: int(item[0])))}, {"clients": len(trained)}
 
     def outcome(self, state: State) -> Outcome:
-        return Outcome(tuple(state["models"].values()), self.delivers)
+        return Outcome(tuple(state["models"].values()), self.delivers, clients=tuple(map(int, state["models"])))
 
 
 @dataclass(frozen=True)
@@ -55,4 +55,5 @@ class Ensemble(Local):
     communicates: ClassVar[bool] = True  # as if members were sent out and collected every round
 
     def outcome(self, state: State) -> Outcome:
-        return Outcome(tuple(state["models"].values()), self.delivers, combine=self.combine)
+        members = super().outcome(state)
+        return Outcome(members.models, self.delivers, combine=self.combine, clients=members.clients)

@@ -28,12 +28,14 @@ class Outcome:
         models: one global model, an ensemble's members, or one model a client (in client order).
         combine: how an ensemble's outputs are combined.
         weights: (models,) weights of an ensemble's members, or None for equal ones.
+        clients: whose each model is, where it is one client's; None elsewhere.
     """
 
     models: tuple[Weights, ...]
     kind: Delivers
     combine: Literal["logits", "probs"] = "logits"
     weights: Tensor | None = None
+    clients: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
