@@ -57,19 +57,21 @@ class Interrupted(BaseException):
 
 
 def execute(
-    config: Mapping[str, Any], *, group: str | None = None, say: Callable[[str], None] = print
+    config: Mapping[str, Any], *, group: str | None = None, say: Callable[[str], None] | None = print
 ) -> dict[str, Any]:
     """Run a resolved config, resume it, or return its stored result.
 
     Args:
         config: as `fedexp.compose.compose` returns it.
         group: the sweep this run belongs to, for trackers.
-        say: where notes for the user go.
+        say: where notes for the user go; None: neither notes nor progress are shown.
 
     Returns:
         the content of ``result.json``.
     """
     began = time.perf_counter()
+    shown = say is not None
+    say = say or (lambda text: None)
     folder = RunFolder(address(config))
     addressed = time.perf_counter() - began
     own = config["reuse"]
@@ -79,11 +81,11 @@ def execute(
             folder.set_done()
             _check_data(config, stored)
             say(f"already done: {folder.path}")
-            return stored
+            return {**stored, "folder": str(folder.path)}  # it may have been moved
         if not own and (aside := folder.set_aside()) is not None:
             say(f"reuse=false: earlier files moved to {aside}")
         with terminable():
-            return _Run(config, folder, group, say, addressed).execute()
+            return _Run(config, folder, group, say, addressed, shown).execute()
     finally:
         folder.release()
 
@@ -115,7 +117,9 @@ class _Run:
         group: str | None,
         say: Callable[[str], None],
         setup: float,
+        shown: bool,
     ) -> None:
+        self.shown = shown  # is progress?
         self.raw, self.folder, self.group, self._say = config, folder, group, say
         self.attempt = folder.attempt + 1
         self.seconds = {"setup": setup}
@@ -259,7 +263,7 @@ class _Run:
         every, unit = experiment.config.checkpoint.parsed()
         saver, meter = _Saver(checkpoint, journal, snapshot), Meter(executor)
         with contextlib.ExitStack() as stack:
-            progress = stack.enter_context(Progress(self._title(), env.rounds, snapshot.step))
+            progress = stack.enter_context(Progress(self._title(), env.rounds, snapshot.step, self.shown))
             self._say = progress.note
             ended = reached(experiment, journal.rows)
             if experiment.config.profile and not ended:
