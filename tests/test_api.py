@@ -101,7 +101,7 @@ def test_load_finds_by_folder_and_by_part_of_a_name() -> None:
     ran = fedexp.run(QUICK)
     assert fedexp.load(ran.folder) == fedexp.load("fedavg") == fedexp.load(ran.folder.name) == ran
     assert fedexp.load("fedavg", output_root=Path("outputs").resolve()) == ran
-    with pytest.raises(FedexpError, match="no run 'fedavgg'") as refused:
+    with pytest.raises(FedexpError, match="no run 'fedavgg-digits'") as refused:
         fedexp.load("fedavgg-digits")
     assert "did you mean" in str(refused.value)
     fedexp.run([*QUICK, "seed=1"])
