@@ -21,8 +21,9 @@ $(STAMP): constraints.txt pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
-demo: $(STAMP) ## run the main job on the embedded digits
+demo: $(STAMP) ## run the main job and a small table on the embedded digits
 	@$(BIN)/fedexp
+	@$(BIN)/fedexp-table run demo/digits
 
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest -n 2

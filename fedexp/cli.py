@@ -124,30 +124,41 @@ def _attempt(work: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any] | 
 
 def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
     """Hydra's own multirun over checked jobs, with a count before and a table after."""
-    from fedexp.execution import Interrupted, terminable
     from fedexp.storage.run_folder import RunFolder, address
     from fedexp.tracking.summary import print_sweep
 
     name = hashlib.blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
-    os.environ["FEDEXP_SWEEP"] = f"sweep-{name}"
     folders = [RunFolder(address(config)) for config in configs]
     done = sum(folder.result() is not None and config["reuse"] for folder, config in zip(folders, configs, strict=True))
     print(f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True)
-    os.environ["FEDEXP_SWEEP_JOBS"] = str(len(configs))
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # hydra/launcher=ray must not phone home
-    os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
-    with terminable():
-        try:
-            code = _hydra(["--multirun", *overrides])  # flags first: its parser wants overrides in one piece
-        except KeyboardInterrupt:
-            code = 130
-        except Interrupted as stop:
-            code = stop.exit_code
+    arguments = ["--multirun", *overrides]  # flags first: its parser wants overrides in one piece
+    code = run_sweep(f"sweep-{name}", len(configs), lambda: _hydra(arguments))
     rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
     print_sweep(rows)
     if code == 0 and any(row["status"] != "done" for row in rows):
         code = JOB_ERROR
     return code
+
+
+def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
+    """Call `launch`, which starts `jobs` jobs through Hydra, with what these need to know of each other in the environment.
+
+    Returns:
+        its exit code, or that of the signal which interrupted it.
+    """
+    from fedexp.execution import Interrupted, terminable
+
+    os.environ["FEDEXP_SWEEP"] = group
+    os.environ["FEDEXP_SWEEP_JOBS"] = str(jobs)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # hydra/launcher=ray must not phone home
+    os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
+    with terminable():
+        try:
+            return launch()
+        except KeyboardInterrupt:
+            return 130
+        except Interrupted as stop:
+            return stop.exit_code
 
 
 def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:

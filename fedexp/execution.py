@@ -29,6 +29,7 @@ from fedexp.data.partition import save_partition
 from fedexp.engine_choice import ChoiceStore
 from fedexp.engines.given import Given
 from fedexp.engines.memo import Memo
+from fedexp.evaluation.evaluate import Evaluator
 from fedexp.evaluation.summary import summarise
 from fedexp.experiment import Experiment, check_device, choose_numerics, thread_budget
 from fedexp.memory import peak_memory, probe_memory, reset_peak
@@ -165,8 +166,7 @@ class _Run:
             stack.enter_context(applied(numerics))
             device = torch.device(numerics.device)
             reset_peak(device)
-            data = experiment.load(device)
-            self._store_partition(data)
+            data = self._load(experiment, device)
             env = experiment.env(data, device)
             checkpoint = Checkpoint(path, device, experiment.config.client_state.memory_gb)
             snapshot, offset = checkpoint.load() or (None, 0)
@@ -330,11 +330,20 @@ class _Run:
             "attempts": self.attempt,
             "folder": str(path),
         }
+        if outcome.kind == "per_client":
+            evaluator = Evaluator(experiment.task, config.eval.batch_size)
+            result["per_client"] = evaluator.each(outcome, data.test, "test")
         if self.profile is not None:
             result["profile"] = self.profile.report
         write_json(path / "result.json", result)
         self.folder.set_done()
         return result
+
+    def _load(self, experiment: Experiment, device: torch.device) -> FederatedData:
+        """What is trained on; the split is stored with the run."""
+        data = experiment.load(device)
+        self._store_partition(data)
+        return experiment.prepare(data, self.note)
 
     def _store_partition(self, data: FederatedData) -> None:
         """The split is an artifact of the run; a resumed run must find the same one."""

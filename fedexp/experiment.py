@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Task
 from fedexp.core.trainer import Trainer
 from fedexp.data.dataset import Dataset
-from fedexp.data.federated import Proxy, federate
+from fedexp.data.federated import Proxy, check_owners, federate
 from fedexp.data.partition import Partitioner
 from fedexp.engines.given import GivenModels
 from fedexp.evaluation.evaluate import metric_names
@@ -38,6 +39,8 @@ class Experiment:
 
     Args:
         config: its own keys, with ``limit.*`` applied; the rest are the built plug-ins.
+        spec: the network that is trained, on samples of `input_shape`; extractor: the frozen one whose features those are,
+            or None. Where training batches are augmented, features change with every batch: then `spec` is the whole.
         given: models in place of the first round's local training.
     """
 
@@ -46,6 +49,8 @@ class Experiment:
     partitioner: Partitioner
     proxy: Proxy
     spec: ModelSpec
+    input_shape: tuple[int, ...]
+    extractor: ModelSpec | None
     task: Task
     trainer: Trainer
     aggregator: Aggregator
@@ -60,13 +65,17 @@ class Experiment:
         own = _limited(Config.of(config), partitioner)
         dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
         task = build(Task, config["task"], "task")  # type: ignore[type-abstract]
-        spec = ModelSpec.of(config["model"], dataset.shape, task.num_outputs(dataset.num_classes))
+        whole = ModelSpec.of(config["model"], dataset.shape, task.num_outputs(dataset.num_classes))
+        parts = whole.split() if dataset.augment is None else None
+        extractor, spec, input_shape = parts or (None, whole, dataset.shape)
         experiment = cls(
             config=own,
             dataset=dataset,
             partitioner=partitioner,
             proxy=build(Proxy, own.proxy, "proxy"),
             spec=spec,
+            input_shape=input_shape,
+            extractor=extractor,
             task=task,
             trainer=build(Trainer, config["trainer"], "trainer"),
             aggregator=build(Aggregator, config["aggregator"], "aggregator"),  # type: ignore[type-abstract]
@@ -81,11 +90,15 @@ class Experiment:
         if self.config.device != "auto":
             check_device(self.config.device)
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
+        check_owners(self.dataset, self.partitioner)
         check_needs(self)
         check_metrics(self)
         outputs = self.task.num_outputs(self.dataset.num_classes)
-        _check_model(self.spec, self.dataset.shape, outputs, _chosen(self.config.device).partition(":")[0])
-        self.aggregator.check(self.spec, self.dataset.shape)
+        device = _chosen(self.config.device).partition(":")[0]
+        if self.extractor is not None:
+            _check_model(self.extractor, self.dataset.shape, math.prod(self.input_shape), device)
+        _check_model(self.spec, self.input_shape, outputs, device)
+        self.aggregator.check(self.spec, self.input_shape)
         if self.given is not None:
             classes, dtype = self.dataset.num_classes, getattr(torch, self.config.dtype)
             self.given.check(self.config.clients, self.spec, dtype, classes, self.trainer)
@@ -137,8 +150,19 @@ class Experiment:
             dtype=getattr(torch, config.dtype),
         )
 
+    def prepare(self, data: FederatedData, note: Callable[[str], None]) -> FederatedData:
+        """What is trained on: `data`, or their features where the model has a frozen extractor."""
+        if self.extractor is None:
+            return data
+        from fedexp.data.features import featured
+
+        config = self.config
+        shared = config.memo.enabled and config.reuse
+        memo = Path(config.output_root).expanduser().resolve() / "memo" if shared else None
+        return featured(data, self.extractor, memo, note)
+
     def env(self, data: FederatedData, device: torch.device) -> Env:
-        """The world that aggregators see."""
+        """The world that aggregators see; `data` as `prepare` returned them."""
         config, local = self.config, self.config.local
         budget = Budget(
             epochs=local.epochs,
@@ -169,7 +193,7 @@ class Experiment:
             device=device,
             dtype=getattr(torch, config.dtype),
             num_classes=data.num_classes,
-            input_shape=self.dataset.shape,
+            input_shape=self.input_shape,
             proxy=data.proxy,
         )
 

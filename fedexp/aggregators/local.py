@@ -1,20 +1,24 @@
 """Local training without communication: the reference point from below, and the ensemble of the same models.
 
 `Local` reports the mean of the clients' accuracies on the whole test set; `Ensemble` combines their outputs (mean of
-logits, or of softmax probabilities as in NAFI and PFNM). A client that is not sampled, or has no data, keeps its model;
-one that never trained is not part of the outcome.
-Server state: one model a client.
+logits, plain or over the members that know a class as in MA-Echo, or of softmax probabilities as in NAFI and PFNM). A
+client that is not sampled, or has no data, keeps its model; one that never trained is not part of the outcome.
+Server state: one model a client and, for a masked ensemble, which classes it knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
+
+from fedexp.aggregators.average import presence, presence_probes
 from fedexp.core.aggregator import Aggregator, Delivers, Outcome, State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 
 
@@ -25,17 +29,21 @@ class Local(Aggregator):
     delivers: ClassVar[Delivers] = "per_client"
     communicates: ClassVar[bool] = False
 
+    def probes(self, env: Env) -> tuple[Probe, ...]:
+        """What is asked about every trained model."""
+        return ()
+
     def init(self, env: Env) -> State:
         return {"models": {}}
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         models = state["models"]
-        return [env.job(c, models.get(str(c)) or env.initial_weights(c), {}) for c in env.sample()]
+        starts = {c: models.get(str(c)) or env.initial_weights(c) for c in env.sample()}
+        return [env.job(c, start, {}, probes=self.probes(env)) for c, start in starts.items()]
 
     def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
         trained = {str(result.client): result.weights for result in results}
-        models = {**state["models"], **trained}
-        return {"models": dict(sorted(models.items(), key=lambda item: int(item[0])))}, {"clients": len(trained)}
+        return {"models": _with(state["models"], trained)}, {"clients": len(trained)}
 
     def outcome(self, state: State) -> Outcome:
         return Outcome(tuple(state["models"].values()), self.delivers, clients=tuple(map(int, state["models"])))
@@ -46,14 +54,36 @@ class Ensemble(Local):
     """The same local models, asked together.
 
     Args:
-        combine: ``logits`` (argmax of the summed logits) or ``probs`` (of the mean softmax probabilities).
+        combine: ``logits`` (argmax of the summed logits), ``probs`` (of the mean softmax probabilities) or ``masked``: a
+            class's logit is the mean over the members with more than one sample of it, 0 where there is none.
     """
 
-    combine: Literal["logits", "probs"] = "logits"
+    combine: Literal["logits", "probs", "masked"] = "logits"
 
     delivers: ClassVar[Delivers] = "ensemble"
     communicates: ClassVar[bool] = True  # as if members were sent out and collected every round
 
+    def probes(self, env: Env) -> tuple[Probe, ...]:
+        return presence_probes(self.combine, env)
+
+    def init(self, env: Env) -> State:
+        return {**super().init(env), "present": {}}
+
+    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        cohort = list(results)
+        new, metrics = super().update(state, cohort, env)
+        known = {}
+        if self.combine == "masked" and cohort:
+            known = {str(r.client): row for r, row in zip(cohort, presence(cohort), strict=True)}
+        return {**new, "present": _with(state["present"], known)}, metrics
+
     def outcome(self, state: State) -> Outcome:
+        present = state["present"]
+        mask = torch.stack([present[client] for client in state["models"]]).float() if present else None
         members = super().outcome(state)
-        return Outcome(members.models, self.delivers, combine=self.combine, clients=members.clients)
+        return Outcome(members.models, self.delivers, self.combine, mask, members.clients)
+
+
+def _with(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Values by client, with those of `new` taking over; in client order."""
+    return dict(sorted({**old, **new}.items(), key=lambda item: int(item[0])))

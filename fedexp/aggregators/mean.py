@@ -60,7 +60,7 @@ class Mean(Aggregator):
         start = env.initial_weights()
         return {
             "weights": start,
-            "shared": env.trainer.init_shared(start.params),
+            "shared": env.trainer.init_shared(start.trainable),
             "server": env.server_optimizer.init(start),
             "evaluated": start,
         }
@@ -136,7 +136,9 @@ class _Running:
     def mean(self) -> tuple[Tree, Tree]:
         total_p = sum(self.p)
         factor = self.effective / total_p
-        buffers = {k: v / total_p if v.is_floating_point() else v for k, v in self.buffers.items()}
+        frozen = self.old.frozen  # the mean of equal numbers may differ from them in the last bit
+        kept = {k: v for k, v in self.old.buffers.items() if k in frozen}
+        buffers = {k: v / total_p if v.is_floating_point() else v for k, v in self.buffers.items()} | kept
         return trees.scale(self.total, factor), buffers
 
     @property

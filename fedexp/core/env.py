@@ -118,7 +118,11 @@ class Env:
         frozen: frozenset[str] = frozenset(),
         probes: tuple[Probe, ...] = (),
     ) -> ClientJob:
-        """Local training of `client` in this round. The runner attaches the client's memory."""
+        """Local training of `client` in this round. The runner attaches the client's memory.
+
+        Args:
+            frozen: names of parameters that must not change, besides those that the model declares.
+        """
         return ClientJob(
             client=client,
             start=start,
@@ -128,6 +132,6 @@ class Env:
             round=self.round,
             seed=seed_of(self.seed, "client", self.round, client),
             shared=shared,
-            frozen=frozen,
+            frozen=frozen | (start.frozen & start.params.keys()),
             probes=probes,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,6 +67,15 @@ class ModelSpec:
                 raise ConfigError(f"'model.{name}' is not set", where=f"model.{name}", expected=f"for {kind.__name__}")
         return cls(str(arch), tuple(sorted(kwargs.items())))
 
+    def split(self) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None:
+        """Frozen extractor, tuned head, and the shape of the features between; None: the network is trained as one.
+
+        A class offers them as a static method ``extractor_and_head(kwargs)``; it must compute the head of the extractor.
+        """
+        parts = getattr(locate(self.arch, nn.Module, "model"), "extractor_and_head", None)
+        answer: tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None = parts and parts(dict(self.kwargs))
+        return answer
+
     def module(self) -> nn.Module:
         """A new module; its initialisation draws from torch's global generator, so call it through `Weights.init`."""
         kind = locate(self.arch, nn.Module, "model")
@@ -102,6 +112,17 @@ class Weights:
             laid = _channels_last(self.params)
             if any(laid[name] is not value for name, value in self.params.items()):
                 object.__setattr__(self, "params", laid)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Parameters and buffers that clients never change: those that match the class's ``frozen_parameters``."""
+        return _frozen(self.spec.arch, (*self.params, *self.buffers))
+
+    @property
+    def trainable(self) -> Tree:
+        """The parameters that clients may change."""
+        frozen = self.frozen
+        return {name: value for name, value in self.params.items() if name not in frozen} if frozen else self.params
 
     @classmethod
     def init(cls, spec: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
@@ -162,6 +183,9 @@ class Net:
     Attributes:
         linear_chain: a module may offer it: (weight, bias or None) names of linear layers, first to last, if the network is
             ``flatten``, then these layers with ReLU between them, and nothing else. Engines have a faster way to train it.
+        has_batch_norm: whether a training batch needs two samples; what the module keeps in evaluation mode does not count.
+
+    A class may declare ``frozen_parameters``, fnmatch patterns of the names of what clients never train.
     """
 
     def __init__(
@@ -182,7 +206,9 @@ class Net:
         self.linear_chain = _linear_chain(self._module)
         has_maps = any(value.dim() == 4 for value in self._module.parameters())
         self._channels_last = has_maps and _computes_channels_last(spec, device.type)
-        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
+        self.has_batch_norm = any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self._module.modules()
+        )
 
     def train(self, mode: bool = True) -> None:
         if self._module.training != mode:
@@ -283,6 +309,12 @@ def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...
     net.train(False)
     with torch.no_grad():
         return tuple(net.layer_inputs(weights.params, weights.buffers, torch.zeros(1, *input_shape)))
+
+
+@cache
+def _frozen(arch: str, names: tuple[str, ...]) -> frozenset[str]:
+    patterns: tuple[str, ...] = getattr(locate(arch, nn.Module, "model"), "frozen_parameters", ())
+    return frozenset(name for name in names for pattern in patterns if fnmatchcase(name, pattern))
 
 
 @cache

@@ -13,6 +13,7 @@ from fedexp.core.data import FederatedData, Samples
 from fedexp.core.jobs import ClientJob
 from fedexp.core.models import Net, Weights
 from fedexp.core.seeds import seed_of
+from fedexp.core.task import Task
 from fedexp.core.trees import Tree
 
 
@@ -23,11 +24,12 @@ class Probe(ABC):
     name: ClassVar[str]  # under which an aggregator finds it in `ClientResult.probes`
 
     @abstractmethod
-    def __call__(self, net: Net, weights: Weights, samples: Samples, index: Tensor, seed: int) -> Tree:
+    def __call__(self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int) -> Tree:
         """What the client sends up.
 
         Args:
             net: of ``weights.spec``, in evaluation mode.
+            task: says what the net is given of a batch.
             samples: the training pool; index: (n,) int64 positions of the client's samples in it, on the same device.
         """
 
@@ -41,6 +43,6 @@ def run_probes(job: ClientJob, weights: Weights, data: FederatedData) -> dict[st
     index = torch.from_numpy(data.partition.of(job.client)).to(samples.x.device)
     with torch.no_grad():
         return {
-            probe.name: probe(net, weights, samples, index, seed_of(job.seed, "probe", probe.name))
+            probe.name: probe(net, weights, job.task, samples, index, seed_of(job.seed, "probe", probe.name))
             for probe in job.probes
         }

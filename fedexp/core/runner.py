@@ -82,18 +82,24 @@ def run(
         yield Step(now, frozenset(stream.memories), {**stream.metrics(), **metrics}, seconds)
 
 
+def _trained(job: ClientJob) -> Tree:
+    return {name: value for name, value in job.start.params.items() if name not in job.frozen}
+
+
 def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob]:
     """The client work of the step that follows `now`, memories attached."""
     jobs = aggregator.plan(now.state, env.at(now.step))
-    first: dict[tuple[int, int], Trees | None] = {}  # many clients share one start, hence one first memory
+    first: dict[
+        tuple[int, int, frozenset[str]], Trees | None
+    ] = {}  # many clients share one start, hence one first memory
 
     def memory(job: ClientJob) -> Trees | None:
         known = now.clients.get(job.client)
         if known is not None:
             return known
-        key = id(job.trainer), id(job.start)
+        key = id(job.trainer), id(job.start), job.frozen
         if key not in first:
-            first[key] = job.trainer.init_state(job.start.params)
+            first[key] = job.trainer.init_state(_trained(job))
         return first[key]
 
     memories = [memory(job) for job in jobs]

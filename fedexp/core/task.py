@@ -37,9 +37,13 @@ class Task(ABC):
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
         """Mean training loss of a batch (a scalar)."""
 
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What the network is given of a batch outside training; conditional models are given labels, too."""
+        return (batch.x,)
+
     @abstractmethod
-    def predict(self, net: Net, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
-        """The model's output for inputs `x`, in evaluation mode."""
+    def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
+        """The model's output for `inputs` of a batch, or for unlabelled samples alone, in evaluation mode."""
 
     @abstractmethod
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:

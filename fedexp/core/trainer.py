@@ -122,7 +122,7 @@ class Trainer:
         return Needs()
 
     def init_state(self, start: Tree) -> Trees | None:
-        """A client's memory before its first round; None: the method keeps none."""
+        """A client's memory before its first round, from the received parameters that it will train; None: it keeps none."""
         return None
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
@@ -151,7 +151,7 @@ class Trainer:
         return {}, None
 
     def init_shared(self, start: Tree) -> Trees:
-        """The server half's trees before round 0; broadcast to every client."""
+        """The server half's trees before round 0, from the parameters that are trained; broadcast to every client."""
         return {}
 
     def update_shared(self, shared: Trees, payload_mean: Trees, stats: RoundStats) -> Trees:

@@ -43,13 +43,6 @@ def scale(tree: Tree, factor: float | Tensor) -> Tree:
     return _like(tree, torch._foreach_mul(tensors(tree), factor))
 
 
-def combine(a: Tree, factor: float, b: Tree, alpha: float) -> Tree:
-    """``factor * a + alpha * b``, with one tree of new memory."""
-    values = torch._foreach_mul(tensors(a), factor)
-    torch._foreach_add_(values, tensors(b), alpha=alpha)
-    return _like(a, values)
-
-
 def mul(a: Tree, b: Tree) -> Tree:
     return _like(a, torch._foreach_mul(tensors(a), tensors(b)))
 

@@ -24,12 +24,20 @@ class Arrays:
     Args:
         train_x, test_x: (n, *shape); images are uint8, C x H x W, 0..255; anything else is floating point.
         train_y, test_y: (n,) int64 labels, 0 .. num_classes - 1.
+        train_owner: (n,) int64, whose the training samples are by nature (writer, domain ...), counted from 0; None where
+            the source does not say.
     """
 
     train_x: Tensor
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
+    train_owner: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that are there, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,10 @@ class Dataset(ABC):
     download: bool = False
 
     pinned: ClassVar[bool] = False  # does the config alone say which samples these are?
+    faithful: ClassVar[bool] = (
+        True  # are these the bits the papers used? (False: a re-encoding; no number is reproduced)
+    )
+    has_owners: ClassVar[bool] = False  # does `read` say whose each training sample is? partition=natural needs it
     can_download: ClassVar[bool] = False
     # Not 0: decoded arrays are kept under <root>/.fedexp. Raise it when `read` changes its answer for the same files.
     cache_version: ClassVar[int] = 0
@@ -118,7 +130,7 @@ class Dataset(ABC):
                 stored = cache.load(files)
                 if stored is None:
                     arrays = verify(self, self.read(root, download))
-                    cache.store(files, {field.name: getattr(arrays, field.name) for field in fields(Arrays)})
+                    cache.store(files, arrays.tensors())
                     return arrays
         return verify(self, Arrays(**stored))
 
@@ -164,14 +176,26 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
             raise fail("a label is out of range", f"0 .. {dataset.num_classes - 1}", f"{low} .. {high}")
         if x.dtype.is_floating_point and not bool(torch.isfinite(x).all()):
             raise fail("a sample holds NaN or infinity", "finite numbers", "not finite")
+    owner = arrays.train_owner
+    if dataset.has_owners != (owner is not None) or (
+        owner is not None
+        and (owner.shape != arrays.train_y.shape or owner.dtype != torch.int64 or int(owner.min()) < 0)
+    ):
+        raise DataError(
+            f"data set '{dataset.name}': samples' owners are not what was declared",
+            where="train split",
+            expected=f"{len(arrays.train_y)} int64 numbers from 0" if dataset.has_owners else "none",
+            got="none" if owner is None else f"{tuple(owner.shape)} {owner.dtype}",
+            do="correct the class's has_owners, or what its read() returns as train_owner",
+        )
     return arrays
 
 
 def fingerprint(arrays: Arrays) -> str:
-    """sha256 over names, dtypes, shapes and bytes of the four arrays."""
+    """sha256 over names, dtypes, shapes and bytes of the arrays."""
     digest = hashlib.sha256()
-    for field in fields(Arrays):
-        tensor: Tensor = getattr(arrays, field.name).contiguous()
-        digest.update(f"{field.name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    for name, value in arrays.tensors().items():
+        tensor = value.contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -85,7 +85,12 @@ def federate(
     labels = arrays.train_y.numpy()
     if len(train_at) < len(labels):
         labels = labels[train_at]
-    partition = partitioner.split(labels, dataset.num_classes, clients, np.random.RandomState(seed_data))
+    kinds, number = labels, dataset.num_classes
+    if partitioner.deals == "owners":
+        check_owners(dataset, partitioner)
+        assert arrays.train_owner is not None  # `verify` saw it
+        kinds, number = arrays.train_owner.numpy()[train_at], int(arrays.train_owner.max()) + 1
+    partition = partitioner.split(kinds, number, clients, np.random.RandomState(seed_data))
     if val_fraction and not isinstance(partition, CutPartition):
         partition = cut_validation(partition, val_fraction, seed_data)
         validate(partition, len(labels))
@@ -116,6 +121,18 @@ def federate(
         proxy=server,
         proxy_source=proxy.source,
     )
+
+
+def check_owners(dataset: Dataset, partitioner: Partitioner) -> None:
+    """Refuse a natural split of data that have no natural owners."""
+    if partitioner.deals == "owners" and not dataset.has_owners:
+        raise ConfigError(
+            f"data set '{dataset.name}' does not say whose its samples are",
+            where="partition",
+            expected="a data set with natural owners (femnist: writers, domainnet: domains)",
+            got=f"partition={partitioner.name}",
+            do="set partition=dirichlet, or write a Dataset with has_owners = True",
+        )
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:

@@ -43,6 +43,7 @@ class Partitioner(ABC):
             (the others are renumbered); repair them with the last samples of whoever has most.
     """
 
+    deals: ClassVar[Literal["labels", "owners"]] = "labels"  # what `draw` is given of each sample
     scales: ClassVar[bool] = True  # can it be drawn for fewer clients and samples (limit.clients, limit.train)?
 
     val_fraction: float = 0.0
@@ -72,7 +73,8 @@ class Partitioner(ABC):
         """The scheme itself; sizes, disjointness and completeness are checked by `split`.
 
         Args:
-            labels: (n,) int64, of the training pool.
+            labels: (n,) int64, of the training pool; where the scheme `deals` owners: whose the samples are, of
+                `num_classes` owners.
             rng: the only source of randomness, ``RandomState(seed_data)`` untouched.
         """
 

@@ -29,8 +29,11 @@ Schedule = list[tuple[int, int, int]]
 
 def train_stack(
     jobs: Sequence[ClientJob], net: Net, samples: Samples, indices: Sequence[Tensor], kind: type[StackKernel]
-) -> list[ClientResult]:
-    """Run `jobs`, which agree in everything but client, start, seed and trees, as one; results in the jobs' order.
+) -> Iterator[ClientResult]:
+    """Train `jobs`, which agree in everything but client, start, seed and trees, as one; results in the jobs' order.
+
+    Training is over when this returns; a client's payload and memory are made when its result is asked for, and are still
+    in the processor's cache where the server reads them.
 
     Args:
         indices: each client's (n,) int64 positions in `samples`, on its device.
@@ -46,15 +49,15 @@ def train_stack(
         context(job, net, samples, index, count, noise)
         for job, index, count, noise in zip(jobs, indices, steps, noises, strict=True)
     ]
-    whole = _stacked(jobs, own, steps)
     hooks = [_on_stack(trainer, name, net) if overrides(trainer, name) else None for name in ("correct", "after_step")]
+    whole = _stacked(jobs, own, steps, memory=any(hooks) or kind.reads_memory)
     kernel = kind(first, net)
     optimizer = make_optimizer(budget)
     between = any(hooks) or budget.clip is not None or budget.weight_decay or budget.optimizer != "sgd"
     fused = not between and kind.descend is not StackKernel.descend
     losses = torch.zeros(len(jobs), dtype=torch.float64, device=samples.x.device)
     net.train()
-    adjustment = _adjustment(trainer, _together(first, whole), own, net)
+    adjustment = _adjustment(trainer, own, net)
     stack, active = whole, len(jobs)
     together = _together(first, stack)
     for step, batch in enumerate(_batches(jobs, samples, indices, schedules, noises)):
@@ -76,10 +79,10 @@ def train_stack(
         losses[:count] += loss
     means = (losses / torch.tensor(steps, device=losses.device)).tolist()
     place = {i: at for at, i in enumerate(order)}
-    return [
+    return (
         _result(at, jobs[at], net, whole, own[at], noises[at], len(indices[at]), means[at])
         for at in (place[i] for i in range(len(jobs)))
-    ]
+    )
 
 
 def _result(
@@ -87,6 +90,7 @@ def _result(
 ) -> ClientResult:
     params = {name: value[i] for name, value in whole.params.items()}
     buffers = {name: value[i] for name, value in whole.buffers.items()}
+    net.train()
     net.set_noise(noise)
     payload, state = job.trainer.finish({name: params[name] for name in whole.live}, ctx)
     net.set_noise(None)
@@ -101,7 +105,7 @@ def _result(
     )
 
 
-def _stacked(jobs: Sequence[ClientJob], own: Sequence[Ctx], steps: list[int]) -> StackTrees:
+def _stacked(jobs: Sequence[ClientJob], own: Sequence[Ctx], steps: list[int], memory: bool) -> StackTrees:
     first = jobs[0]
     params = _own(_joined([job.start.params for job in jobs]))
     return StackTrees(
@@ -110,7 +114,7 @@ def _stacked(jobs: Sequence[ClientJob], own: Sequence[Ctx], steps: list[int]) ->
         buffers=_own(_joined([job.start.buffers for job in jobs])),
         start=_joined([ctx.start for ctx in own]),
         shared={name: _joined([job.shared[name] for job in jobs]) for name in first.shared},
-        state={name: _joined([ctx.state[name] for ctx in own]) for name in own[0].state},
+        state={name: _joined([ctx.state[name] for ctx in own]) for name in own[0].state} if memory else {},
         num_steps=steps[0] if len(set(steps)) == 1 else None,
     )
 
@@ -165,23 +169,44 @@ def _together(job: ClientJob, stack: StackTrees) -> Ctx:
 StackHook = Callable[..., Tree]  # (context of all, contexts of each, trees ...)
 
 
-def _adjustment(trainer: Trainer, together: Ctx, own: Sequence[Ctx], net: Net) -> Adjustment | None:
-    """The stack's adjustment; raises `NotStackableError` where clients differ in more than their trees."""
-    if not overrides(trainer, "adjustment") or getattr(trainer.adjustment, "elementwise", False):
-        return trainer.adjustment(together)
-    each = []
-    for ctx in own:
-        net.set_noise(ctx.noise)
-        each.append(trainer.adjustment(ctx))
-    net.set_noise(None)
-    kinds = {how and (how.gradient, how.pull, how.shift is None, how.outside is None) for how in each}
-    if len(kinds) > 1:
-        raise NotStackableError
-    if each[0] is None:
+def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | None:
+    """The stack's adjustment; raises `NotStackableError` where clients differ in more than their trees.
+
+    Made client by client, each copied at once: stacking what it is made of would move twice as much memory.
+    """
+    if not overrides(trainer, "adjustment"):
         return None
-    shifts = [how.shift for how in each if how is not None and how.shift is not None]
-    outsides = [how.outside for how in each if how is not None and how.outside is not None]
-    return replace(each[0], shift=_joined(shifts) if shifts else None, outside=_joined(outsides) if outsides else None)
+    elementwise = getattr(trainer.adjustment, "elementwise", False)
+    if elementwise and len({_identity(ctx) for ctx in own}) == 1:
+        common = trainer.adjustment(own[0])
+        return common and replace(
+            common, shift=_repeated(common.shift, len(own)), outside=_repeated(common.outside, len(own))
+        )
+    kinds = set()
+    shift: Tree = {}
+    outside: Tree = {}
+    for i, ctx in enumerate(own):
+        net.set_noise(ctx.noise)
+        how = trainer.adjustment(ctx)
+        kinds.add(how and (how.gradient, how.pull, how.shift is None, how.outside is None))
+        if len(kinds) > 1:
+            raise NotStackableError
+        for rows, tree in ((shift, how.shift), (outside, how.outside)) if how is not None else ():
+            for name, value in (tree or {}).items():
+                if not i:
+                    rows[name] = value.new_empty(len(own), *value.shape)
+                rows[name][i] = value
+    net.set_noise(None)
+    return how and replace(how, shift=shift or None, outside=outside or None)
+
+
+def _identity(ctx: Ctx) -> tuple[int, ...]:
+    """Equal for contexts that hold the very same tensors."""
+    return tuple(id(v) for tree in (ctx.start, *ctx.shared.values(), *ctx.state.values()) for v in tree.values())
+
+
+def _repeated(tree: Tree | None, count: int) -> Tree | None:
+    return tree and {name: value.expand(count, *value.shape) for name, value in tree.items()}
 
 
 def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:

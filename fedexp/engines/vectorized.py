@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
@@ -118,40 +118,48 @@ class Vectorized(Executor):
         return sorted(stacks)
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
-        done: dict[int, ClientResult] = {}
-        following = 0
+        source: dict[int, Iterator[ClientResult]] = {}
         for stack in self.split(jobs, data):
-            done |= zip(stack, self._train([jobs[i] for i in stack], data), strict=True)
-            while following in done:
-                yield done.pop(following)
-                following += 1
+            source |= dict.fromkeys(stack, self._train([jobs[i] for i in stack], data))
+        for i in range(len(jobs)):
+            yield next(source.pop(i))
 
-    def _train(self, jobs: list[ClientJob], data: FederatedData) -> list[ClientResult]:
+    def _train(self, jobs: list[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
+        """Results of one stack, which is trained when the first is asked for."""
         kind = self._kind(jobs[0])
         if kind is None or (len(jobs) == 1 and kind is Vmapped) or _code_of(jobs[0]) in self._unstackable:
-            return list(self._serial.map(jobs, data))
+            yield from self._serial.map(jobs, data)
+            return
         half = len(jobs) // 2
         if len(jobs) > self._limit:
-            return [*self._train(jobs[:half], data), *self._train(jobs[half:], data)]
+            yield from self._train(jobs[:half], data)
+            yield from self._train(jobs[half:], data)
+            return
         net = self._serial.net(jobs[0])
         indices = [positions(data, job.client) for job in jobs]
+        results: Iterator[ClientResult] | None = None
         try:
             with named(jobs, data):
                 results = train_stack(jobs, net, data.train, indices, kind)
+                if data.train.x.is_cuda:  # all at once, while smaller stacks can still answer a lack of memory
+                    results = iter(list(results))
         except NotStackableError:  # if the loss itself fails, serial says so
             self._unstackable.add(_code_of(jobs[0]))
-            return list(self._serial.map(jobs, data))
         except torch.cuda.OutOfMemoryError:
             if not half:
                 raise
-            self._limit = half
-            results = []
+            results, self._limit = None, half
         finally:
             net.release()
-        if not results:  # not before the failed attempt's frames, and the memory they hold, are gone
-            return self._train(jobs, data)
-        self._stacked_steps += sum(result.num_steps for result in results) if half else 0
-        return results
+        if results is None:  # not before the failed attempt's frames, and the memory they hold, are gone
+            yield from self._train(jobs, data)
+            return
+        for job in jobs:
+            with named([job], data):
+                result = next(results)
+            net.release()
+            self._stacked_steps += result.num_steps if half else 0
+            yield result
 
     @property
     def _names(self) -> list[Kernel]:

@@ -10,7 +10,7 @@ import torch
 from fedexp.core.aggregator import Delivers, Outcome
 from fedexp.core.data import Samples
 from fedexp.core.models import ModelSpec, Net, Weights
-from fedexp.core.task import Metrics, Task
+from fedexp.core.task import Batch, Metrics, Task
 
 _PLACES: dict[Delivers, tuple[str, tuple[str, ...]]] = {  # where a metric is filed, and what of its spread is kept
     "model": ("global", ("",)),
@@ -46,22 +46,27 @@ class Evaluator:
         if outcome.kind != "per_client":
             together = self._measure(outcome.models, outcome, samples)
             return dict(zip(names, (together[name] for name in self.task.metric_names), strict=True))
-        each = [self._measure([model], outcome, samples) for model in outcome.models]
         spread: list[float] = []
-        for name in self.task.metric_names:
-            values = [metrics[name] for metrics in each]
+        for values in self.each(outcome, samples, split).values():
             spread += [statistics.fmean(values), statistics.pstdev(values), min(values)]
         return dict(zip(names, spread, strict=True))
+
+    def each(self, outcome: Outcome, samples: Samples, split: str) -> dict[str, list[float]]:
+        """``<split>/local/*`` of every model by itself, in the outcome's order (clients', where it is one a client)."""
+        measured = [self._measure([model], outcome, samples) for model in outcome.models]
+        return {f"{split}/local/{name}": [metrics[name] for metrics in measured] for name in self.task.metric_names}
 
     @torch.no_grad()
     def _measure(self, models: Sequence[Weights], outcome: Outcome, samples: Samples) -> Metrics:
         totals: dict[str, torch.Tensor] = {}
         for start in range(0, len(samples), self.batch_size):
             part = slice(start, start + self.batch_size)
-            x = samples.inputs(part)
-            outputs = [self.task.predict(self._net(model), model.params, model.buffers, x) for model in models]
-            output = outputs[0] if len(outputs) == 1 else self.task.combine(outputs, outcome.combine, outcome.weights)
-            for name, value in self.task.totals(output, samples.y[part]).items():
+            batch = Batch(samples.inputs(part), samples.y[part])
+            inputs = self.task.inputs(batch)
+            outputs = [self.task.predict(self._net(model), model.params, model.buffers, *inputs) for model in models]
+            together = outcome.kind == "ensemble"
+            output = self.task.combine(outputs, outcome.combine, outcome.weights) if together else outputs[0]
+            for name, value in self.task.totals(output, batch.y).items():
                 totals[name] = totals[name] + value if name in totals else value
         return self.task.metrics({name: float(value) for name, value in totals.items()}, len(samples))
 

@@ -79,14 +79,26 @@ class ConvNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) -> logits (batch, num_classes)."""
+        x = _channels_innermost(x)
         for index, conv in enumerate(self.convs):
-            x = torch.relu(conv(x))
+            x = conv(x)
             if self.dropouts:
                 x = self.dropouts[index](x)
             if self.pool > 1:
                 x = functional.max_pool2d(x, self.pool)
+            x = torch.relu(x)  # of fewer numbers than before the pooling; the same values and gradients
         x = x.flatten(1)
         for layer in self.hidden:
             x = torch.relu(layer(x))
         logits: Tensor = self.output(x)
         return logits
+
+
+def _channels_innermost(x: Tensor) -> Tensor:
+    """The same (batch, channels, height, width) values, laid out in memory as (batch, height, width, channels).
+
+    Layers keep this layout, and max pooling in it is ten times faster on a CPU. Spelled out, as ``contiguous`` leaves
+    images of one channel as they are, and vmap does not know it.
+    """
+    n, c, h, w = x.shape
+    return x.permute(0, 2, 3, 1).flatten(1).view(n, h, w, c).permute(0, 3, 1, 2)

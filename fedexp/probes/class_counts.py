@@ -12,6 +12,7 @@ from fedexp.core.data import Samples
 from fedexp.core.jobs import ClientResult
 from fedexp.core.models import Net, Weights
 from fedexp.core.probe import Probe
+from fedexp.core.task import Task
 from fedexp.core.trees import Tree
 
 
@@ -23,7 +24,7 @@ class ClassCounts(Probe):
 
     name: ClassVar[str] = "class_counts"
 
-    def __call__(self, net: Net, weights: Weights, samples: Samples, index: Tensor, seed: int) -> Tree:
+    def __call__(self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int) -> Tree:
         return {"n": torch.bincount(samples.y.index_select(0, index), minlength=self.num_classes)}
 
 

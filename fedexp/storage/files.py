@@ -1,9 +1,11 @@
-"""Files that are either the old or the new version, whenever the process dies."""
+"""Files that are either the old or the new version, whenever the process dies; and what is in them."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +46,15 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_text().split("\n")
     return [json.loads(line) for line in lines[:-1] if line]
+
+
+def file_sha256(file: Path) -> str:
+    """Hex digest of a file's bytes; read again only after the file has changed."""
+    stat = file.stat()
+    return _sha256(file.resolve(), stat.st_size, stat.st_mtime_ns)
+
+
+@cache
+def _sha256(file: Path, size: int, mtime: int) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

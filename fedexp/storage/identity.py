@@ -36,6 +36,9 @@ NON_SCIENTIFIC = (
     "reuse",
     "threads",
 )
+_BY_HASH = {
+    "model.pretrained": "sha256"
+}  # a file, and the key beside it that says what is in it: where set, that counts
 _ALWAYS = (
     "fedexp.experiment",
     "fedexp.numerics",
@@ -64,7 +67,7 @@ def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
         return {
             key: cut(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
             for key, value in node.items()
-            if f"{prefix}{key}" not in NON_SCIENTIFIC
+            if f"{prefix}{key}" not in NON_SCIENTIFIC and not node.get(_BY_HASH.get(f"{prefix}{key}", ""))
         }
 
     return cut(config, "")

@@ -8,7 +8,6 @@ whose it is and what that client trained on.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from fedexp.core.data import FederatedData
 from fedexp.core.errors import StorageError
 from fedexp.core.models import ModelSpec, Weights
 from fedexp.core.trees import Tree
-from fedexp.storage.files import read_json, write_text
+from fedexp.storage.files import file_sha256, read_json, write_text
 from fedexp.storage.tensors import read_facts, save_tree
 
 MODELS, CLIENTS = "model.safetensors", "clients.json"
@@ -159,19 +158,8 @@ class ModelFolder:
 
 def fingerprint(folder: Path) -> str:
     """sha256 of the folder's files: the models and what is known of their clients."""
-    digest = hashlib.sha256()
-    for name in (MODELS, CLIENTS):
-        path = folder / name
-        if path.is_file():
-            stat = path.stat()
-            digest.update(f"{name} {_sha256(path, stat.st_mtime_ns, stat.st_size)}\n".encode())
-    return digest.hexdigest()
-
-
-@functools.lru_cache(maxsize=64)
-def _sha256(path: Path, modified: int, size: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    present = [folder / name for name in (MODELS, CLIENTS) if (folder / name).is_file()]
+    return hashlib.sha256("".join(f"{path.name} {file_sha256(path)}\n" for path in present).encode()).hexdigest()
 
 
 @contextlib.contextmanager

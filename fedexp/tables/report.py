@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,10 +57,9 @@ class Cell:
     @property
     def sd(self) -> float | None:
         """Sample standard deviation over seeds (n - 1); None below two."""
-        if self.n < 2 or self.mean is None:
+        if self.mean is None or self.n < 2:
             return None
-        mean = self.mean
-        return float((sum((v - mean) ** 2 for v in self.values) / (self.n - 1)) ** 0.5)
+        return math.dist(self.values, (self.mean,) * self.n) / math.sqrt(self.n - 1)  # no overflow for a diverged loss
 
     @property
     def delta(self) -> float | None:

@@ -25,12 +25,19 @@ class Classification(Task):
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
         return F.cross_entropy(net(params, buffers, batch.x), batch.y)
 
-    def predict(self, net: Net, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
-        return net(params, buffers, x)
+    def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
+        return net(params, buffers, *inputs)
 
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
-        """Mean of logits, or log of the mean of softmax probabilities (``rule='probs'``); weighted if asked."""
+        """Mean of logits, or log of the mean of softmax probabilities (``rule='probs'``); weighted if asked.
+
+        ``rule='masked'``: each class's mean over the members with ``weights[i, c] = 1``, 0 where there is none.
+        """
         stacked = torch.stack(list(outputs))
+        if rule == "masked":
+            assert weights is not None
+            mask = weights.to(stacked)
+            return (stacked * mask[:, None]).sum(0) / mask.sum(0).clamp(min=1)
         share = torch.full((len(outputs),), 1 / len(outputs)) if weights is None else weights / weights.sum()
         share = share.to(stacked).reshape(-1, 1, 1)
         if rule == "probs":

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from fedexp.core import trees
 from fedexp.core.needs import Needs
 from fedexp.core.trainer import Adjustment, Ctx, RoundStats, Trainer, elementwise
@@ -50,8 +52,9 @@ class Scaffold(Trainer):
         if self.option == "I":
             change = trees.sub(ctx.full_gradient(ctx.start), old)
         else:
-            moved = trees.sub(ctx.start, params)
-            change = trees.combine(moved, 1 / (ctx.num_steps * ctx.budget.lr), ctx.shared["c"], -1.0)
+            change = trees.sub(ctx.start, params)
+            torch._foreach_mul_(list(change.values()), 1 / (ctx.num_steps * ctx.budget.lr))
+            torch._foreach_sub_(list(change.values()), list(ctx.shared["c"].values()))
         return {"dc_i": change}, {"c_i": trees.add(old, change)}
 
     def update_shared(self, shared: Trees, payload_mean: Trees, stats: RoundStats) -> Trees:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedexp.compose import compose
 from fedexp.core.data import Partition
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.data.partition import Partitioner, apply_small_policy, validate
@@ -12,6 +13,7 @@ from fedexp.data.partitions.iid import Iid
 from fedexp.data.partitions.label_groups import LabelGroups
 from fedexp.data.partitions.pathological import Pathological
 from fedexp.data.partitions.shards import Shards
+from fedexp.experiment import load_data
 
 FIFTY_THOUSAND = np.repeat(np.arange(10), 5000)
 
@@ -328,3 +330,11 @@ def test_label_groups_must_cover_the_pool() -> None:
 def test_values_out_of_range_are_refused(make: object) -> None:
     with pytest.raises(ValueError, match=r"must|twice"):
         make()  # type: ignore[operator]
+
+
+def test_the_two_clients_of_maechos_generators() -> None:
+    """MA-Echo, Fig. 4: {0, 1, 3, 4, 7} and {2, 5, 6, 8, 9}, as a command line gives it."""
+    overrides = ["partition=label_groups", "partition.groups=[[0,1,3,4,7],[2,5,6,8,9]]", "clients=2"]
+    counts = load_data(compose(overrides)).class_counts()
+    assert [np.flatnonzero(row).tolist() for row in counts] == [[0, 1, 3, 4, 7], [2, 5, 6, 8, 9]]
+    assert counts.sum() == 1437

@@ -13,6 +13,7 @@ class Declared:
         reduction: overrides under which it is FedAvg (with `against` added to FedAvg), or None with a reason.
         exact: to the bit, else to `tolerance` (relative).
         averages: identical clients give back the single client's model; else why not.
+        ordered_reason: why the order of the clients matters, where it does.
     """
 
     reduction: tuple[str, ...] | None
@@ -21,6 +22,7 @@ class Declared:
     tolerance: float = 0.0
     averages: bool = True
     averages_reason: str = ""
+    ordered_reason: str = ""
 
 
 DECLARED = {
@@ -47,6 +49,20 @@ DECLARED = {
         averages_reason="the step's length is not the mean update's",
     ),
     "fedexp": Declared(("server_optimizer.eps=1e12",)),
+    "average": Declared((), against=("aggregator.weights=uniform",), tolerance=1e-12),
+    "ot_fusion": Declared(
+        None, reason="the mean of models that alignment moved; with nothing to move it is average (test_ot_fusion)"
+    ),
+    "ot_fusion_nafi": Declared(
+        None,
+        reason="sequential halves weigh later models more",
+        ordered_reason="sequential halves weigh later models more",
+    ),
+    "ma_echo": Declared(
+        ("aggregator.T=0", "aggregator.last_layer=plain"), against=("aggregator.weights=uniform",), tolerance=1e-12
+    ),
+    "ma_echo_ot": Declared(None, reason="models are moved first; with nothing to move it is ma_echo (test_ma_echo)"),
+    "ma_echo_algorithm1": Declared(("aggregator.T=0",), against=("aggregator.weights=uniform",), tolerance=1e-12),
     "local": Declared(None, reason="nothing is averaged; one client alone is FedAvg (test_reference_points)"),
     "ensemble": Declared(None, reason="nothing is averaged; its members are `local`'s (test_reference_points)"),
     "centralized": Declared(None, reason="one pooled client; a full-batch step is FedAvg's (test_reference_points)"),

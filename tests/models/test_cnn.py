@@ -60,6 +60,33 @@ def test_forward_is_the_formula(padding):
     assert model(x).shape == (6, 4)
 
 
+def test_gradients_are_those_of_relu_dropout_and_pooling_in_the_documented_order():
+    model = ConvNet(
+        input_shape=(1, 8, 8), num_classes=3, channels=(4, 5), kernel=3, hidden=(6,), conv_dropout=0.4
+    ).double()
+    for drop in model.dropouts:
+        drop.noise = lambda name, shape: torch.rand(shape, dtype=torch.float64, generator=torch_generator(name, *shape))
+    x = torch.randn(7, 1, 8, 8, dtype=torch.float64, generator=torch_generator("x"))
+    h = x
+    for conv, drop in zip(model.convs, model.dropouts, strict=True):
+        h = functional.max_pool2d(drop(torch.relu(conv(h))), 2)
+    expected = model.output(torch.relu(model.hidden[0](h.flatten(1))))
+    params = list(model.parameters())
+    wanted = torch.autograd.grad(expected.square().sum(), params)
+    found = torch.autograd.grad(model(x).square().sum(), params)
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_feature_maps_lie_channels_innermost(channels):
+    model = ConvNet(input_shape=(channels, 8, 8), num_classes=3, channels=(4, 5), kernel=3)
+    laid = []
+    for conv in model.convs:
+        conv.register_forward_hook(lambda conv, x, y: laid.append(y.is_contiguous(memory_format=torch.channels_last)))
+    model(torch.randn(2, channels, 8, 8))
+    assert laid == [True, True]
+
+
 def test_without_pooling_or_hidden_layers():
     model = ConvNet(input_shape=(1, 6, 6), num_classes=3, channels=(4,), kernel=3, padding="valid", pool=1, hidden=())
     assert model.output.in_features == 4 * 4 * 4

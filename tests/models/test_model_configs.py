@@ -21,16 +21,29 @@ EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffer
     "cnn_maecho": (CIFAR, 4_971_368, 0),
     "convnet_nafi": (CIFAR, 62_006, 0),
     "lenet": (MNIST, 431_080, 0),
+    "cvae": (MNIST, 541_712 + (794 * 512 + 512) + (512 * 256 + 256) + 2 * (256 * 20 + 20), 0),  # decoder, encoder
     "resnet18_gn": (CIFAR, 11_181_642, 0),
     "resnet18_gn_cifar": (CIFAR, 11_173_962, 0),
     "resnet18_bn": (CIFAR, 11_181_642, 60),
     "resnet18_bn_cifar": (CIFAR, 11_173_962, 60),
+    "resnet18_features": (
+        CIFAR,
+        11_176_512 + 512 * 256 + 2_560,
+        60,
+    ),  # torchvision's without its last layer, the two tuned ones
+    "resnet34_features": (CIFAR, 21_284_672 + 512 * 256 + 2_560, 108),
 }
 NO_DIGITS = {"cnn_mcmahan_valid", "convnet_nafi", "lenet"}  # two 5x5 convolutions without padding need 16x16
 
 
 def spec(name, shape):
-    return ModelSpec.of(OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml")), shape, 10)
+    config = OmegaConf.create(
+        {"dataset": {"mean": [0.5], "std": [0.5]}, "model": OmegaConf.load(CONF / f"{name}.yaml")}
+    )
+    node = OmegaConf.to_container(config, resolve=True)["model"]
+    if "random_features" in node:
+        node["random_features"] = True  # no file of weights here
+    return ModelSpec.of(node, shape, 10)
 
 
 def test_every_file_has_its_row():

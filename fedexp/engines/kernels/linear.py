@@ -22,6 +22,7 @@ class Linear(StackKernel):
     """Padding rows have no share in the loss, so clients of unequal sizes go together."""
 
     same_sizes: ClassVar[bool] = False
+    reads_memory: ClassVar[bool] = False
 
     @classmethod
     def fits(cls, job: ClientJob, net: Net) -> bool:

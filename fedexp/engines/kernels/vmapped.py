@@ -26,6 +26,7 @@ class Vmapped(StackKernel):
     """
 
     same_sizes: ClassVar[bool] = True  # a mean over padding rows, or BatchNorm's statistics, would be another loss
+    reads_memory: ClassVar[bool] = True
 
     @classmethod
     def fits(cls, job: ClientJob, net: Net) -> bool:

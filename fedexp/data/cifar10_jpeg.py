@@ -1,0 +1,33 @@
+"""CIFAR-10's images as JPEG files in class folders: a lossy re-encoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from fedexp.data.image_folder import ImageFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar10Jpeg(ImageFolder):
+    """``cifar10-jpeg/{train,test}/<class>/*.jpg``: 50,000 + 10,000 images, CIFAR-10's split and order of classes.
+
+    Compression has changed the pixels, so accuracies are close to CIFAR-10's, not equal to them.
+    """
+
+    faithful: ClassVar[bool] = False
+
+    folder: str = "cifar10-jpeg"
+    num_classes: int = 10
+    shape: tuple[int, ...] = (3, 32, 32)
+
+    @property
+    def name(self) -> str:
+        return "cifar10_jpeg"
+
+    def ways(self, root: Path) -> str:
+        return (
+            f"put the class folders (airplane ... truck) under {root / self.folder}/train and /test; or set "
+            "data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+        )

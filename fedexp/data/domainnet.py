@@ -1,0 +1,112 @@
+"""DomainNet: 345 classes in six drawing styles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.errors import DataError
+from fedexp.data.dataset import Arrays, Dataset
+from fedexp.data.images import decode_images, require_image_shape
+
+_Entry = tuple[Path, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainNet(Dataset):
+    """``domainnet/<domain>/<class>/*`` with the publisher's lists ``domainnet/<domain>_{train,test}.txt`` (Peng et al. 2019).
+
+    A line of a list is a path below the folder and a label. Images are resized to `shape` and kept as bytes: 150 kB each
+    at 224 x 224. Samples' owners are their domains, in `domains`' order; the test set is all domains' test lists.
+
+    Args:
+        domains: those that are read.
+        per_class: at most so many images of each class, domain and split, the lists' first; None: all.
+    """
+
+    cache_version: ClassVar[int] = 1
+    has_owners: ClassVar[bool] = True
+
+    num_classes: int = 345
+    shape: tuple[int, ...] = (3, 224, 224)
+    domains: tuple[str, ...] = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+    per_class: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_image_shape(self.shape)
+        require(len(self.domains) == len(set(self.domains)) > 0, "domains: give one or more, each once")
+        require(self.per_class is None or self.per_class >= 1, "per_class: give 1 or more, or null for all")
+
+    @property
+    def name(self) -> str:
+        return "domainnet"
+
+    def expected_files(self, root: Path) -> list[Path]:
+        home = root / "domainnet"
+        return [
+            place
+            for domain in self.domains
+            for place in (home / domain, home / f"{domain}_train.txt", home / f"{domain}_test.txt")
+        ]
+
+    def ways(self, root: Path) -> str:
+        return (
+            f"unpack the domains' archives and put the split lists (ai.bu.edu/M3SDA) under {root / 'domainnet'}; or set "
+            "data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+        )
+
+    def read(self, root: Path, download: bool) -> Arrays:
+        home = root / "domainnet"
+        names: dict[int, str] = {}  # class of each label
+        splits = [
+            [self._entries(home, home / f"{domain}_{split}.txt", names) for domain in self.domains]
+            for split in ("train", "test")
+        ]
+        if sorted(names) != list(range(self.num_classes)):
+            raise DataError(
+                "the number of classes is not dataset.num_classes",
+                where=str(home),
+                expected=f"labels 0 to {self.num_classes - 1}, each in some list",
+                got=f"{len(names)} labels, {min(names, default=0)} to {max(names, default=0)}",
+                do=f"set dataset.num_classes={len(names)}, or complete the lists",
+            )
+
+        def decoded(parts: list[list[_Entry]]) -> tuple[Tensor, Tensor]:
+            entries = [entry for part in parts for entry in part]
+            x = torch.from_numpy(decode_images([file for file, _ in entries], self.shape))
+            return x, torch.tensor([label for _, label in entries], dtype=torch.int64)
+
+        owner = np.repeat(np.arange(len(self.domains), dtype=np.int64), [len(part) for part in splits[0]])
+        return Arrays(*decoded(splits[0]), *decoded(splits[1]), train_owner=torch.from_numpy(owner))
+
+    def _entries(self, home: Path, file: Path, names: dict[int, str]) -> list[_Entry]:
+        entries: list[_Entry] = []
+        taken: Counter[int] = Counter()
+        for number, line in enumerate(file.read_text().splitlines(), start=1):
+            if not line.strip():
+                continue
+            path, _, text = line.strip().rpartition(" ")
+            label = int(text) if text.isdecimal() and path.count("/") == 2 else -1
+            kind = path.split("/")[1] if label >= 0 else ""
+            if label < 0 or names.setdefault(label, kind) != kind:
+                raise DataError(
+                    "a line of a split list is no image with its class",
+                    where=f"{file}, line {number}",
+                    expected=f"domain/class/file label, label {label} being {names[label]}"
+                    if label >= 0
+                    else "domain/class/file label",
+                    got=line,
+                    do="take the publisher's list again",
+                )
+            if self.per_class is None or taken[label] < self.per_class:
+                taken[label] += 1
+                entries.append((home / path, label))
+        return entries

@@ -1,0 +1,96 @@
+"""Features of a frozen extractor, computed once for a data set: what is trained on them is the tuned part alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import safetensors
+import torch
+from filelock import FileLock
+from torch import Tensor
+
+from fedexp.core.data import FederatedData, Samples
+from fedexp.core.models import ModelSpec, Net, Weights
+from fedexp.core.seeds import seed_of
+from fedexp.core.trees import Tree, digest
+from fedexp.storage.identity import code_hash
+from fedexp.storage.tensors import load_tree, save_tree
+
+_BATCH = 128  # images a forward pass; fixed, so that last bits do not depend on it
+
+
+def featured(
+    data: FederatedData, extractor: ModelSpec, memo: Path | None, note: Callable[[str], None]
+) -> FederatedData:
+    """`data` with every split's inputs replaced by their features, on the same device; nothing is normalised after that.
+
+    Args:
+        extractor: a network whose outputs are features, all of it frozen.
+        memo: folder in which features are kept for other runs, by content; None: they are not.
+    """
+    like = data.train
+    weights = Weights.init(extractor, seed_of("features"), like.x.device, like.dtype)
+    splits = {"train": data.train, "test": data.test, "val": data.val, "proxy": data.proxy}
+    given = {name: samples for name, samples in splits.items() if samples is not None}
+    if memo is None:
+        tree = _extract(given, weights, note)
+    else:
+        key = _key(given, weights)
+        path = memo / key[:2] / f"{key}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(memo / f"{key}.lock") as lock:  # of a sweep's runs one computes them
+            tree = _stored(path, like.x.device) or _extract(given, weights, note)
+            if not path.exists():
+                save_tree(path, tree)
+            Path(lock.lock_file).unlink(missing_ok=True)
+    parts = {name: Samples(tree[name], samples.y, dtype=samples.dtype) for name, samples in given.items()}
+    val, proxy = parts.get("val"), parts.get("proxy")
+    return replace(data, train=parts["train"], test=parts["test"], val=val, proxy=proxy)
+
+
+def _extract(splits: dict[str, Samples], weights: Weights, note: Callable[[str], None]) -> Tree:
+    began = time.perf_counter()
+    first = next(iter(weights.params.values()))
+    net = Net(weights.spec, first.device, first.dtype)
+    net.train(False)
+    with torch.no_grad():
+        tree: Tree = {}
+        for name, samples in splits.items():
+            parts = [
+                net(weights.params, weights.buffers, samples.inputs(slice(start, start + _BATCH)))
+                for start in range(0, len(samples), _BATCH)
+            ]
+            tree[name] = torch.cat(parts)
+    count = sum(map(len, splits.values()))
+    note(f"features of {count:,} samples computed once, in {time.perf_counter() - began:.1f} s")
+    return tree
+
+
+def _stored(path: Path, device: torch.device) -> Tree | None:
+    try:
+        tree, _ = load_tree(path, device)
+        path.touch()  # the memo lets go of what was not used for longest
+    except FileNotFoundError:
+        return None
+    except safetensors.SafetensorError:
+        path.unlink(missing_ok=True)
+        return None
+    return tree
+
+
+def _key(splits: dict[str, Samples], weights: Weights) -> str:
+    """Hash of everything that features depend on, to their last bits."""
+    kwargs = {key: value for key, value in weights.spec.kwargs if key not in ("pretrained", "sha256")}
+    device: Tensor = next(iter(weights.params.values()))
+    parts = [
+        [weights.spec.arch, kwargs, digest(weights.params), digest(weights.buffers)],
+        [[name, digest({"x": s.x}), s.mean, s.std, str(s.dtype)] for name, s in splits.items()],
+        [device.device.type, torch.get_num_threads(), torch.get_float32_matmul_precision()],
+        code_hash({"model": {"_target_": weights.spec.arch}, "features": {"_target_": f"{__name__}.featured"}}),
+    ]
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()

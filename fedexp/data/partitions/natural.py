@@ -1,0 +1,75 @@
+"""Clients as the data have them: writers, domains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedexp.core.build import require
+from fedexp.core.data import Partition
+from fedexp.core.errors import DataError
+from fedexp.data.partition import Partitioner, from_owners
+
+
+@dataclass(frozen=True, kw_only=True)
+class Natural(Partitioner):
+    """Whole owners (writers, domains) in random groups, one group a client; no owner has two clients.
+
+    As many clients as owners: client i is owner i. With `split_owners`, more clients than owners are allowed: each owner's
+    samples are shuffled and divided equally among its clients, which stand side by side (MA-Echo's twelve of six domains).
+
+    Args:
+        owners_per_client: ``all`` deals every owner, group sizes differing by one at most; a number draws so many for each
+            client and leaves the other owners and their samples out.
+        split_owners: may an owner's samples be divided?
+    """
+
+    deals: ClassVar[Literal["labels", "owners"]] = "owners"
+
+    owners_per_client: Literal["all"] | int = "all"
+    split_owners: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        per = self.owners_per_client
+        require(per == "all" or per >= 1, f"owners_per_client must be 'all' or at least 1, got {per}")
+        require(per == "all" or not self.split_owners, "split_owners goes with owners_per_client=all")
+
+    @property
+    def name(self) -> str:
+        return "natural"
+
+    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+        present, owner = np.unique(labels, return_inverse=True)
+        owners = len(present)
+        if clients > owners and self.split_owners:
+            return self._divided(owner, owners, clients, rng)
+        asked = clients if self.owners_per_client == "all" else clients * self.owners_per_client
+        if asked > owners:
+            raise DataError(
+                "there are not enough owners",
+                where="clients",
+                expected=f"at most {owners} owners (writers, domains) in all",
+                got=f"{asked} for {clients} clients",
+                do="lower clients or partition.owners_per_client; or divide owners with partition.split_owners=true",
+            )
+        order = rng.permutation(owners) if asked < owners else np.arange(owners)
+        used = order if self.owners_per_client == "all" else order[:asked]
+        client_of = np.full(owners, -1)
+        client_of[used] = np.arange(len(used)) % clients
+        client = client_of[owner]
+        at = np.flatnonzero(client >= 0)
+        dealt = from_owners(client[at], clients)
+        info: dict[str, str | int | float | bool] = {"owners": len(used)}
+        if len(at) < len(client):
+            info |= {"unused_owners": owners - len(used), "dropped_samples": len(client) - len(at)}
+        return Partition(at[dealt.indices], dealt.offsets, info)
+
+    def _divided(self, owner: np.ndarray, owners: int, clients: int, rng: np.random.RandomState) -> Partition:
+        each, more = divmod(clients, owners)
+        parts: list[np.ndarray] = []
+        for i in range(owners):
+            parts += np.array_split(rng.permutation(np.flatnonzero(owner == i)), each + (i < more))
+        return Partition.from_lists(parts, owners=owners)

@@ -1,0 +1,75 @@
+"""min_a a^T G a / 2 subject to sum a = 1 and 0 <= a_i <= C: weights of a common descent direction (MA-Echo, Eq. 6-7)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedexp.core.errors import FedexpError
+
+_JITTER = 1e-12  # added to the scaled matrix, which may be singular
+_GAP = 1e-6  # of the scaled objective, beyond which a solution is refused
+
+
+def capped_simplex_qp(G: Tensor, C: float) -> Tensor:
+    """The minimiser a, (N,) in G's dtype and on its device, solved in float64 by an interior-point method.
+
+    Args:
+        G: (N, N) positive semidefinite.
+        C: upper bound of every a_i, at least 1 / N (where all are equal).
+
+    Raises:
+        FedexpError: the solver ended without a solution that meets the conditions of optimality.
+    """
+    N = len(G)
+    g = G.detach().double().cpu().numpy()
+    scale = float(np.abs(g).max())
+    if scale == 0.0 or C * N <= 1.0:  # every a is optimal, or one alone is feasible
+        return torch.full((N,), 1 / N, dtype=G.dtype, device=G.device)
+    g = g / scale + _JITTER * np.eye(N)
+    a = _solve(g, C)
+    gradient = g @ a
+    gap = float(gradient @ a - _least(gradient, C))
+    if not gap <= _GAP:
+        raise FedexpError(
+            "the weights of MA-Echo's quadratic program are not optimal",
+            where="aggregator.weights=qp",
+            expected=f"a duality gap of at most {_GAP:g}",
+            got=f"{gap:g}",
+            do="use aggregator.weights=uniform",
+        )
+    return torch.from_numpy(a).to(G)
+
+
+def _solve(g: np.ndarray, C: float) -> np.ndarray:
+    from cvxopt import matrix, solvers
+
+    N = len(g)
+    bounds = np.concatenate([-np.eye(N), np.eye(N)])
+    limits = np.concatenate([np.zeros(N), np.full(N, min(C, 1.0))])
+    options = {"show_progress": False, "abstol": 1e-12, "reltol": 1e-12, "feastol": 1e-12}
+    solution = solvers.qp(
+        matrix(g),
+        matrix(np.zeros(N)),
+        matrix(bounds),
+        matrix(limits),
+        matrix(np.ones((1, N))),
+        matrix(1.0),
+        options=options,
+    )
+    a: np.ndarray = np.clip(np.array(solution["x"]).ravel(), 0.0, C)
+    a /= a.sum()
+    return a
+
+
+def _least(gradient: np.ndarray, C: float) -> float:
+    """min over the feasible set of <gradient, a>: the cheapest coordinates are filled up to C first."""
+    left, total = 1.0, 0.0
+    for value in np.sort(gradient):
+        share = min(C, left)
+        total += share * float(value)
+        left -= share
+        if left <= 0:
+            break
+    return total

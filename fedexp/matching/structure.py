@@ -1,0 +1,232 @@
+"""The permutation structure of a network: which tensor axes belong to the same hidden units.
+
+Derived from the network itself and then checked: a network with random parameters and its randomly permuted copy must
+compute the same function, or the network is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fedexp.core.models import Layer, ModelSpec, Net, Weights, layers_of
+from fedexp.core.seeds import seed_of, torch_generator
+from fedexp.core.trees import Tree
+from fedexp.matching.tainting import Flows, flows_of, refusal
+
+Maps = Mapping[str, Tensor]
+"""What is done to the units, by name of their group; groups that are not named stay.
+
+Either a permutation, (n,) int64 with ``new_unit[j] = old_unit[perm[j]]``, or a matrix T (n, n) whose column j holds the
+shares of the old units in new unit j, ``new_unit[j] = sum_a T[a, j] old_unit[a]``: ``T[perm[j], j] = 1`` is the former.
+"""
+
+_TOLERANCE = 1e-10  # relative, float64
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units that can only move together.
+
+    Args:
+        name: weight of its first layer.
+        size: number of units.
+        layers: weights whose rows (axis 0) are these units, in forward order; several where sums tie layers (ResNet).
+    """
+
+    name: str
+    size: int
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """One tensor axis that a group's units index.
+
+    Args:
+        positions: (size, k) int64, where along `axis` each unit is; k is 1, or h * w after a flattened feature map.
+    """
+
+    axis: int
+    group: str
+    positions: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """Hidden units of a network.
+
+    Args:
+        spec: the network; layers: its linear and convolutional layers in forward order.
+        groups: of hidden units, in forward order.
+        output: the units of the last layer. They may be moved, too, but that changes which class a logit stands for.
+        slots: where each parameter and buffer is indexed by which units.
+        columns: input features or channels of each layer, by weight.
+    """
+
+    spec: ModelSpec
+    layers: tuple[Layer, ...]
+    groups: tuple[Group, ...]
+    output: Group
+    slots: Mapping[str, tuple[Slot, ...]]
+    columns: Mapping[str, int]
+
+    def permute(self, tree: Tree, maps: Maps) -> Tree:
+        """Parameters or buffers with their units moved; tensors that nothing moves are the same objects.
+
+        Permutations of all hidden groups leave the network's function unchanged.
+        """
+        return {name: self._moved(value, self.slots.get(name, ()), maps) for name, value in tree.items()}
+
+    def permute_weights(self, weights: Weights, maps: Maps) -> Weights:
+        """`permute` for a whole model."""
+        return Weights(weights.spec, self.permute(weights.params, maps), self.permute(weights.buffers, maps))
+
+    def move_inputs(self, weight: str, value: Tensor, maps: Maps) -> Tensor:
+        """Only the input side (axis 1) of a layer's weight moved."""
+        return self._moved(value, self.inputs(weight), maps)
+
+    def permute_inputs(self, weight: str, rows: Tensor, maps: Maps) -> Tensor:
+        """What lives on the input side of a layer, moved as its input columns are: a factor K of ``Q' = T^T Q T``.
+
+        Args:
+            weight: name of the layer's weight, (out, in) or (out, channels, kh, kw).
+            rows: (in, r), or (channels * kh * kw, r) in the order of the flattened kernel.
+        """
+        for slot in self.inputs(weight):
+            if slot.group in maps:
+                blocks = rows.reshape(self.columns[weight], -1)
+                rows = _moved(blocks, 0, slot.positions, maps[slot.group]).reshape(rows.shape)
+        return rows
+
+    def inputs(self, weight: str) -> tuple[Slot, ...]:
+        """What indexes the input side of a layer; nothing for the first layer."""
+        return tuple(slot for slot in self.slots.get(weight, ()) if slot.axis == 1)
+
+    def random(self, seed: int) -> dict[str, Tensor]:
+        """A permutation of every hidden group, not the identity where there is another."""
+        maps = {}
+        for group in self.groups:
+            permutation = torch.randperm(group.size, generator=torch_generator(seed, group.name))
+            still = torch.equal(permutation, torch.arange(group.size))
+            maps[group.name] = permutation.flip(0) if still else permutation
+        return maps
+
+    @staticmethod
+    def _moved(value: Tensor, slots: tuple[Slot, ...], maps: Maps) -> Tensor:
+        for slot in slots:
+            if slot.group in maps:
+                value = _moved(value, slot.axis, slot.positions, maps[slot.group])
+        return value
+
+
+def _moved(value: Tensor, axis: int, positions: Tensor, by: Tensor) -> Tensor:
+    """`value` with the units at `positions` along `axis` moved by a permutation or a matrix."""
+    if not by.is_floating_point():
+        by = by.to(positions.device)
+        index = torch.arange(value.shape[axis])
+        index[positions.flatten()] = positions[by].flatten()
+        return value.index_select(axis, index.to(value.device))
+    flat = positions.flatten().to(value.device)
+    units = value.movedim(axis, 0)
+    mixed = by.to(value).T @ units.index_select(0, flat).reshape(len(positions), -1)
+    moved = units.clone().index_copy_(0, flat, mixed.reshape(len(flat), *units.shape[1:]))
+    return moved.movedim(0, axis).contiguous()
+
+
+@cache
+def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
+    """Derive and check the structure; raises ConfigError for a network that has none.
+
+    Covered: linear and convolutional layers with any operation between them that treats units one by one (activations,
+    pools, flattening, sums as in ResNets, products), BatchNorm, InstanceNorm, and GroupNorm and LayerNorm over all units.
+    """
+    layers = layers_of(spec, input_shape)
+    flows = flows_of(spec, input_shape)
+    last = layers[-1].weight
+    if [_weight(name) for name in flows.outputs] != [last]:
+        raise refusal("the network's output is not that of its last layer alone")
+    group_of = _tied(flows)
+    members: dict[str, list[str]] = {}
+    for name in flows.sizes:  # forward order
+        members.setdefault(group_of[name], []).append(name)
+    groups = {
+        key: Group(_weight(names[0]), flows.sizes[names[0]], tuple(map(_weight, names)))
+        for key, names in members.items()
+    }
+    slots: dict[str, tuple[Slot, ...]] = {}
+    for name, size in flows.sizes.items():
+        for tensor in flows.tensors[name]:
+            slots[tensor] = (Slot(0, groups[group_of[name]].name, torch.arange(size)[:, None]),)
+    for reader in dict.fromkeys(reader for reader, _ in flows.reads):
+        found: dict[str, Tensor] = {}
+        for (name, source), units in flows.reads.items():
+            if name == reader:
+                found[group_of[source]] = torch.maximum(found.get(group_of[source], units), units)
+        for key, units in found.items():
+            group = groups[key]
+            counts = torch.bincount(units[units >= 0], minlength=group.size)
+            if not bool((counts == counts[0]).all()):
+                raise refusal(f"layer '{reader}' reads some units of '{group.name}' more often than others")
+            order = units.argsort(stable=True)[int((units < 0).sum()) :]
+            is_layer = reader in flows.sizes
+            for tensor in [_weight(reader)] if is_layer else flows.tensors[reader]:
+                slot = Slot(1 if is_layer else 0, group.name, order.reshape(group.size, -1))
+                slots[tensor] = (*slots.get(tensor, ()), slot)
+    output = next(group for group in groups.values() if last in group.layers)
+    hidden = tuple(group for group in groups.values() if group is not output)
+    columns = {_weight(name): count for name, count in flows.columns.items()}
+    structure = Structure(spec, layers, hidden, output, slots, columns)
+    _check(structure, input_shape)
+    return structure
+
+
+def _tied(flows: Flows) -> dict[str, str]:
+    """Layers whose units meet in one input column move together: layer -> the first layer of its group."""
+    group_of = {name: name for name in flows.sizes}
+    by_reader: dict[str, list[tuple[str, Tensor]]] = {}
+    for (reader, source), units in flows.reads.items():
+        by_reader.setdefault(reader, []).append((source, units))
+    for reader, sources in by_reader.items():
+        for number, (a, units_a) in enumerate(sources):
+            for b, units_b in sources[:number]:
+                both = (units_a >= 0) & (units_b >= 0)
+                if not bool(both.any()):
+                    continue
+                if flows.sizes[a] != flows.sizes[b] or not torch.equal(units_a[both], units_b[both]):
+                    raise refusal(f"an input of layer '{reader}' mixes different units of layers '{a}' and '{b}'")
+                old, new = group_of[a], group_of[b]
+                group_of = {name: new if group == old else group for name, group in group_of.items()}
+    return group_of
+
+
+def _weight(layer: str) -> str:
+    return f"{layer}.weight".lstrip(".")
+
+
+def _check(structure: Structure, input_shape: tuple[int, ...]) -> None:
+    """A network with random parameters and its permuted copy agree on random inputs, in float64."""
+    spec, cpu, double = structure.spec, torch.device("cpu"), torch.float64
+    seed = seed_of("structure")
+    generator = torch_generator(seed, "values")
+
+    def noisy(tree: Tree) -> Tree:  # no two units alike, variances positive
+        def draw(value: Tensor) -> Tensor:
+            return torch.rand(value.shape, generator=generator, dtype=double)
+
+        return {k: v * (0.5 + draw(v)) + 0.01 * draw(v) if v.is_floating_point() else v for k, v in tree.items()}
+
+    weights = Weights.init(spec, seed, cpu, double)
+    weights = Weights(spec, noisy(weights.params), noisy(weights.buffers))
+    moved = structure.permute_weights(weights, structure.random(seed))
+    x = torch.randn(2, *input_shape, generator=generator, dtype=double)
+    net = Net(spec, cpu, double)
+    net.train(False)
+    with torch.no_grad():
+        a, b = (net(model.params, model.buffers, x) for model in (weights, moved))
+    if not bool((a - b).abs().max() <= _TOLERANCE * a.abs().max()):
+        raise refusal("the network computes another function once its hidden units are re-ordered")

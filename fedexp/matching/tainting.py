@@ -1,0 +1,164 @@
+"""Which layer's units reach which other layers: found by running the network with NaN in some of them.
+
+Every linear, convolutional and norm layer is replaced by a stand-in, so that a NaN put into the output of one layer
+travels through what lies between layers (activations, pools, flattening, sums) and stops at the next ones. Unit numbers
+travel as bits: pattern 2b has NaN in the units whose number has bit b, pattern 2b + 1 in the others. An input column that
+depends on exactly one unit sees exactly one pattern of each pair. The patterns are the samples of one batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.models import ModelSpec
+
+_LAYERS = (nn.Linear, nn.Conv2d)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
+
+@dataclass(frozen=True, eq=False)
+class Flows:
+    """What was seen.
+
+    Args:
+        sizes: output units of every linear and convolutional layer, by module name, in forward order.
+        columns: their input columns (features, channels).
+        tensors: parameters and buffers, scalars excepted, of every linear, convolutional and norm layer.
+        reads: (reader, source) -> (columns,) int64, the unit of layer `source` that each input column of the linear,
+            convolutional or norm layer `reader` depends on, or -1.
+        outputs: layers whose units reach the network's output directly.
+    """
+
+    sizes: dict[str, int]
+    columns: dict[str, int]
+    tensors: dict[str, tuple[str, ...]]
+    reads: dict[tuple[str, str], Tensor]
+    outputs: tuple[str, ...]
+
+
+def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
+    """Trace the network; raises ConfigError where an input depends on several units of one layer at once."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # an initialisation is drawn and never used
+        module = spec.module().eval()
+        watched: dict[str, nn.Module] = {n: m for n, m in module.named_modules() if isinstance(m, _LAYERS + _NORMS)}
+        for name, m in watched.items():
+            if isinstance(m, nn.GroupNorm) and 1 < m.num_groups < m.num_channels:
+                raise refusal(
+                    f"norm layer '{name}' normalises {m.num_groups} groups of channels, which bind their order"
+                )
+        shapes = _output_shapes(module, watched, input_shape)
+        weights = {n: m.weight for n in shapes if isinstance(m := watched[n], _LAYERS)}
+        tensors = {name: tuple(_tensors(name, m)) for name, m in watched.items()}
+        run = _Stage(module, watched, shapes, input_shape)
+        sizes = {name: weight.shape[0] for name, weight in weights.items()}
+        reads: dict[tuple[str, str], Tensor] = {}
+        outputs = []
+        for source, size in sizes.items():
+            bits = max(1, math.ceil(math.log2(size)))
+            numbers = torch.arange(size) >> torch.arange(bits)[:, None] & 1
+            patterns = torch.stack([numbers == 1, numbers == 0], 1).reshape(2 * bits, size)
+            seen, at_output = run(source, patterns)
+            for reader, hit in seen.items():
+                units = _decoded(hit, reader, source)
+                if (units >= 0).any():
+                    reads[reader, source] = units
+            if at_output:
+                outputs.append(source)
+    columns = {name: weight.shape[1] for name, weight in weights.items()}
+    return Flows(sizes, columns, tensors, reads, tuple(outputs))
+
+
+def _tensors(name: str, layer: nn.Module) -> Iterator[str]:
+    for key, value in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
+        if value.dim():
+            yield f"{name}.{key}".lstrip(".")
+
+
+def refusal(what: str) -> ConfigError:
+    """The error for a network whose units cannot be exchanged."""
+    return ConfigError(
+        what,
+        where="model",
+        expected="layers between which hidden units can be re-ordered without changing the function",
+        do="choose a method that does not match units (average, fedavg), or another model",
+    )
+
+
+def _output_shapes(
+    module: nn.Module, watched: dict[str, nn.Module], input_shape: tuple[int, ...]
+) -> dict[str, list[torch.Size]]:
+    """Shape (without the batch) of every call's output, layers in forward order."""
+    shapes: dict[str, list[torch.Size]] = {}
+
+    def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+            shapes.setdefault(name, []).append(output.shape[1:])
+
+        return hook
+
+    handles = [m.register_forward_hook(note(name)) for name, m in watched.items()]
+    module(torch.zeros(1, *input_shape))
+    for handle in handles:
+        handle.remove()
+    return shapes
+
+
+class _Stage:
+    """The network with stand-ins for its layers."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        watched: dict[str, nn.Module],
+        shapes: dict[str, list[torch.Size]],
+        input_shape: tuple[int, ...],
+    ) -> None:
+        self.module, self.shapes, self.input_shape = module, shapes, input_shape
+        self.source, self.patterns = "", torch.zeros(0, 0, dtype=torch.bool)
+        self.seen: dict[str, Tensor] = {}
+        self.calls: dict[str, int] = {}
+        for name, layer in watched.items():
+            layer.forward = self._stand_in(name, layer)
+
+    def __call__(self, source: str, patterns: Tensor) -> tuple[dict[str, Tensor], bool]:
+        """Which input columns of every layer hold a NaN, (patterns, columns) bool; whether the output does."""
+        self.source, self.patterns, self.seen, self.calls = source, patterns, {}, {}
+        output = self.module(torch.ones(len(patterns), *self.input_shape))
+        return self.seen, bool(output.isnan().any())
+
+    def _stand_in(self, name: str, layer: nn.Module) -> Callable[[Tensor], Tensor]:
+        last = isinstance(layer, nn.Linear | nn.LayerNorm)  # where its units are; else axis 1
+
+        def forward(x: Tensor) -> Tensor:
+            columns = x.isnan() if last else x.isnan().movedim(1, -1)
+            hit = columns.reshape(len(x), -1, columns.shape[-1]).any(1)
+            if name in self.seen and not torch.equal(self.seen[name], hit):
+                raise refusal(f"layer '{name}' is applied to the units of different layers")
+            self.seen[name] = hit
+            if isinstance(layer, _NORMS):
+                return x
+            call = self.calls.get(name, 0)
+            self.calls[name] = call + 1
+            output = torch.ones(len(x), *self.shapes[name][call])
+            if name == self.source:
+                units = output if last else output.movedim(1, -1)
+                units.masked_fill_(self.patterns.reshape(len(x), *[1] * (units.dim() - 2), -1), math.nan)
+            return output
+
+        return forward
+
+
+def _decoded(hit: Tensor, reader: str, source: str) -> Tensor:
+    """(2 * bits, columns) bool -> (columns,) int64 units, -1 where a column depends on none."""
+    given, rest = hit[0::2], hit[1::2]
+    touched = hit.any(0)
+    if not torch.equal(given ^ rest, touched.expand_as(given)):
+        raise refusal(f"an input of layer '{reader}' mixes several units of layer '{source}'")
+    units = (given.long() << torch.arange(len(given))[:, None]).sum(0)
+    return torch.where(touched, units, -1)

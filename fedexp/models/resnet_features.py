@@ -1,0 +1,229 @@
+"""Two tuned linear layers on the features of a frozen ResNet-18 or -34: MA-Echo's models for CIFAR-100 and DomainNet."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedexp.core.build import require
+from fedexp.core.errors import ConfigError
+from fedexp.core.models import ModelSpec
+from fedexp.core.trees import Tree
+from fedexp.models.mlp import MLP
+from fedexp.models.resnet import ResNet
+from fedexp.storage.files import file_sha256
+
+_RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (  # torchvision's names, ours
+    (r"^conv1\.", "conv."),
+    (r"^bn1\.", "norm."),
+    (r"^layer([1-4])\.", lambda match: f"stages.{int(match[1]) - 1}."),
+    (r"\.bn([12])\.", r".norm\1."),
+    (r"\.downsample\.", ".shortcut."),
+)
+
+
+class ResNetExtractor(nn.Module):
+    """torchvision's ResNet without its last layer, always in evaluation mode: BatchNorm uses its stored statistics.
+
+    Args:
+        input_shape: (channels, height, width) with 1 or 3 channels; grey images are repeated on all three.
+        depth: 18 or 34.
+        pretrained: a file of torchvision's weights (``resnet18-....pth``, or safetensors with the same names).
+        sha256: what the file's bytes must have; None: anything.
+        random_features: in place of a file, He initialisation under a fixed seed, the same for all clients and runs.
+        resize: side to which images are scaled (bilinear) first, or None.
+        width: channels of the first stage: 64 in torchvision's weights.
+    """
+
+    frozen_parameters: ClassVar[tuple[str, ...]] = ("*",)
+
+    def __init__(
+        self,
+        *,
+        input_shape: tuple[int, int, int],
+        depth: Literal[18, 34] = 18,
+        pretrained: str | None = None,
+        sha256: str | None = None,
+        random_features: bool = False,
+        resize: int | None = None,
+        width: int = 64,
+    ) -> None:
+        super().__init__()
+        require(
+            len(input_shape) == 3 and input_shape[0] in (1, 3),
+            f"a feature extractor takes images (1 or 3 channels, height, width), got samples of {input_shape}",
+        )
+        require(resize is None or resize >= 1, f"resize must be at least 1 or null, got {resize}")
+        require(pretrained is None or not random_features, "give model.pretrained or model.random_features, not both")
+        if pretrained is None and not random_features:
+            raise ConfigError(
+                "the feature extractor has no weights",
+                where="model.pretrained",
+                expected=f"a local file of torchvision's ResNet-{depth} weights",
+                got="null",
+                do=f"set model.pretrained=/path/to/resnet{depth}.pth, or model.random_features=true for a trial",
+            )
+        self.resize = resize
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            shape = (3, *input_shape[1:])
+            self.resnet = ResNet(input_shape=shape, num_classes=1, depth=depth, norm="batch", width=width)
+        self.features = self.resnet.output.in_features
+        self.resnet.output = nn.Identity()  # type: ignore[assignment]
+        if pretrained is not None and self.resnet.conv.weight.device.type != "meta":
+            self._load(Path(pretrained).expanduser(), sha256)
+        self.eval()
+
+    def _load(self, file: Path, sha256: str | None) -> None:
+        if not file.is_file():
+            raise ConfigError(
+                "the file of pre-trained weights is not there",
+                where="model.pretrained",
+                expected="a file as torchvision publishes it (a state dictionary), or the same as safetensors",
+                got=str(file),
+                do="put it there, or correct model.pretrained; nothing is downloaded",
+            )
+        found = file_sha256(file) if sha256 is not None else None
+        if found != sha256:
+            raise ConfigError(
+                "the pre-trained weights are not those the config names",
+                where="model.sha256",
+                expected=sha256,
+                got=f"{found} in {file}",
+                do="give that file, or remove model.sha256",
+            )
+        weights = renamed(_read(file))
+        missing, unexpected = self._differences(weights)
+        if missing or unexpected:
+            raise ConfigError(
+                "the pre-trained weights are not this network's",
+                where="model.pretrained",
+                expected=f"torchvision's names and shapes; missing: {', '.join(missing[:4]) or 'none'}",
+                got=f"{file}; strange: {', '.join(unexpected[:4]) or 'none'}",
+                do="give the weights of the depth that the model has (ResNet-18 or ResNet-34)",
+            )
+        self.resnet.load_state_dict(weights)
+
+    def _differences(self, weights: Tree) -> tuple[list[str], list[str]]:
+        own = self.resnet.state_dict()
+        fits = {name for name, value in weights.items() if name in own and own[name].shape == value.shape}
+        return sorted(own.keys() - fits), sorted(weights.keys() - fits)
+
+    def train(self, mode: bool = True) -> ResNetExtractor:
+        """Stays in evaluation mode."""
+        super().train(False)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) -> (batch, features): 512 of the full width."""
+        if self.resize is not None:
+            x = functional.interpolate(x, (self.resize, self.resize), mode="bilinear", antialias=True)
+        with torch.no_grad():
+            features: Tensor = self.resnet(x.expand(-1, 3, -1, -1))
+        return features
+
+
+class ResNetFeatures(nn.Module):
+    """A frozen `ResNetExtractor`, then two linear layers with one ReLU between them, which alone are trained.
+
+    Args:
+        input_shape, depth, pretrained, sha256, random_features, resize, width: the extractor's.
+        num_classes: number of logits.
+        hidden: width between the two layers.
+        bias: whether the two have biases.
+    """
+
+    frozen_parameters: ClassVar[tuple[str, ...]] = ("extractor.*",)
+
+    def __init__(
+        self,
+        *,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        depth: Literal[18, 34] = 18,
+        hidden: int = 256,
+        bias: bool = False,
+        pretrained: str | None = None,
+        sha256: str | None = None,
+        random_features: bool = False,
+        resize: int | None = None,
+        width: int = 64,
+    ) -> None:
+        super().__init__()
+        self.extractor = ResNetExtractor(
+            input_shape=input_shape,
+            depth=depth,
+            pretrained=pretrained,
+            sha256=sha256,
+            random_features=random_features,
+            resize=resize,
+            width=width,
+        )
+        head = MLP(input_shape=(self.extractor.features,), num_classes=num_classes, hidden=(hidden,), bias=bias)
+        self.hidden, self.output = head.hidden, head.output
+
+    @staticmethod
+    def extractor_and_head(kwargs: Mapping[str, Any]) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]]:
+        """Specs of the frozen part and of the tuned one, and the shape of the features between them."""
+        own = dict(kwargs)
+        head = {
+            "num_classes": own.pop("num_classes"),
+            "hidden": (own.pop("hidden", 256),),
+            "bias": own.pop("bias", False),
+        }
+        features = (own.get("width", 64) * 8,)
+        head["input_shape"] = features
+        return _spec(ResNetExtractor, own), _spec(MLP, head), features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) -> logits (batch, num_classes)."""
+        logits: Tensor = self.output(torch.relu(self.hidden[0](self.extractor(x))))
+        return logits
+
+
+def _spec(kind: type[nn.Module], kwargs: Mapping[str, Any]) -> ModelSpec:
+    return ModelSpec(f"{kind.__module__}.{kind.__qualname__}", tuple(sorted(kwargs.items())))
+
+
+def renamed(weights: Tree) -> Tree:
+    """torchvision's state dictionary under our names, its last layer left out."""
+    found: Tree = {}
+    for name, value in weights.items():
+        if name.startswith("fc."):
+            continue
+        own = name
+        for pattern, ours in _RENAMED:
+            own = re.sub(pattern, ours, own)
+        found[own] = value
+    return found
+
+
+def _read(file: Path) -> Tree:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, OSError, EOFError, ValueError) as error:
+        raise ConfigError(
+            "the file of pre-trained weights cannot be read",
+            where="model.pretrained",
+            expected="a state dictionary written by torch.save, or safetensors",
+            got=f"{file}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            do="take the publisher's file again",
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ConfigError(
+            "the file of pre-trained weights holds no state dictionary",
+            where="model.pretrained",
+            expected="tensors by name",
+            got=f"{type(found).__name__} in {file}",
+        )
+    return found

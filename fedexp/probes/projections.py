@@ -1,0 +1,203 @@
+"""Projections onto the inputs of each layer (MA-Echo, Su et al. 2023, Section 4): P = K K^T, close to a projector.
+
+The null space of a layer's inputs is where its weights may move without changing what the client's model does on its data:
+Q = I - P. With d inputs of a layer (one more, the constant 1, where it has a bias) and n rank-one updates the answer is
+K [d, n], never P [d, d]; updates beyond d / 2 are done on P itself, which is then factored.
+Up: one K a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.data import Samples
+from fedexp.core.models import Layer, Net, Weights
+from fedexp.core.probe import Probe
+from fedexp.core.seeds import torch_generator
+from fedexp.core.task import Batch, Task
+from fedexp.core.trees import Tree
+
+_BATCHES_AT_ONCE = 16
+_NEGLIGIBLE = 1e-9  # eigenvalues of P that rounding made
+
+
+@dataclass(frozen=True)
+class Projections(Probe):
+    """One factor K a layer, by the name of the layer's weight.
+
+    Args:
+        layers: names of the weights that are asked for.
+        variant: ``recursion`` (the released code: one pass in batches, a damped rank-one update for every batch mean) or
+            ``exact`` (the paper's closed form X^T (X X^T + z I)^-1 X over all inputs).
+        damping: factor of every rank-one update in (0, 1]; 1 makes the recursion the closed form of the batch means.
+        alpha: of linear layers; alpha_conv: of convolutions (recursion).
+        z: of the closed form.
+        batch_size: of the pass.
+        rank: eigenpairs of P that are sent, one number a layer (Table 6); None sends all.
+    """
+
+    layers: tuple[str, ...]
+    variant: Literal["recursion", "exact"] = "recursion"
+    damping: float = 0.5
+    alpha: float = 0.01**0.8
+    alpha_conv: float = 0.00001**0.8
+    z: float = 0.01
+    batch_size: int = 64
+    rank: tuple[int, ...] | None = None
+
+    name: ClassVar[str] = "projections"
+
+    def __post_init__(self) -> None:
+        require(0 < self.damping <= 1, f"damping must lie in (0, 1], got {self.damping}")
+        for name in ("alpha", "alpha_conv", "z"):
+            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
+        require(
+            self.rank is None or (len(self.rank) == len(self.layers) and min(self.rank, default=1) >= 1),
+            f"rank needs a positive number for each of the {len(self.layers)} layers, got {self.rank}",
+        )
+
+    def __call__(self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int) -> Tree:
+        order = index[torch.randperm(len(index), generator=torch_generator(seed, "order")).to(index.device)]
+        updates = -(-len(index) // self.batch_size)
+        sums: dict[Layer, _Recursion | _Gram] = {}
+        for given in self._inputs(net, weights, task, samples, order):
+            for layer, x in given.items():
+                if layer not in sums:
+                    sums[layer] = self._begin(layer, x, updates)
+                sums[layer].add(layer, x)
+        factors = {layer.weight: total.factor() for layer, total in sums.items()}
+        ranks = self.rank or (None,) * len(self.layers)
+        chosen = {name: _truncated(factors[name], rank) for name, rank in zip(self.layers, ranks, strict=True)}
+        dtype = next(iter(weights.params.values())).dtype
+        return {name: factor.to(dtype) for name, factor in chosen.items()}
+
+    def _inputs(
+        self, net: Net, weights: Weights, task: Task, samples: Samples, order: Tensor
+    ) -> Iterator[dict[Layer, Tensor]]:
+        """Inputs of the layers asked for, [b, ...] float, in whole batches."""
+        chunk = self.batch_size * _BATCHES_AT_ONCE
+        for start in range(0, len(order), chunk):
+            part = order[start : start + chunk]
+            batch = Batch(samples.inputs(part), samples.y.index_select(0, part))
+            given = net.layer_inputs(weights.params, weights.buffers, *task.inputs(batch))
+            yield {layer: value for layer, value in given.items() if layer.weight in self.layers}
+
+    def _begin(self, layer: Layer, x: Tensor, updates: int) -> _Recursion | _Gram:
+        columns = _patches(layer, x[:1]) if layer.kind == "conv" else x[:1, None]
+        d = columns.shape[-1] + (layer.bias is not None)
+        if self.variant == "exact":
+            return _Gram(d, self.z, x.device)
+        alpha = self.alpha_conv if layer.kind == "conv" else self.alpha
+        a_batch = len(_windows(layer, x[:1])) if layer.kind == "conv" else 1
+        kind = _LowRank if updates * a_batch <= d // 2 else _Dense
+        return kind(d, self.damping, alpha, self.batch_size, x.device)
+
+
+def _windows(layer: Layer, mean_map: Tensor) -> Tensor:
+    """Patches (windows, channels * kh * kw) of one map as the released code visits them: no padding, stride 2."""
+    return F.unfold(mean_map, layer.kernel, stride=2)[0].T
+
+
+def _patches(layer: Layer, x: Tensor) -> Tensor:
+    """What the convolution multiplies with its weights: (b, windows, channels * kh * kw)."""
+    return F.unfold(x, layer.kernel, layer.dilation, layer.padding, layer.stride).transpose(1, 2)
+
+
+def _with_one(layer: Layer, rows: Tensor) -> Tensor:
+    """The constant input of the bias, where there is one."""
+    return rows if layer.bias is None else F.pad(rows, (0, 1), value=1.0)
+
+
+class _Gram:
+    """P = X^T (X X^T + z I)^-1 X = (X^T X + z I)^-1 X^T X, from the d x d Gram matrix."""
+
+    def __init__(self, d: int, z: float, device: torch.device) -> None:
+        self._gram = torch.zeros(d, d, dtype=torch.float64, device=device)
+        self._z = z
+
+    def add(self, layer: Layer, x: Tensor) -> None:
+        rows = _patches(layer, x).flatten(0, 1) if layer.kind == "conv" else x
+        rows = _with_one(layer, rows).double()
+        self._gram.addmm_(rows.T, rows)
+
+    def factor(self) -> Tensor:
+        values, vectors = torch.linalg.eigh(self._gram)
+        values = values.clamp(min=0)
+        K: Tensor = vectors * (values / (values + self._z)).sqrt()
+        return K
+
+
+class _Recursion:
+    """Q <- Q - damping k k^T / (alpha + r^T k), k = Q r, for every batch mean r (every patch of it, for convolutions)."""
+
+    def __init__(self, d: int, damping: float, alpha: float, batch_size: int, device: torch.device) -> None:
+        self._damping, self._alpha, self._batch_size = damping, alpha, batch_size
+        self._device = device
+        self._d = d
+
+    def add(self, layer: Layer, x: Tensor) -> None:
+        means = torch.stack([batch.mean(0) for batch in torch.split(x, self._batch_size)])
+        rows = torch.cat([_windows(layer, m[None]) for m in means]) if layer.kind == "conv" else means
+        for r in _with_one(layer, rows).double():
+            self._update(r)
+
+    def _update(self, r: Tensor) -> None:
+        raise NotImplementedError
+
+    def factor(self) -> Tensor:
+        raise NotImplementedError
+
+
+class _LowRank(_Recursion):
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._K = torch.empty(self._d, self._d // 2 + 1, dtype=torch.float64, device=self._device)
+        self._n = 0
+
+    def _update(self, r: Tensor) -> None:
+        K = self._K[:, : self._n]
+        k = r - K @ (K.T @ r)
+        self._K[:, self._n] = k * (self._damping / (self._alpha + r @ k)).sqrt()
+        self._n += 1
+
+    def factor(self) -> Tensor:
+        return self._K[:, : self._n].clone()
+
+
+class _Dense(_Recursion):
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._Q = torch.eye(self._d, dtype=torch.float64, device=self._device)
+
+    def _update(self, r: Tensor) -> None:
+        k = self._Q @ r
+        self._Q.addr_(k, k * (-self._damping / (self._alpha + r @ k)))
+
+    def factor(self) -> Tensor:
+        P = torch.eye(self._d, dtype=torch.float64, device=self._device) - (self._Q + self._Q.T) / 2
+        values, vectors = torch.linalg.eigh(P)
+        kept = values > _NEGLIGIBLE
+        K: Tensor = vectors[:, kept] * values[kept].clamp(max=1.0).sqrt()
+        return K
+
+
+def _truncated(K: Tensor, rank: int | None) -> Tensor:
+    """The factor of the `rank` largest eigenpairs of K K^T."""
+    if rank is None or rank >= min(K.shape):
+        return K
+    U, sigma, _ = torch.linalg.svd(K, full_matrices=False)
+    cut: Tensor = U[:, :rank] * sigma[:rank].clamp(max=1.0)
+    return cut
+
+
+def full_size(d: int, rank: int | None) -> int:
+    """Numbers that a client sends for a layer of d inputs, as Table 6 counts them: d times the components kept."""
+    return d * min(d, rank or d)

@@ -1,0 +1,179 @@
+"""From a table to its jobs: one run for every row, method and seed, in the order in which they share most."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from fedexp.core.errors import ConfigError, suggest
+from fedexp.tables.report import Form, Value
+from fedexp.tables.schema import Table, fits
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that a cell needs: its seed, the conditions it has beyond the row's, its overrides."""
+
+    seed: int
+    pooled: dict[str, Value]
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in the table. Without `jobs` its method does not exist."""
+
+    conditions: dict[str, Value]
+    method: str
+    jobs: tuple[Job, ...]
+
+
+def slots(
+    table: Table,
+    form: Form = "full",
+    *,
+    only: Mapping[str, Sequence[Value]] | None = None,
+    seeds: Sequence[int] | None = None,
+    extra: Sequence[str] = (),
+) -> tuple[Slot, ...]:
+    """Every cell of the table in `form`, row by row, with its runs.
+
+    Args:
+        only: values that a condition (or ``method``) must have; seeds: instead of the table's.
+        extra: overrides that come last.
+    """
+    table.check(form)
+    shrunk = table.shrunk(form)
+    seeds = seeds or (shrunk.seeds if shrunk and shrunk.seeds else table.seeds)
+    found: dict[tuple[tuple[Value, ...], str], list[Job]] = {}
+    for full in _points(table, form):
+        for column in table.methods:
+            if not fits(column.where, full, column.key) or not _wanted(only or {}, {**full, "method": column.key}):
+                continue
+            place = tuple(full[key] for key in table.keys), column.key
+            jobs = found.setdefault(place, [])
+            if column.overrides is None:
+                continue
+            pooled = {key: value for key, value in full.items() if key not in table.keys}
+            for seed in seeds:
+                jobs.append(Job(seed, pooled, tuple(_overrides(table, form, full, column.key, seed, extra))))
+    if not found:
+        raise ConfigError("no cell of the table fits", where="--only", got=_shown(only or {}))
+    return tuple(
+        Slot(dict(zip(table.keys, place, strict=True)), method, tuple(jobs)) for (place, method), jobs in found.items()
+    )
+
+
+def launch_order(cells: Sequence[Slot]) -> list[Job]:
+    """All jobs, those that train the same clients next to each other: by row, what is pooled, seed, then method."""
+    keyed: list[tuple[int, int, int, Job]] = []
+    rows: dict[str, int] = {}
+    for cell in cells:
+        for job in cell.jobs:
+            row = rows.setdefault(repr((cell.conditions, job.pooled)), len(rows))
+            keyed.append((row, job.seed, len(keyed), job))
+    return list({job.overrides: job for *_, job in sorted(keyed, key=lambda item: item[:3])}.values())
+
+
+def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
+    """``clients=5`` or ``beta=0.01,0.1`` of the command line."""
+    only: dict[str, list[Value]] = {}
+    for clause in clauses:
+        key, equals, text = clause.partition("=")
+        if not equals:
+            raise ConfigError(f"'{clause}' is not key=value", where="--only")
+        if key not in (options := ["method", *table.conditions]):
+            raise ConfigError(f"unknown key '{key}'", where="--only", do=suggest(key, options))
+        values = [yaml.safe_load(part) for part in text.split(",")]
+        known = list(table.columns) if key == "method" else list(dict.fromkeys(p[key] for p in _all_points(table)))
+        for value in values:
+            if value not in known:
+                raise ConfigError(
+                    f"no cell has {key}={value}",
+                    where="--only",
+                    expected=", ".join(map(str, known)),
+                    do=suggest(str(value), map(str, known)),
+                )
+        only.setdefault(key, []).extend(values)
+    return only
+
+
+def split_only(table: Table, clauses: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What followed ``--only`` on the command line, as its own clauses and overrides, which may stand behind them.
+
+    A key that the table does not have is an override, unless it is nearly one that the table has.
+    """
+    keys = ["method", *table.conditions]
+    mine = [c for c in clauses if (k := c.partition("=")[0]) in keys or difflib.get_close_matches(k, keys, cutoff=0.7)]
+    return mine, [clause for clause in clauses if clause not in mine]
+
+
+def _points(table: Table, form: Form) -> Iterator[dict[str, Value]]:
+    """All combinations of conditions, grid after grid, each once."""
+    shrunk = table.shrunk(form)
+    seen = set()
+    for grid in (shrunk and shrunk.grids) or table.grids:
+        axes = [value if isinstance(value, list) else [value] for value in (grid[key] for key in table.conditions)]
+        for values in itertools.product(*axes):
+            if values not in seen:
+                seen.add(values)
+                yield dict(zip(table.conditions, values, strict=True))
+
+
+def _all_points(table: Table) -> Iterator[dict[str, Value]]:
+    for form in ("full", "reduced", "smoke"):
+        yield from _points(table, form)
+
+
+def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> bool:
+    return all(cell[key] in values for key, values in only.items())
+
+
+def _overrides(
+    table: Table, form: Form, full: dict[str, Value], method: str, seed: int, extra: Sequence[str]
+) -> list[str]:
+    """Base, row, method, rules, form, seed, the user's; of two for one key the later counts."""
+    shrunk = table.shrunk(form)
+    found = [f"experiment={table.experiment}"] if table.experiment else []
+    for key, value in full.items():
+        templates = (shrunk.conditions if shrunk else {}).get(key, table.conditions[key])
+        found += [_filled(table, key, text, full) for text in _templates(table, key, value, templates)]
+    found += table.columns[method].overrides or ()
+    for rule in table.rules:
+        if fits(rule.where, full, method):
+            found += rule.overrides
+    found += shrunk.overrides if shrunk else ()
+    last = {override.partition("=")[0]: override for override in [*found, f"seed={seed}", *extra]}
+    return list(last.values())
+
+
+def _templates(table: Table, key: str, value: Value, node: Any) -> list[str]:
+    if isinstance(node, dict):
+        if value not in node:
+            raise ConfigError(
+                f"value {value!r} of '{key}' has no overrides",
+                where=f"table {table.name}, conditions.{key}",
+                expected=", ".join(map(str, node)),
+            )
+        node = node[value]
+    return [node] if isinstance(node, str) else list(node or ())
+
+
+def _filled(table: Table, key: str, template: str, full: dict[str, Value]) -> str:
+    try:
+        return template.format(**full)
+    except (KeyError, IndexError, ValueError):
+        raise ConfigError(
+            f"'{template}' cannot be filled in",
+            where=f"table {table.name}, conditions.{key}",
+            expected="conditions in braces, e.g. clients={clients}: " + ", ".join(full),
+        ) from None
+
+
+def _shown(only: Mapping[str, Sequence[Value]]) -> str:
+    return " ".join(f"{key}={','.join(map(str, values))}" for key, values in only.items())

@@ -1,0 +1,38 @@
+"""The interface of a table's own drawings: figures of the paper that are made from its runs' files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedexp.tables.report import Picture, Value
+
+
+@dataclass(frozen=True)
+class DrawnRun:
+    """A finished run of the table.
+
+    Args:
+        conditions: of its row and beyond; method, label: its column.
+        folder: where ``result.json``, ``metrics.jsonl``, ``trace/`` and ``model.safetensors`` lie.
+        config: resolved; result: its result.json.
+    """
+
+    conditions: dict[str, Value]
+    method: str
+    label: str
+    seed: int
+    folder: Path
+    config: dict[str, Any]
+    result: dict[str, Any]
+
+
+class Drawing(ABC):
+    """One figure, named in the table's ``drawings`` by ``_target_`` and its keys."""
+
+    @abstractmethod
+    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
+        """Pictures of the runs that are there; none where nothing can be drawn."""

@@ -1,0 +1,305 @@
+"""From a table and the runs behind it to its report: numbers, verdicts, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedexp.core.build import build
+from fedexp.core.errors import FedexpError
+from fedexp.tables.cells import Slot
+from fedexp.tables.drawing import Drawing, DrawnRun
+from fedexp.tables.found import Found, read_path
+from fedexp.tables.ranks import spearman, tied
+from fedexp.tables.report import Agreement, Cell, Form, Report, Value, Verdict
+from fedexp.tables.schema import Table
+
+_SHOWN = 6  # names in a warning
+
+
+def make_report(
+    table: Table,
+    form: Form,
+    cells: Sequence[Slot],
+    found: Mapping[tuple[str, ...], Found],
+    *,
+    root: Path,
+    command: str,
+    extra: Sequence[str] = (),
+) -> Report:
+    """The report of `cells`, from the runs that are there.
+
+    Args:
+        found: by a job's overrides; root: the output root, to which folders are relative.
+        extra: the user's own overrides; command: what was typed.
+    """
+    shrunk = table.shrunk(form)
+    made = [
+        _cell(table, slot, [found[job.overrides] for job in slot.jobs], shrunk.what if shrunk else "", root, extra)
+        for slot in cells
+    ]
+    used = [found[overrides] for overrides in dict.fromkeys(job.overrides for slot in cells for job in slot.jobs)]
+    done = [run for run in used if run.result]
+    present = {cell.method for cell in made}
+    return Report(
+        name=table.name,
+        paper=table.paper,
+        source=table.source,
+        title=table.title,
+        metric=table.metric,
+        unit=table.unit,
+        higher_is_better=table.higher_is_better,
+        form=form,
+        keys=table.keys,
+        methods=tuple(column.method for column in table.methods if column.key in present),
+        cells=tuple(made),
+        agreement=tuple(_agreement(made, table.tie)),
+        tolerance=table.tolerance or 0.0,
+        assumptions=tuple((a.what, a.why) for a in table.assumptions),
+        warnings=tuple(_warnings(table, form, cells, made, found, extra)),
+        facts=tuple(_facts(table, cells, done)),
+        command=command,
+    )
+
+
+def with_pictures(
+    report: Report, table: Table, cells: Sequence[Slot], found: Mapping[tuple[str, ...], Found]
+) -> Report:
+    """The report, its pictures and the table's own drawings, these first."""
+    from fedexp.tables.pictures import pictures
+
+    runs = [
+        DrawnRun(
+            {**slot.conditions, **job.pooled},
+            slot.method,
+            table.columns[slot.method].label,
+            job.seed,
+            run.folder,
+            run.config,
+            run.result,
+        )
+        for slot in cells
+        for job in slot.jobs
+        if (run := found[job.overrides]).result
+    ]
+    drawings = [build(Drawing, node, f"drawings[{number}]") for number, node in enumerate(table.drawings)]  # type: ignore[type-abstract]
+    drawn = tuple(picture for drawing in drawings for picture in drawing.draw(runs))
+    return replace(report, pictures=drawn + pictures(report))
+
+
+def _cell(table: Table, slot: Slot, runs: Sequence[Found], reduced: str, root: Path, extra: Sequence[str]) -> Cell:
+    column = table.columns[slot.method]
+    paper, sd = table.printed(slot.conditions, slot.method)
+    path = column.value or table.headline.value
+    values, seeds, folders, failed, unread = [], [], [], [], ""
+    for run in runs:
+        if run.result:
+            try:
+                values.append(read_path(run.result, path) * table.headline.scale)
+            except FedexpError as error:
+                unread = error.what
+                continue
+            seeds.append(run.job.seed)
+            folders.append(_relative(run.folder, root))
+        elif run.status == "failed":
+            failed.append(f"{_relative(run.folder, root)}: {run.error}")
+    cell = Cell(
+        conditions=dict(slot.conditions),
+        method=slot.method,
+        paper=paper,
+        paper_sd=sd,
+        values=tuple(values),
+        seeds=tuple(seeds),
+        verdict="not run",
+        runs=tuple(folders),
+        failed=tuple(failed),
+        reduced=reduced if values else "",
+    )
+    tolerance = table.tolerance if column.tolerance is None else column.tolerance
+    verdict, reason = judge(cell, tolerance, table.unit, _objection(runs, reduced, extra))
+    if verdict == "not run":
+        reason = column.why or unread or _why_not_run(runs)
+    if any(run.other_code for run in runs if run.result):
+        reason = "; ".join(filter(None, [reason, "made by other code than today's"]))
+    return replace(cell, verdict=verdict, reason=reason)
+
+
+def judge(cell: Cell, tolerance: float | None, unit: str, objection: str) -> tuple[Verdict, str]:
+    """The verdict on a cell's numbers and, where it is not `reproduced`, why.
+
+    Args:
+        tolerance: in `unit`; None: the table judges nothing.
+        objection: why the runs cannot stand beside the paper's number, empty where they can.
+    """
+    if cell.mean is None:
+        return "not run", ""
+    if cell.paper is None:
+        return "no reference", "the paper prints no number here"
+    if objection:
+        return "not comparable", objection
+    if tolerance is None:
+        return "no reference", "the table declares no tolerance"
+    assert cell.delta is not None
+    if abs(cell.delta) <= tolerance:
+        return "reproduced", ""
+    return "deviates", f"{cell.delta:+.4g} {unit}, and the tolerance is {tolerance:g}"
+
+
+def _objection(runs: Iterable[Found], reduced: str, extra: Sequence[str]) -> str:
+    done = [run for run in runs if run.result]
+    if reduced:
+        return reduced
+    if any(run.altered for run in done):
+        return f"run with {' '.join(extra)}"
+    lossy = sorted({name for run in done if (name := _lossy(run.config))})
+    return f"the data are not the paper's bits: {', '.join(lossy)}" if lossy else ""
+
+
+def _lossy(config: Mapping[str, Any]) -> str:
+    """The name of a data set that is not the original's bits, else empty."""
+    from fedexp.core.build import locate
+    from fedexp.data.dataset import Dataset
+
+    kind = locate(config["dataset"]["_target_"], Dataset, "dataset")
+    return "" if getattr(kind, "faithful", True) else str(config["choices"].get("dataset"))
+
+
+def _why_not_run(runs: Sequence[Found]) -> str:
+    failed = next((run for run in runs if run.status == "failed"), None)
+    if failed is not None:
+        return f"failed: {failed.error}"
+    return next((run.error for run in runs if run.error), "no run is done")
+
+
+def _agreement(cells: Sequence[Cell], tie: float) -> Iterable[Agreement]:
+    rows: dict[str, list[Cell]] = {}
+    for cell in cells:
+        rows.setdefault(repr(cell.conditions), []).append(cell)
+    for row in rows.values():
+        pairs = [(cell.paper, cell.mean) for cell in row if cell.paper is not None and cell.mean is not None]
+        rho = spearman(tied([paper for paper, _ in pairs], tie), [mean for _, mean in pairs])
+        yield Agreement(dict(row[0].conditions), rho, len(pairs))
+
+
+def _warnings(
+    table: Table,
+    form: Form,
+    cells: Sequence[Slot],
+    made: Sequence[Cell],
+    found: Mapping[tuple[str, ...], Found],
+    extra: Sequence[str],
+) -> Iterable[str]:
+    shrunk = table.shrunk(form)
+    if shrunk is not None:
+        yield f"This is the {form} form, and no reproduction: {shrunk.what}"
+    if extra and any(run.altered for run in found.values()):
+        yield f"These runs are not the table's own: {' '.join(extra)}"
+    yield from _few_runs(cells, made)
+    failed = [cell for cell in made if cell.failed]
+    if failed:
+        yield f"{_count(sum(len(cell.failed) for cell in failed), 'run')} failed, in {_names(table, failed)}"
+    yield from _mixed_splits(table, cells, found)
+    done = [run for run in found.values() if run.result]
+    for name, key in (("rounds", "rule"), ("metric", "metric")):
+        kinds = {
+            (run.result["choices"].get("method") if key == "metric" else "", run.result["headline"][key])
+            for run in done
+        }
+        if len(kinds) > len({method for method, _ in kinds}):
+            yield f"The headline's {name} differ between runs of one kind: {', '.join(sorted(k for _, k in kinds))}"
+    other = [run for run in done if run.other_code]
+    if other:
+        yield (
+            f"{_count(len(other), 'run')} of {len(done)} were made by other code than today's "
+            f"({', '.join(sorted({run.folder.name for run in other}))}); rows may mix code"
+        )
+    waiting = [run for run in found.values() if not run.result and run.others]
+    if waiting:
+        yield f"{_count(len(waiting), 'run')} exist that other code than today's made: --any-code shows them"
+
+
+def _few_runs(cells: Sequence[Slot], made: Sequence[Cell]) -> Iterable[str]:
+    partial = [(cell, len(slot.jobs)) for cell, slot in zip(made, cells, strict=True) if 0 < cell.n < len(slot.jobs)]
+    counts = sorted({cell.n for cell in made if cell.n})
+    if len(counts) > 1:
+        yield f"Means are over unequal numbers of runs: n is {', '.join(map(str, counts))}, see each cell"
+    if partial:
+        shown = ", ".join(f"{_place(cell)} {cell.n}/{of}" for cell, of in partial[:_SHOWN])
+        yield f"{_count(len(partial), 'cell')} with runs missing: {shown}{_more(len(partial))}"
+
+
+def _mixed_splits(table: Table, cells: Sequence[Slot], found: Mapping[tuple[str, ...], Found]) -> Iterable[str]:
+    """Methods in one row and seed must see one split; one data set must have one fingerprint."""
+    splits: dict[str, set[str]] = {}
+    data: dict[str, set[str]] = {}
+    for slot in cells:
+        for job in slot.jobs:
+            run = found[job.overrides]
+            if run.result:
+                row = " ".join(f"{k}={v}" for k, v in {**slot.conditions, **job.pooled, "seed": job.seed}.items())
+                splits.setdefault(row, set()).add(str(run.result["partition"]["sha256"]))
+                data.setdefault(str(run.result["choices"].get("dataset")), set()).add(
+                    str(run.result["partition"]["data_sha256"])
+                )
+    mixed = [row for row, hashes in splits.items() if len(hashes) > 1]
+    if mixed:
+        yield f"Methods of one row and seed saw different data splits: {'; '.join(mixed[:_SHOWN])}{_more(len(mixed))}"
+    for name, hashes in data.items():
+        if len(hashes) > 1:
+            yield f"Data set {name} was not the same in all runs: {', '.join(sorted(h[:8] for h in hashes))}"
+
+
+def _facts(table: Table, cells: Sequence[Slot], done: Sequence[Found]) -> Iterable[tuple[str, str]]:
+    if not done:
+        return
+    results = [run.result for run in done]
+    seconds = sum(float(result["seconds"]["total"]) for result in results)
+    yield "runs", f"{len(done)} of {len({job.overrides for slot in cells for job in slot.jobs})}"
+    yield "computing time", duration(seconds)
+    for name, key in (("commit", "commit"), ("hardware", "gpu"), ("processor", "processor"), ("platform", "platform")):
+        values = sorted({str(r["environment"][key]) for r in results if r.get("environment", {}).get(key)})
+        if values:
+            yield name, ", ".join(values)
+    yield "torch", ", ".join(sorted({r["environment"]["packages"]["torch"] for r in results}))
+    yield "seeds", ", ".join(map(str, sorted({run.job.seed for run in done})))
+    data = {(str(r["choices"].get("dataset")), str(r["partition"]["data_sha256"])) for r in results}
+    yield "data sha256", ", ".join(f"{name} {sha[:16]}" for name, sha in sorted(data))
+    splits = sorted({str(r["partition"]["sha256"])[:8] for r in results})
+    yield "split sha256", ", ".join(splits)
+    yield "code hash", ", ".join(sorted({str(r["hashes"]["code"])[:8] for r in results}))
+    rules = sorted({f"{r['headline']['metric']} ({r['headline']['rule']})" for r in results})
+    yield "headline", ", ".join(rules)
+
+
+def duration(seconds: float) -> str:
+    """``12 s``, ``3.4 min``, ``2.1 h``."""
+    for limit, length, unit in ((100, 1, "s"), (6000, 60, "min")):
+        if seconds < limit:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds / 3600:.3g} h"
+
+
+def _relative(folder: Path, root: Path) -> str:
+    return folder.relative_to(root).as_posix() if folder.is_relative_to(root) else str(folder)
+
+
+def _place(cell: Cell) -> str:
+    return " ".join([cell.method, *(f"{key}={_text(value)}" for key, value in cell.conditions.items())])
+
+
+def _text(value: Value) -> str:
+    return str(value)
+
+
+def _names(table: Table, cells: Sequence[Cell]) -> str:
+    return ", ".join(_place(cell) for cell in cells[:_SHOWN]) + _more(len(cells))
+
+
+def _more(count: int) -> str:
+    return f" and {count - _SHOWN} more" if count > _SHOWN else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,69 @@
+"""Conditional variational autoencoding: the evidence lower bound of images given their labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.models import Net
+from fedexp.core.task import Batch, Metrics, Task
+from fedexp.core.trainer import Ctx
+from fedexp.core.trees import Tree
+
+
+@dataclass(frozen=True)
+class Cvae(Task):
+    """Trains a `fedexp.models.cvae.Cvae`. Targets are int64 labels (b,).
+
+    The loss is Bernoulli reconstruction, summed over pixels, plus KL(q(z | x, y) || N(0, I)), averaged over the batch.
+    Metrics, in nats an image: ``loss`` (that sum) and its part ``reconstruction_loss``, at the posterior's mean in
+    place of a random code.
+
+    Args:
+        latent: width of z, the model's.
+    """
+
+    latent: int | None
+
+    def __post_init__(self) -> None:
+        require(self.latent is not None, "task=cvae trains a conditional VAE: set model=cvae")
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        assert self.latent is not None
+        noise = standard_normal(ctx.noise("cvae/z", (2, len(batch.x), self.latent)).to(batch.x.dtype))
+        return net(params, buffers, batch.x, batch.y, noise).sum(1).mean()
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return batch.x, batch.y
+
+    def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
+        """(b, 2) reconstruction loss and KL divergence, given labels; else (b, classes), the bound on log p(x | y) for each."""
+        return net(params, buffers, *inputs)
+
+    def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
+        """The members' mean, weighted if asked: no less than the loss of their mixture (Jensen). `rule` has no part."""
+        share = torch.ones(len(outputs)) if weights is None else weights
+        return torch.einsum("i,i...->...", (share / share.sum()).to(outputs[0]), torch.stack(list(outputs)))
+
+    def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"loss": output.sum().double(), "reconstruction_loss": output[:, 0].sum().double()}
+
+    def metrics(self, totals: dict[str, float], count: int) -> Metrics:
+        return {name: totals[name] / count for name in self.metric_names}
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("loss", "reconstruction_loss")
+
+    def num_outputs(self, num_classes: int) -> int:
+        return num_classes
+
+
+def standard_normal(uniform: Tensor) -> Tensor:
+    """N(0, 1) from pairs of uniform [0, 1) numbers, (2, ...) -> (...), by Box and Muller (1958)."""
+    return torch.sqrt(-2 * torch.log1p(-uniform[0])) * torch.cos(2 * math.pi * uniform[1])

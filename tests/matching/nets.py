@@ -1,0 +1,173 @@
+"""Networks whose units can, or cannot, be re-ordered."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedexp.core.models import ModelSpec, Weights
+from fedexp.core.seeds import seed_of
+
+IMAGE, CLASSES = (2, 8, 8), 3
+
+
+class Concatenated(nn.Module):
+    """Two branches, one behind the other in the input of the last layer, and channels last when flattened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 3, 3), nn.Conv2d(2, 5, 3)
+        self.output = nn.Linear(8 * 9, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([torch.relu(self.a(x)), torch.tanh(self.b(x))], 1)
+        return self.output(nn.functional.max_pool2d(x, 2).permute(0, 2, 3, 1).flatten(1))
+
+
+class PartlyFrozen(nn.Module):
+    """Clients train what follows the convolution and its norm."""
+
+    frozen_parameters = ("conv.*", "norm.*")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6)
+        self.hidden, self.output = nn.Linear(6, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(torch.relu(self.hidden(self.norm(self.conv(x)).mean((2, 3)))))
+
+
+class Gated(nn.Module):
+    """Channels multiplied by units of a linear layer, as in squeeze-and-excitation; LayerNorm before the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gate = nn.Conv2d(2, 6, 3), nn.Linear(6, 6)
+        self.norm, self.output = nn.LayerNorm(6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        x = x * torch.sigmoid(self.gate(x.mean((2, 3))))[:, :, None, None]
+        return self.output(self.norm(x.amax((2, 3))))
+
+
+class Scaled(nn.Module):
+    """A parameter of one number a unit that no layer holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(128, 6), nn.Linear(6, CLASSES)
+        self.scale = nn.Parameter(torch.arange(6.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.scale * self.hidden(x.flatten(1)))
+
+
+class Ordered(nn.Module):
+    """The inputs of the last layer are running sums of the hidden units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(128, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.hidden(x.flatten(1)).cumsum(1))
+
+
+class InputAdded(nn.Module):
+    """A skip connection from the input itself, whose columns have an order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(128, 128), nn.Linear(128, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.output(x + self.hidden(x))
+
+
+class Half(nn.Module):
+    """The last layer sees half of the hidden units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(128, 6), nn.Linear(3, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.hidden(x.flatten(1))[:, :3])
+
+
+class TwoHeads(nn.Module):
+    """The output is a sum of two layers'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output, self.skip = nn.Linear(128, 6), nn.Linear(6, CLASSES), nn.Linear(128, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.output(self.hidden(x)) + self.skip(x)
+
+
+class Repeated(nn.Module):
+    """One layer used twice, once on its own output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.output = nn.Linear(128, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.again(torch.relu(self.again(torch.relu(self.first(x.flatten(1)))))))
+
+
+class Crossed(nn.Module):
+    """Unit j of one layer is added to unit 5 - j of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.output = nn.Linear(128, 6), nn.Linear(128, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.output(self.a(x) + self.b(x).flip(1))
+
+
+def spec_of(target: str, **kwargs) -> ModelSpec:
+    path = target if "." in target else f"tests.matching.nets.{target}"
+    return ModelSpec.of({"_target_": path, **kwargs}, IMAGE, CLASSES)
+
+
+MODELS = {
+    "mlp": spec_of("fedexp.models.mlp.MLP", hidden=[7, 5]),
+    "mlp without biases, with dropout": spec_of("fedexp.models.mlp.MLP", hidden=[7, 5], bias=False, dropout=0.5),
+    "linear": spec_of("fedexp.models.mlp.MLP", hidden=[]),
+    "cnn": spec_of("fedexp.models.cnn.ConvNet", channels=[4, 6], kernel=3, hidden=[9], conv_dropout=0.2),
+    "cnn, flattened at once": spec_of("fedexp.models.cnn.ConvNet", channels=[5], kernel=3, hidden=[], bias=False),
+    "resnet, BatchNorm": spec_of("fedexp.models.resnet.ResNet", norm="batch", width=4, stem="cifar"),
+    "resnet, one group": spec_of("fedexp.models.resnet.ResNet", norm="group", groups=1, width=2),
+    "concatenated": spec_of("Concatenated"),
+    "gated": spec_of("Gated"),
+}
+REFUSED = {
+    "normalises 2 groups": spec_of("fedexp.models.resnet.ResNet", norm="group", groups=2, width=4),
+    "another function": spec_of("Scaled"),
+    "mixes several units": spec_of("Ordered"),
+    "function once": spec_of("InputAdded"),
+    "more often than others": spec_of("Half"),
+    "units of different layers": spec_of("Repeated"),
+    "mixes different units": spec_of("Crossed"),
+    "not that of its last layer alone": spec_of("TwoHeads"),
+}
+
+
+def weights_of(spec: ModelSpec, *names: object) -> Weights:
+    """Float64, no two units alike: norms and biases do not start at constants."""
+    start = Weights.init(spec, seed_of("nets", *names), torch.device("cpu"), torch.float64)
+    generator = torch.Generator().manual_seed(seed_of("noise", *names))
+
+    def noisy(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+        draws = {k: torch.rand(v.shape, generator=generator, dtype=torch.float64) for k, v in tree.items()}
+        return {k: v * (0.5 + draws[k]) + 0.1 * draws[k] if v.is_floating_point() else v for k, v in tree.items()}
+
+    return Weights(spec, noisy(start.params), noisy(start.buffers))

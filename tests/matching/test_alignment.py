@@ -1,0 +1,135 @@
+"""Alignment: recovers permutations, follows the layer recursion, and its costs are what they are called."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+import torch
+
+from fedexp.core.models import Weights
+from fedexp.matching.alignment import Alignment, align, ground_costs, moved_share
+from fedexp.matching.structure import structure_of
+from tests.matching.nets import IMAGE, MODELS, weights_of
+from tests.world import assert_same
+
+HIDDEN = [name for name in MODELS if name != "linear"]
+NAFI = Alignment(normalize=False, distance="squared", transform="log1p", output="transported")
+
+
+def both(weights: Weights) -> list[dict[str, torch.Tensor]]:
+    return [{**weights.params, **weights.buffers}]
+
+
+@pytest.mark.parametrize("options", [Alignment(), NAFI], ids=["ma-echo", "nafi"])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_permuted_copy_is_recovered(name, options):
+    structure = structure_of(MODELS[name], IMAGE)
+    reference = weights_of(MODELS[name], 0)
+    shuffles = [structure.random(seed) for seed in (1, 2)]
+    copies = [structure.permute_weights(reference, maps) for maps in shuffles]
+    found = align(copies, reference, structure, options)
+    for copy, shuffle, maps in zip(copies, shuffles, found, strict=True):
+        for group in structure.groups:
+            assert torch.equal(maps[group.name], shuffle[group.name].argsort())
+        assert_same(both(options.apply(copy, structure, maps)), both(reference))
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_is_moved_does_not_depend_on_the_order_of_its_units(name):
+    structure = structure_of(MODELS[name], IMAGE)
+    reference, model = weights_of(MODELS[name], 0), weights_of(MODELS[name], 1)
+    shuffled = structure.permute_weights(model, structure.random(5))
+    a, b = align([model, shuffled], reference, structure, Alignment())
+    assert_same(both(structure.permute_weights(model, a)), both(structure.permute_weights(shuffled, b)))
+
+
+def test_rows_follow_the_recursion():
+    """Two hidden layers written out: T_1 of W_1, then T_2 of W_2 with its columns moved by T_1 (brute force)."""
+    spec = MODELS["mlp"]
+    structure = structure_of(spec, IMAGE)
+    A, B = weights_of(spec, 1).params, weights_of(spec, 0).params
+    maps = align([weights_of(spec, 1)], weights_of(spec, 0), structure, Alignment())[0]
+
+    def unit(W):
+        return W / W.norm(dim=1, keepdim=True)
+
+    moved = A["hidden.0.weight"]
+    for number, n in ((0, 7), (1, 5)):
+        target = B[f"hidden.{number}.weight"]
+        D = torch.cdist(unit(moved), unit(target))
+        best = min(permutations(range(n)), key=lambda p: float(sum(D[a, b] for b, a in enumerate(p))))
+        assert maps[f"hidden.{number}.weight"].tolist() == list(best)
+        if number == 0:
+            moved = A["hidden.1.weight"][:, list(best)]
+
+
+def test_several_models_at_once_are_each_alone(monkeypatch):
+    spec = MODELS["cnn"]
+    structure = structure_of(spec, IMAGE)
+    models = [weights_of(spec, seed) for seed in range(5)]
+    together = align(models[1:], models[0], structure, Alignment())
+    monkeypatch.setattr("fedexp.matching.alignment._COST_BYTES", 1)
+    for maps, alone in zip(together, align(models[1:], models[0], structure, Alignment()), strict=True):
+        assert_same([maps], [alone])
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "squared"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_ground_costs_are_distances(distance, normalize):
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(3, 6, 10, generator=generator, dtype=torch.float64)
+    b = torch.randn(6, 10, generator=generator, dtype=torch.float64)
+    a[0, 2] = b[4]
+    options = Alignment(normalize=normalize, distance=distance)
+    got = ground_costs(a, b, options)
+    if normalize:
+        a, b = a / a.norm(dim=2, keepdim=True), b / b.norm(dim=1, keepdim=True)
+    expected = torch.stack([torch.cdist(x, b, compute_mode="donot_use_mm_for_euclid_dist") for x in a])
+    expected = expected if distance == "euclidean" else expected**2
+    torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-6)
+    for transform, change in {
+        "log1p": lambda D: (1 + D).log(),
+        "max": lambda D: D / D.max(),
+        "mean": lambda D: D / D.mean(),
+        "median": lambda D: D / D.median(),
+    }.items():
+        changed = ground_costs(a, b, Alignment(normalize=False, distance=distance, transform=transform))
+        torch.testing.assert_close(changed, torch.stack([change(D) for D in expected]), rtol=1e-7, atol=1e-6)
+
+
+def test_zero_rows_have_costs():
+    zero = torch.zeros(1, 3, 4, dtype=torch.float64)
+    for transform in ("none", "log1p", "max", "median", "mean"):
+        assert ground_costs(zero, zero[0], Alignment(transform=transform)).isfinite().all()
+
+
+def test_unaligned_biases_stay():
+    spec = MODELS["mlp"]
+    structure = structure_of(spec, IMAGE)
+    weights = weights_of(spec, 0)
+    maps = structure.random(0)
+    moved = Alignment(biases="unaligned").apply(weights, structure, maps)
+    aligned = structure.permute_weights(weights, maps)
+    for name, value in weights.params.items():
+        assert torch.equal(moved.params[name], value if name.endswith("bias") else aligned.params[name])
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_sharp_sinkhorn_plan_is_the_exact_one(name):
+    structure = structure_of(MODELS[name], IMAGE)
+    reference = weights_of(MODELS[name], 0)
+    model = structure.permute_weights(reference, structure.random(1))
+    options = Alignment(solver="sinkhorn", regularization=1e-3)
+    maps = align([model], reference, structure, options)[0]
+    assert_same(both(options.apply(model, structure, maps)), both(reference), 1e-6)
+
+
+def test_share_of_units_that_moved():
+    structure = structure_of(MODELS["mlp"], IMAGE)
+    still = {group.name: torch.arange(group.size) for group in structure.groups}
+    swapped = {**still, "hidden.0.weight": torch.tensor([1, 0, 2, 3, 4, 5, 6])}
+    assert moved_share(structure, [still]) == 0
+    assert moved_share(structure, [still, swapped]) == pytest.approx(2 / 24)
+    soft = {name: torch.eye(len(p), dtype=torch.float64)[:, p] for name, p in swapped.items()}
+    assert moved_share(structure, [still, soft]) == pytest.approx(2 / 24)

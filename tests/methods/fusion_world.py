@@ -1,0 +1,55 @@
+"""Given models, handed to a fusion method as if clients had sent them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fedexp.core.fusion import FusionAggregator
+from fedexp.core.jobs import ClientResult
+from fedexp.core.models import Weights
+from tests.matching.nets import CLASSES, IMAGE, weights_of
+from tests.world import World, make_data, make_world
+
+
+def world_of(spec, *overrides: str) -> World:
+    """A world of `overrides` whose model is `spec`, on `tests.matching.nets`' inputs."""
+    from dataclasses import replace
+
+    world = make_world(*overrides, data=make_data((8, 8), num_classes=CLASSES))
+    return World(world.experiment, replace(world.env, spec=spec, input_shape=IMAGE), world.data)
+
+
+def results_of(models: Sequence[Weights], counts: Sequence[Sequence[int]] | None = None) -> list[ClientResult]:
+    """One result a model, with class counts where they are given."""
+    probes = [{} if counts is None else {"class_counts": {"n": torch.tensor(counts[i])}} for i in range(len(models))]
+    return [
+        ClientResult(client, model, 10, 1, {}, None, {"loss": 0.0}, probes=probe)
+        for client, (model, probe) in enumerate(zip(models, probes, strict=True))
+    ]
+
+
+def fused(world: World, models: Sequence[Weights], counts: Sequence[Sequence[int]] | None = None) -> Weights:
+    """What the world's method makes of `models`."""
+    assert isinstance(world.aggregator, FusionAggregator)
+    return world.aggregator.fuse(results_of(models, counts), world.env)[0]
+
+
+def tensors(weights: Weights) -> list[dict[str, torch.Tensor]]:
+    """Parameters and buffers, for comparison."""
+    return [{**weights.params, **weights.buffers}]
+
+
+def models_of(spec, count: int) -> list[Weights]:
+    """Models whose units resemble each other: small changes of one network; model i's integer buffers are i."""
+    base = weights_of(spec, "base")
+    models = []
+    for number in range(count):
+        other = weights_of(spec, "other", number)
+
+        def near(a, b, number=number):
+            return {k: v + 0.3 * (b[k] - v) if v.is_floating_point() else v + number for k, v in a.items()}
+
+        models.append(Weights(spec, near(base.params, other.params), near(base.buffers, other.buffers)))
+    return models

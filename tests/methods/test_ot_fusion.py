@@ -1,0 +1,166 @@
+"""OT fusion: identities that hold for every network whose units can be re-ordered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedexp.aggregators.ot_fusion import aligned
+from fedexp.compose import compose
+from fedexp.core.errors import ConfigError
+from fedexp.experiment import Experiment
+from fedexp.matching.alignment import Alignment, align
+from fedexp.matching.structure import structure_of
+from tests.matching.nets import IMAGE, MODELS, spec_of
+from tests.methods.fusion_world import fused, models_of, tensors, world_of
+from tests.world import assert_same
+
+VARIANTS = {
+    "reference": ("method=ot_fusion",),
+    "masked": ("method=ot_fusion", "aggregator.last_layer=masked"),
+    "running": ("method=ot_fusion", "aggregator.fold=running"),
+    "nafi, aligned biases": ("method=ot_fusion_nafi", "aggregator.alignment.biases=aligned"),
+}
+NETS = ["mlp", "cnn", "resnet, BatchNorm", "concatenated"]
+COUNTS = [[5, 2, 0], [3, 9, 1], [0, 2, 2], [4, 4, 4]]
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "nafi"])
+@pytest.mark.parametrize("name", NETS)
+def test_copies_give_the_model(name: str, variant: str) -> None:
+    world = world_of(MODELS[name], *VARIANTS.get(variant, ("method=ot_fusion_nafi",)))
+    model = models_of(MODELS[name], 1)[0]
+    assert_same(tensors(fused(world, [model] * 4, [[2, 3, 4]] * 4)), tensors(model), 1e-14)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", NETS)
+def test_a_common_permutation_permutes_the_result(name: str, variant: str) -> None:
+    spec = MODELS[name]
+    world, structure, models = world_of(spec, *VARIANTS[variant]), structure_of(spec, IMAGE), models_of(spec, 4)
+    maps = structure.random(2)
+    moved = [structure.permute_weights(model, maps) for model in models]
+    expected = structure.permute_weights(fused(world, models, COUNTS), maps)
+    assert_same(tensors(fused(world, moved, COUNTS)), tensors(expected), 1e-12)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", NETS)
+def test_the_order_of_units_matters_in_the_reference_alone(name: str, variant: str, count: int) -> None:
+    spec = MODELS[name]
+    world, structure, models = world_of(spec, *VARIANTS[variant]), structure_of(spec, IMAGE), models_of(spec, count)
+    reference = 1 if count == 2 and world.aggregator.fold == "reference" else 0
+    moved = [m if i == reference else structure.permute_weights(m, structure.random(i)) for i, m in enumerate(models)]
+    expected = fused(world, models, COUNTS[:count])
+    assert_same(tensors(fused(world, moved, COUNTS[:count])), tensors(expected), 1e-12)
+    mean = world_of(spec, "method=average")  # which, without alignment, does depend on it
+    name = structure.groups[0].name
+    assert not torch.allclose(fused(mean, moved).params[name], fused(mean, models).params[name])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", NETS)
+def test_permuted_copies_are_recovered(name: str, variant: str) -> None:
+    spec = MODELS[name]
+    world, structure, model = world_of(spec, *VARIANTS[variant]), structure_of(spec, IMAGE), models_of(spec, 1)[0]
+    copies = [model, *(structure.permute_weights(model, structure.random(seed)) for seed in range(3))]
+    assert_same(tensors(fused(world, copies, [[2, 2, 2]] * 4)), tensors(model), 1e-13)
+
+
+def test_nothing_to_move_is_the_average() -> None:
+    """A network without hidden layers; and models so close that every unit is nearest to itself."""
+    for spec in (MODELS["linear"], MODELS["cnn"]):
+        models = models_of(spec, 4)
+        ot, mean = world_of(spec, "method=ot_fusion"), world_of(spec, "method=average")
+        if spec is MODELS["cnn"]:
+            base = models[0]
+            models = [base, *(type(base)(spec, {k: v * 1.001 for k, v in m.params.items()}, {}) for m in [base] * 3)]
+        assert_same(tensors(fused(ot, models)), tensors(fused(mean, models)), 1e-14)
+
+
+def test_running_fusion_halves_and_later_models_weigh_more() -> None:
+    """Without hidden units nothing moves: weights 1/8, 1/8, 1/4, 1/2."""
+    spec = MODELS["linear"]
+    models = models_of(spec, 4)
+    result = fused(world_of(spec, "method=ot_fusion", "aggregator.fold=running"), models)
+    for name, value in result.params.items():
+        expected = sum(w * m.params[name] for w, m in zip((1 / 8, 1 / 8, 1 / 4, 1 / 2), models, strict=True))
+        torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_nafis_two_models_written_out() -> None:
+    """One hidden layer: model 1 onto model 0, output transported, biases averaged where they stand."""
+    spec = MODELS["mlp"]
+    a, b = (m.params for m in models_of(spec, 2))
+    structure = structure_of(spec, IMAGE)
+    maps = align(
+        [models_of(spec, 2)[1]],
+        models_of(spec, 2)[0],
+        structure,
+        Alignment(normalize=False, distance="squared", transform="log1p", output="transported"),
+    )[0]
+    p, q, r = maps["hidden.0.weight"], maps["hidden.1.weight"], maps["output.weight"]
+    expected = {
+        "hidden.0.weight": b["hidden.0.weight"][p],
+        "hidden.1.weight": b["hidden.1.weight"][q][:, p],
+        "output.weight": b["output.weight"][r][:, q],
+    }
+    result = fused(world_of(spec, "method=ot_fusion_nafi"), models_of(spec, 2)).params
+    for name in a:
+        torch.testing.assert_close(result[name], (a[name] + expected.get(name, b[name])) / 2, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("count", "reference"), [(1, 0), (2, 1), (3, 0)])
+def test_the_reference_stays(count: int, reference: int) -> None:
+    spec = MODELS["cnn"]
+    models = models_of(spec, count)
+    moved, maps = aligned(models, world_of(spec, "method=ot_fusion").env, Alignment())
+    assert moved[reference] is models[reference] and len(maps) == count
+    structure = structure_of(spec, IMAGE)
+    for model, own, before in zip(moved, maps, models, strict=True):
+        assert_same(tensors(model), tensors(structure.permute_weights(before, own)))
+    assert all(torch.equal(p, torch.arange(len(p))) for p in maps[reference].values())
+
+
+def test_share_of_moved_units_is_logged() -> None:
+    from tests.methods.fusion_world import results_of
+
+    spec = MODELS["mlp"]
+    world, structure, model = world_of(spec, "method=ot_fusion"), structure_of(spec, IMAGE), models_of(spec, 1)[0]
+    turned = structure.permute_weights(model, {g.name: torch.arange(g.size).roll(1) for g in structure.groups})
+    metrics = world.aggregator.fuse(results_of([model, model, turned]), world.env)[1]
+    assert metrics["ot/moved"] == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("aggregator.last_layer=masked", "aggregator.fold=running"),
+        ("aggregator.last_layer=masked", "aggregator.alignment.output=transported"),
+        ("aggregator.alignment.regularization=0",),
+        ("aggregator.alignment.distance=manhattan",),
+        ("+aggregator.alignment.metric=l2",),
+    ],
+)
+def test_settings_without_meaning_are_refused(overrides: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError):
+        Experiment.of(compose(["method=ot_fusion", *overrides]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_frozen_layers_keep_their_bits_and_their_order(variant: str) -> None:
+    """The mean of seven equal numbers may differ from them in the last bit."""
+    spec = spec_of("PartlyFrozen")
+    world, structure, base = world_of(spec, *VARIANTS[variant]), structure_of(spec, IMAGE), models_of(spec, 1)[0]
+    models = []
+    for number, other in enumerate(models_of(spec, 7)):
+        tuned = {k: base.params[k] if k in base.frozen else v for k, v in other.params.items()}
+        moves = {"hidden.weight": structure.random(number)["hidden.weight"]}
+        models.append(structure.permute_weights(type(base)(spec, tuned, base.buffers), moves))
+    result = fused(world, models, [[2, 2, 2]] * 7)
+    for name, value in {**base.params, **base.buffers}.items():
+        if name in base.frozen:
+            assert torch.equal({**result.params, **result.buffers}[name], value)
+    maps = aligned(models, world.env, Alignment())[1]
+    assert all(list(own) == ["hidden.weight"] for own in maps)

@@ -1,0 +1,274 @@
+"""The page's text: everything is on it, nothing is loaded by it, nothing in it is taken for markup."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+
+from fedexp.tables import layout
+from fedexp.tables.page import page
+from fedexp.tables.pictures import pictures
+from fedexp.tables.report import Method, Picture
+from tests.tables.reports import HOSTILE, cell, report
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes, the text of each table row, and what was never closed."""
+
+    VOID = ("meta", "input", "br", "link", "path", "use", "rect")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.rows: dict[str, list[list[str]]] = {"wide": [], "long": []}
+        self.bold: list[str] = []
+        self.text: list[str] = []
+        self._table = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self._table = dict(attrs)["class"] or ""
+        if tag == "tr":
+            self.rows[self._table].append([])
+        if tag in ("td", "th") and self._table:
+            self.rows[self._table][-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes something else"
+        if tag == "table":
+            self._table = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.text.append(data)
+        if self._table and {"td", "th"} & set(self.open):
+            self.rows[self._table][-1][-1] += data
+        if self.open and self.open[-1] == "b" and self._table:
+            self.bold.append(data)
+
+
+@pytest.fixture(scope="module")
+def whole() -> str:
+    sample = report()
+    return page(replace(sample, pictures=pictures(sample)))
+
+
+def test_every_number_of_every_cell_is_on_it(whole: str) -> None:
+    read = Reader(whole)
+    head, *lines = read.rows["long"]
+    assert head == [
+        "clients", "beta", "Method", "Paper, %", "Our runs, %", "sd", "n", "Δ", "Verdict", "Why", "By seed", "Runs",
+    ]  # fmt: skip
+    assert len(lines) == len(report().cells)
+    assert lines[0] == [
+        "5", "0.01", "Average", "20.97", "21.42", "1.01", "3", "+0.45", "✓ reproduced", "",
+        "0: 22.50, 1: 21.25, 2: 20.50", "1 runruns/fedavg-mnist-0a/1b",
+    ]  # fmt: skip
+    assert lines[1][3:10] == [
+        "28.835",
+        "37.44",
+        "1.88",
+        "2",
+        "+8.61",
+        "✗ deviates",
+        "Outside of the tolerance.failed: OSError: disk full",
+    ]
+    assert lines[3][3:8] == ["64.94 ± 1.50", "66.12", "–", "1", "+1.19"]
+    assert lines[4][4:8] == ["nan", "nan", "2", "nan"]
+    assert lines[6][4:8] == ["inf", "–", "1", "+inf"]
+    assert lines[7][3:9] == ["–", "19.50", "–", "1", "–", "– no reference"]
+    assert lines[8][4:9] == ["–", "–", "0", "–", "○ not run"]
+    assert lines[9][9] == "reduced: 2 of 10 epochs"
+
+
+def test_the_table_has_the_papers_rows_and_columns(whole: str) -> None:
+    head, *rows, foot = Reader(whole).rows["wide"]
+    assert [h.split("paper |")[0] for h in head] == [
+        "clients, beta",
+        "Averagefedavg",
+        "OTot",
+        "Oursma_echo",
+        "Spearman ρ(methods)",
+    ]
+    assert [row[0] for row in rows] == [f"clients {c}beta {b}" for c in (5, 10) for b in (0.01, 0.5)]
+    assert [row[-1] for row in rows] == ["1.00 (3)", "0.50 (3)", "– (1)", "–"]
+    assert rows[0][1].startswith("paper 20.97|, our runs 21.42 ± 1.01 (3)✓ reproduced difference +0.45")
+    assert rows[2][3] == "no cell"
+    assert foot == ["reproduced", "2 of 3", "0 of 2", "2 of 3", "mean 0.75"]
+
+
+def test_bold_is_the_best_of_its_row_among_the_papers_and_among_ours(whole: str) -> None:
+    # row 2: ours 66.125 and 66.13 print as 66.12 and 66.13; nan is never best; row 3: inf neither, and one alone beats nobody
+    assert Reader(whole).bold == ["80.31", "80.00", "78.34", "66.13", "81.80", "81.92"]
+
+
+@pytest.mark.parametrize(
+    ("values", "higher", "expected"),
+    [
+        ((1.0, 2.0, 3.0), True, {"c"}),
+        ((1.0, 2.0, 3.0), False, {"a"}),
+        ((2.001, 2.004, 1.0), True, {"a", "b"}),  # both print as 2.00
+        ((math.nan, 2.0, 3.0), False, {"b"}),
+        ((math.inf, 2.0, 3.0), True, {"c"}),
+        ((None, 2.0, None), True, set()),
+    ],
+)
+def test_best(values: tuple[float | None, ...], higher: bool, expected: set[str]) -> None:
+    assert layout.best(zip("abc", values, strict=True), 2, higher=higher) == expected
+
+
+def test_nothing_is_loaded_and_no_script_but_its_own_may_run(whole: str) -> None:
+    read = Reader(whole)
+    for tag, attributes in read.elements:
+        for name in ("src", "srcset", "href", "xlink:href", "action", "data", "poster", "formaction"):
+            assert (attributes.get(name) or "#").startswith("#"), (tag, attributes)
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+    assert not re.search(r"@import|url\((?!#)|fetch\(|XMLHttpRequest|WebSocket|localStorage", whole)
+    assert not {tag for tag, _ in read.elements} & {"link", "iframe", "object", "embed", "img", "base"}
+    policy = next(
+        a["content"] for t, a in read.elements if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+
+
+def test_its_structure_is_sound(whole: str) -> None:
+    read = Reader(whole)
+    assert read.open == []
+    ids = [a["id"] for _, a in read.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    targets = {str(a[name]) for _, a in read.elements for name in ("popovertarget", "aria-labelledby") if name in a}
+    targets |= {str(a["href"])[1:] for t, a in read.elements if t == "a"}
+    assert targets <= set(ids)
+    assert all("scope" in a for t, a in read.elements if t == "th")
+    levels = [int(t[1]) for t, _ in read.elements if re.fullmatch(r"h[1-6]", t)]
+    assert levels[0] == 1
+    assert all(below - above <= 1 for above, below in pairwise(levels))
+
+
+def test_texts_are_never_markup() -> None:
+    hostile = report(
+        name=HOSTILE, paper=HOSTILE, source=HOSTILE, title=HOSTILE, metric=HOSTILE, unit=HOSTILE, keys=(HOSTILE,),
+        methods=(Method(HOSTILE, HOSTILE + "!"),), command=HOSTILE, warnings=(HOSTILE,), form="reduced",
+        facts=((HOSTILE, HOSTILE),), assumptions=((HOSTILE, HOSTILE),), agreement=(),
+        cells=(cell({HOSTILE: HOSTILE}, HOSTILE, 1.0, 2.0, reason=HOSTILE, runs=(HOSTILE,), failed=(HOSTILE,), reduced=HOSTILE),),
+        pictures=(Picture(HOSTILE, HOSTILE, "<svg></svg>", b""),),
+    )  # fmt: skip
+    read = Reader(page(hostile))
+    assert read.open == []
+    assert [tag for tag, _ in read.elements].count("script") == 1
+    assert "".join(read.text).count(HOSTILE) >= 20
+
+
+def test_a_smaller_form_says_so_before_any_number() -> None:
+    assert 'role="note"' not in page(report())
+    for form, words in (
+        ("reduced", "smaller than the paper's, so no cell counts as reproduced"),
+        ("smoke", "compare their numbers with nothing published"),
+    ):
+        text = page(report(form=form))
+        assert 0 < text.index(words) < text.index('class="counts"')
+        assert "<li>2 of 10 epochs</li>" in text
+
+
+def test_the_summary_counts() -> None:
+    summary = re.search(r'<ul class="counts".*?</ul>', page(report()))
+    assert summary is not None
+    said = re.sub(r"<.*?>", "", summary[0].replace("</li>", "; "))
+    assert said == (
+        "✓4 reproduced; ✗4 deviate; ○1 not run; –1 without a reference; ≁1 not comparable; "
+        "mean rank agreement 0.75 over 2 rows; "
+    )
+
+
+def test_the_same_report_gives_the_same_bytes(whole: str) -> None:
+    again = report()
+    drawn = pictures(again)
+    assert page(replace(again, pictures=drawn)) == whole
+    assert [p.png for p in drawn] == [p.png for p in pictures(report())]
+
+
+def test_a_difference_that_prints_as_nothing_has_no_sign() -> None:
+    cells = tuple(cell({}, f"m{i}", 50.0, value) for i, value in enumerate((49.999, 50.001, 49.99)))
+    read = Reader(page(report(keys=(), cells=cells, agreement=())))
+    assert [row[5] for row in read.rows["long"][1:]] == ["0.00", "0.00", "−0.01"]
+
+
+def test_numbers_out_of_all_bounds_are_written() -> None:
+    cells = (
+        cell({}, "a", 1e300, 1e300, -1e300),
+        cell({}, "b", math.nan, math.nan),
+        cell({}, "c", -math.inf, math.inf, -math.inf),
+    )
+    wild = report(unit="loss", keys=(), cells=cells, agreement=())
+    lines = Reader(page(replace(wild, pictures=pictures(wild)))).rows["long"][1:]
+    assert [line[1:4] for line in lines] == [
+        ["1.000e+300", "0", "1.414e+300"],
+        ["nan", "nan", "–"],
+        ["−inf", "nan", "nan"],
+    ]
+
+
+def test_an_empty_report_is_a_page() -> None:
+    empty = report(cells=(), methods=(), keys=(), agreement=(), warnings=(), facts=(), assumptions=())
+    read = Reader(page(replace(empty, pictures=pictures(empty))))
+    assert read.open == []
+    assert not {"figure", "dl"} & {tag for tag, _ in read.elements}
+
+
+@pytest.mark.parametrize("conditions", [0, 1, 4])
+@pytest.mark.parametrize("methods", [1, 12])
+def test_any_number_of_conditions_and_methods(conditions: int, methods: int) -> None:
+    keys = tuple(f"key{i}" for i in range(conditions))
+    columns = tuple(Method(f"m{i}", f"M{i}") for i in range(methods))
+    cells = tuple(cell(dict.fromkeys(keys, "x"), m.key, None, 1.0) for m in columns)
+    demo = report(keys=keys, methods=columns, cells=cells, agreement=())
+    read = Reader(page(replace(demo, pictures=pictures(demo))))
+    assert [len(row) for row in read.rows["wide"]] == [methods + 1, methods + 1]
+    assert "paper" not in "".join(read.rows["wide"][0] + read.rows["wide"][1])  # there is none
+    assert [len(row) for row in read.rows["long"]] == [conditions + 10] * (methods + 1)
+
+
+@pytest.mark.parametrize(
+    ("unit", "paper", "expected"),
+    [
+        ("percent", (80.31, 28.835), 2),
+        ("fraction", (0.8031, 0.5), 4),
+        ("s", (0.003, 565.24), 3),
+        ("parameters", (318010.0, 784.0), 0),
+        ("loss", (), None),
+        ("loss", (math.nan,), None),
+    ],
+)
+def test_numbers_have_as_many_decimals_as_the_paper_prints(
+    unit: str, paper: tuple[float, ...], expected: int | None
+) -> None:
+    cells = tuple(cell({}, f"m{i}", value) for i, value in enumerate(paper)) or (cell({}, "m", None),)
+    assert layout.places(report(unit=unit, keys=(), cells=cells)) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "places", "text"),
+    [
+        (28.835, 2, "28.835"),
+        (80.3, 2, "80.30"),
+        (math.nan, 2, "nan"),
+        (2e9, 2, "2.000e+09"),
+        (0.123456, None, "0.123456"),
+    ],
+)
+def test_the_papers_numbers_keep_their_digits(value: float, places: int | None, text: str) -> None:
+    assert layout.published(value, places) == text

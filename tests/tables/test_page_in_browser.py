@@ -1,0 +1,263 @@
+"""The page in a real browser: it works from disk, asks the network for nothing, and fits a phone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fedexp.tables.page import page
+from fedexp.tables.pictures import pictures
+from fedexp.tables.report import Picture
+from tests.tables.reports import HOSTILE, cell, report
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,900",
+)
+
+# Every element that shows text itself, with the contrast (WCAG 2) of its colour to the ground behind it.
+CONTRASTS = """
+const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+  .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+const parse = colour => colour.match(/[\\d.]+/g).map(Number);
+const ground = element => {
+  for (; element; element = element.parentElement) {
+    const colour = parse(getComputedStyle(element).backgroundColor);
+    if (colour.length === 3 || colour[3] === 1) return colour;
+  }
+  return [255, 255, 255];
+};
+return [...document.querySelectorAll("body *")]
+  .filter(e => !e.closest("svg, script") && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
+  .map(e => {
+    const [a, b] = [light(parse(getComputedStyle(e).color)), light(ground(e))].sort((x, y) => y - x);
+    return [`${e.tagName} ${e.className}: ${e.textContent.slice(0, 30)}`, (a + .05) / (b + .05)];
+  });
+"""
+# What reaches beyond the window and is not inside a box that scrolls or is cut off.
+OVERFLOWING = """
+const width = document.documentElement.clientWidth;
+return [document.documentElement.scrollWidth, width, [...document.querySelectorAll("body *")]
+  .filter(e => e.checkVisibility() && !e.closest(".scroll, [popover], .unseen, .skip"))
+  .filter(e => e.getBoundingClientRect().right > width + .5 || e.getBoundingClientRect().left < -.5)
+  .map(e => `${e.tagName} ${e.className}`)];
+"""
+
+
+@pytest.fixture(scope="module")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if browser is None or driver is None:
+        reason = "needs Debian's chromium and chromium-driver"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason}; with CI=true the browser test has to run")
+        pytest.skip(reason)
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    window = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield window
+    window.quit()
+
+
+@pytest.fixture
+def opened(chrome: Chrome, tmp_path: Path) -> Iterator[Chrome]:
+    """The page of the sample report; afterwards the console must be silent and nothing but the file may have been asked for."""
+    written = tmp_path / "report.html"
+    whole = report()
+    written.write_text(page(replace(whole, pictures=pictures(whole))), encoding="utf-8")
+    chrome.get_log("browser"), chrome.get_log("performance")  # reading empties them
+    chrome.get(written.as_uri())
+    yield chrome
+    assert chrome.get_log("browser") == []
+    events = [json.loads(entry["message"])["message"] for entry in chrome.get_log("performance")]
+    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert asked == [written.as_uri()]
+    chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+
+
+def column(chrome: Chrome, heading: str) -> list[str]:
+    """The visible texts of one column of the long table."""
+    return chrome.execute_script(
+        """
+        const at = [...document.querySelectorAll(".long thead th")].findIndex(h => h.textContent.trim() === arguments[0]);
+        return [...document.querySelectorAll(".long tbody tr")].filter(r => !r.hidden).map(r => r.cells[at].textContent.trim());
+        """,
+        heading,
+    )
+
+
+def press(chrome: Chrome, heading: str) -> str | None:
+    """Sort by a column, by keyboard; its aria-sort."""
+    from selenium.webdriver.common.keys import Keys
+
+    head = next(h for h in chrome.find_elements("css selector", ".long thead th") if h.text.strip() == heading)
+    head.find_element("css selector", "button").send_keys(Keys.ENTER)
+    return head.get_attribute("aria-sort")
+
+
+def test_it_sorts_by_number_and_by_text_with_missing_ones_last(opened: Chrome) -> None:
+    assert press(opened, "Our runs, %") == "ascending"
+    assert column(opened, "Our runs, %") == [
+        "19.50", "21.42", "37.44", "59.75", "66.12", "66.13", "80.00", "81.92", "inf", "nan", "–",
+    ]  # fmt: skip
+    assert press(opened, "Our runs, %") == "descending"
+    assert column(opened, "Our runs, %") == [
+        "inf", "81.92", "80.00", "66.13", "66.12", "59.75", "37.44", "21.42", "19.50", "nan", "–",
+    ]  # fmt: skip
+    assert press(opened, "Method") == "ascending"
+    assert column(opened, "Method") == ["Average"] * 4 + ["OT"] * 4 + ["Ours (ma_echo)"] * 3
+    assert press(opened, "clients") == "ascending"
+    assert column(opened, "clients") == ["5"] * 6 + ["10"] * 5  # as numbers: as texts 10 would come first
+    assert len(opened.find_elements("css selector", "[aria-sort]")) == 1
+
+
+def test_it_filters_by_text_method_and_verdict(opened: Chrome) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    shown = opened.find_element("name", "shown")
+    assert shown.text == "11 of 11 cells"
+    Select(opened.find_element("name", "method")).select_by_value("ot")
+    assert column(opened, "Method") == ["OT"] * 4
+    Select(opened.find_element("name", "verdict")).select_by_value("deviates")
+    assert column(opened, "Verdict") == ["✗ deviates"] * 2
+    opened.find_element("name", "text").send_keys("DISK full")
+    assert (column(opened, "Why"), shown.text) == (
+        ["Outside of the tolerance.failed: OSError: disk full"],
+        "1 of 11 cells",
+    )
+    opened.find_element("css selector", "[type=reset]").click()
+    assert len(column(opened, "Method")) == 11
+    assert shown.text == "11 of 11 cells"
+
+
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_it_follows_the_system_until_the_button_is_pressed(opened: Chrome, system: str) -> None:
+    opened.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": system}]}
+    )
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    grounds = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 28)"}
+    other = "light" if system == "dark" else "dark"
+    assert opened.execute_script(ground) == grounds[system]
+    opened.find_element("id", "theme").click()
+    assert opened.execute_script(ground) == grounds[other]
+    ink = opened.execute_script("return getComputedStyle(document.querySelector('figure svg')).color")
+    assert ink == opened.execute_script("return getComputedStyle(document.body).color")
+    opened.find_element("id", "theme").click()
+    assert opened.execute_script(ground) == grounds[system]
+    assert opened.execute_script("return localStorage.length + sessionStorage.length") == 0
+
+
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_every_text_has_contrast(opened: Chrome, system: str) -> None:
+    opened.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": system}]}
+    )
+    measured = opened.execute_script(CONTRASTS)
+    assert len(measured) > 100
+    assert [text for text, ratio in measured if ratio < 4.5] == []
+
+
+def test_a_cell_says_more_by_click_by_key_and_by_hovering(opened: Chrome) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def box() -> Any:
+        return opened.execute_script("return document.querySelector(':popover-open')")
+
+    button = opened.find_elements("css selector", ".cell")[1]
+    button.click()
+    text = box().text
+    assert all(part in text for part in ("OT, clients 5, beta 0.01", "0: 36.11", "1: 38.77", "OSError: disk full"))
+    button.send_keys(Keys.ESCAPE)
+    assert box() is None
+    button.send_keys(Keys.ENTER)
+    assert box() is not None
+    button.send_keys(Keys.ESCAPE)
+    opened.execute_script("scrollTo(0, 0)")
+    ActionChains(opened).move_to_element(opened.find_elements("css selector", ".cell")[0]).perform()
+    WebDriverWait(opened, 5).until(lambda _: box() is not None)
+    assert "runs/fedavg-mnist-0a/1b" in box().text
+    ActionChains(opened).move_to_element(opened.find_element("tag name", "h1")).perform()
+    WebDriverWait(opened, 5).until(lambda _: box() is None)
+
+
+def test_on_a_phone_only_the_tables_scroll(opened: Chrome) -> None:
+    opened.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    )
+    reach, width, beyond = opened.execute_script(OVERFLOWING)
+    assert (reach, width, beyond) == (360, 360, [])
+    scrolls = "return [...document.querySelectorAll('.scroll:has(table)')].map(e => e.scrollWidth > e.clientWidth)"
+    assert opened.execute_script(scrolls) == [True, True]
+    opened.find_elements("css selector", ".cell")[1].click()
+    left, right = opened.execute_script(
+        "const at = document.querySelector(':popover-open').getBoundingClientRect(); return [at.left, at.right]"
+    )
+    assert 0 <= left < right <= 360
+
+
+def test_hostile_and_very_long_texts_stay_texts_and_inside(chrome: Chrome, tmp_path: Path) -> None:
+    long = "an_extremely_long_label_without_a_single_space_" * 4
+    whole = report(
+        title=HOSTILE,
+        paper=long,
+        keys=(long, HOSTILE),
+        cells=(cell({long: long, HOSTILE: HOSTILE}, HOSTILE, 1.0, 2.0, reason=HOSTILE, runs=(long,), failed=(long,)),),
+        agreement=(),
+        warnings=(HOSTILE, long),
+        facts=((long, long), (HOSTILE, HOSTILE)),
+        assumptions=((long, HOSTILE),),
+        command=f"{long} {HOSTILE}",
+    )
+    written = tmp_path / "hostile.html"
+    written.write_text(page(replace(whole, pictures=pictures(whole))), encoding="utf-8")
+    chrome.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    )
+    chrome.get(written.as_uri())
+    assert chrome.title == f"ma_echo/table1: {HOSTILE}"
+    assert chrome.find_element("tag name", "h1").text == HOSTILE
+    assert chrome.execute_script(OVERFLOWING) == [360, 360, []]
+    assert chrome.execute_script("return document.scripts.length") == 1
+    assert chrome.get_log("browser") == []
+    chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_script_inside_a_picture_neither_runs_nor_loads(chrome: Chrome, tmp_path: Path) -> None:
+    svg = (
+        "<svg xmlns='http://www.w3.org/2000/svg' onload='document.title=1'><script>document.title=2</script>"
+        "<image href='http://127.0.0.1:9/x.png'/></svg>"
+    )
+    written = tmp_path / "scripted.html"
+    written.write_text(page(report(pictures=(Picture("p", "p", svg, b""),))), encoding="utf-8")
+    chrome.get(written.as_uri())
+    assert chrome.title == "ma_echo/table1: One-shot aggregation of MLPs"
+    refused = [entry["message"] for entry in chrome.get_log("browser")]
+    assert len(refused) == 3
+    assert all("Content Security Policy" in message for message in refused)

@@ -1,0 +1,208 @@
+"""A table's file: what is refused, and how it becomes cells and jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedexp.compose import Composer, compose
+from fedexp.core.errors import ConfigError
+from fedexp.tables.cells import launch_order, parse_only, slots
+from fedexp.tables.schema import Table, load_table, read_table, table_names
+
+TINY: dict[str, Any] = {
+    "title": "t",
+    "paper": "p",
+    "source": "Table 1",
+    "metric": "test accuracy",
+    "unit": "percent",
+    "higher_is_better": True,
+    "keys": ["clients", "start"],
+    "methods": [
+        {"key": "local", "label": "Local acc", "overrides": ["method=local"]},
+        {"key": "ensemble", "label": "Ens.", "overrides": ["method=ensemble"]},
+        {"key": "dense", "label": "DENSE", "overrides": None, "why": "not here"},
+    ],
+    "conditions": {
+        "clients": "clients={clients}",
+        "start": {"diff": ["init=different"], "same": ["init=same"]},
+        "beta": ["partition.alpha={beta}", "partition.on_small=allow"],
+    },
+    "grids": [
+        {"clients": [2, 3], "start": ["diff", "same"], "beta": 0.5},
+        {"clients": 4, "start": "same", "beta": [1, 2]},
+    ],
+    "seeds": [0, 1],
+    "headline": {"value": "headline.value", "scale": 100},
+    "tolerance": 5,
+    "reference": [{"clients": 2, "start": "diff", "method": "local", "value": 24.5, "sd": 1}],
+}
+
+
+def table(tmp_path: Path, **changes: Any) -> Table:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY | changes, sort_keys=False))
+    return read_table(path, "my/tiny")
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"titel": "x"}, ["unknown key 'titel'", "did you mean 'title'?", "tiny.yaml"]),
+    ({"keys": ["client"]}, ["unknown key 'client'", "did you mean 'clients'?", "keys"]),
+    ({"grids": [{"clients": 2, "start": "diff", "bta": 1}]}, ["unknown key 'bta'", "did you mean 'beta'?", "grids[0]"]),
+    ({"grids": [{"clients": 2, "start": "diff"}]}, ["grids[0]", "no value of beta"]),
+    ({"methods": [{"key": "a", "label": "A", "overrides": None}]}, ["'why'"]),
+    ({"methods": [{"key": "a", "label": "A", "override": []}]}, ["unknown key 'override'", "did you mean 'overrides'?"]),
+    ({"methods": [TINY["methods"][0]] * 2}, ["keys must differ"]),
+    ({"seeds": []}, ["seeds"]),
+    ({"seeds": [1, 1]}, ["seeds"]),
+    ({"tolerance": "five"}, ["'tolerance'", "a number"]),
+    ({"reference": [{"clients": 2, "start": "diff", "method": "locl", "value": 1}]}, ["'locl'", "did you mean 'local'?"]),
+    ({"smoke": {"what": "w", "grids": [{"clients": 2}]}}, ["smoke.grids[0]", "no value of"]),
+    ({"smoke": {"overrides": []}}, ["smoke.what"]),
+    ({"rules": [{"where": {"methd": "a"}, "overrides": []}]}, ["'methd'", "did you mean 'method'?"]),
+])  # fmt: skip
+def test_mistakes_in_a_table_are_told_with_the_nearest_name(
+    tmp_path: Path, changes: dict[str, Any], said: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        table(tmp_path, **changes)
+    for words in said:
+        assert words in str(error.value), str(error.value)
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"conditions": TINY["conditions"] | {"beta": "partition.alpha={bta}"}}, "cannot be filled in"),
+    ({"conditions": TINY["conditions"] | {"start": {"diff": []}}}, "value 'same' of 'start' has no overrides"),
+])  # fmt: skip
+def test_conditions_that_cannot_become_overrides_are_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        slots(table(tmp_path, **changes))
+
+
+def test_unknown_tables_and_forms_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'demo/digits'\?"):
+        load_table("demo/digit")
+    with pytest.raises(ConfigError, match=r"did you mean 'ma_echo/table4'\?"):
+        load_table("table4")
+    with pytest.raises(ConfigError, match="has no smoke form"):
+        slots(table(tmp_path), "smoke")
+
+
+def test_grids_become_cells_and_what_is_no_key_is_pooled(tmp_path: Path) -> None:
+    cells = slots(table(tmp_path))
+    rows = [(2, "diff"), (2, "same"), (3, "diff"), (3, "same"), (4, "same")]
+    expected = [({"clients": c, "start": s}, m) for c, s in rows for m in ("local", "ensemble", "dense")]
+    assert [(cell.conditions, cell.method) for cell in cells] == expected
+    assert [len(cell.jobs) for cell in cells] == [2, 2, 0] * 4 + [4, 4, 0]
+    assert cells[0].jobs[1].overrides == (
+        "clients=2", "init=different", "partition.alpha=0.5", "partition.on_small=allow", "method=local", "seed=1",
+    )  # fmt: skip
+    assert [(job.pooled, job.seed) for job in cells[-3].jobs] == [
+        ({"beta": 1}, 0), ({"beta": 1}, 1), ({"beta": 2}, 0), ({"beta": 2}, 1),
+    ]  # fmt: skip
+
+
+def test_rules_and_forms_come_last_and_users_overrides_after_them(tmp_path: Path) -> None:
+    rules = [{"where": {"method": "local", "clients": [2, 3]}, "overrides": ["local.lr=0.5"]}]
+    smoke = {
+        "what": "less",
+        "overrides": ["local.epochs=1"],
+        "seeds": [7],
+        "conditions": {"clients": "clients=2"},
+        "grids": [{"clients": 9, "start": "same", "beta": 3}],
+    }
+    made = table(tmp_path, rules=rules, smoke=smoke)
+    full = slots(made, extra=["local.epochs=3", "seed=5"])
+    assert "local.lr=0.5" in full[0].jobs[0].overrides and "local.lr=0.5" not in full[1].jobs[0].overrides
+    assert full[0].jobs[0].overrides[-2:] == ("seed=5", "local.epochs=3")  # of two for one key the later counts
+    (local, _, _) = slots(made, "smoke")
+    assert local.conditions == {"clients": 9, "start": "same"}
+    assert local.jobs[0].overrides == (
+        "clients=2", "init=same", "partition.alpha=3", "partition.on_small=allow", "method=local", "local.epochs=1", "seed=7",
+    )  # fmt: skip
+
+
+def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) -> None:
+    made = table(tmp_path)
+    cells = slots(made, only=parse_only(made, ["clients=2,4", "method=local"]), seeds=[3])
+    assert [(c.conditions["clients"], c.method) for c in cells] == [(2, "local"), (2, "local"), (4, "local")]
+    assert [job.seed for job in cells[0].jobs] == [3]
+    for clause, said in (
+        ("clientz=2", "did you mean 'clients'"),
+        ("start=sme", "did you mean 'same'"),
+        ("x", "key=value"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            parse_only(made, [clause])
+    with pytest.raises(ConfigError, match="no cell of the table fits"):
+        slots(made, only=parse_only(made, ["clients=4", "start=diff"]))
+
+
+def test_jobs_that_share_clients_are_neighbours_and_each_runs_once(tmp_path: Path) -> None:
+    both = [
+        {"key": "m1", "label": "M1", "overrides": ["method=local"], "value": "per_client.test/local/acc.0"},
+        {"key": "m2", "label": "M2", "overrides": ["method=local"], "value": "per_client.test/local/acc.1"},
+        TINY["methods"][1],
+    ]
+    order = launch_order(slots(table(tmp_path, methods=both, reference=[])))
+    assert len(order) == 24  # (4 + 2) points, 2 seeds, and M1 and M2 are the same run
+    shared = [tuple(o for o in job.overrides if not o.startswith("method=")) for job in order]
+    assert shared[::2] == shared[1::2] and len(set(shared)) == 12
+
+
+def test_reference_is_looked_up_by_the_row(tmp_path: Path) -> None:
+    made = table(tmp_path)
+    assert made.printed({"clients": 2, "start": "diff"}, "local") == (24.5, 1.0)
+    assert made.printed({"clients": 2, "start": "same"}, "local") == (None, None)
+
+
+@pytest.mark.parametrize("name", list(table_names()))
+def test_every_table_loads_and_its_keys_exist(name: str) -> None:
+    """Options of groups may be missing (a data set, a method of a later paper); keys of those that are there may not."""
+    made, composer = load_table(name), Composer()
+    composed = 0
+    for form in ("full", "reduced", "smoke"):
+        if form != "full" and made.shrunk(form) is None:  # type: ignore[arg-type]
+            continue
+        cells = slots(made, form, seeds=[0])  # type: ignore[arg-type]
+        for job in launch_order(cells):
+            try:
+                composed += composer(list(job.overrides))["seed"] == 0
+            except ConfigError as error:
+                assert error.what.startswith(
+                    ("unknown method", "unknown dataset", "unknown model", "unknown partition")
+                )
+    assert composed or not name.startswith("demo/")
+    if made.published:
+        rows = {tuple(cell.conditions.values()) for cell in slots(made)}
+        printed = {tuple(row[key] for key in made.keys) for row in made.reference}
+        assert printed == rows, "a printed row is not run, or the other way round"
+        assert len(slots(made)) == len(made.reference)
+
+
+@pytest.mark.parametrize("overrides", [
+    ["method=local", "clients=5", "partition.alpha=0.1", "seed=3"],
+    ["experiment=demo/digits", "method=fedprox", "local.lr=1.e-2"],
+    ["+engine.note=1", "logger=wandb", "model.hidden=[3,4]", "local={lr: 3}"],
+    ["dataset=mnist", "~partition.alpha", "seed_data=3"],
+])  # fmt: skip
+def test_composer_gives_what_compose_gives(overrides: list[str]) -> None:
+    composer = Composer()
+    composer(overrides[:1])  # whose base may be shared
+    assert composer(overrides) == composer(overrides) == compose(overrides)
+
+
+@pytest.mark.parametrize("overrides", [["sed=1"], ["method=lcal"], ["local.batchsize=1"], ["rounds=[1"]])
+def test_composer_refuses_what_compose_refuses(overrides: list[str]) -> None:
+    composer = Composer()
+    texts = []
+    for function in (compose, composer, composer):
+        with pytest.raises(ConfigError) as error:
+            function(overrides)
+        texts.append(str(error.value))
+    assert len(set(texts)) == 1
