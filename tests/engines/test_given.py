@@ -90,20 +90,22 @@ def assert_same_models(a: Path, b: Path) -> None:
     ("fedavg", []),
     ("fedadam", ["init=different"]),
     ("fedavg", ["model=normed"]),
+    ("average aggregator.last_layer=masked", ["init=different"]),
+    ("ensemble aggregator.combine=masked", []),
+    ("ma_echo", []),
     ("ensemble", ["dtype=float64", "clients_per_round=2", "partition.val_fraction=0.2"]),
 ])  # fmt: skip
 def test_fusing_another_runs_models_is_training_them(method: str, overrides: list[str]) -> None:
     Path("conf/model").mkdir(parents=True)
     Path("conf/model/normed.yaml").write_text("_target_: tests.engines.test_given.Normed\n")
     local = run("method=local", "memo.enabled=false", *overrides)
-    direct = run(f"method={method}", "memo.enabled=false", *overrides)
-    given = run(f"method={method}", f"client_models.path={local}", *overrides)
+    direct = run(*f"method={method}".split(), "memo.enabled=false", *overrides)
+    given = run(*f"method={method}".split(), f"client_models.path={local}", *overrides)
     assert_same_models(direct, given)
     assert result(given)["metrics"] == {
         **{name: value for name, value in result(direct)["metrics"].items() if name != "train/loss"},
         "steps": 0,
     }
-    assert result(given)["seconds"].get("probe") is None
 
 
 def test_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
