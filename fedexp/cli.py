@@ -69,13 +69,13 @@ def _run(arguments: list[str]) -> int:
                 do="a folder of configs is added with ./conf or hydra.searchpath=[file:///path/to/conf]",
             )
     jobs = compose.expand(overrides) if sweep else [overrides]
-    configs = _checked(jobs)
+    configs = checked(jobs)
     if not sweep:
         return _single(configs[0])
     return _sweep(overrides, configs)
 
 
-def _checked(jobs: list[list[str]]) -> list[dict[str, Any]]:
+def checked(jobs: list[list[str]]) -> list[dict[str, Any]]:
     """Compose and check every job before the first starts; the error names the job."""
     from fedexp.compose import compose
     from fedexp.core.build import build

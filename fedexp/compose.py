@@ -88,6 +88,7 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
     assert isinstance(plain, dict)
     plain.pop("hydra", None)
     _pin_split(plain["partition"])
+    _pin_models(plain["client_models"])
     _pin_weights(plain["model"])
     kept = {str(key): value for key, value in choices.items() if not str(key).startswith("hydra/")}
     mine = [override for override in overrides if not override.startswith("hydra")]
@@ -103,6 +104,17 @@ def _pin_split(node: Any) -> None:
     path = Path(str(node["path"])).expanduser()
     if path.is_file():
         node["sha256"] = load_partition(path).sha256
+
+
+def _pin_models(node: Any) -> None:
+    """The same for models given as a folder."""
+    if not isinstance(node, dict) or not node.get("path") or node.get("sha256") is not None:
+        return
+    path = Path(str(node["path"])).expanduser()
+    if path.is_dir():
+        from fedexp.storage.model_folder import fingerprint
+
+        node["sha256"] = fingerprint(path)
 
 
 def _pin_weights(node: Any) -> None:

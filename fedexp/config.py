@@ -81,6 +81,14 @@ class TraceOf:
 
 
 @dataclass(frozen=True)
+class ClientModels:
+    """``client_models.*``: a folder of models that stand for the first round's local training, and its content's hash."""
+
+    path: str | None
+    sha256: str | None
+
+
+@dataclass(frozen=True)
 class Headline:
     rule: Literal["last", "mean_last_10", "best_on_val"]
     metric: str
@@ -164,6 +172,7 @@ class Config:
     local: LocalWork
     eval: Eval
     trace: TraceOf
+    client_models: ClientModels
     headline: Headline
     stop: Stop
     proxy: dict[str, Any]

@@ -21,12 +21,13 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Executor, Numerics, Trial, describe
 from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError, StorageError
+from fedexp.core.jobs import ClientJob
 from fedexp.core.phases import phase
 from fedexp.core.runner import Snapshot, next_jobs
-from fedexp.core.trees import Tree
 from fedexp.costs import Meter, costs
 from fedexp.data.partition import save_partition
 from fedexp.engine_choice import ChoiceStore
+from fedexp.engines.given import Given
 from fedexp.engines.memo import Memo
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.evaluation.summary import summarise
@@ -39,6 +40,7 @@ from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
 from fedexp.storage.identity import code_hash, config_hash, training_code_hash
+from fedexp.storage.model_folder import Clients, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder, address
 from fedexp.storage.tensors import save_tree
 from fedexp.tracking.curve import draw_curve
@@ -56,19 +58,21 @@ class Interrupted(BaseException):
 
 
 def execute(
-    config: Mapping[str, Any], *, group: str | None = None, say: Callable[[str], None] = print
+    config: Mapping[str, Any], *, group: str | None = None, say: Callable[[str], None] | None = print
 ) -> dict[str, Any]:
     """Run a resolved config, resume it, or return its stored result.
 
     Args:
         config: as `fedexp.compose.compose` returns it.
         group: the sweep this run belongs to, for trackers.
-        say: where notes for the user go.
+        say: where notes for the user go; None: neither notes nor progress are shown.
 
     Returns:
         the content of ``result.json``.
     """
     began = time.perf_counter()
+    shown = say is not None
+    say = say or (lambda text: None)
     folder = RunFolder(address(config))
     addressed = time.perf_counter() - began
     own = config["reuse"]
@@ -78,11 +82,11 @@ def execute(
             folder.set_done()
             _check_data(config, stored)
             say(f"already done: {folder.path}")
-            return stored
+            return {**stored, "folder": str(folder.path)}  # it may have been moved
         if not own and (aside := folder.set_aside()) is not None:
             say(f"reuse=false: earlier files moved to {aside}")
         with terminable():
-            return _Run(config, folder, group, say, addressed).execute()
+            return _Run(config, folder, group, say, addressed, shown).execute()
     finally:
         folder.release()
 
@@ -114,7 +118,9 @@ class _Run:
         group: str | None,
         say: Callable[[str], None],
         setup: float,
+        shown: bool,
     ) -> None:
+        self.shown = shown  # is progress?
         self.raw, self.folder, self.group, self._say = config, folder, group, say
         self.attempt = folder.attempt + 1
         self.seconds = {"setup": setup}
@@ -172,7 +178,7 @@ class _Run:
             over = experiment.aggregator.done(snapshot.state, env.at(snapshot.step)) or reached(
                 experiment, journal.rows
             )
-            jobs = [] if over else next_jobs(experiment.aggregator, env, snapshot)
+            jobs = [] if over else self._first_jobs(experiment, env, data, snapshot)
             trial = Trial(jobs, data, env.rounds - snapshot.step, budget, numerics, self.note)
             executor = self._engine(experiment, trial)
             stack.callback(executor.close)
@@ -184,8 +190,8 @@ class _Run:
             self.seconds["setup"] += time.perf_counter() - began
             status = "failed"
             try:
-                memo = self._memo(experiment, executor)
-                outcome = self._loop(experiment, env, data, memo, journal, checkpoint, snapshot, feed)
+                engine = self._trained_before(experiment, executor)
+                outcome = self._loop(experiment, env, data, engine, journal, checkpoint, snapshot, feed)
                 result = self._finish(experiment, data, journal, outcome)
                 status = "done"
             except (KeyboardInterrupt, Interrupted):
@@ -223,6 +229,16 @@ class _Run:
         self.numerics = Numerics(**self.folder.once("numerics.json", asdict(numerics)))
         return engine
 
+    def _first_jobs(self, experiment: Experiment, env: Env, data: FederatedData, snapshot: Snapshot) -> list[ClientJob]:
+        """What an engine may be tried on: the coming step's jobs, none where nothing will be trained."""
+        jobs = next_jobs(experiment.aggregator, env, snapshot)
+        if experiment.given is None or snapshot.step:
+            return jobs
+        told = experiment.given.check_clients(jobs, data)
+        if told:
+            self.note(told)
+        return jobs if env.rounds > 1 else []
+
     def _probe(self, experiment: Experiment, trial: Trial, executor: Executor, snapshot: Snapshot) -> None:
         """Say what the peak of memory will be before the rounds begin."""
         models = experiment.aggregator.outcome(snapshot.state).models
@@ -247,7 +263,7 @@ class _Run:
         every, unit = experiment.config.checkpoint.parsed()
         saver, meter = _Saver(checkpoint, journal, snapshot), Meter(executor)
         with contextlib.ExitStack() as stack:
-            progress = stack.enter_context(Progress(self._title(), env.rounds, snapshot.step))
+            progress = stack.enter_context(Progress(self._title(), env.rounds, snapshot.step, self.shown))
             self._say = progress.note
             ended = reached(experiment, journal.rows)
             if experiment.config.profile and not ended:
@@ -287,7 +303,7 @@ class _Run:
         path = self.folder.path
         config = experiment.config
         summary = summarise(journal.rows, experiment)
-        _save_outcome(outcome, path / "model.safetensors")
+        save_outcome(outcome, Clients.of(outcome, config.clients, data), path)
         if journal.rows:
             draw_curve(journal.rows, path / "curve.png", self._title())
         self.seconds["log"] = time.perf_counter() - began
@@ -353,12 +369,13 @@ class _Run:
         if round.traced.weights:
             save_tree(folder / f"{name}.safetensors", round.traced.weights, {})
 
-    def _memo(self, experiment: Experiment, executor: Executor) -> Executor:
+    def _trained_before(self, experiment: Experiment, executor: Executor) -> Executor:
+        """The engine behind what need not be trained: models that are given, and the memo."""
         config = experiment.config
-        if not (config.memo.enabled and config.reuse):
-            return executor
-        root = Path(config.output_root).expanduser().resolve() / "memo"
-        return Memo(executor, root, config.memo.max_gb, self.numerics, training_code_hash(self.raw))
+        if config.memo.enabled and config.reuse:
+            root = Path(config.output_root).expanduser().resolve() / "memo"
+            executor = Memo(executor, root, config.memo.max_gb, self.numerics, training_code_hash(self.raw))
+        return executor if experiment.given is None else Given(executor, experiment.given)
 
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
         logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
@@ -390,19 +407,6 @@ def _yaml(config: Mapping[str, Any]) -> str:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_yaml(OmegaConf.create(dict(config)))
-
-
-def _save_outcome(outcome: Outcome, path: Path) -> None:
-    """The delivered model(s): parameters and buffers, keys prefixed ``<index>/`` where there are several; members' weights."""
-    tensors: Tree = {}
-    for number, model in enumerate(outcome.models):
-        prefix = "" if outcome.kind == "model" else f"{number}/"
-        for name, value in {**model.params, **model.buffers}.items():
-            tensors[prefix + name] = value
-    if outcome.weights is not None:
-        tensors["weights"] = outcome.weights
-    specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
-    save_tree(path, tensors, {"kind": outcome.kind, "combine": outcome.combine, "specs": specs})
 
 
 class _Saver:

@@ -28,6 +28,7 @@ from fedexp.core.trainer import Trainer
 from fedexp.data.dataset import Dataset
 from fedexp.data.federated import Proxy, check_owners, federate
 from fedexp.data.partition import Partitioner
+from fedexp.engines.given import GivenModels
 from fedexp.evaluation.evaluate import metric_names
 from fedexp.server_optimizers.sgd import Sgd
 
@@ -40,6 +41,7 @@ class Experiment:
         config: its own keys, with ``limit.*`` applied; the rest are the built plug-ins.
         spec: the network that is trained, on samples of `input_shape`; extractor: the frozen one whose features those are,
             or None. Where training batches are augmented, features change with every batch: then `spec` is the whole.
+        given: models in place of the first round's local training.
     """
 
     config: Config
@@ -54,6 +56,7 @@ class Experiment:
     aggregator: Aggregator
     server_optimizer: ServerOptimizer
     executor: Executor
+    given: GivenModels | None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Experiment:
@@ -78,6 +81,7 @@ class Experiment:
             aggregator=build(Aggregator, config["aggregator"], "aggregator"),  # type: ignore[type-abstract]
             server_optimizer=build(ServerOptimizer, config["server_optimizer"], "server_optimizer"),  # type: ignore[type-abstract]
             executor=build(Executor, config["engine"], "engine"),  # type: ignore[type-abstract]
+            given=_given(own),
         )
         experiment._check()
         return experiment
@@ -95,6 +99,9 @@ class Experiment:
             _check_model(self.extractor, self.dataset.shape, math.prod(self.input_shape), device)
         _check_model(self.spec, self.input_shape, outputs, device)
         self.aggregator.check(self.spec, self.input_shape)
+        if self.given is not None:
+            classes, dtype = self.dataset.num_classes, getattr(torch, self.config.dtype)
+            self.given.check(self.config.clients, self.spec, dtype, classes, self.trainer)
         self.dataset.check(Path(self.config.data_root).expanduser(), self.dataset.download)
 
     @property
@@ -225,6 +232,14 @@ def check_needs(experiment: Experiment) -> None:
         )
     if needs.proxy_labels and not experiment.proxy.labelled:
         raise ConfigError(f"{method} needs labelled server data", where="proxy.labelled", expected="true", got="false")
+    if needs.local_steps and experiment.given is not None:
+        raise ConfigError(
+            f"{method} weighs models by their numbers of local steps, which models from elsewhere do not have",
+            where="client_models.path",
+            expected="null",
+            got=config.client_models.path,
+            do="set aggregator=mean, or client_models.path=null",
+        )
     if (needs.validation or config.headline.rule == "best_on_val") and not experiment.partitioner.val_fraction:
         raise ConfigError(
             "a validation share is needed and none is cut",
@@ -251,6 +266,11 @@ def check_needs(experiment: Experiment) -> None:
             )
 
 
+def _given(config: Config) -> GivenModels | None:
+    path = config.client_models.path
+    return None if path is None else GivenModels.find(path, config.client_models.sha256)
+
+
 def check_metrics(experiment: Experiment) -> None:
     """Refuse metric names that no evaluation of this experiment has."""
     measured = experiment.metric_names
@@ -273,8 +293,10 @@ def _check_model(spec: ModelSpec, shape: tuple[int, ...], outputs: int, device: 
 
 
 def _limited(config: Config, partitioner: Partitioner) -> Config:
-    """The config with ``limit.*`` applied; a split that is written out keeps its clients and samples."""
+    """The config with ``limit.*`` applied; a split that is written out keeps its clients and samples, given models theirs."""
     limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)
+    if config.client_models.path is not None:
+        limit = replace(limit, clients=None)
     clients = min(config.clients, limit.clients or config.clients)
     m = config.clients_per_round
     return replace(

@@ -46,7 +46,7 @@ class Local(Aggregator):
         return {"models": _with(state["models"], trained)}, {"clients": len(trained)}
 
     def outcome(self, state: State) -> Outcome:
-        return Outcome(tuple(state["models"].values()), self.delivers)
+        return Outcome(tuple(state["models"].values()), self.delivers, clients=tuple(map(int, state["models"])))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Ensemble(Local):
     def outcome(self, state: State) -> Outcome:
         present = state["present"]
         mask = torch.stack([present[client] for client in state["models"]]).float() if present else None
-        return Outcome(tuple(state["models"].values()), self.delivers, combine=self.combine, weights=mask)
+        members = super().outcome(state)
+        return Outcome(members.models, self.delivers, self.combine, mask, members.clients)
 
 
 def _with(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

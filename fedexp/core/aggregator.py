@@ -29,12 +29,14 @@ class Outcome:
         combine: how an ensemble's outputs are combined.
         weights: (models,) weights of an ensemble's members, or None for equal ones; for ``masked`` (models, classes), 1
             where a member is asked about a class and 0 where it is not.
+        clients: whose each model is, where it is one client's; None elsewhere.
     """
 
     models: tuple[Weights, ...]
     kind: Delivers
     combine: Literal["logits", "probs", "masked"] = "logits"
     weights: Tensor | None = None
+    clients: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

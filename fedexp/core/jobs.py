@@ -78,7 +78,7 @@ class ClientResult:
         weights: the locally trained model.
         num_examples: size of its training data; num_steps: optimizer steps taken (tau_i).
         payload: further trees sent to the server; state: the client's new memory (None: it keeps none).
-        metrics: ``loss``, the mean training loss over the steps.
+        metrics: ``loss``, the mean training loss over the steps; none where nothing was trained.
         probes: answers to ``job.probes`` by name; the runner fills them in.
     """
 

@@ -137,6 +137,39 @@ class Weights:
         }
         return cls(spec, params, buffers)
 
+    @classmethod
+    def of_state_dict(cls, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> Weights:
+        """From what ``torch.nn.Module.state_dict`` returned, on the CPU; buffers it leaves out are as initialised.
+
+        Raises:
+            ConfigError: names or shapes are not the network's; says `where`.
+        """
+        with torch.random.fork_rng(devices=[]):
+            module = spec.module()
+        kinds = {value.dtype for value in state.values() if value.is_floating_point()}
+        module.to(dtype=kinds.pop() if len(kinds) == 1 else torch.float32)
+        try:
+            module.load_state_dict(state)
+        except RuntimeError as error:
+            lines = [line.strip() for line in str(error).splitlines()[1:]]
+            raise ConfigError(
+                "the state dict does not fit the network", where=where, expected=spec.arch, got=" ".join(lines)
+            ) from error
+        params = {name: value.detach() for name, value in module.named_parameters()}
+        return cls(spec, params, dict(module.named_buffers()))
+
+    def module(self) -> nn.Module:
+        """A network of its own with copies of these tensors, in evaluation mode."""
+        with torch.random.fork_rng(devices=[]):
+            module = self.spec.module()
+        first = next(iter(self.params.values()))
+        module.to(first.device, first.dtype)
+        with torch.no_grad():
+            for named, tree in ((module.named_parameters(), self.params), (module.named_buffers(), self.buffers)):
+                for name, value in named:
+                    value.copy_(tree[name])
+        return module.eval()
+
 
 class Net:
     """Runs a network on given parameters and buffers: one module whose tensors are swapped in.

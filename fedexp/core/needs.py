@@ -16,6 +16,7 @@ class Needs:
         validation: the config must cut a validation share.
         update_norms: RoundStats.squared_norms must be filled.
         same_init: every client must start from the global model.
+        local_steps: the numbers of local steps must be known, so models from elsewhere will not do.
     """
 
     plain_sgd: bool = False
@@ -25,6 +26,7 @@ class Needs:
     validation: bool = False
     update_norms: bool = False
     same_init: bool = False
+    local_steps: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(**{field.name: getattr(self, field.name) or getattr(other, field.name) for field in fields(self)})

@@ -145,8 +145,9 @@ class _Stream:
             if not finite:
                 self.skipped += 1
                 continue
-            self.examples += result.num_examples
-            self.loss += result.metrics["loss"] * result.num_examples
+            if "loss" in result.metrics:
+                self.examples += result.num_examples
+                self.loss += result.metrics["loss"] * result.num_examples
             if result.state is not None:
                 self.memories[result.client] = owned(result.state)
             yield result

@@ -16,10 +16,11 @@ class Progress:
 
     Args:
         title: what is running; rounds: how many there will be at most; done: rounds that earlier attempts finished.
+        shown: False keeps silent.
     """
 
-    def __init__(self, title: str, rounds: int, done: int = 0) -> None:
-        self._title, self._rounds, self._done = title, rounds, done
+    def __init__(self, title: str, rounds: int, done: int = 0, shown: bool = True) -> None:
+        self._title, self._rounds, self._done, self._silent = title, rounds, done, not shown
         self._bar: Any = None
         self._task: Any = None
         self._shown = 0.0
@@ -28,7 +29,7 @@ class Progress:
         self._unsaid = ""  # the last round's line, while it was held back
 
     def __enter__(self) -> Progress:
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and not self._silent:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
@@ -61,6 +62,8 @@ class Progress:
     def round(self, row: dict[str, Any], headline: str) -> None:
         """A round finished; `headline` names the metric to show, with the last value where it was not measured now."""
         self._done = row["round"]
+        if self._silent:
+            return
         if self._bar is not None:
             known = {"facts": f"{headline} {row[headline]:.4f}"} if headline in row else {}
             self._bar.update(self._task, completed=self._done, **known)
@@ -79,7 +82,7 @@ class Progress:
         """Print a line without breaking the bar."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
+        elif not self._silent:
             print(text, flush=True)
 
 

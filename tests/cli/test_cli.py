@@ -221,7 +221,7 @@ def test_own_conf_with_a_builtins_name_is_refused(capsys) -> None:
 def test_readme_example_of_an_own_method_runs(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """The README's code, YAML and command, as they stand there; power 1 must be FedAvg to the bit."""
     blocks = re.findall(r"```(\w*)\n(.*?)```", README.read_text(), flags=re.S)
-    code = next(text for kind, text in blocks if kind == "python")
+    code = next(text for kind, text in blocks if kind == "python" and text.startswith("# mymethods.py"))
     yaml = next(text for kind, text in blocks if kind == "yaml")
     command = next(text for kind, text in blocks if "power_mean" in text and not kind).split()
     assert len(code.splitlines()) < 30

@@ -1,0 +1,221 @@
+"""Models in the form in which every run delivers them, and in which models from elsewhere are brought in.
+
+``model.safetensors`` holds parameters and buffers (keys prefixed ``<index>/`` where there are several models) and, as
+metadata, each model's class and constructor arguments. ``clients.json`` beside it says, where each model is a client's,
+whose it is and what that client trained on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+
+from fedexp.core.aggregator import Outcome
+from fedexp.core.build import build, require
+from fedexp.core.data import FederatedData
+from fedexp.core.errors import StorageError
+from fedexp.core.models import ModelSpec, Weights
+from fedexp.core.trees import Tree
+from fedexp.storage.files import file_sha256, read_json, write_text
+from fedexp.storage.tensors import read_facts, save_tree
+
+MODELS, CLIENTS = "model.safetensors", "clients.json"
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Whose the models of a folder are; one entry a model, in order.
+
+    Args:
+        num_clients: of the federation, those without a model included.
+        clients: indices in it.
+        num_examples: training samples of each, or None where nobody knows.
+        class_counts: (models, classes) training samples of each class, or None.
+    """
+
+    num_clients: int
+    clients: tuple[int, ...]
+    num_examples: tuple[int, ...] | None = None
+    class_counts: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        distinct = sorted(set(self.clients))
+        require(len(distinct) == len(self.clients), "clients must be distinct: one model each")
+        require(
+            not distinct or (distinct[0] >= 0 and distinct[-1] < self.num_clients),
+            f"clients must lie in 0 .. num_clients - 1 = {self.num_clients - 1}, got {list(self.clients)}",
+        )
+        for name, values in (("num_examples", self.num_examples), ("class_counts", self.class_counts)):
+            require(
+                values is None or len(values) == len(self.clients),
+                f"{name} needs one entry a model: expected {len(self.clients)}, got {len(values or ())}",
+            )
+        require(all(n > 0 for n in self.num_examples or ()), "num_examples must be positive")
+        rows = self.class_counts or ()
+        require(len({len(row) for row in rows}) <= 1, "class_counts must have as many classes for every model")
+        require(all(n >= 0 for row in rows for n in row), "class_counts must not be negative")
+
+    @classmethod
+    def of(cls, outcome: Outcome, num_clients: int, data: FederatedData) -> Clients | None:
+        """Of a run's outcome; None where its models are not the clients'."""
+        if outcome.clients is None:
+            return None
+        chosen = list(outcome.clients)
+        sizes, counts = data.partition.sizes[chosen].tolist(), data.class_counts()[chosen].tolist()
+        return cls(num_clients, outcome.clients, tuple(sizes), tuple(map(tuple, counts)))
+
+
+def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> None:
+    """Write the delivered models (an ensemble's weights as ``weights``) and, where they are clients', whose they are."""
+    tensors: Tree = {}
+    buffers: list[str] = []
+    for number, model in enumerate(outcome.models):
+        prefix = _prefix(outcome.kind, number)
+        tensors |= {prefix + name: value for name, value in {**model.params, **model.buffers}.items()}
+        buffers += [prefix + name for name in model.buffers]
+    if outcome.weights is not None:
+        tensors["weights"] = outcome.weights
+    specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
+    facts = {"kind": outcome.kind, "combine": outcome.combine, "specs": specs, "buffers": buffers}
+    if clients is not None:
+        write_text(folder / CLIENTS, json.dumps(asdict(clients)) + "\n")
+    save_tree(folder / MODELS, tensors, facts)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFolder:
+    """What `save_outcome` wrote, read when it is asked for.
+
+    Args:
+        specs: one a model.
+        buffers: keys in the file that are no parameters.
+        keys: of each model's tensors, in its network's own order.
+        clients: whose the models are, where the folder says so.
+    """
+
+    path: Path
+    kind: str
+    specs: tuple[ModelSpec, ...]
+    buffers: frozenset[str]
+    keys: tuple[tuple[str, ...], ...]
+    clients: Clients | None
+
+    @classmethod
+    def open(cls, path: Path) -> ModelFolder:
+        """Reads what the models are, not the models themselves.
+
+        Raises:
+            StorageError: files are absent, damaged or of another form; `ConfigError`: ``clients.json`` is not as it must be.
+        """
+        with _reading(path) as file:
+            facts = read_facts(file)
+            specs = tuple(ModelSpec(s["arch"], _arguments(s["kwargs"])) for s in facts["specs"])
+            kind, buffers = facts["kind"], frozenset(facts["buffers"])
+            keys = _by_model(facts["order"], kind, len(specs))
+        clients = _read_clients(path / CLIENTS)
+        if clients is not None and len(clients.clients) != len(specs):
+            raise StorageError(
+                f"{CLIENTS} and {MODELS} do not belong together",
+                where=str(path),
+                expected=f"{len(specs)} models in both",
+                got=f"{len(clients.clients)} in {CLIENTS}",
+            )
+        return cls(path, kind, specs, buffers, keys, clients)
+
+    def weights(self, number: int, device: torch.device | str = "cpu") -> Weights:
+        """Model `number`, counted from 0, as it was stored.
+
+        Raises:
+            StorageError: the file is gone or damaged.
+        """
+        start = len(_prefix(self.kind, number))
+        params: Tree = {}
+        buffers: Tree = {}
+        with _reading(self.path, device) as file:
+            for key in self.keys[number]:
+                tree = buffers if key in self.buffers else params
+                tree[key[start:]] = file.get_tensor(key)
+        return Weights(self.specs[number], params, buffers)
+
+    def layouts(self) -> list[dict[str, tuple[str, tuple[int, ...]]]]:
+        """Type (as safetensors names it: F32, F64 ...) and shape of every tensor, by model; reads no tensor."""
+        layouts = []
+        with _reading(self.path) as file:
+            for number, keys in enumerate(self.keys):
+                start = len(_prefix(self.kind, number))
+                parts = {key[start:]: file.get_slice(key) for key in keys}
+                layouts.append({name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()})
+        return layouts
+
+
+def fingerprint(folder: Path) -> str:
+    """sha256 of the folder's files: the models and what is known of their clients."""
+    present = [folder / name for name in (MODELS, CLIENTS) if (folder / name).is_file()]
+    return hashlib.sha256("".join(f"{path.name} {file_sha256(path)}\n" for path in present).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _reading(folder: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
+    path = folder / MODELS
+    try:
+        with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
+            yield file
+    except (OSError, safetensors.SafetensorError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"no models can be read here: {_reason(error)}",
+            where=str(path),
+            expected=f"{MODELS} of a finished run, or of fedexp.save_models",
+            do="bring models from elsewhere into this form with fedexp.save_models",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, KeyError | TypeError):  # what only fedexp writes is missing
+        return "the file does not say which networks they are"
+    return str(error)
+
+
+def _read_clients(path: Path) -> Clients | None:
+    try:
+        stored = read_json(path)
+    except ValueError as error:
+        raise StorageError(f"{CLIENTS} is not JSON: {error}", where=str(path)) from error
+    if stored is None:
+        return None
+    if not isinstance(stored, dict):
+        raise StorageError(f"{CLIENTS} is not an object", where=str(path), got=type(stored).__name__)
+    return build(Clients, stored, str(path))
+
+
+def _prefix(kind: str, number: int) -> str:
+    return "" if kind == "model" else f"{number}/"
+
+
+def _by_model(keys: list[str], kind: str, count: int) -> tuple[tuple[str, ...], ...]:
+    if kind == "model":
+        return (tuple(keys),)
+    groups: dict[str, list[str]] = {str(number): [] for number in range(count)}
+    for key in keys:
+        number, slash, _ = key.partition("/")
+        if slash:  # the others belong to the ensemble
+            groups[number].append(key)
+    return tuple(map(tuple, groups.values()))
+
+
+def _arguments(stored: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """A spec's keyword arguments from JSON, which has no tuples."""
+
+    def frozen(value: Any) -> Any:
+        return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+    return tuple(sorted((name, frozen(value)) for name, value in stored.items()))

@@ -1,0 +1,199 @@
+"""fedexp in Python: the same runs as on the command line, read back, and models brought in from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedexp
+from fedexp.cli import run_command
+from fedexp.core.errors import ConfigError, FedexpError, StorageError
+from fedexp.storage.model_folder import ModelFolder
+
+QUICK = ["rounds=2", "clients=3", "model.hidden=[6]", "threads=1"]
+SHAPE: dict[str, Any] = {"input_shape": (1, 8, 8), "num_classes": 10}
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+
+
+def test_import_costs_nothing_and_the_function_stays_the_function() -> None:
+    script = (
+        "import sys, fedexp\n"
+        "heavy = {'torch', 'numpy', 'hydra', 'yaml', 'fedexp.api'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert {'run', 'load', 'save_models', 'Run'} <= set(dir(fedexp))\n"
+        "fedexp.Run, fedexp.load, fedexp.run\n"
+        "assert 'torch' not in sys.modules\n"
+        "import fedexp.execution, fedexp.cli\n"
+        "assert fedexp.run.__module__ == 'fedexp.api' and callable(fedexp.run)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="nothing"):
+        fedexp.nothing  # noqa: B018
+
+
+def test_a_run_in_python_is_the_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = fedexp.run(QUICK)
+    told = capsys.readouterr()
+    assert told.out == "" and told.err == ""
+    written = (ran.folder / "result.json").stat().st_mtime_ns
+    assert run_command(QUICK) == 0
+    assert "already done" in capsys.readouterr().out
+    assert fedexp.run(QUICK, say=print) == ran
+    assert capsys.readouterr().out.startswith("already done")
+    assert (ran.folder / "result.json").stat().st_mtime_ns == written
+    assert ran.status == "done"
+    assert ran.config["clients"] == 3 and ran.config["overrides"] == QUICK
+    assert [row["round"] for row in ran.metrics] == [1, 2]
+    assert ran.result["headline"]["value"] == ran.metrics[-1]["test/global/acc"]
+    assert ran.partition.num_clients == 3 and ran.partition.sha256 == ran.result["partition"]["sha256"]
+
+
+def test_say_shows_notes_and_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    fedexp.run(QUICK, say=print)
+    told = capsys.readouterr().out
+    assert "peak memory" in told and "round 2/2" in told
+
+
+def test_a_module_gives_the_accuracy_that_was_reported() -> None:
+    from fedexp.experiment import load_data
+
+    ran = fedexp.run(QUICK)
+    module = ran.module()
+    assert isinstance(module, nn.Module) and not module.training
+    test = load_data(ran.config).test
+    x = test.inputs(slice(0, len(test)))
+    with torch.no_grad():
+        accuracy = (module(x).argmax(1) == test.y).float().mean().item()
+    assert accuracy == pytest.approx(ran.result["metrics"]["test/global/acc"], abs=1e-6)
+    with torch.no_grad():
+        next(module.parameters()).zero_()
+    assert next(ran.module().parameters()).abs().sum() > 0  # a copy of its own
+    with pytest.raises(IndexError):
+        ran.module(1)
+
+
+def test_every_clients_model_can_be_had() -> None:
+    ran = fedexp.run(["method=local", *QUICK])
+    assert len(ran.models) == 3
+    for number, weights in enumerate(ran.models):
+        state = ran.module(number).state_dict()
+        assert list(state) == list(weights.params)
+        assert all(torch.equal(state[name], value) for name, value in weights.params.items())
+
+
+def test_load_finds_by_folder_and_by_part_of_a_name() -> None:
+    ran = fedexp.run(QUICK)
+    assert fedexp.load(ran.folder) == fedexp.load("fedavg") == fedexp.load(ran.folder.name) == ran
+    assert fedexp.load("fedavg", output_root=Path("outputs").resolve()) == ran
+    with pytest.raises(FedexpError, match="no run 'fedavgg-digits'") as refused:
+        fedexp.load("fedavgg-digits")
+    assert "did you mean" in str(refused.value)
+    fedexp.run([*QUICK, "seed=1"])
+    with pytest.raises(ConfigError, match="fits 2 runs"):
+        fedexp.load("fedavg")
+
+
+def test_mistakes_raise_and_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="unknown method 'fedavgg'") as refused:
+        fedexp.run(["method=fedavgg"])
+    assert "did you mean 'fedavg'?" in str(refused.value)
+    with pytest.raises(ConfigError, match="list of texts"):
+        fedexp.run("method=fedavg")
+    assert not Path("outputs").exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_failed_raises_and_can_be_looked_at() -> None:
+    with pytest.raises(FedexpError, match="NaN or infinity"):
+        fedexp.run([*QUICK, "local.lr=1e30"])
+    failed = fedexp.load("fedavg")
+    assert failed.status == "failed" and failed.metrics == [] and failed.config["local"]["lr"] == 1e30
+    for look in ("result", "models"):
+        with pytest.raises(StorageError, match="status is failed"):
+            getattr(failed, look)
+
+
+def networks(count: int, hidden: int = 6) -> list[nn.Module]:
+    from fedexp.models.mlp import MLP
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return [MLP(hidden=[hidden], **SHAPE) for _ in range(count)]
+
+
+def test_models_from_elsewhere_are_fused() -> None:
+    """FedAvg's weighted mean of the saved models, by hand."""
+    nets = networks(3)
+    counts = np.zeros((3, 10), dtype=int)
+    counts[:, 0] = [1, 2, 5]
+    node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [6]}  # what it leaves out is at its default
+    fedexp.save_models("mine", [net.state_dict() for net in nets], node, class_counts=torch.from_numpy(counts), **SHAPE)
+    assert json.loads(Path("mine/clients.json").read_text())["num_examples"] == [1, 2, 5]
+    fused = fedexp.run(["rounds=1", *QUICK[1:], "client_models.path=mine"])
+    for name, value in fused.module().state_dict().items():
+        states = [net.state_dict()[name].double() for net in nets]
+        expected = (states[0] + 2 * states[1] + 5 * states[2]) / 8
+        torch.testing.assert_close(value.double(), expected, rtol=0, atol=1e-6)
+
+
+def test_buffers_travel_and_a_class_path_is_enough() -> None:
+    nets = [nn.BatchNorm1d(4), nn.BatchNorm1d(4)]
+    for number, net in enumerate(nets):
+        assert net.running_mean is not None
+        net.running_mean.fill_(number)
+    node = {"_target_": "torch.nn.BatchNorm1d", "num_features": 4}
+    fedexp.save_models("norms", [net.state_dict() for net in nets], node, num_examples=[3, 4], **SHAPE)
+    stored = ModelFolder.open(Path("norms"))
+    assert stored.weights(1).buffers["running_mean"].tolist() == [1.0] * 4
+    assert stored.weights(1).buffers["num_batches_tracked"].dtype == torch.int64
+    assert stored.clients is not None and stored.clients.num_examples == (3, 4) and stored.clients.class_counts is None
+    fedexp.save_models("plain", [{"fc.weight": torch.ones(10, 64)}], "tests.world.Softmax", **SHAPE)
+    assert ModelFolder.open(Path("plain")).weights(0).module()(torch.ones(1, 1, 8, 8)).tolist() == [[64.0] * 10]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"state_dicts": []}, ["no models to save"]),
+    ({"model": "fedexp.models.mlp.MPL"}, ["no class 'MPL'", "did you mean 'MLP'?"]),
+    ({"model": {"_target_": "fedexp.models.mlp.MLP", "hiden": [6]}}, ["did you mean 'hidden'?"]),
+    ({"model": {"_target_": "fedexp.models.mlp.MLP", "hidden": [7]}}, ["state_dicts[0]", "size mismatch"]),
+    ({"num_examples": [1]}, ["expected 2, got 1"]),
+    ({"num_examples": [1.5, 2.0]}, ["num_examples"]),
+    ({"class_counts": [[1, 2]]}, ["expected 2, got 1"]),
+])  # fmt: skip
+def test_what_cannot_be_saved_is_refused(change: dict[str, Any], said: list[str]) -> None:
+    arguments: dict[str, Any] = {
+        "state_dicts": [net.state_dict() for net in networks(2)],
+        "model": {"_target_": "fedexp.models.mlp.MLP", "hidden": [6]},
+        **SHAPE,
+    }
+    with pytest.raises(FedexpError) as refused:
+        fedexp.save_models("mine", **(arguments | change))
+    for words in said:
+        assert words in str(refused.value)
+    assert not Path("mine").exists()
+
+
+def test_the_readmes_lines_run(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
+    (code,) = [block for block in blocks if block.startswith("import fedexp\n")]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert "test/global/acc" in capsys.readouterr().out
+    again = fedexp.run(["rounds=1", "clients=5", "client_models.path=mine"])
+    assert again.result["metrics"].keys() == names["fused"].result["metrics"].keys()
