@@ -149,7 +149,7 @@ def compare(N: int, repeats: int) -> list[str]:
             f"{furthest(fused, expected):.1e} | {memory:.0f} | {plain_memory:.0f} | {models:.0f} | {factors:.0f} |"
         )
         del dense, expected, fused
-    for name in ():
+    for name in ("ot_fusion", "average"):
         aggregator, env = method(name)
         seconds, memory, _ = measured(lambda a=aggregator, env=env: a.fuse(results, env), repeats)
         rows.append(f"| {N} | {name} | {seconds:.3f} | | | | {memory:.0f} | | | |")

@@ -108,7 +108,8 @@ class MAEcho(FusionAggregator):
             alpha_conv=self.alpha_conv,
             z=self.z,
             batch_size=self.probe_batch_size,
-            rank=self.rank and tuple(
+            rank=self.rank
+            and tuple(
                 rank for layer, rank in zip(env.layers, self.rank, strict=True) if layer in self._fused(env.layers)
             ),
         )

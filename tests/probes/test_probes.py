@@ -1,0 +1,87 @@
+"""Probes: what they answer, that the memo keeps it, and that they do not depend on who asks."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fedexp.core.engine import Numerics
+from fedexp.core.probe import Probe
+from fedexp.engines.memo import Memo
+from fedexp.engines.serial import Serial
+from fedexp.probes.activations import Activations
+from fedexp.probes.class_counts import ClassCounts
+from fedexp.probes.projections import Projections
+from tests.world import MLP, World, make_data, make_world
+
+NUMERICS = Numerics({}, threads=1, device="cpu", dtype="float64")
+
+
+def jobs_of(world: World, *probes: Probe) -> list:
+    jobs = world.aggregator.plan(world.aggregator.init(world.env), world.env)
+    return [replace(job, probes=probes) for job in jobs]
+
+
+def test_class_counts_are_the_datas() -> None:
+    world = make_world("method=local", data=make_data((20, 12, 1)))
+    jobs = jobs_of(world, ClassCounts(3))
+    told = [Serial().probe(job, job.start, world.data)["class_counts"]["n"] for job in jobs]
+    assert torch.equal(torch.stack(told), torch.from_numpy(world.data.class_counts()))
+
+
+def test_activations_are_the_networks_own() -> None:
+    """The layers applied to what they were given make the next layer's inputs, and in the end the network's output."""
+    world = make_world("method=local", model={**MLP, "hidden": [9, 6]})
+    (job, *_) = jobs_of(world, Activations(samples=5))
+    given = Serial().probe(job, job.start, world.data)["activations"]
+    assert [tuple(value.shape) for value in given.values()] == [(5, 4), (5, 9), (5, 6)]
+    params, layers = job.start.params, world.env.layers
+    for layer, following in itertools.pairwise(layers):
+        assert layer.bias is not None
+        made = torch.relu(given[layer.weight] @ params[layer.weight].T + params[layer.bias])
+        torch.testing.assert_close(given[following.weight], made)
+    again = Serial().probe(job, job.start, world.data)["activations"]
+    assert all(torch.equal(again[name], value) for name, value in given.items())
+
+
+class Counting(Serial):
+    """Counts the probes that are really run."""
+
+    asked = 0
+
+    def probe(self, job, weights, data):  # type: ignore[no-untyped-def]
+        self.asked += len(job.probes)
+        return super().probe(job, weights, data)
+
+
+def test_the_memo_answers_again_and_tells_probes_models_and_clients_apart(tmp_path: Path) -> None:
+    world = make_world("method=local")
+    names = (world.env.layers[0].weight,)
+    jobs = jobs_of(world, ClassCounts(3), Projections(names))
+    inner = Counting()
+    memo = Memo(inner, tmp_path, 1.0, NUMERICS, "code")
+    first = [memo.probe(job, job.start, world.data) for job in jobs]
+    assert inner.asked == 2 * len(jobs)
+    second = [Memo(inner, tmp_path, 1.0, NUMERICS, "code").probe(job, job.start, world.data) for job in jobs]
+    assert inner.asked == 2 * len(jobs)
+    for a, b in zip(first, second, strict=True):
+        for name, tree in a.items():
+            assert all(torch.equal(b[name][key], value) for key, value in tree.items())
+    memo.probe(replace(jobs[0], probes=(Projections(names, damping=0.25),)), jobs[0].start, world.data)
+    other = world.env.initial_weights()
+    changed = replace(other, params={name: value + 1 for name, value in other.params.items()})
+    memo.probe(replace(jobs[0], probes=(Projections(names),)), changed, world.data)
+    assert inner.asked == 2 * len(jobs) + 2
+
+
+def test_later_rounds_are_not_stored(tmp_path: Path) -> None:
+    world = make_world("method=local")
+    (job, *_) = jobs_of(world, ClassCounts(3))
+    inner = Counting()
+    memo = Memo(inner, tmp_path, 1.0, NUMERICS, "code")
+    for _ in range(2):
+        memo.probe(replace(job, round=1), job.start, world.data)
+    assert inner.asked == 2 and not list(tmp_path.iterdir())
