@@ -16,6 +16,9 @@ from fedexp.tables.report import Picture
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_DASH = 5  # points
+_FEW = 12  # points of a curve that are marked each
+
 Points = dict[float, float]  # x -> y of one run, or of one model of a run
 
 
@@ -83,6 +86,8 @@ class Panels:
         curve: Callable[[DrawnRun], Curve],
         level: Callable[[DrawnRun], float],
     ) -> Picture:
+        from matplotlib.ticker import MaxNLocator
+
         across = min(len(shown), 2 if len(shown) <= 4 else 3)
         down = -(-len(shown) // across)
         figure = canvas.figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6)
@@ -93,10 +98,11 @@ class Panels:
             for number, method in enumerate(order):
                 if method in lines and method in found:
                     value = statistics.fmean(level(run) for run in found[method])
-                    axes.axhline(value, color=canvas.look(number)["color"], linestyle=(0, (5, 2)), linewidth=1.2)
+                    axes.axhline(value, **_look(number, is_line=True))
                 elif method in found:
-                    _plot(axes, [curve(run) for run in found[method]], canvas.look(number)["color"])
+                    _plot(axes, [curve(run) for run in found[method]], _look(number))
             axes.set_title(self._heading(where), fontsize=9, loc="left", parse_math=False, color=canvas.INK)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if at >= len(shown) - across:
                 axes.set_xlabel(self.x, parse_math=False)
             if at % across == 0:
@@ -118,8 +124,19 @@ class Panels:
             ) from None
 
 
-def _plot(axes: Axes, curves: Sequence[Curve], colour: str) -> None:
+def _look(number: int, is_line: bool = False) -> dict[str, Any]:
+    """Of the number-th method. What coincides is seen all the same: dashes take turns, and curves lie on broader ones."""
+    dashes = (_DASH * number, (_DASH, _DASH)) if is_line else "-"
+    return {
+        "color": canvas.look(number)["color"],
+        "linestyle": dashes,
+        "linewidth": 1.3 if is_line else max(1.2, 2.4 - 0.5 * number),
+    }
+
+
+def _plot(axes: Axes, curves: Sequence[Curve], look: Mapping[str, Any]) -> None:
     """The mean over runs, a band of one standard deviation where there are several, and what is shown thin."""
+    colour = look["color"]
     means = []
     for curve in curves:
         means.append(mean(curve.each))
@@ -130,8 +147,7 @@ def _plot(axes: Axes, curves: Sequence[Curve], colour: str) -> None:
     if any(spread.values()):
         low, high = ([centre[x] + sign * spread[x] for x in xs] for sign in (-1, 1))
         axes.fill_between(xs, low, high, color=colour, alpha=0.16, linewidth=0)
-    few = len(xs) <= 12
-    axes.plot(xs, [centre[x] for x in xs], color=colour, linewidth=1.6, marker="o" if few else "", markersize=3)
+    axes.plot(xs, [centre[x] for x in xs], marker="o" if len(xs) <= _FEW else "", markersize=3, **look)
 
 
 def mean(curves: Sequence[Points]) -> Points:
@@ -154,14 +170,7 @@ def _handles(order: Sequence[str], labels: Mapping[str, str], lines: set[str]) -
     from matplotlib.lines import Line2D
 
     return [
-        Line2D(
-            [],
-            [],
-            color=canvas.look(number)["color"],
-            linestyle=(0, (5, 2)) if method in lines else "-",
-            linewidth=1.4,
-            label=canvas.plain(labels[method]),
-        )
+        Line2D([], [], label=canvas.plain(labels[method]), **_look(number, method in lines))
         for number, method in enumerate(order)
     ]
 
