@@ -65,10 +65,12 @@ class Panels:
             methods: drawn as curves; lines: as horizontal lines at the mean `level` of their runs.
         """
         places: dict[tuple[Any, ...], dict[str, list[DrawnRun]]] = {}
-        for run in _once(runs):
+        for run in runs:
             if run.method in (*methods, *lines):
                 where = tuple(_condition(run, key) for key in self.by)
-                places.setdefault(where, {}).setdefault(run.method, []).append(run)
+                same = places.setdefault(where, {}).setdefault(run.method, [])
+                if all(run.folder != other.folder for other in same):  # rows may read several numbers off one run
+                    same.append(run)
         shown = {where: found for where, found in places.items() if any(method in found for method in methods)}
         if not shown:
             return ()
@@ -102,7 +104,7 @@ class Panels:
                 elif method in found:
                     _plot(axes, [curve(run) for run in found[method]], _look(number))
             axes.set_title(self._heading(where), fontsize=9, loc="left", parse_math=False, color=canvas.INK)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
             if at >= len(shown) - across:
                 axes.set_xlabel(self.x, parse_math=False)
             if at % across == 0:
@@ -180,8 +182,3 @@ def _condition(run: DrawnRun, key: str) -> Any:
     if key not in have:
         raise ConfigError(f"no condition '{key}'", where="a drawing's panels", do=suggest(key, have))
     return have[key]
-
-
-def _once(runs: Sequence[DrawnRun]) -> list[DrawnRun]:
-    """Rows that read several numbers off one run name it several times."""
-    return list({(run.folder, run.method): run for run in runs}.values())
