@@ -10,6 +10,7 @@ from typing import Any
 
 from fedexp.compose import Composer
 from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.storage.files import read_json
 from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import RunFolder, address
 from fedexp.storage.stored_run import read_mapping
@@ -103,8 +104,24 @@ def find(cells: Sequence[Slot], finder: Finder) -> dict[tuple[str, ...], Found]:
     return {job.overrides: finder(job) for cell in cells for job in cell.jobs}
 
 
-def read_path(result: Mapping[str, Any], path: str) -> float:
-    """The number at a dotted path of result.json; `ConfigError` where there is none."""
+def read_value(run: Found, path: str) -> float:
+    """The number at `path` of a run: in result.json or, as ``trace.<round>.<iteration>.<series>/<metric>``, in a traced round.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    head, _, rest = path.partition(".")
+    if head != "trace":
+        return read_path(run.result, path)
+    round, _, rest = rest.partition(".")
+    rows = read_json(run.folder / "trace" / f"{round}.json")
+    if rows is None:
+        raise ConfigError(f"round {round} was not traced", where=str(run.folder), do="set trace.every=1")
+    return read_path({str(row["step"]): row for row in rows}, rest, f"trace/{round}.json")
+
+
+def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -> float:
+    """The number at a dotted path of `result`, what `file` holds; `ConfigError` where there is none."""
     node: Any = result
     for part in path.split("."):
         if isinstance(node, Mapping) and part in node:
@@ -119,7 +136,7 @@ def read_path(result: Mapping[str, Any], path: str) -> float:
                 if isinstance(node, list)
                 else ""
             )
-            raise ConfigError(f"result.json has no '{path}'", where=f"part '{part}'", expected=has or None)
+            raise ConfigError(f"{file} has no '{path}'", where=f"part '{part}'", expected=has or None)
     if isinstance(node, bool) or not isinstance(node, int | float):
-        raise ConfigError(f"'{path}' of result.json is no number", got=repr(node))
+        raise ConfigError(f"'{path}' of {file} is no number", got=repr(node))
     return float(node)

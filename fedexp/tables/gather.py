@@ -11,7 +11,7 @@ from fedexp.core.build import build
 from fedexp.core.errors import FedexpError
 from fedexp.tables.cells import Slot
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.found import Found, read_path
+from fedexp.tables.found import Found, read_value
 from fedexp.tables.ranks import spearman, tied
 from fedexp.tables.report import Agreement, Cell, Form, Report, Value, Verdict
 from fedexp.tables.schema import Table
@@ -92,12 +92,12 @@ def with_pictures(
 def _cell(table: Table, slot: Slot, runs: Sequence[Found], reduced: str, root: Path, extra: Sequence[str]) -> Cell:
     column = table.columns[slot.method]
     paper, sd = table.printed(slot.conditions, slot.method)
-    path = column.value or table.headline.value
+    path = (column.value or table.headline.value).format(**slot.conditions)
     values, seeds, folders, failed, unread = [], [], [], [], ""
     for run in runs:
         if run.result:
             try:
-                values.append(read_path(run.result, path) * table.headline.scale)
+                values.append(read_value(run, path) * table.headline.scale)
             except FedexpError as error:
                 unread = error.what
                 continue

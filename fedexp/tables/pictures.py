@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from fedexp.tables import layout
+from fedexp.tables import canvas, layout
 from fedexp.tables.layout import Row
 from fedexp.tables.report import Cell, Picture, Report, Value
 
@@ -15,17 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Mid-tones: at least 3:1 on white and on the page's dark ground, told apart by the colour-blind with the marker's help.
-_COLOURS = ("#0072b2", "#d55e00", "#009473", "#bf5f96", "#a37800", "#7f7f7f", "#2e90c8", "#b5483c")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
-# Drawn like this in the PNG; in the SVG both become the colour of the text around the picture, so that it follows the theme.
-_INK, _FAINT = "#1b1f26", "#c4c9d1"
-_FAINTNESS = 0.2
-_SALT = "fedexp"
 _DECADES = 1.5  # values that span more are drawn on a logarithmic axis
 _TICKED = 8  # up to so many values of the axis each get a tick of their own
-_DPI = 160
-_LONGEST = 32  # letters of a label
 
 
 def pictures(report: Report) -> tuple[Picture, ...]:
@@ -36,25 +26,21 @@ def pictures(report: Report) -> tuple[Picture, ...]:
     """
     if not any(cell.mean is not None and math.isfinite(cell.mean) for cell in report.cells):
         return ()
-    import matplotlib as mpl
-    from matplotlib import style
-
-    look: dict[Any, Any] = {"svg.hashsalt": _SALT, "svg.fonttype": "path", "font.size": 9.0, "legend.fontsize": 9.0}
-    with style.context("default"), mpl.rc_context(look):  # whatever the user's matplotlibrc says
+    with canvas.drawing():
         return tuple(_drawn(report))
 
 
 def _drawn(report: Report) -> Iterator[Picture]:
     if any(_both(cell) for cell in report.cells):
         title = f"{report.source}: our means (± standard deviation over seeds) against the paper's; the band is the tolerance"
-        yield _picture("agreement", title, _agreement(report))
+        yield canvas.picture("agreement", title, _agreement(report))
     theirs = "the paper hollow, " if layout.referenced(report) else ""
     if report.keys and any(_curves(block) for block in _blocks(report).values()):
         title = f"{report.source}: over {report.keys[-1]}; {theirs}our runs solid with standard deviations over seeds"
-        yield _picture("curves", title, _over_last_key(report))
+        yield canvas.picture("curves", title, _over_last_key(report))
     else:
         title = f"{report.source}: row by row; {theirs}our runs filled with standard deviations over seeds"
-        yield _picture("rows", title, _row_by_row(report))
+        yield canvas.picture("rows", title, _row_by_row(report))
 
 
 # --- what is drawn
@@ -62,8 +48,8 @@ def _drawn(report: Report) -> Iterator[Picture]:
 
 def _agreement(report: Report) -> Figure:
     cells = [cell for cell in report.cells if _both(cell)]
-    figure = _figure(5.2, 5.5)
-    axes = _axes(figure, 1, 1, 1)
+    figure = canvas.figure(5.2, 5.5)
+    axes = canvas.axes(figure, 1, 1, 1)
     ends = [v for c in cells for v in (_finite(c.paper), _finite(c.mean))]
     log = _is_log_scale(report)
     low, high = min(ends), max(ends)
@@ -75,8 +61,8 @@ def _agreement(report: Report) -> Figure:
     line = [low * (high / low) ** (i / 100) if log else low + (high - low) * i / 100 for i in range(101)]
     if report.tolerance > 0:
         below = [v - report.tolerance for v in line]
-        axes.fill_between(line, below, [v + report.tolerance for v in line], color=_INK, alpha=0.08, linewidth=0)
-    axes.plot(line, line, color=_INK, linewidth=0.8, alpha=0.7)
+        axes.fill_between(line, below, [v + report.tolerance for v in line], color=canvas.INK, alpha=0.08, linewidth=0)
+    axes.plot(line, line, color=canvas.INK, linewidth=0.8, alpha=0.7)
     for at, (key, _) in enumerate(_methods(report)):
         mine = [cell for cell in cells if cell.method == key]
         if mine:
@@ -84,16 +70,16 @@ def _agreement(report: Report) -> Figure:
                 [_finite(c.paper) for c in mine],
                 [_finite(c.mean) for c in mine],
                 yerr=[_spread(c) for c in mine],
-                fmt=_MARKERS[at % len(_MARKERS)],
-                color=_COLOURS[at % len(_COLOURS)],
+                fmt=canvas.MARKERS[at % len(canvas.MARKERS)],
+                color=canvas.COLOURS[at % len(canvas.COLOURS)],
                 markersize=5.5,
                 markeredgewidth=0,
                 alpha=0.9,
                 elinewidth=0.9,
             )
     if log:
-        _log(axes, "x")
-        _log(axes, "y")
+        canvas.log(axes, "x")
+        canvas.log(axes, "y")
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     axes.set_aspect("equal")
@@ -107,17 +93,21 @@ def _over_last_key(report: Report) -> Figure:
     blocks = _blocks(report)
     across = min(len(blocks), 2 if len(blocks) <= 4 else 3)
     down = -(-len(blocks) // across)
-    figure = _figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6)
+    figure = canvas.figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6)
     log = _is_log_scale(report)
     first: Axes | None = None
     for at, (conditions, rows) in enumerate(blocks.items()):
-        axes = _axes(figure, down, across, at + 1, sharey=first)
+        axes = canvas.axes(figure, down, across, at + 1, sharey=first)
         first = first or axes
         _lines(axes, report, rows)
         if log:
-            _log(axes, "y")
+            canvas.log(axes, "y")
         axes.set_title(
-            _named(report.keys[:-1], conditions, 58 // across), fontsize=9, loc="left", parse_math=False, color=_INK
+            canvas.named(report.keys[:-1], conditions, 58 // across),
+            fontsize=9,
+            loc="left",
+            parse_math=False,
+            color=canvas.INK,
         )
         if at >= len(blocks) - across:
             axes.set_xlabel(report.keys[-1], parse_math=False)
@@ -137,11 +127,7 @@ def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
         shift = 0.05 * (at - (len(methods) - 1) / 2) if ticked else 0.0
         where = [i + shift if ticked else x for i, x in enumerate(xs)]
         cells = [(next(iter(row.of(key)), None)) for row in keyed]
-        look: dict[str, Any] = {
-            "color": _COLOURS[at % len(_COLOURS)],
-            "marker": _MARKERS[at % len(_MARKERS)],
-            "markersize": 4.5,
-        }
+        look: dict[str, Any] = {**canvas.look(at), "markersize": 4.5}
         for run in _runs(where, [None if c is None else c.paper for c in cells]):
             axes.plot(*run, linestyle=(0, (4, 2)), linewidth=0.9, markerfacecolor="none", markeredgewidth=0.9, **look)
         spreads = dict(zip(where, (_spread(c) for c in cells), strict=True))
@@ -151,21 +137,17 @@ def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
         axes.set_xticks(range(len(xs)), [layout.label(row.conditions[report.keys[-1]]) for row in keyed])
         axes.set_xlim(-0.5, len(xs) - 0.5)
     elif _is_log(xs):
-        _log(axes, "x")
+        canvas.log(axes, "x")
 
 
 def _row_by_row(report: Report) -> Figure:
     rows, methods = layout.rows(report), _methods(report)
     step = 0.8 / max(len(methods), 1)
     differing = [key for key in report.keys if len({row.conditions.get(key) for row in rows}) > 1]
-    figure = _figure(7.4, 0.9 + len(rows) * max(0.34, 0.13 * len(methods), 0.16 * len(differing)))
-    axes = _axes(figure, 1, 1, 1)
+    figure = canvas.figure(7.4, 0.9 + len(rows) * max(0.34, 0.13 * len(methods), 0.16 * len(differing)))
+    axes = canvas.axes(figure, 1, 1, 1)
     for at, (key, _) in enumerate(methods):
-        look: dict[str, Any] = {
-            "color": _COLOURS[at % len(_COLOURS)],
-            "marker": _MARKERS[at % len(_MARKERS)],
-            "markersize": 5,
-        }
+        look: dict[str, Any] = {**canvas.look(at), "markersize": 5}
         for i, row in enumerate(rows):
             y = i + step * (at - (len(methods) - 1) / 2)
             for cell in row.of(key):
@@ -177,14 +159,14 @@ def _row_by_row(report: Report) -> Figure:
                         [mean], [y], xerr=[_spread(cell)], linestyle="none", elinewidth=0.9, markeredgewidth=0, **look
                     )
     for i in range(1, len(rows)):
-        axes.axhline(i - 0.5, color=_FAINT, linewidth=0.6)
-    named = [_named(differing, [row.conditions.get(key) for key in differing], 1) for row in rows]
+        axes.axhline(i - 0.5, color=canvas.FAINT, linewidth=0.6)
+    named = [canvas.named(differing, [row.conditions.get(key) for key in differing], 1) for row in rows]
     axes.set_yticks(range(len(rows)), named, parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     if _is_log_scale(report):
-        _log(axes, "x")
+        canvas.log(axes, "x")
     axes.set_xlabel(_measure(report), parse_math=False)
     _legend(figure, report)
     return figure
@@ -197,16 +179,15 @@ def _legend(figure: Figure, report: Report, dots: Sequence[str] = ()) -> None:
     handles = []
     for at, (key, name) in enumerate(_methods(report)):
         if not dots or key in dots:
-            look: dict[str, Any] = {"color": _COLOURS[at % len(_COLOURS)], "marker": _MARKERS[at % len(_MARKERS)]}
-            handles.append(Line2D([], [], linestyle="none" if dots else "-", markersize=5, label=_plain(name), **look))
+            look = canvas.look(at)
+            handles.append(
+                Line2D([], [], linestyle="none" if dots else "-", markersize=5, label=canvas.plain(name), **look)
+            )
     if not dots and any(cell.paper is not None for cell in report.cells):
         hollow: dict[str, Any] = {"linestyle": (0, (4, 2)), "markerfacecolor": "none"}
-        handles.append(Line2D([], [], color=_INK, marker="o", markersize=5, label="our runs"))
-        handles.append(Line2D([], [], color=_INK, marker="o", markersize=5, label="paper", **hollow))
-    widest = max(len(str(handle.get_label())) for handle in handles)
-    fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 40))  # points: of a letter, of line and gap
-    columns = max(1, min(len(handles), fitting))
-    figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, labelcolor=_INK)
+        handles.append(Line2D([], [], color=canvas.INK, marker="o", markersize=5, label="our runs"))
+        handles.append(Line2D([], [], color=canvas.INK, marker="o", markersize=5, label="paper", **hollow))
+    canvas.legend(figure, handles)
 
 
 # --- the report's numbers as points
@@ -279,70 +260,5 @@ def _methods(report: Report) -> list[tuple[str, str]]:
     return [(key, labels.get(key, key)) for key in dict.fromkeys([*labels, *sorted(used)]) if key in used]
 
 
-def _named(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
-    """Conditions in lines of at most `width` letters, where one alone is not longer; none of them longer than 32."""
-    lines: list[str] = []
-    for key, value in zip(keys, values, strict=True):
-        text = f"{key} {layout.label(value)}"
-        text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-        if lines and len(lines[-1]) + 2 + len(text) <= width:
-            lines[-1] += f", {text}"
-        else:
-            lines.append(text)
-    return "\n".join(lines)
-
-
-def _plain(name: str) -> str:
-    """A label that matplotlib neither hides (leading underscore) nor sets as mathematics, of a length that fits."""
-    short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
-    return short.replace("$", r"\$").replace("_", "\u200b_", 1) if short.startswith("_") else short.replace("$", r"\$")
-
-
 def _measure(report: Report) -> str:
     return f"{report.metric.replace('_', ' ')} ({layout.unit(report)})"
-
-
-# --- how it is drawn
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _axes(figure: Figure, down: int, across: int, at: int, sharey: Axes | None = None) -> Axes:
-    axes = figure.add_subplot(down, across, at, sharey=sharey)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_INK)
-    axes.tick_params(colors=_INK, labelsize=8.5)
-    axes.xaxis.label.set_color(_INK)
-    axes.yaxis.label.set_color(_INK)
-    axes.grid(visible=True, color=_FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.patch.set_visible(False)
-    return axes
-
-
-def _log(axes: Axes, which: Literal["x", "y"]) -> None:
-    """A logarithmic axis that says 0.1, 1, 10 rather than powers of ten."""
-    from matplotlib.ticker import FuncFormatter
-
-    axes.set(**{f"{which}scale": "log"})
-    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def _picture(name: str, title: str, figure: Figure) -> Picture:
-    for _ in range(2):  # a square panel beside a legend settles in the second pass
-        figure.draw_without_rendering()
-    text, data = io.StringIO(), io.BytesIO()
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
-    svg = text.getvalue()
-    svg = svg.replace(f"stroke: {_FAINT}", f"stroke: currentColor; stroke-opacity: {_FAINTNESS}").replace(
-        _INK, "currentColor"
-    )
-    return Picture(name, title, svg, data.getvalue())

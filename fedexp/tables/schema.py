@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import yaml
@@ -26,7 +27,7 @@ class Column:
         key, label: ours, and the paper's.
         overrides: what makes it, after the row's; None: it does not exist, for the reason `why`.
         where: rows that have this column; others have no such cell.
-        value: what is read from result.json instead of the table's ``headline.value``.
+        value: what is read instead of the table's ``headline.value``.
         tolerance: instead of the table's.
         published: how the published file names it, where that is not ``{method: <key>}``.
     """
@@ -57,7 +58,8 @@ class Headline:
 
     Args:
         value: path in result.json, parts separated by dots (``headline.value``, ``metrics.test/global/acc``,
-            ``seconds.aggregate``, ``per_client.test/local/acc.0``).
+            ``seconds.aggregate``, ``per_client.test/local/acc.0``), or of a traced round, ``trace.<round>.<iteration>.<name>``;
+            the row's conditions are filled in: ``trace.1.{iteration}.mean_v/acc``.
         scale: factor that turns it into the table's unit.
     """
 
@@ -160,6 +162,12 @@ class Table:
         ]:
             for key in clause:
                 _known(key, places, where)
+        for where, path in [
+            ("headline.value", self.headline.value),
+            *((f"methods.{column.key}.value", column.value) for column in self.methods if column.value is not None),
+        ]:
+            for key in _braced(path, where):
+                _known(key, self.keys, where)
         for row in self.reference:
             _known(row.get("method"), self.columns, "reference")
             for key in row:
@@ -194,6 +202,14 @@ class Table:
 def _known(name: Any, options: Iterable[str], where: str) -> None:
     if name not in options:
         raise ConfigError(f"unknown key '{name}'", where=where, do=suggest(str(name), options))
+
+
+def _braced(path: str, where: str) -> list[str]:
+    """What stands in braces."""
+    try:
+        return [name for _, name, _, _ in Formatter().parse(path) if name is not None]
+    except ValueError as error:
+        raise ConfigError(f"'{path}' cannot be filled in", where=where, got=str(error)) from None
 
 
 def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:

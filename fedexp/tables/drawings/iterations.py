@@ -1,0 +1,79 @@
+"""Curves over the iterations of a method that iterates on the server (MA-Echo): its paper's Figures 3, 6b, 7 and 8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedexp.core.build import require
+from fedexp.core.errors import ConfigError, suggest
+from fedexp.storage.files import read_json
+from fedexp.tables.drawing import Drawing, DrawnRun
+from fedexp.tables.drawings.panels import Curve, Panels, Points
+from fedexp.tables.found import read_path
+from fedexp.tables.report import Picture
+
+
+@dataclass(frozen=True)
+class Iterations(Drawing):
+    """One panel a row: methods that were traced as curves, means over seeds with a band of one standard deviation.
+
+    Args:
+        curves: methods with ``trace.every``; lines: those without iterations, drawn at their headline.
+        title: of the picture; name: of its file.
+        series: what of a trace's rows is drawn, e.g. ``mean_v/acc``, ``W/loss``. One with a value for each client (``V/acc``:
+            on the test set, ``V/train/acc``: on the client's own samples) has thin curves for the clients beside their mean.
+        label: of the vertical axis; scale: factor that turns the series and the headline into its unit.
+        panels: conditions, or ``method``, that make a panel; heading: of a panel, these in braces; None: they are listed.
+        axis: ``iteration``, or ``record``: the number of the recorded point, where methods record in different steps.
+        round: whose iterations.
+    """
+
+    curves: tuple[str, ...]
+    title: str
+    lines: tuple[str, ...] = ()
+    name: str = "iterations"
+    series: str = "mean_v/acc"
+    label: str = "test accuracy (%)"
+    scale: float = 100.0
+    panels: tuple[str, ...] = ()
+    heading: str | None = None
+    axis: Literal["iteration", "record"] = "iteration"
+    round: int = 1
+
+    def __post_init__(self) -> None:
+        require(len(self.curves) > 0, "curves: name at least one method")
+        require(not set(self.curves) & set(self.lines), "a method is either one of 'curves' or one of 'lines'")
+
+    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
+        x = "iteration" if self.axis == "iteration" else "recorded point"
+        panels = Panels(self.name, self.title, x, self.label, self.panels, self.heading)
+        return panels.draw(runs, self.curves, self._curve, self._level, self.lines)
+
+    def _level(self, run: DrawnRun) -> float:
+        return read_path(run.result, "headline.value") * self.scale
+
+    def _curve(self, run: DrawnRun) -> Curve:
+        path = run.folder / "trace" / f"{self.round}.json"
+        rows = read_json(path)
+        if not rows:
+            raise ConfigError(
+                f"column '{run.method}' has no trace of round {self.round}",
+                where=str(path),
+                do="give it trace.every=1, or name it in 'lines'",
+            )
+        xs = [float(row["step"]) if self.axis == "iteration" else float(at) for at, row in enumerate(rows)]
+        values = [_series(row, self.series) for row in rows]
+        if not isinstance(values[0], list):
+            return Curve((self._points(xs, values),))
+        return Curve(tuple(self._points(xs, own) for own in zip(*values, strict=True)), thin=True)
+
+    def _points(self, xs: Sequence[float], values: Sequence[Any]) -> Points:
+        return {x: self.scale * value for x, value in zip(xs, values, strict=True)}
+
+
+def _series(row: dict[str, Any], name: str) -> Any:
+    if name not in row:
+        raise ConfigError(f"a trace has no series '{name}'", where="a drawing's series", do=suggest(name, row))
+    return row[name]

@@ -1,0 +1,184 @@
+"""What figures of curves share: runs in panels and series, and how a panel of curves looks."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedexp.core.errors import ConfigError, suggest
+from fedexp.tables import canvas, layout
+from fedexp.tables.drawing import DrawnRun
+from fedexp.tables.report import Picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_DASH = 5  # points
+_FEW = 12  # points of a curve that are marked each
+
+Points = dict[float, float]  # x -> y of one run, or of one model of a run
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one run contributes: one curve, or several that are shown thin beside their mean.
+
+    Args:
+        each: by x, each in the axis' unit; thin: draw them besides their mean.
+    """
+
+    each: tuple[Points, ...]
+    thin: bool = False
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Panels over an axis, a series a method.
+
+    Args:
+        name, title: of the picture; x, y: what the axes say.
+        by: conditions, or ``method``, that make a panel; what differs otherwise is pooled.
+        heading: of a panel, its conditions in braces (``"{init}-init {clients}-MLPs"``); None: they are listed.
+    """
+
+    name: str
+    title: str
+    x: str
+    y: str
+    by: tuple[str, ...] = ()
+    heading: str | None = None
+
+    def draw(
+        self,
+        runs: Sequence[DrawnRun],
+        methods: Sequence[str],
+        curve: Callable[[DrawnRun], Curve],
+        level: Callable[[DrawnRun], float],
+        lines: Sequence[str] = (),
+    ) -> tuple[Picture, ...]:
+        """The picture; none without a run of `methods`.
+
+        Args:
+            methods: drawn as curves; lines: as horizontal lines at the mean `level` of their runs.
+        """
+        places: dict[tuple[Any, ...], dict[str, list[DrawnRun]]] = {}
+        for run in runs:
+            if run.method in (*methods, *lines):
+                where = tuple(_condition(run, key) for key in self.by)
+                same = places.setdefault(where, {}).setdefault(run.method, [])
+                if all(run.folder != other.folder for other in same):  # rows may read several numbers off one run
+                    same.append(run)
+        shown = {where: found for where, found in places.items() if any(method in found for method in methods)}
+        if not shown:
+            return ()
+        labels = {run.method: run.label for run in runs}
+        order = [method for method in (*methods, *lines) if method in labels]
+        with canvas.drawing():
+            return (self._picture(shown, order, labels, set(lines), curve, level),)
+
+    def _picture(
+        self,
+        shown: Mapping[tuple[Any, ...], Mapping[str, Sequence[DrawnRun]]],
+        order: Sequence[str],
+        labels: Mapping[str, str],
+        lines: set[str],
+        curve: Callable[[DrawnRun], Curve],
+        level: Callable[[DrawnRun], float],
+    ) -> Picture:
+        from matplotlib.ticker import MaxNLocator
+
+        across = min(len(shown), 2 if len(shown) <= 4 else 3)
+        down = -(-len(shown) // across)
+        figure = canvas.figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6)
+        first: Axes | None = None
+        for at, (where, found) in enumerate(shown.items()):
+            axes = canvas.axes(figure, down, across, at + 1, sharey=first)
+            first = first or axes
+            for number, method in enumerate(order):
+                if method in lines and method in found:
+                    value = statistics.fmean(level(run) for run in found[method])
+                    axes.axhline(value, **_look(number, is_line=True))
+                elif method in found:
+                    _plot(axes, [curve(run) for run in found[method]], _look(number))
+            axes.set_title(self._heading(where), fontsize=9, loc="left", parse_math=False, color=canvas.INK)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+            if at >= len(shown) - across:
+                axes.set_xlabel(self.x, parse_math=False)
+            if at % across == 0:
+                axes.set_ylabel(self.y, parse_math=False)
+        canvas.legend(figure, _handles(order, labels, lines))
+        return canvas.picture(self.name, self.title, figure)
+
+    def _heading(self, where: Sequence[Any]) -> str:
+        if self.heading is None:
+            return canvas.named(self.by, where, 40)
+        values = {key: layout.label(value) for key, value in zip(self.by, where, strict=True)}
+        try:
+            return self.heading.format(**values)
+        except (KeyError, IndexError, ValueError):
+            raise ConfigError(
+                f"'{self.heading}' cannot be filled in",
+                where=f"drawing {self.name}, heading",
+                expected="conditions of 'panels' in braces: " + (", ".join(values) or "there are none"),
+            ) from None
+
+
+def _look(number: int, is_line: bool = False) -> dict[str, Any]:
+    """Of the number-th method. What coincides is seen all the same: dashes take turns, and curves lie on broader ones."""
+    dashes = (_DASH * number, (_DASH, _DASH)) if is_line else "-"
+    return {
+        "color": canvas.look(number)["color"],
+        "linestyle": dashes,
+        "linewidth": 1.3 if is_line else max(1.2, 2.4 - 0.5 * number),
+    }
+
+
+def _plot(axes: Axes, curves: Sequence[Curve], look: Mapping[str, Any]) -> None:
+    """The mean over runs, a band of one standard deviation where there are several, and what is shown thin."""
+    colour = look["color"]
+    means = []
+    for curve in curves:
+        means.append(mean(curve.each))
+        for points in curve.each if curve.thin else ():
+            axes.plot(*zip(*sorted(points.items()), strict=True), color=colour, linewidth=0.6, alpha=0.45)
+    centre, spread = mean(means), deviation(means)
+    xs = sorted(centre)
+    if any(spread.values()):
+        low, high = ([centre[x] + sign * spread[x] for x in xs] for sign in (-1, 1))
+        axes.fill_between(xs, low, high, color=colour, alpha=0.16, linewidth=0)
+    axes.plot(xs, [centre[x] for x in xs], marker="o" if len(xs) <= _FEW else "", markersize=3, **look)
+
+
+def mean(curves: Sequence[Points]) -> Points:
+    """At every x that all curves have."""
+    return {x: statistics.fmean(curve[x] for curve in curves) for x in _common(curves)}
+
+
+def deviation(curves: Sequence[Points]) -> Points:
+    """Sample standard deviation (n - 1) at every x that all curves have; 0 for a single one."""
+    if len(curves) < 2:
+        return dict.fromkeys(_common(curves), 0.0)
+    return {x: statistics.stdev(curve[x] for curve in curves) for x in _common(curves)}
+
+
+def _common(curves: Sequence[Points]) -> list[float]:
+    return [x for x in curves[0] if all(x in curve and math.isfinite(curve[x]) for curve in curves)]
+
+
+def _handles(order: Sequence[str], labels: Mapping[str, str], lines: set[str]) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D([], [], label=canvas.plain(labels[method]), **_look(number, method in lines))
+        for number, method in enumerate(order)
+    ]
+
+
+def _condition(run: DrawnRun, key: str) -> Any:
+    have = {**run.conditions, "method": run.label}
+    if key not in have:
+        raise ConfigError(f"no condition '{key}'", where="a drawing's panels", do=suggest(key, have))
+    return have[key]

@@ -1,0 +1,60 @@
+"""Curves over communication rounds: MA-Echo's Figure 9 and its like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedexp.core.build import require
+from fedexp.core.errors import ConfigError, suggest
+from fedexp.storage.files import read_jsonl
+from fedexp.tables.drawing import Drawing, DrawnRun
+from fedexp.tables.drawings.panels import Curve, Panels
+from fedexp.tables.found import read_path
+from fedexp.tables.report import Picture
+
+
+@dataclass(frozen=True)
+class Rounds(Drawing):
+    """One panel a row, a curve a method: means over seeds with a band of one standard deviation.
+
+    Args:
+        curves: methods; lines: those drawn at their headline, as horizontal lines.
+        title: of the picture; name: of its file.
+        metric: of the evaluated rounds, e.g. ``test/global/acc``.
+        label: of the vertical axis; scale: factor that turns the metric into its unit.
+        panels: conditions, or ``method``, that make a panel; heading: of a panel, these in braces; None: they are listed.
+    """
+
+    curves: tuple[str, ...]
+    title: str
+    lines: tuple[str, ...] = ()
+    name: str = "rounds"
+    metric: str = "test/global/acc"
+    label: str = "test accuracy (%)"
+    scale: float = 100.0
+    panels: tuple[str, ...] = ()
+    heading: str | None = None
+
+    def __post_init__(self) -> None:
+        require(len(self.curves) > 0, "curves: name at least one method")
+        require(not set(self.curves) & set(self.lines), "a method is either one of 'curves' or one of 'lines'")
+
+    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
+        panels = Panels(self.name, self.title, "communication round", self.label, self.panels, self.heading)
+        return panels.draw(runs, self.curves, self._curve, self._level, self.lines)
+
+    def _level(self, run: DrawnRun) -> float:
+        return read_path(run.result, "headline.value") * self.scale
+
+    def _curve(self, run: DrawnRun) -> Curve:
+        rows = read_jsonl(run.folder / "metrics.jsonl")
+        points = {float(row["round"]): self.scale * row[self.metric] for row in rows if self.metric in row}
+        if not points:
+            known = dict.fromkeys(key for row in rows for key in row)
+            raise ConfigError(
+                f"column '{run.method}' has no metric '{self.metric}'",
+                where=str(run.folder / "metrics.jsonl"),
+                do=suggest(self.metric, known),
+            )
+        return Curve((points,))
