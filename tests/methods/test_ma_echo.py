@@ -381,6 +381,9 @@ def test_trace_is_the_run_stopped_there() -> None:
     short = make_world(*overrides, "aggregator.T=3")
     (model,) = short.models(short.run())
     assert_same([{name: traced.weights[f"3/mean_v/0/{name}"] for name in model}], [model])
+    central = make_world(*overrides, "aggregator.T=3", "aggregator.returns=W")
+    (W,) = central.models(central.run())
+    assert_same([{name: traced.weights[f"3/W/0/{name}"] for name in W}], [W])  # and not what W became later
 
 
 def test_mistakes_are_refused_before_training() -> None:
@@ -388,6 +391,20 @@ def test_mistakes_are_refused_before_training() -> None:
         Experiment.of(compose(["method=ma_echo", "aggregator.norm=true", "aggregator.v_update=anchored"]))
     with pytest.raises(ConfigError, match="a rank is needed for every fused layer"):
         Experiment.of(compose(["method=ma_echo", "aggregator.rank=[3,4]"]))
+
+
+@pytest.mark.parametrize(("method", "key", "instead"), [
+    ("ma_echo", "last_layer", "projected"),
+    ("average", "last_layer", "plain"),
+    ("ensemble", "combine", "logits"),
+])  # fmt: skip
+def test_a_mask_of_classes_needs_a_row_a_class(method: str, key: str, instead: str) -> None:
+    generative = ["task=cvae", "model=cvae", f"method={method}"]
+    with pytest.raises(ConfigError, match="a row for every class") as error:
+        Experiment.of(compose([*generative, f"aggregator.{key}=masked"]))
+    assert "64 rows" in str(error.value) and f"aggregator.{key}={instead}" in str(error.value)
+    Experiment.of(compose([*generative, f"aggregator.{key}={instead}"]))
+    Experiment.of(compose([f"method={method}", f"aggregator.{key}=masked"]))
 
 
 def test_alignment_first_is_fusing_the_aligned_models() -> None:

@@ -130,7 +130,7 @@ def _figure(xs: Sequence[float], ys: Sequence[float], surface: Tensor, path: Ten
 
     figure = canvas.figure(6.0, 4.8)
     axes = canvas.axes(figure, 1, 1, 1)
-    levels = surface.flatten().quantile(torch.linspace(0, 1, _LEVELS + 1, dtype=surface.dtype)).unique().tolist()
+    levels = sorted(set(surface.flatten().quantile(torch.linspace(0, 1, _LEVELS + 1, dtype=surface.dtype)).tolist()))
     if len(levels) < 2:
         raise StorageError("the test loss is the same on the whole plane")
     colours: dict[str, Any] = {"cmap": "viridis", "norm": BoundaryNorm(levels, 256)}

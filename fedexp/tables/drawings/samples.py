@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.build import require
+from fedexp.core.models import Net, Weights
 from fedexp.core.seeds import torch_generator
 from fedexp.tables import canvas
 from fedexp.tables.drawing import Drawing, DrawnRun
@@ -18,8 +19,6 @@ from fedexp.tables.report import Picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from fedexp.core.models import Weights
 
 _GAP = 0.08  # between images, as a part of their width
 _SPACE = 0.35  # between models
@@ -31,38 +30,68 @@ class Samples(Drawing):
 
     Args:
         codes: of the latent space, drawn from N(0, I): rows of a block.
+        methods: columns that are drawn; all if empty.
         model: for columns whose runs deliver one model a client: which client's; the first's if absent.
+        judge: a column whose model reads the images, as that class whose bound on log p(x | y) is highest; the share that it
+            reads as what they were to be, of `judged` codes and all classes, is written beside each block.
         seed: of the codes.
     """
 
     codes: int = 3
+    methods: tuple[str, ...] = ()
     model: dict[str, int] = field(default_factory=dict)
+    judge: str | None = None
+    judged: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
         require(self.codes >= 1, f"codes must be at least 1, got {self.codes}")
+        require(self.judged >= 1, f"judged must be at least 1, got {self.judged}")
 
     def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
         with canvas.drawing():
-            return tuple(self._picture(where, list(group.values())) for where, group in by_row(runs))
+            wanted = [run for run in runs if not self.methods or run.method in self.methods]
+            return tuple(self._picture(where, group) for where, group in by_row(wanted))
 
-    def _picture(self, where: str, runs: Sequence[DrawnRun]) -> Picture:
-        blocks = [self.images(delivered(run)[self.model.get(run.method, 0)]) for run in runs]
-        title = f"Images of each class from the same {self.codes} latent codes, by model{where and f' ({where})'}"
+    def _picture(self, where: str, group: Mapping[str, DrawnRun]) -> Picture:
+        models = {method: delivered(run)[self.model.get(method, 0)] for method, run in group.items()}
+        labels = {method: canvas.plain(run.label) for method, run in group.items()}
+        title = f"Images of each class from the same {self.codes} latent codes, by model"
+        if self.judge in models:
+            judge = models[self.judge]
+            for method, model in models.items():
+                labels[method] += f"\n{100 * read(judge, self.images(model, self.judged)):.0f} %"
+            title += f"; beside them the share of images that {group[self.judge].label} reads as their class"
         name = f"samples-{where}".replace(" ", "-").replace(",", "") if where else "samples"
-        return canvas.picture(name, title, _figure(blocks, [run.label for run in runs]))
+        blocks = [self.images(model, self.codes) for model in models.values()]
+        return canvas.picture(name, title + (where and f" ({where})"), _figure(blocks, list(labels.values())))
 
-    def images(self, model: Weights) -> Tensor:
+    def images(self, model: Weights, codes: int) -> Tensor:
         """(codes, classes, channels, height, width) in [0, 1], drawn by a conditional VAE's decoder."""
         from fedexp.models.cvae import decoder_of, generate
 
         decoder = decoder_of(model)
         given = dict(decoder.spec.kwargs)
         classes = given["num_classes"]
-        z = torch.randn(self.codes, given["latent"], generator=torch_generator(self.seed, "latent codes"))
-        labels = torch.arange(classes).repeat(self.codes)
+        z = torch.randn(codes, given["latent"], generator=torch_generator(self.seed, "latent codes"))
+        labels = torch.arange(classes).repeat(codes)
         drawn = generate(decoder, labels, z.to(next(iter(decoder.params.values())).dtype).repeat_interleave(classes, 0))
-        return drawn.reshape(self.codes, classes, *drawn.shape[1:])
+        return drawn.reshape(codes, classes, *drawn.shape[1:])
+
+
+@torch.no_grad()
+def read(judge: Weights, images: Tensor) -> float:
+    """Share of `images` (codes, classes, channels, height, width) in [0, 1] that a conditional VAE reads as their class."""
+    codes, classes = images.shape[:2]
+    x = images.flatten(0, 1)
+    given = dict(judge.spec.kwargs)
+    if given.get("mean"):
+        mean, std = (torch.tensor(given[key], dtype=x.dtype).reshape(-1, 1, 1) for key in ("mean", "std"))
+        x = (x - mean) / std
+    net = Net(judge.spec, x.device, x.dtype)
+    net.train(False)
+    bounds = net(judge.params, judge.buffers, x)
+    return float((bounds.argmax(1) == torch.arange(classes).repeat(codes)).double().mean())
 
 
 def montage(images: Tensor, gap: int) -> Tensor:
@@ -91,5 +120,5 @@ def _figure(blocks: Sequence[Tensor], labels: Sequence[str]) -> Figure:
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0, labeltop=at == 0, labelbottom=False)
         axes.set_xticks([c * (w + gap) + w / 2 for c in range(classes)], [str(c) for c in range(classes)])
-        axes.set_yticks([(codes * (h + gap) - gap) / 2], [canvas.plain(label)])
+        axes.set_yticks([(codes * (h + gap) - gap) / 2], [label])
     return figure
