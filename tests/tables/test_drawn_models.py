@@ -86,7 +86,7 @@ def test_a_trace_is_read_in_order_and_only_what_is_asked_for(tmp_path: Path) -> 
     with pytest.raises(StorageError, match="nothing was kept of series 'mean_v'") as error:
         passed(run(tmp_path), "mean_v")
     assert "a of W" in str(error.value)
-    with pytest.raises(StorageError, match="'M' kept no trace/0.safetensors"):
+    with pytest.raises(StorageError, match=r"'M' kept no trace/0\.safetensors"):
         passed(run(tmp_path / "none"), "W")
 
 
@@ -194,7 +194,7 @@ def test_units_are_those_of_the_last_iteration_kept(tmp_path: Path) -> None:
     write_json(alone / "trace" / "1.json", [{"step": 4, "V/train/acc": [0.5, 0.7, 0.9]}])
     (told,) = Units("x.weight").draw([run(alone)])
     assert told.svg != pictures[1].svg
-    with pytest.raises(StorageError, match="nothing was kept of series 'V' and z.weight"):
+    with pytest.raises(StorageError, match=r"nothing was kept of series 'V' and z\.weight"):
         Units("z.weight").draw([run(late)])
 
 

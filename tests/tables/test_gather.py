@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,7 @@ def test_numbers_are_read_by_path() -> None:
             read_path(stored, path)
 
 
+@dataclass(frozen=True)
 class Torn(Drawing):
     """Cannot be drawn."""
 
@@ -201,6 +203,7 @@ class Torn(Drawing):
         raise DataError("the paper is torn")
 
 
+@dataclass(frozen=True)
 class Square(Drawing):
     def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
         return (Picture("square", f"{len(runs)} runs", "<svg/>", b""),)
