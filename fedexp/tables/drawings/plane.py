@@ -135,6 +135,7 @@ def _figure(xs: Sequence[float], ys: Sequence[float], surface: Tensor, path: Ten
         raise StorageError("the test loss is the same on the whole plane")
     colours: dict[str, Any] = {"cmap": "viridis", "norm": BoundaryNorm(levels, 256)}
     filled = axes.contourf(xs, ys, surface.numpy(), levels=levels, **colours)
+    filled.set_edgecolor("face")  # else browsers leave seams between the colours
     axes.grid(visible=False)
     bar = figure.colorbar(
         filled,
