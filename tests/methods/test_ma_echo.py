@@ -381,9 +381,19 @@ def test_trace_is_the_run_stopped_there() -> None:
     short = make_world(*overrides, "aggregator.T=3")
     (model,) = short.models(short.run())
     assert_same([{name: traced.weights[f"3/mean_v/0/{name}"] for name in model}], [model])
-    central = make_world(*overrides, "aggregator.T=3", "aggregator.returns=W")
-    (W,) = central.models(central.run())
-    assert_same([{name: traced.weights[f"3/W/0/{name}"] for name in W}], [W])  # and not what W became later
+
+
+def test_what_a_trace_keeps_is_not_iterated_further() -> None:
+    """Without a bias the matrix that is iterated is the model's own tensor."""
+    model = {"_target_": "fedexp.models.mlp.MLP", "hidden": [5, 4], "bias": False}
+    overrides = ("method=ma_echo", "rounds=1", "aggregator.returns=W")
+    world = make_world(*overrides, "aggregator.T=6", model=model)
+    tracer = Tracer(Evaluator(world.experiment.task, 100), world.data, every=0, weights=(3,))
+    next(iter(run(world.aggregator, replace(world.env, trace=tracer), Serial(), world.data)))
+    weights = tracer.take().weights
+    short = make_world(*overrides, "aggregator.T=3", model=model)
+    (W,) = short.models(short.run())
+    assert_same([{name: weights[f"3/W/0/{name}"] for name in W}], [W])
 
 
 def test_mistakes_are_refused_before_training() -> None:
