@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedexp.core.env import Env
+from fedexp.core.errors import ConfigError
 from fedexp.core.fusion import FusionAggregator
 from fedexp.core.jobs import ClientResult
-from fedexp.core.models import Layer, Weights
+from fedexp.core.models import Layer, ModelSpec, Weights, layers_of
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
@@ -37,6 +39,9 @@ class Average(FusionAggregator):
 
     last_layer: LastLayer = "plain"
 
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        check_mask(self.last_layer, spec, input_shape, "last_layer", "plain")
+
     def probes(self, env: Env) -> tuple[Probe, ...]:
         return presence_probes(self.last_layer, env)
 
@@ -46,6 +51,34 @@ class Average(FusionAggregator):
         if self.last_layer == "masked":
             fused = with_masked_output(fused, models, presence(results), env.layers[-1])
         return fused, {}
+
+
+def check_mask(choice: str, spec: ModelSpec, input_shape: tuple[int, ...], key: str, others: str) -> None:
+    """Refuse ``<key>=masked`` for a model whose last layer has rows that stand for no class, a generative one's say.
+
+    Args:
+        others: values of `key` that such a model can have.
+    """
+    classes = dict(spec.kwargs).get("num_classes")
+    if choice != "masked" or classes is None:
+        return
+    rows, name = _output_rows(spec, input_shape)
+    if rows != classes:
+        raise ConfigError(
+            "a class-masked output layer needs a row for every class, and the model's has other rows",
+            where=f"aggregator.{key}",
+            expected=f"{classes} rows in {name}",
+            got=f"{rows} rows",
+            do=f"set aggregator.{key}={others}",
+        )
+
+
+@cache
+def _output_rows(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[int, str]:
+    """Rows of the last layer's weight, and its name."""
+    name = layers_of(spec, input_shape)[-1].weight
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return len(spec.module().get_parameter(name)), name
 
 
 def presence_probes(choice: str, env: Env) -> tuple[Probe, ...]:

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedexp.aggregators.average import presence, presence_probes
+from fedexp.aggregators.average import check_mask, presence, presence_probes
 from fedexp.core.aggregator import Aggregator, Delivers, Outcome, State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.models import ModelSpec
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 
@@ -62,6 +63,9 @@ class Ensemble(Local):
 
     delivers: ClassVar[Delivers] = "ensemble"
     communicates: ClassVar[bool] = True  # as if members were sent out and collected every round
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        check_mask(self.combine, spec, input_shape, "combine", "logits")
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
         return presence_probes(self.combine, env)

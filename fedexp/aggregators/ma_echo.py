@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedexp.aggregators.average import averaged, presence, presence_probes, with_masked_output
+from fedexp.aggregators.average import averaged, check_mask, presence, presence_probes, with_masked_output
 from fedexp.aggregators.null_space import NullSpace, Rule
 from fedexp.aggregators.ot_fusion import aligned
 from fedexp.core.aggregator import Outcome
@@ -83,6 +83,7 @@ class MAEcho(FusionAggregator):
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         self._fused(layers_of(spec, input_shape))
+        check_mask(self.last_layer, spec, input_shape, "last_layer", "projected or aggregator.last_layer=plain")
         if self.align:
             structure_of(spec, input_shape)
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedexp.aggregators.average import LastLayer, averaged, presence, presence_probes, with_masked_output
+from fedexp.aggregators.average import LastLayer, averaged, check_mask, presence, presence_probes, with_masked_output
 from fedexp.core.build import require
 from fedexp.core.env import Env
 from fedexp.core.fusion import FusionAggregator
@@ -52,6 +52,7 @@ class OTFusion(FusionAggregator):
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         structure_of(spec, input_shape)
+        check_mask(self.last_layer, spec, input_shape, "last_layer", "plain")
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
         return presence_probes(self.last_layer, env)

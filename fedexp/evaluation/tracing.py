@@ -54,7 +54,9 @@ class Tracer(Trace):
         if step in self._kept:
             for series, outcome in outcomes.items():
                 for number, model in enumerate(outcome.models):
-                    self.weights |= {f"{step}/{series}/{number}/{name}": v.cpu() for name, v in model.params.items()}
+                    # Copies: a method may go on in place.
+                    kept = {name: v.to("cpu", copy=True) for name, v in model.params.items()}
+                    self.weights |= {f"{step}/{series}/{number}/{name}": v for name, v in kept.items()}
         self.seconds += time.perf_counter() - began
 
     def _values(self, outcome: Outcome, clients: Sequence[int]) -> dict[str, Any]:

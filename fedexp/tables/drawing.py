@@ -35,4 +35,7 @@ class Drawing(ABC):
 
     @abstractmethod
     def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
-        """Pictures of the runs that are there; none where nothing can be drawn."""
+        """Pictures of the runs that are there; none where there are none.
+
+        A `FedexpError` says why nothing can be drawn of them, and becomes a warning of the report.
+        """

@@ -13,7 +13,7 @@ from fedexp.tables.cells import Slot
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.found import Found, read_value
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.report import Agreement, Cell, Form, Report, Value, Verdict
+from fedexp.tables.report import Agreement, Cell, Form, Picture, Report, Value, Verdict
 from fedexp.tables.schema import Table
 
 _SHOWN = 6  # names in a warning
@@ -67,7 +67,7 @@ def make_report(
 def with_pictures(
     report: Report, table: Table, cells: Sequence[Slot], found: Mapping[tuple[str, ...], Found]
 ) -> Report:
-    """The report, its pictures and the table's own drawings, these first."""
+    """The report, its pictures and the table's own drawings, these first. A drawing that cannot be made is a warning."""
     from fedexp.tables.pictures import pictures
 
     runs = [
@@ -85,8 +85,14 @@ def with_pictures(
         if (run := found[job.overrides]).result
     ]
     drawings = [build(Drawing, node, f"drawings[{number}]") for number, node in enumerate(table.drawings)]  # type: ignore[type-abstract]
-    drawn = tuple(picture for drawing in drawings for picture in drawing.draw(runs))
-    return replace(report, pictures=drawn + pictures(report))
+    drawn: tuple[Picture, ...] = ()
+    missed = []
+    for drawing in drawings:
+        try:
+            drawn += drawing.draw(runs)
+        except FedexpError as error:
+            missed.append(f"{type(drawing).__name__} is not drawn: {error.what}")
+    return replace(report, pictures=drawn + pictures(report), warnings=(*report.warnings, *missed))
 
 
 def _cell(table: Table, slot: Slot, runs: Sequence[Found], reduced: str, root: Path, extra: Sequence[str]) -> Cell:

@@ -383,11 +383,38 @@ def test_trace_is_the_run_stopped_there() -> None:
     assert_same([{name: traced.weights[f"3/mean_v/0/{name}"] for name in model}], [model])
 
 
+def test_what_a_trace_keeps_is_not_iterated_further() -> None:
+    """Without a bias the matrix that is iterated is the model's own tensor."""
+    model = {"_target_": "fedexp.models.mlp.MLP", "hidden": [5, 4], "bias": False}
+    overrides = ("method=ma_echo", "rounds=1", "aggregator.returns=W")
+    world = make_world(*overrides, "aggregator.T=6", model=model)
+    tracer = Tracer(Evaluator(world.experiment.task, 100), world.data, every=0, weights=(3,))
+    next(iter(run(world.aggregator, replace(world.env, trace=tracer), Serial(), world.data)))
+    weights = tracer.take().weights
+    short = make_world(*overrides, "aggregator.T=3", model=model)
+    (W,) = short.models(short.run())
+    assert_same([{name: weights[f"3/W/0/{name}"] for name in W}], [W])
+
+
 def test_mistakes_are_refused_before_training() -> None:
     with pytest.raises(ConfigError, match="norm goes with"):
         Experiment.of(compose(["method=ma_echo", "aggregator.norm=true", "aggregator.v_update=anchored"]))
     with pytest.raises(ConfigError, match="a rank is needed for every layer"):
         Experiment.of(compose(["method=ma_echo", "aggregator.rank=[3]"]))
+
+
+@pytest.mark.parametrize(("method", "key", "instead"), [
+    ("ma_echo", "last_layer", "projected"),
+    ("average", "last_layer", "plain"),
+    ("ensemble", "combine", "logits"),
+])  # fmt: skip
+def test_a_mask_of_classes_needs_a_row_a_class(method: str, key: str, instead: str) -> None:
+    generative = ["task=cvae", "model=cvae", f"method={method}"]
+    with pytest.raises(ConfigError, match="a row for every class") as error:
+        Experiment.of(compose([*generative, f"aggregator.{key}=masked"]))
+    assert "64 rows" in str(error.value) and f"aggregator.{key}={instead}" in str(error.value)
+    Experiment.of(compose([*generative, f"aggregator.{key}={instead}"]))
+    Experiment.of(compose([f"method={method}", f"aggregator.{key}=masked"]))
 
 
 def test_alignment_first_is_fusing_the_aligned_models() -> None:

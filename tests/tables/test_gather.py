@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy import stats
 
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, DataError
 from fedexp.tables.cells import Job, slots
+from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.found import Found, read_path
-from fedexp.tables.gather import judge, make_report
+from fedexp.tables.gather import judge, make_report, with_pictures
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.report import Cell, Report
+from fedexp.tables.report import Cell, Picture, Report
 from tests.tables.test_schema import table
 
 DATASET = {"_target_": "fedexp.data.digits.Digits"}
@@ -190,3 +193,27 @@ def test_numbers_are_read_by_path() -> None:
     for path in ("metrics.test", "per_client.test/local/acc.2", "name", "none", "metrics"):
         with pytest.raises(ConfigError):
             read_path(stored, path)
+
+
+@dataclass(frozen=True)
+class Torn(Drawing):
+    """Cannot be drawn."""
+
+    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
+        raise DataError("the paper is torn")
+
+
+@dataclass(frozen=True)
+class Square(Drawing):
+    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
+        return (Picture("square", f"{len(runs)} runs", "<svg/>", b""),)
+
+
+def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path: Path) -> None:
+    nodes = [{"_target_": f"{__name__}.Torn"}, {"_target_": f"{__name__}.Square"}]
+    made = table(tmp_path, drawings=nodes)
+    cells = slots(made)
+    found = {job.overrides: Found(job, tmp_path, {}, result(0.5), status="done") for s in cells for job in s.jobs}
+    whole = with_pictures(report(tmp_path), made, cells, found)
+    assert "Torn is not drawn: the paper is torn" in whole.warnings
+    assert (whole.pictures[0].name, whole.pictures[0].title) == ("square", f"{sum(len(s.jobs) for s in cells)} runs")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fedexp.tables import canvas
 from fedexp.tables.page import page
 from fedexp.tables.pictures import pictures
 from fedexp.tables.report import Picture
@@ -261,3 +262,17 @@ def test_a_script_inside_a_picture_neither_runs_nor_loads(chrome: Chrome, tmp_pa
     refused = [entry["message"] for entry in chrome.get_log("browser")]
     assert len(refused) == 3
     assert all("Content Security Policy" in message for message in refused)
+
+
+def test_an_image_inside_a_picture_shows(chrome: Chrome, tmp_path: Path) -> None:
+    with canvas.drawing():
+        figure = canvas.figure(2, 2)
+        canvas.axes(figure, 1, 1, 1).imshow([[0.0, 1.0], [1.0, 0.0]])
+        drawn = canvas.picture("p", "p", figure)
+    written = tmp_path / "images.html"
+    written.write_text(page(report(pictures=(drawn,))), encoding="utf-8")
+    chrome.get_log("browser")
+    chrome.get(written.as_uri())
+    decoded = "document.querySelector('svg image').decode().then(() => arguments[0](true), () => arguments[0](false))"
+    assert chrome.execute_async_script(decoded) is True
+    assert chrome.get_log("browser") == []

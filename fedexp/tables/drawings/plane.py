@@ -1,0 +1,165 @@
+"""A method's path through parameter space, on the plane of its first three iterates, over the test loss there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.errors import StorageError
+from fedexp.core.trees import Tree
+from fedexp.tables import canvas
+from fedexp.tables.drawing import Drawing, DrawnRun
+from fedexp.tables.drawings.stored import by_row, flat, passed, unflat
+from fedexp.tables.report import Picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Loss = Callable[[Tree], float]
+
+_LEVELS = 16  # each covers as much of the surface as the others
+_CLEAR = 0.045  # of the surface's width and height, between numbers that can be read
+
+
+@dataclass(frozen=True)
+class Plane(Drawing):
+    """Test loss in colours, the projections of g^t (all parameters after t iterations) as a line, their t written beside.
+
+    Args:
+        method: the column whose run is drawn; its ``trace.weights`` has 0, 1, 2 and more.
+        series: which of its models, ``W`` or ``mean_v``.
+        resolution: points of the loss along each side; images: of the test set, its first, for the loss of each.
+        margin: of the surface beyond the path, as a part of the path's extent.
+    """
+
+    method: str
+    series: str = "W"
+    resolution: int = 25
+    images: int = 2000
+    margin: float = 0.3
+
+    def __post_init__(self) -> None:
+        require(self.resolution >= 2, f"resolution must be at least 2, got {self.resolution}")
+        require(self.images >= 1, f"images must be at least 1, got {self.images}")
+        require(self.margin >= 0, f"margin must not be negative, got {self.margin}")
+
+    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
+        with canvas.drawing():
+            return tuple(
+                self._picture(where, group[self.method]) for where, group in by_row(runs) if self.method in group
+            )
+
+    def _picture(self, where: str, run: DrawnRun) -> Picture:
+        steps = {step: models[0] for step, models in passed(run, self.series).items()}
+        if list(steps)[:3] != [0, 1, 2]:
+            raise StorageError(
+                "the plane is that of iterations 0, 1 and 2, and not all were kept",
+                where=str(run.folder / "trace"),
+                got=list(steps),
+                do="add them to trace.weights",
+            )
+        loss = test_loss(run.config, self.images)
+        iterates = {step: flat(params) for step, params in steps.items()}
+        origin, like = iterates[0], steps[0]
+        basis = plane(origin, iterates[1], iterates[2])
+        path = torch.stack([(g - origin) @ basis.T for g in iterates.values()])
+        xs, ys = (around(path[:, axis], self.margin, self.resolution) for axis in (0, 1))
+        surface = [[loss(unflat(origin + x * basis[0] + y * basis[1], like)) for x in xs] for y in ys]
+        last = list(steps)[-1]
+        real = [loss(steps[t]) for t in (0, last)]
+        seen = [loss(unflat(origin + path[i] @ basis, like)) for i in (0, -1)]
+        title = (
+            f"Test loss (first {self.images:,} images) on the plane of the first three iterates of {self.series}, and their "
+            f"path. Loss at t = 0: {real[0]:.3g}; at t = {last}: {real[1]:.3g}, and {seen[1]:.3g} at its projection"
+            f"{where and f' ({where})'}"
+        )
+        name = f"plane-{where}".replace(" ", "-").replace(",", "") if where else "plane"
+        return canvas.picture(
+            name, title, _figure(xs, ys, torch.tensor(surface, dtype=torch.float64), path, list(steps))
+        )
+
+
+def plane(g0: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
+    """Orthonormal basis (2, n) of the plane through three points: u along g1 - g0, v along what g2 - g0 adds to it."""
+    u, v = g1 - g0, g2 - g0
+    first = u.norm()
+    if first == 0 or (v - (v @ u) / first**2 * u).norm() <= 1e-9 * v.norm():
+        raise StorageError("the first three iterates lie on a line: they span no plane")
+    u = u / first
+    v = v - (v @ u) * u
+    return torch.stack([u, v / v.norm()])
+
+
+def around(values: Tensor, margin: float, count: int) -> list[float]:
+    """`count` equidistant numbers over the range of `values` and a part `margin` of it on either side."""
+    low, high = float(values.min()), float(values.max())
+    beyond = margin * (high - low)
+    return [float(v) for v in torch.linspace(low - beyond, high + beyond, count, dtype=torch.float64)]
+
+
+def test_loss(config: Mapping[str, Any], images: int) -> Loss:
+    """Loss, as a function of parameters, of the config's model on its data's first `images` test images."""
+    from fedexp.core.aggregator import Outcome
+    from fedexp.core.data import Samples
+    from fedexp.core.models import Weights
+    from fedexp.evaluation.evaluate import Evaluator
+    from fedexp.experiment import Experiment
+
+    experiment = Experiment.of(config)
+    cpu = torch.device("cpu")
+    test = experiment.prepare(experiment.load(cpu), lambda text: None).test
+    part = Samples(test.x[:images], test.y[:images], test.mean, test.std, dtype=test.dtype)
+    evaluator = Evaluator(experiment.task, experiment.config.eval.batch_size)
+    if Weights.init(experiment.spec, 0, cpu, part.dtype).buffers:
+        raise StorageError("the model has buffers, and a trace keeps parameters alone", where=experiment.spec.arch)
+
+    def loss(params: Tree) -> float:
+        return evaluator(Outcome((Weights(experiment.spec, params, {}),), "model"), part, "test")["test/global/loss"]
+
+    return loss
+
+
+def _figure(xs: Sequence[float], ys: Sequence[float], surface: Tensor, path: Tensor, steps: Sequence[int]) -> Figure:
+    from matplotlib.colors import BoundaryNorm
+    from matplotlib.ticker import FuncFormatter
+
+    figure = canvas.figure(6.0, 4.8)
+    axes = canvas.axes(figure, 1, 1, 1)
+    levels = sorted(set(surface.flatten().quantile(torch.linspace(0, 1, _LEVELS + 1, dtype=surface.dtype)).tolist()))
+    if len(levels) < 2:
+        raise StorageError("the test loss is the same on the whole plane")
+    colours: dict[str, Any] = {"cmap": "viridis", "norm": BoundaryNorm(levels, 256)}
+    filled = axes.contourf(xs, ys, surface.numpy(), levels=levels, **colours)
+    filled.set_edgecolor("face")  # else browsers leave seams between the colours
+    axes.grid(visible=False)
+    bar = figure.colorbar(
+        filled,
+        ax=axes,
+        label="test loss (nats)",
+        spacing="uniform",
+        ticks=levels[::2],
+        format=FuncFormatter(lambda v, _: f"{v:.3g}"),
+    )
+    bar.ax.tick_params(colors=canvas.INK, labelsize=8.5)
+    bar.ax.yaxis.label.set_color(canvas.INK)
+    axes.plot(path[:, 0], path[:, 1], color="white", linewidth=1.4, marker="o", markersize=4, markeredgecolor="black")
+    for at in _apart(path / torch.tensor([xs[-1] - xs[0], ys[-1] - ys[0]]), _CLEAR):
+        place = (float(path[at, 0]), float(path[at, 1]))
+        axes.annotate(f"{steps[at]}", place, xytext=(4, 4), textcoords="offset points", color="white", fontsize=8)
+    axes.set_xlabel("along g¹ - g⁰")
+    axes.set_ylabel("orthogonal to it, in the plane with g² - g⁰")
+    return figure
+
+
+def _apart(points: Tensor, least: float) -> list[int]:
+    """The last point, and of the others, first to last, those that lie at least `least` from all chosen before."""
+    chosen = [len(points) - 1]
+    for at in range(len(points) - 1):
+        if min(float((points[at] - points[other]).norm()) for other in chosen) >= least:
+            chosen.append(at)
+    return chosen

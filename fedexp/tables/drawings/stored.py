@@ -1,0 +1,101 @@
+"""What drawings read of a run's folder: the models it delivered, and those it went through."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor
+
+from fedexp.core.errors import StorageError
+from fedexp.core.models import ModelSpec, Weights
+from fedexp.core.trees import Tree
+from fedexp.storage.tensors import load_tree
+from fedexp.tables.drawing import DrawnRun
+
+_CPU = torch.device("cpu")
+
+
+def by_row(runs: Sequence[DrawnRun]) -> list[tuple[str, dict[str, DrawnRun]]]:
+    """Runs of one row and seed, by column; before them what sets them apart from other rows and seeds, empty if nothing."""
+    groups: dict[str, dict[str, DrawnRun]] = {}
+    for run in runs:
+        named = [f"{key} {value}" for key, value in run.conditions.items()] + [f"seed {run.seed}"]
+        groups.setdefault(", ".join(named), {})[run.method] = run
+    return list(groups.items()) if len(groups) > 1 else [("", group) for group in groups.values()]
+
+
+def delivered(run: DrawnRun) -> tuple[Weights, ...]:
+    """The models in ``model.safetensors``."""
+    tree, facts = load_tree(_there(run, run.folder / "model.safetensors"), _CPU)
+    models = []
+    for number, about in enumerate(facts["specs"]):
+        given = dict(about["kwargs"])
+        shape, classes = given.pop("input_shape", ()), given.pop("num_classes", 0)
+        spec = ModelSpec.of({"_target_": about["arch"], **given}, tuple(shape), classes)
+        start = "" if facts["kind"] == "model" else f"{number}/"
+        own = {name.removeprefix(start): value for name, value in tree.items() if name.startswith(start)}
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            params = {name for name, _ in spec.module().named_parameters()}
+        models.append(
+            Weights(
+                spec, {k: v for k, v in own.items() if k in params}, {k: v for k, v in own.items() if k not in params}
+            )
+        )
+    return tuple(models)
+
+
+def passed(run: DrawnRun, series: str, parameters: Sequence[str] | None = None) -> dict[int, list[Tree]]:
+    """Parameters of a series' models, by iteration, ascending: of those that ``trace.weights`` kept in the last round.
+
+    Args:
+        series: ``W``, ``V`` (one model a client) or ``mean_v``; parameters: names of those wanted, all if None.
+    """
+    folder = run.folder / "trace"
+    rounds = [int(path.stem) for path in folder.glob("*.safetensors")]
+    path = _there(run, folder / f"{max(rounds, default=0)}.safetensors")
+    found: dict[int, dict[int, Tree]] = {}
+    with safetensors.safe_open(path, framework="pt") as file:
+        keys = json.loads(file.metadata()["fedexp"])["order"]
+        for key in keys:
+            step, kind, number, name = key.split("/", 3)
+            if kind == series and (parameters is None or name in parameters):
+                found.setdefault(int(step), {}).setdefault(int(number), {})[name] = file.get_tensor(key)
+    if not found:
+        raise StorageError(
+            f"nothing was kept of series '{series}'" + (f" and {', '.join(parameters)}" if parameters else ""),
+            where=str(path),
+            expected=", ".join(sorted({" of ".join(key.split("/", 3)[:0:-2]) for key in keys})),
+        )
+    return {step: [found[step][number] for number in sorted(found[step])] for step in sorted(found)}
+
+
+def evaluated(run: DrawnRun, step: int) -> dict[str, Any]:
+    """What was measured after `step` iterations of the last round, by ``<series>/<metric>``; empty where nothing was."""
+    rounds = sorted((run.folder / "trace").glob("*.json"), key=lambda path: int(path.stem))
+    rows = json.loads(rounds[-1].read_text()) if rounds else []
+    return next((row for row in rows if row["step"] == step), {})
+
+
+def flat(params: Tree) -> Tensor:
+    """All parameters as one vector (n,), float64."""
+    return torch.cat([value.flatten().double() for value in params.values()])
+
+
+def unflat(vector: Tensor, like: Tree) -> Tree:
+    """`flat` undone, in the types of `like`."""
+    found, start = {}, 0
+    for name, value in like.items():
+        found[name] = vector[start : start + value.numel()].reshape(value.shape).to(value.dtype)
+        start += value.numel()
+    return found
+
+
+def _there(run: DrawnRun, path: Path) -> Path:
+    if not path.exists():
+        raise StorageError(f"run '{run.label}' kept no {path.parent.name}/{path.name}", where=str(run.folder))
+    return path

@@ -1,0 +1,123 @@
+"""A layer's rows of several models, embedded in the plane by t-SNE: do units of one number lie together?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.errors import StorageError
+from fedexp.tables import canvas
+from fedexp.tables.drawing import Drawing, DrawnRun
+from fedexp.tables.drawings.stored import by_row, evaluated, passed
+from fedexp.tables.report import Picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SIZES = (4.2, 5.6, 7.2)  # of hollow markers that lie on one another
+
+
+@dataclass(frozen=True)
+class Units(Drawing):
+    """One panel a column of the table: the V_i after the last iteration that its run kept.
+
+    In brackets the mean accuracy of the V_i on their own clients' training data, where it was traced, and `met`.
+
+    Args:
+        layer: name of the weight whose rows are drawn.
+        perplexity, random_state: of t-SNE (van der Maaten & Hinton 2008); the former is at most a third of the rows.
+    """
+
+    layer: str
+    perplexity: float = 30.0
+    random_state: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.perplexity > 0, f"perplexity must be positive, got {self.perplexity}")
+
+    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
+        with canvas.drawing():
+            return tuple(self._picture(where, list(group.values())) for where, group in by_row(runs))
+
+    def _picture(self, where: str, runs: Sequence[DrawnRun]) -> Picture:
+        across = min(len(runs), 2)
+        down = -(-len(runs) // across)
+        figure = canvas.figure(3.7 * across, 3.6 * down + 0.3)
+        clients = 0
+        for at, run in enumerate(runs):
+            step, models = list(passed(run, "V", [self.layer]).items())[-1]
+            rows = torch.stack([model[self.layer].flatten(1).double() for model in models])
+            clients = max(clients, len(rows))
+            axes = canvas.axes(figure, down, across, at + 1)
+            self._panel(axes, rows)
+            own = evaluated(run, step).get("V/train/acc")
+            facts = [f"own training data {100 * sum(own) / len(own):.1f} %"] if own else []
+            facts.append(f"rows met {100 * met(rows):.0f} %")
+            title = f"({chr(ord('a') + at)}) {canvas.plain(run.label)}\n{', '.join(facts)}"
+            axes.set_title(title, fontsize=9, loc="left", color=canvas.INK)
+        _legend(figure, clients)
+        title = (
+            f"t-SNE of the rows of {self.layer}, a marker a row. Own training data: the models' mean accuracy on it. Rows met: "
+            f"those whose nearest row in another model has their own number{where and f' ({where})'}"
+        )
+        name = f"units-{where}".replace(" ", "-").replace(",", "") if where else "units"
+        return canvas.picture(name, title, figure)
+
+    def _panel(self, axes: Axes, rows: Tensor) -> None:
+        for at, points in enumerate(self.embed(rows)):
+            look = canvas.look(at)
+            axes.plot(
+                points[:, 0],
+                points[:, 1],
+                linestyle="none",
+                markerfacecolor="none",
+                markeredgewidth=0.9,
+                markersize=_SIZES[at % len(_SIZES)],
+                **look,
+            )
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_visible(True)
+        axes.spines[:].set_color(canvas.FAINT)
+
+    def embed(self, rows: Tensor) -> Tensor:
+        """(models, n, d) -> (models, n, 2), all rows in one embedding."""
+        from sklearn.manifold import TSNE
+
+        models, n, d = rows.shape
+        if models * n < 4:
+            raise StorageError("t-SNE needs at least four rows", where=self.layer, got=models * n)
+        perplexity = min(self.perplexity, (models * n - 1) / 3)
+        made = TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=self.random_state)
+        points: Tensor = torch.from_numpy(made.fit_transform(rows.reshape(-1, d).numpy()))
+        return points.reshape(models, n, 2)
+
+
+def met(rows: Tensor) -> float:
+    """Share of rows whose nearest (Euclidean) in another model has the same number, over all ordered pairs of models.
+
+    Args:
+        rows: (models, n, d), two models or more.
+    """
+    number = torch.arange(rows.shape[1])
+    hits = [
+        (torch.cdist(a, b).argmin(1) == number).double().mean()
+        for i, a in enumerate(rows)
+        for j, b in enumerate(rows)
+        if i != j
+    ]
+    return float(torch.stack(hits).mean())
+
+
+def _legend(figure: Figure, clients: int) -> None:
+    from matplotlib.lines import Line2D
+
+    hollow = {"linestyle": "none", "markerfacecolor": "none", "markersize": 5.5}
+    handles = [Line2D([], [], label=f"local model {i + 1}", **hollow, **canvas.look(i)) for i in range(clients)]  # type: ignore[arg-type]
+    canvas.legend(figure, handles)
