@@ -36,12 +36,12 @@ from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.fusion import FusionAggregator
 from fedexp.core.jobs import ClientResult
-from fedexp.core.models import Layer, ModelSpec, Weights, layers_of
+from fedexp.core.models import Layer, ModelSpec, Weights, frozen_of, layers_of
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
-from fedexp.matching.alignment import Alignment, moved_share
+from fedexp.matching.alignment import Alignment
 from fedexp.matching.structure import structure_of
 from fedexp.probes.projections import Projections, full_size
 
@@ -82,15 +82,17 @@ class MAEcho(FusionAggregator):
         )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
-        self._fused(layers_of(spec, input_shape))
+        self._fused(spec, layers_of(spec, input_shape))
         check_mask(self.last_layer, spec, input_shape, "last_layer", "projected or aggregator.last_layer=plain")
         if self.align:
             structure_of(spec, input_shape)
 
-    def _fused(self, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-        """Those that take part in the iteration."""
+    def _fused(self, spec: ModelSpec, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        """Those that take part in the iteration: what is frozen is the same everywhere and stays."""
+        frozen = frozen_of(spec.arch, tuple(layer.weight for layer in layers))
         inner = layers if self.last_layer == "projected" else layers[:-1]
-        chosen = tuple(layer for layer in inner if any(fnmatchcase(layer.weight, p) for p in self.layers))
+        trained = [layer for layer in inner if layer.weight not in frozen]
+        chosen = tuple(layer for layer in trained if any(fnmatchcase(layer.weight, p) for p in self.layers))
         if self.rank is not None and len(self.rank) != len(layers):
             raise ConfigError(
                 "a rank is needed for every layer",
@@ -102,7 +104,7 @@ class MAEcho(FusionAggregator):
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
         projections = Projections(
-            layers=tuple(layer.weight for layer in self._fused(env.layers)),
+            layers=tuple(layer.weight for layer in self._fused(env.spec, env.layers)),
             variant=self.projector,
             damping=self.shrinkage if self.damping == "recursion" else 1.0,
             alpha=self.alpha,
@@ -111,7 +113,9 @@ class MAEcho(FusionAggregator):
             batch_size=self.probe_batch_size,
             rank=self.rank
             and tuple(
-                rank for layer, rank in zip(env.layers, self.rank, strict=True) if layer in self._fused(env.layers)
+                rank
+                for layer, rank in zip(env.layers, self.rank, strict=True)
+                if layer in self._fused(env.spec, env.layers)
             ),
         )
         return (projections, *presence_probes(self.last_layer, env))
@@ -134,7 +138,7 @@ class MAEcho(FusionAggregator):
         base = averaged(models)
         start = self._start(models, base, env)
         spaces = {}
-        for layer in self._fused(env.layers):
+        for layer in self._fused(env.spec, env.layers):
             local, K = [_matrix(layer, m.params) for m in models], [own[layer.weight] for own in factors]
             spaces[layer] = NullSpace(local, K, _matrix(layer, start.params), rule)
         if self.last_layer == "masked":
@@ -166,7 +170,7 @@ class MAEcho(FusionAggregator):
         if not self.align:
             return models, factors, {}
         structure = structure_of(env.spec, env.input_shape)
-        models, maps = aligned(models, env, Alignment())
+        models, maps, share = aligned(models, env, Alignment())
         widths = {name: math.prod(models[0].params[name].shape[1:]) for name in factors[0]}
 
         def moved(name: str, K: Tensor, own: dict[str, Tensor]) -> Tensor:
@@ -176,7 +180,7 @@ class MAEcho(FusionAggregator):
         factors = [
             {name: moved(name, K, own) for name, K in tree.items()} for tree, own in zip(factors, maps, strict=True)
         ]
-        return models, factors, {"ot/moved": moved_share(structure, maps)}
+        return models, factors, {"ot/moved": share}
 
     def _series(self, base: Weights, models: Sequence[Weights], spaces: dict[Layer, NullSpace]) -> dict[str, Outcome]:
         local = [_with(model, {layer: space.v(i) for layer, space in spaces.items()}) for i, model in enumerate(models)]

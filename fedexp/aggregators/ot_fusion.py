@@ -66,16 +66,18 @@ class OTFusion(FusionAggregator):
                 maps += align([model], fused, structure, self.alignment)
                 fused = averaged([fused, self.alignment.apply(model, structure, maps[-1])])
             return fused, {"ot/moved": moved_share(structure, maps)}
-        moved, maps = aligned(models, env, self.alignment)
+        moved, _, share = aligned(models, env, self.alignment)
         fused = averaged(moved)
         if self.last_layer == "masked":
             fused = with_masked_output(fused, moved, presence(results), env.layers[-1])
-        changed = [own for own, after, before in zip(maps, moved, models, strict=True) if after is not before]
-        return fused, {"ot/moved": moved_share(structure, changed)}
+        return fused, {"ot/moved": share}
 
 
-def aligned(models: Sequence[Weights], env: Env, options: Alignment) -> tuple[list[Weights], list[dict[str, Tensor]]]:
-    """All models moved onto the first (of two, the first onto the second), and what moved each, by unit group.
+def aligned(
+    models: Sequence[Weights], env: Env, options: Alignment
+) -> tuple[list[Weights], list[dict[str, Tensor]], float]:
+    """All models moved onto the first (of two, the first onto the second), what moved each, by unit group, and the share of
+    units that moved, over all models but the reference.
 
     The reference's permutations are identities; units of frozen layers have none.
     """
@@ -88,4 +90,4 @@ def aligned(models: Sequence[Weights], env: Env, options: Alignment) -> tuple[li
     for number, own in zip(others, found, strict=True):
         maps[number] = own
         moved[number] = options.apply(models[number], structure, own)
-    return moved, maps
+    return moved, maps, moved_share(structure, found)

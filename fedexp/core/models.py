@@ -116,7 +116,7 @@ class Weights:
     @property
     def frozen(self) -> frozenset[str]:
         """Parameters and buffers that clients never change: those that match the class's ``frozen_parameters``."""
-        return _frozen(self.spec.arch, (*self.params, *self.buffers))
+        return frozen_of(self.spec.arch, (*self.params, *self.buffers))
 
     @property
     def trainable(self) -> Tree:
@@ -312,7 +312,8 @@ def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...
 
 
 @cache
-def _frozen(arch: str, names: tuple[str, ...]) -> frozenset[str]:
+def frozen_of(arch: str, names: tuple[str, ...]) -> frozenset[str]:
+    """Those of `names` that clients of this architecture never change."""
     patterns: tuple[str, ...] = getattr(locate(arch, nn.Module, "model"), "frozen_parameters", ())
     return frozenset(name for name in names for pattern in patterns if fnmatchcase(name, pattern))
 

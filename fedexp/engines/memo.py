@@ -44,6 +44,7 @@ class Memo(Executor):
         self.root = root
         self.max_bytes = max_gb * 1e9
         self.hits = self.misses = 0
+        self._answered = 0  # bytes of probes' answers, which the next sweep over the folder weighs
         self.recalled_steps = 0  # local steps of the hits, which nobody executed
         self._base = json.dumps([asdict(numerics), code])
 
@@ -86,6 +87,7 @@ class Memo(Executor):
         parts = [
             self._base,
             *model,
+            _described(job.task),
             _described(probe),
             probe_code_hash(probe),
             job.seed,
@@ -99,7 +101,8 @@ class Memo(Executor):
                 path.touch()
             except (FileNotFoundError, safetensors.SafetensorError):
                 tree = self.inner.probe(replace(job, probes=(probe,)), weights, data)[probe.name]
-                save_tree(path, tree, {})
+                if self._answered < self.max_bytes:
+                    self._answered += save_tree(path, tree, {})
             lock.unlink(missing_ok=True)
         return tree
 

@@ -102,8 +102,12 @@ class Projections(Probe):
 
 
 def _windows(layer: Layer, mean_map: Tensor) -> Tensor:
-    """Patches (windows, channels * kh * kw) of one map as the released code visits them: no padding, stride 2."""
-    return F.unfold(mean_map, layer.kernel, stride=2)[0].T
+    """Patches (windows, channels * kh * kw) of one map as the released code visits them: no padding, stride 2.
+
+    A map that is smaller than the kernel has no such patch; it is padded as the layer pads it.
+    """
+    small = any(size < kernel for size, kernel in zip(mean_map.shape[-2:], layer.kernel, strict=True))
+    return F.unfold(mean_map, layer.kernel, padding=layer.padding if small else 0, stride=2)[0].T
 
 
 def _patches(layer: Layer, x: Tensor) -> Tensor:

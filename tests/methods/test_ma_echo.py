@@ -25,6 +25,7 @@ from fedexp.evaluation.tracing import Tracer
 from fedexp.experiment import Experiment
 from fedexp.matching.alignment import Alignment
 from fedexp.matching.simplex_qp import capped_simplex_qp
+from fedexp.models import mlp
 from fedexp.probes.projections import Projections
 from tests.world import CPU, MLP, World, assert_same, make_data, make_world
 
@@ -396,6 +397,34 @@ def test_what_a_trace_keeps_is_not_iterated_further() -> None:
     assert_same([{name: weights[f"3/W/0/{name}"] for name in W}], [W])
 
 
+def test_a_map_smaller_than_the_kernel_is_padded_as_the_layer_pads() -> None:
+    x = random(4, 2, 2, 2)
+    layer = Layer("w", None, "conv", (3, 3), (1, 1), (1, 1))
+    recursion = Projections(("w",), batch_size=4)._begin(layer, x, 1)
+    recursion.add(layer, x)
+    r = F.pad(x.mean(0), (1, 1, 1, 1))[:, :3, :3].reshape(-1)
+    P = 0.5 * torch.outer(r, r) / (0.00001**0.8 + r @ r)
+    K = recursion.factor()
+    torch.testing.assert_close(K @ K.T, P, rtol=0, atol=1e-9)
+
+
+class HalfFrozen(mlp.MLP):
+    """Its first layer is nobody's to train."""
+
+    frozen_parameters = ("hidden.0.*",)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_frozen_layers_keep_their_bits(norm: bool) -> None:
+    model = {"_target_": "tests.methods.test_ma_echo.HalfFrozen", "hidden": [9, 6]}
+    world = make_world("method=ma_echo", f"aggregator.norm={norm}", "aggregator.T=20", model=model)
+    results = cohort(world)
+    assert list(results[0].probes["projections"]) == ["hidden.1.weight"]
+    fused, _ = world.aggregator.fuse(results, world.env)  # type: ignore[attr-defined]
+    start = world.env.initial_weights().params
+    assert all(torch.equal(fused.params[name], start[name]) for name in ("hidden.0.weight", "hidden.0.bias"))
+
+
 def test_mistakes_are_refused_before_training() -> None:
     with pytest.raises(ConfigError, match="norm goes with"):
         Experiment.of(compose(["method=ma_echo", "aggregator.norm=true", "aggregator.v_update=anchored"]))
@@ -422,7 +451,7 @@ def test_alignment_first_is_fusing_the_aligned_models() -> None:
     model = {**MLP, "hidden": [9, 6]}
     world = make_world("method=ma_echo_ot", "init=different", model=model)
     results = cohort(world)
-    moved, _ = aligned([r.weights for r in results], world.env, Alignment())
+    moved, *_ = aligned([r.weights for r in results], world.env, Alignment())
     assert any(
         not torch.equal(a.params[n], r.weights.params[n]) for a, r in zip(moved, results, strict=True) for n in a.params
     )

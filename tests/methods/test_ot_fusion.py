@@ -115,7 +115,7 @@ def test_nafis_two_models_written_out() -> None:
 def test_the_reference_stays(count: int, reference: int) -> None:
     spec = MODELS["cnn"]
     models = models_of(spec, count)
-    moved, maps = aligned(models, world_of(spec, "method=ot_fusion").env, Alignment())
+    moved, maps, _ = aligned(models, world_of(spec, "method=ot_fusion").env, Alignment())
     assert moved[reference] is models[reference] and len(maps) == count
     structure = structure_of(spec, IMAGE)
     for model, own, before in zip(moved, maps, models, strict=True):
