@@ -51,6 +51,9 @@ def guarded(work: Callable[[], int]) -> int:
         else:
             print(f"error: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except BrokenPipeError:  # `fedexp-runs list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _run(arguments: list[str]) -> int:

@@ -17,10 +17,16 @@ from fedexp.tables.schema import Table, fits
 
 @dataclass(frozen=True)
 class Job:
-    """A run that a cell needs: its seed, the conditions it has beyond the row's, its overrides."""
+    """A run that a cell needs.
+
+    Args:
+        seed: of the run; pooled: the conditions it has beyond the row's.
+        declared: the table's own overrides and those it leaves to the user; overrides: with all of the user's.
+    """
 
     seed: int
     pooled: dict[str, Value]
+    declared: tuple[str, ...]
     overrides: tuple[str, ...]
 
 
@@ -48,8 +54,11 @@ def slots(
         extra: overrides that come last.
     """
     table.check(form)
-    shrunk = table.shrunk(form)
-    seeds = seeds or (shrunk.seeds if shrunk and shrunk.seeds else table.seeds)
+    given = [override for override in extra if _key(override) == "seed"]
+    if given:
+        raise ConfigError("a table gives each run its seed", got=given[0], do=f"--seeds {given[0].partition('=')[2]}")
+    left = [override for override in extra if _key(override) in table.given]
+    seeds = seeds or declared_seeds(table, form)
     found: dict[tuple[tuple[Value, ...], str], list[Job]] = {}
     for full in _points(table, form):
         for column in table.methods:
@@ -61,12 +70,19 @@ def slots(
                 continue
             pooled = {key: value for key, value in full.items() if key not in table.keys}
             for seed in seeds:
-                jobs.append(Job(seed, pooled, tuple(_overrides(table, form, full, column.key, seed, extra))))
+                own = [*_overrides(table, form, full, column.key), f"seed={seed}"]
+                jobs.append(Job(seed, pooled, _last([*own, *left]), _last([*own, *extra])))
     if not found:
         raise ConfigError("no cell of the table fits", where="--only", got=_shown(only or {}))
     return tuple(
         Slot(dict(zip(table.keys, place, strict=True)), method, tuple(jobs)) for (place, method), jobs in found.items()
     )
+
+
+def declared_seeds(table: Table, form: Form) -> tuple[int, ...]:
+    """The seeds of the form, if the user asks for no others."""
+    shrunk = table.shrunk(form)
+    return shrunk.seeds if shrunk and shrunk.seeds else table.seeds
 
 
 def launch_order(cells: Sequence[Slot]) -> list[Job]:
@@ -134,10 +150,8 @@ def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> b
     return all(cell[key] in values for key, values in only.items())
 
 
-def _overrides(
-    table: Table, form: Form, full: dict[str, Value], method: str, seed: int, extra: Sequence[str]
-) -> list[str]:
-    """Base, row, method, rules, form, seed, the user's; of two for one key the later counts."""
+def _overrides(table: Table, form: Form, full: dict[str, Value], method: str) -> list[str]:
+    """Base, row, method, rules, form."""
     shrunk = table.shrunk(form)
     found = [f"experiment={table.experiment}"] if table.experiment else []
     for key, value in full.items():
@@ -147,9 +161,16 @@ def _overrides(
     for rule in table.rules:
         if fits(rule.where, full, method):
             found += rule.overrides
-    found += shrunk.overrides if shrunk else ()
-    last = {override.partition("=")[0]: override for override in [*found, f"seed={seed}", *extra]}
-    return list(last.values())
+    return [*found, *(shrunk.overrides if shrunk else ())]
+
+
+def _last(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Of two for one key the later counts."""
+    return tuple({_key(override): override for override in overrides}.values())
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0]
 
 
 def _templates(table: Table, key: str, value: Value, node: Any) -> list[str]:

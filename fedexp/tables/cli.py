@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)
     shared.add_argument("--only", action="extend", nargs="+", default=[], metavar="key=value",
                         help="cells with these conditions (or method=...) alone; several values: beta=0.01,0.1")  # fmt: skip
-    shared.add_argument("--seeds", type=_integers, metavar="0,1", help="instead of the table's")
+    shared.add_argument("--seeds", type=_seeds, metavar="0,1", help="instead of the table's")
     shared.add_argument("--any-code", action="store_true",
                         help="where today's code made no result, show the newest that other code made")  # fmt: skip
     shared.add_argument("--strict", action="store_true", help="exit code 1 if a verdict is 'deviates'")
@@ -73,8 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+def _seeds(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts) or len({int(part) for part in parts}) < len(parts):
+        raise argparse.ArgumentTypeError(f"'{text}' are not seeds: whole numbers, each once, e.g. 0,1,2")
+    return [int(part) for part in parts]
 
 
 class _Request:
@@ -97,7 +100,7 @@ class _Request:
         self.cells: tuple[Slot, ...] = slots(
             self.table, self.form, only=only, seeds=options.seeds, extra=[o for o in options.overrides if not _is_hydra(o)]
         )  # fmt: skip
-        self._finder = Finder(self.composer, any_code=options.any_code, extra=self.extra)
+        self._finder = Finder(self.composer, any_code=options.any_code)
         self.found = self.look()
 
     def look(self) -> dict[tuple[str, ...], Found]:

@@ -48,11 +48,10 @@ class Finder:
 
     Args:
         any_code: where today's code made no result, take the newest that other code made.
-        extra: the user's overrides, which may alter the runs.
     """
 
-    def __init__(self, composer: Composer, *, any_code: bool = False, extra: Sequence[str] = ()) -> None:
-        self._composer, self._any_code, self._extra = composer, any_code, set(extra)
+    def __init__(self, composer: Composer, *, any_code: bool = False) -> None:
+        self._composer, self._any_code = composer, any_code
 
     def __call__(self, job: Job) -> Found:
         """The run of `job` as it is now."""
@@ -81,11 +80,10 @@ class Finder:
         )
 
     def _is_altered(self, job: Job, config: Mapping[str, Any]) -> bool:
-        if not self._extra:
+        if job.declared == job.overrides:
             return False
-        own = [override for override in job.overrides if override not in self._extra]
         try:
-            return config_hash(self._composer(own)) != config_hash(config)
+            return config_hash(self._composer(list(job.declared))) != config_hash(config)
         except FedexpError:
             return True
 
@@ -100,8 +98,13 @@ def _other_results(folder: Path) -> Iterator[Path]:
 
 
 def find(cells: Sequence[Slot], finder: Finder) -> dict[tuple[str, ...], Found]:
-    """Every job of `cells`, by its overrides."""
-    return {job.overrides: finder(job) for cell in cells for job in cell.jobs}
+    """Every job of `cells`, by its overrides. Where the user's make one run of several jobs, it is altered if it is for any."""
+    found: dict[tuple[str, ...], Found] = {}
+    for job in (job for cell in cells for job in cell.jobs):
+        run = finder(job)
+        if run.altered or job.overrides not in found:
+            found[job.overrides] = run
+    return found
 
 
 def read_value(run: Found, path: str) -> float:

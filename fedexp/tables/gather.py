@@ -9,11 +9,12 @@ from typing import Any
 
 from fedexp.core.build import build
 from fedexp.core.errors import FedexpError
-from fedexp.tables.cells import Slot
+from fedexp.tables import layout
+from fedexp.tables.cells import Slot, declared_seeds
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.found import Found, read_value
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.report import Agreement, Cell, Form, Picture, Report, Value, Verdict
+from fedexp.tables.report import Agreement, Cell, Form, Picture, Report, Verdict
 from fedexp.tables.schema import Table
 
 _SHOWN = 6  # names in a warning
@@ -67,7 +68,7 @@ def make_report(
 def with_pictures(
     report: Report, table: Table, cells: Sequence[Slot], found: Mapping[tuple[str, ...], Found]
 ) -> Report:
-    """The report, its pictures and the table's own drawings, these first. A drawing that cannot be made is a warning."""
+    """The report with the table's own drawings or, where it has none, the numbers as pictures. A drawing that cannot be made is a warning."""
     from fedexp.tables.pictures import pictures
 
     runs = [
@@ -92,7 +93,7 @@ def with_pictures(
             drawn += drawing.draw(runs)
         except FedexpError as error:
             missed.append(f"{type(drawing).__name__} is not drawn: {error.what}")
-    return replace(report, pictures=drawn + pictures(report), warnings=(*report.warnings, *missed))
+    return replace(report, pictures=drawn or pictures(report), warnings=(*report.warnings, *missed))
 
 
 def _cell(table: Table, slot: Slot, runs: Sequence[Found], reduced: str, root: Path, extra: Sequence[str]) -> Cell:
@@ -200,6 +201,9 @@ def _warnings(
     shrunk = table.shrunk(form)
     if shrunk is not None:
         yield f"This is the {form} form, and no reproduction: {shrunk.what}"
+    asked, declared = {job.seed for slot in cells for job in slot.jobs}, set(declared_seeds(table, form))
+    if asked and asked != declared:
+        yield f"Seeds {_listed(asked)} were asked for; the table's are {_listed(declared)}"
     if extra and any(run.altered for run in found.values()):
         yield f"These runs are not the table's own: {' '.join(extra)}"
     yield from _few_runs(cells, made)
@@ -292,11 +296,11 @@ def _relative(folder: Path, root: Path) -> str:
 
 
 def _place(cell: Cell) -> str:
-    return " ".join([cell.method, *(f"{key}={_text(value)}" for key, value in cell.conditions.items())])
+    return " ".join([cell.method, *(f"{key}={layout.label(value)}" for key, value in cell.conditions.items())])
 
 
-def _text(value: Value) -> str:
-    return str(value)
+def _listed(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(seeds)))
 
 
 def _names(table: Table, cells: Sequence[Cell]) -> str:

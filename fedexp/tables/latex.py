@@ -25,7 +25,7 @@ def escape(text: str) -> str:
 
 def _lines(report: Report) -> Iterator[str]:
     keys, methods = report.keys, report.methods
-    reference = texts.has_reference(report)
+    reference = layout.referenced(report)
     lines = "First line: paper; second: ours, mean" if reference else "Mean"
     form = "" if report.form == "full" else f", {report.form} form"
     yield "% needs \\usepackage{booktabs}"

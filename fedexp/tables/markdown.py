@@ -45,11 +45,11 @@ def _lines(report: Report) -> Iterator[str]:
 
 def _legend(report: Report) -> Iterator[str]:
     """What the cells mean, and how many got which verdict."""
-    yield f"{'Paper → ours' if texts.has_reference(report) else 'Ours'}, mean ± sd (n); best of a row in bold."
+    yield f"{'Paper → ours' if layout.referenced(report) else 'Ours'}, mean ± sd (n); best of a row in bold."
     used = [verdict for verdict, number in layout.verdicts(report).items() if number]
     yield ", ".join(f"{MARKS[verdict]} {verdict}" for verdict in used) + "."
-    if report.tolerance:
-        yield f"Tolerance {report.tolerance:g} {layout.unit(report)}."
+    if tolerance := texts.tolerance(report, layout.unit(report)):
+        yield f"Tolerance {tolerance}."
     yield f"**{texts.counts(report)}.**"
     mean, number = layout.mean_agreement(report)
     if mean is not None:
@@ -70,7 +70,7 @@ def _problems(report: Report) -> Iterator[str]:
 
 
 def _table(report: Report) -> Iterator[str]:
-    agreement, reference = texts.has_agreement(report), texts.has_reference(report)
+    agreement, reference = texts.has_agreement(report), layout.referenced(report)
     head = [*report.keys, *(_plain(m.label) for m in report.methods), *(["Spearman"] if agreement else [])]
     yield _row(head)
     yield _row(["---:"] * len(report.keys) + [":---"] * len(report.methods) + ["---:"] * agreement)

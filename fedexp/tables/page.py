@@ -11,17 +11,11 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from fedexp.tables import layout
+from fedexp.tables import layout, texts
 from fedexp.tables.layout import Row
 from fedexp.tables.report import Cell, Form, Method, Picture, Report, Verdict
+from fedexp.tables.texts import MARKS
 
-MARKS: dict[Verdict, str] = {
-    "reproduced": "✓",
-    "deviates": "✗",
-    "not run": "○",
-    "no reference": "–",
-    "not comparable": "≁",
-}
 _COUNTED: dict[Verdict, tuple[str, str]] = {  # one, several
     "reproduced": ("reproduced", "reproduced"),
     "deviates": ("deviates", "deviate"),
@@ -134,7 +128,7 @@ def _warnings(report: Report) -> str:
 
 
 def _key(report: Report) -> str:
-    points = {"percent": "percentage points"}.get(report.unit, report.unit)
+    allowed = texts.tolerance(report, {"percent": "percentage points"}.get(report.unit, report.unit))
     first = f"{escape(_metric(report))}, {'higher' if report.higher_is_better else 'lower'} is better."
     last = "Point at a cell or press it for its seeds, runs and reason."
     if not layout.referenced(report):
@@ -144,12 +138,12 @@ def _key(report: Report) -> str:
         first,
         "Each cell: the paper | mean ± sample standard deviation of our runs (number of seeds).",
         "Below: the verdict, and our mean less the paper's number.",
-        f"{MARKS['reproduced']} reproduced: the two differ by at most {report.tolerance:g} {escape(points)}.",
+        f"{MARKS['reproduced']} reproduced: the two differ by at most {escape(allowed)}." if allowed else "",
         "<b>Bold</b>: best of its row, once among the paper's numbers and once among ours.",
         "ρ: Spearman's rank correlation of the methods' order in the row with the paper's.",
         last,
     ]
-    return " ".join(parts)
+    return " ".join(filter(None, parts))
 
 
 def _wide(report: Report, rows: Sequence[Row], places: int | None) -> str:
@@ -167,11 +161,11 @@ def _wide(report: Report, rows: Sequence[Row], places: int | None) -> str:
         start = '<tr class="block">' if new else "<tr>"
         body.append(f"{start}{_wide_row(report, row, at, columns, places, ranked=ranked)}</tr>")
         above = block
-    conditions = ", ".join(map(escape, report.keys)) or "conditions"
+    conditions = f'<th scope="col">{", ".join(map(escape, report.keys))}</th>' if report.keys else ""
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="The table, scrolls sideways"><table class="wide">'
         f"<caption><span>{escape(report.source)}: {escape(report.title)}</span></caption>"
-        f'<thead><tr><th scope="col">{conditions}</th>{heads}{_rank_head(ranked)}</tr></thead>'
+        f'<thead><tr>{conditions}{heads}{_rank_head(ranked)}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody>{_foot(report, columns, ranked=ranked)}</table></div>"
     )
 
@@ -197,7 +191,8 @@ def _wide_row(report: Report, row: Row, at: int, columns: Sequence[Method], plac
         known = row.agreement
         rho = "–" if known is None or known.rho is None else f"{known.rho:.2f}"
         cells.append(f'<td class="plain">{rho}{f" <span class=hole>({known.methods})</span>" if known else ""}</td>')
-    return f'<th scope="row">{_conditions(row.cells[0])}</th>{"".join(cells)}'
+    place = f'<th scope="row">{_conditions(row.cells[0])}</th>' if report.keys else ""
+    return f"{place}{''.join(cells)}"
 
 
 def _button(report: Report, cell: Cell, key: str, places: int | None, *, paper: bool, ours: bool) -> str:
@@ -243,7 +238,7 @@ def _details(report: Report, cell: Cell, places: int | None) -> str:
 
 def _foot(report: Report, columns: Sequence[Method], *, ranked: bool) -> str:
     judged = ("reproduced", "deviates")
-    if not any(cell.verdict in judged for cell in report.cells):
+    if not report.keys or not any(cell.verdict in judged for cell in report.cells):
         return ""
     totals = []
     for method in columns:
@@ -391,12 +386,8 @@ def _metric(report: Report) -> str:
 
 
 def _conditions(cell: Cell) -> str:
-    return (
-        "".join(
-            f"<span><i>{escape(k)}</i> <span>{escape(layout.label(v))}</span></span>"
-            for k, v in cell.conditions.items()
-        )
-        or "all"
+    return "".join(
+        f"<span><i>{escape(k)}</i> <span>{escape(layout.label(v))}</span></span>" for k, v in cell.conditions.items()
     )
 
 

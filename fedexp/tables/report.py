@@ -13,10 +13,11 @@ Form = Literal["full", "reduced", "smoke"]
 
 @dataclass(frozen=True)
 class Method:
-    """A column: the framework's key and the paper's own name for it."""
+    """A column: the framework's key, the paper's own name for it, its tolerance where that is not the table's."""
 
     key: str
     label: str
+    tolerance: float | None = None
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def print_report(report: Report) -> None:
         table.add_column(key, justify="right", no_wrap=True)
     for method in report.methods:
         table.add_column(method.label, justify="right", no_wrap=True)
-    agreement, reference = texts.has_agreement(report), texts.has_reference(report)
+    agreement, reference = texts.has_agreement(report), layout.referenced(report)
     if agreement:
         table.add_column("Spearman", justify="right")
     for row, entries in texts.shown(report):
@@ -53,7 +53,8 @@ def print_report(report: Report) -> None:
     used = [verdict for verdict, number in layout.verdicts(report).items() if number]
     out.print(
         f"{'paper above ours' if reference else 'ours'} (mean ± sd (n){', difference' if reference else ''}); "
-        + ", ".join(f"{MARKS[verdict]} {verdict}" for verdict in used),
+        + ", ".join(f"{MARKS[verdict]} {verdict}" for verdict in used)
+        + (f"; tolerance {tolerance}" if (tolerance := texts.tolerance(report, layout.unit(report))) else ""),
         style="dim",
         markup=False,
     )

@@ -1,4 +1,4 @@
-"""The words of a report that Markdown, LaTeX and the terminal share."""
+"""The words of a report that its forms share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedexp.tables.report import Cell, Report, Verdict
 MARKS: Mapping[Verdict, str] = {
     "reproduced": "✓",
     "deviates": "✗",
-    "not run": "–",
+    "not run": "○",
     "no reference": "·",
     "not comparable": "≠",
 }
@@ -76,9 +76,12 @@ def rho(row: layout.Row) -> str:
     return "" if row.agreement is None or row.agreement.rho is None else f"{row.agreement.rho:.2f}"
 
 
-def has_reference(report: Report) -> bool:
-    """Whether the paper prints any number of this table."""
-    return any(cell.paper is not None for cell in report.cells)
+def tolerance(report: Report, unit: str) -> str:
+    """``5 points (ensemble 10)``: columns that have their own in brackets; empty where nothing is judged."""
+    others = [f"{m.label} {m.tolerance:g}" for m in report.methods if m.tolerance not in (None, report.tolerance)]
+    if not (report.tolerance or others):
+        return ""
+    return f"{report.tolerance:g} {unit}{f' ({", ".join(others)})' if others else ''}"
 
 
 def has_agreement(report: Report) -> bool:

@@ -33,11 +33,7 @@ def run_command(arguments: list[str]) -> int:
     from fedexp.cli import guarded
 
     options = _parser().parse_args(arguments)
-    try:
-        return guarded(lambda: options.run(options))
-    except BrokenPipeError:  # `fedexp-runs list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return guarded(lambda: options.run(options))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from fedexp.core.aggregator import Delivers, Outcome
 from fedexp.core.errors import DataError, StorageError
 from fedexp.core.models import ModelSpec, Net, Weights
 from fedexp.core.trees import Tree
-from fedexp.execution import _save_outcome
+from fedexp.storage.model_folder import save_outcome
 from fedexp.experiment import load_data
 from fedexp.models.cvae import decoder_of, generate
 from fedexp.storage.files import write_json
@@ -42,7 +42,7 @@ def run(folder: Path, method: str = "m", config: dict[str, Any] | None = None, s
 
 def save(folder: Path, models: Sequence[Weights], kind: Delivers = "model") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    _save_outcome(Outcome(tuple(models), kind), folder / "model.safetensors")
+    save_outcome(Outcome(tuple(models), kind), None, folder)
     return folder
 
 

@@ -194,6 +194,12 @@ def test_the_summary_counts() -> None:
     )
 
 
+def test_a_column_with_its_own_tolerance_says_so() -> None:
+    one, two, three = report().methods
+    whole = "".join(Reader(page(report(methods=(one, replace(two, tolerance=10.0), three)))).text)
+    assert "differ by at most 5 percentage points (OT 10)." in whole
+
+
 def test_the_same_report_gives_the_same_bytes(whole: str) -> None:
     again = report()
     drawn = pictures(again)
@@ -237,7 +243,7 @@ def test_any_number_of_conditions_and_methods(conditions: int, methods: int) -> 
     cells = tuple(cell(dict.fromkeys(keys, "x"), m.key, None, 1.0) for m in columns)
     demo = report(keys=keys, methods=columns, cells=cells, agreement=())
     read = Reader(page(replace(demo, pictures=pictures(demo))))
-    assert [len(row) for row in read.rows["wide"]] == [methods + 1, methods + 1]
+    assert [len(row) for row in read.rows["wide"]] == [methods + bool(conditions)] * 2
     assert "paper" not in "".join(read.rows["wide"][0] + read.rows["wide"][1])  # there is none
     assert [len(row) for row in read.rows["long"]] == [conditions + 10] * (methods + 1)
 

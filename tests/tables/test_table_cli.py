@@ -117,6 +117,7 @@ def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(capfd: pytest.C
     (["run", "my/tiny", "--only", "bta=1"], "did you mean 'beta'?"),
     (["run", "my/tiny", "--smoke"], "has no smoke form"),
     (["run", "my/tiny", "local.lr=-1"], "local.lr must be positive"),
+    (["run", "my/tiny", "seed=3"], "--seeds 3"),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_runs(
     arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]
@@ -130,11 +131,19 @@ def test_overrides_that_change_the_science_are_marked(capfd: pytest.CaptureFixtu
     assert run_command(["run", "my/tiny", "--only", "beta=1", "method=local", "clients=3", "--seeds", "5"]) == 0
     text = Path("outputs/tables/my/tiny/report.md").read_text()
     assert "These runs are not the table's own: clients=3" in text
+    assert "Seeds 5 were asked for; the table's are 0" in text
     (run,) = results()
     assert (run["partition"]["clients"], "seed=5" in run["overrides"]) == (3, True)
     capfd.readouterr()
     assert run_command(["report", "my/tiny", "output_root=outputs", "engine=serial", "--only", "beta=1"]) == 0
     assert "not the table's own" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["0,0", "1,", "x", "-1"])
+def test_seeds_must_be_seeds(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run_command(["report", "my/tiny", f"--seeds={text}"])
+    assert end.value.code == 2 and "whole numbers, each once" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("wandb_home")
