@@ -17,17 +17,8 @@ from typing import Any
 from fedexp.core.errors import ConfigError, FedexpError
 
 SWEEP_FLAGS = ("-m", "--multirun")
-HYDRA_FLAGS = (
-    "--help",
-    "-h",
-    "--hydra-help",
-    "--info",
-    "-i",
-    "--cfg",
-    "-c",
-    "--shell-completion",
-    "-sc",
-)  # Hydra answers
+HELP_FLAGS = ("--help", "-h")
+HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc")  # Hydra answers
 USAGE_ERROR, JOB_ERROR = 2, 1
 
 
@@ -57,6 +48,9 @@ def guarded(work: Callable[[], int]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if any(argument in HELP_FLAGS for argument in arguments):
+        return _help()
+
     from fedexp import compose
 
     compose.register()
@@ -68,7 +62,7 @@ def _run(arguments: list[str]) -> int:
         if flag.startswith("-"):
             raise ConfigError(
                 f"unknown flag '{flag}'",
-                expected=", ".join([*SWEEP_FLAGS, *HYDRA_FLAGS]),
+                expected=", ".join([*HELP_FLAGS, *SWEEP_FLAGS, *HYDRA_FLAGS]),
                 do="a folder of configs is added with ./conf or hydra.searchpath=[file:///path/to/conf]",
             )
     jobs = compose.expand(overrides) if sweep else [overrides]
@@ -76,6 +70,14 @@ def _run(arguments: list[str]) -> int:
     if not sweep:
         return _single(configs[0])
     return _sweep(overrides, configs)
+
+
+def _help() -> int:
+    from fedexp.conf_folders import conf_dir, user_conf_dir
+    from fedexp.help import help_text
+
+    print(help_text(*filter(None, (conf_dir(), user_conf_dir()))), end="")
+    return 0
 
 
 def checked(jobs: list[list[str]]) -> list[dict[str, Any]]:
@@ -179,10 +181,10 @@ def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hydra(arguments: list[str]) -> int:
-    """Hand over to Hydra, which parses flags, prints help and runs sweeps through its launchers."""
+    """Hand over to Hydra, which parses flags, answers its flags and runs sweeps through its launchers."""
     import hydra
 
-    from fedexp.compose import conf_dir
+    from fedexp.conf_folders import conf_dir
 
     sys.argv = [sys.argv[0], *arguments]
     try:

@@ -26,23 +26,12 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from fedexp.conf_folders import conf_dir, user_conf_dir
 from fedexp.core.errors import ConfigError, suggest
 
 
 class JobFailedError(CompactHydraException):
     """A job of a sweep failed; its error was printed and stored already, so Hydra need not trace it."""
-
-
-def conf_dir() -> Path:
-    """The built-in configs: ``fedexp/conf`` in a wheel, the top-level ``conf`` in a checkout."""
-    package = Path(__file__).resolve().parent
-    return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
-
-
-def user_conf_dir() -> Path | None:
-    """``./conf`` of the working directory, where it exists and is not the built-in one."""
-    mine = Path.cwd() / "conf"
-    return mine if mine.is_dir() and mine.resolve() != conf_dir().resolve() else None
 
 
 class UserConf(SearchPathPlugin):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fedexp.compose import compose
 from fedexp.core.runner import Snapshot, next_jobs

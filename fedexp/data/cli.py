@@ -124,7 +124,8 @@ def _list(options: argparse.Namespace) -> int:
     from rich import box
     from rich.table import Table
 
-    from fedexp.compose import compose, conf_dir, user_conf_dir
+    from fedexp.compose import compose
+    from fedexp.conf_folders import conf_dir, user_conf_dir
     from fedexp.core.build import build
     from fedexp.core.errors import FedexpError
     from fedexp.data.dataset import Dataset

@@ -68,7 +68,10 @@ def make_report(
 def with_pictures(
     report: Report, table: Table, cells: Sequence[Slot], found: Mapping[tuple[str, ...], Found]
 ) -> Report:
-    """The report with the table's own drawings or, where it has none, the numbers as pictures. A drawing that cannot be made is a warning."""
+    """The report with the table's own drawings or, where it has none, the numbers as pictures.
+
+    A drawing that cannot be made is a warning.
+    """
     from fedexp.tables.pictures import pictures
 
     runs = [

@@ -165,7 +165,7 @@ def _wide(report: Report, rows: Sequence[Row], places: int | None) -> str:
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="The table, scrolls sideways"><table class="wide">'
         f"<caption><span>{escape(report.source)}: {escape(report.title)}</span></caption>"
-        f'<thead><tr>{conditions}{heads}{_rank_head(ranked)}</tr></thead>'
+        f"<thead><tr>{conditions}{heads}{_rank_head(ranked)}</tr></thead>"
         f"<tbody>{''.join(body)}</tbody>{_foot(report, columns, ranked=ranked)}</table></div>"
     )
 

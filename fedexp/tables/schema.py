@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from fedexp.compose import conf_dir, user_conf_dir
+from fedexp.conf_folders import conf_dir, user_conf_dir
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.report import Form, Method, Value

@@ -12,7 +12,7 @@ MARKS: Mapping[Verdict, str] = {
     "reproduced": "✓",
     "deviates": "✗",
     "not run": "○",
-    "no reference": "·",
+    "no reference": "–",
     "not comparable": "≠",
 }
 
@@ -81,7 +81,7 @@ def tolerance(report: Report, unit: str) -> str:
     others = [f"{m.label} {m.tolerance:g}" for m in report.methods if m.tolerance not in (None, report.tolerance)]
     if not (report.tolerance or others):
         return ""
-    return f"{report.tolerance:g} {unit}{f' ({", ".join(others)})' if others else ''}"
+    return f"{report.tolerance:g} {unit}" + (f" ({', '.join(others)})" if others else "")
 
 
 def has_agreement(report: Report) -> bool:

@@ -267,12 +267,20 @@ def test_users_torch_module_is_a_model() -> None:
 def test_help_and_import_load_no_torch() -> None:
     script = (
         "import sys; import fedexp; from fedexp.cli import run_command; code = run_command(['--help']);"
-        "bad = {'torch', 'torchvision', 'wandb', 'matplotlib', 'sklearn'} & set(sys.modules);"
+        "bad = {'torch', 'torchvision', 'wandb', 'matplotlib', 'sklearn', 'hydra'} & set(sys.modules);"
         "sys.exit(f'imported {bad}' if bad or code else 0)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "fedavg" in done.stdout and "scaffold" in done.stdout
+
+
+def test_help_lists_every_group_and_the_users_own_options(capsys) -> None:
+    Path("conf/model").mkdir(parents=True)
+    Path("conf/model/mine.yaml").write_text("_target_: mine.Net")
+    assert run_command(["-h", "rounds=1"]) == 0
+    groups = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
+    assert "mine" in groups["model"].split(", ") and {"fedavg", "scaffold"} <= set(groups["method"].split(", "))
+    assert "table1" in groups["experiment/ma_echo"] and not any(name.startswith("table") for name in groups)
 
 
 def test_a_split_from_a_file_is_the_same_run_wherever_the_file_lies(capsys) -> None:

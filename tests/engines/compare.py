@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fedexp.compose import conf_dir
+from fedexp.conf_folders import conf_dir
 from fedexp.core.engine import Executor
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.runner import Snapshot, next_jobs

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedexp.compose import compose, conf_dir
+from fedexp.compose import compose
+from fedexp.conf_folders import conf_dir
 from fedexp.core.build import build
 from fedexp.core.engine import Executor, Numerics, describe
 from fedexp.core.errors import ClientError, ConfigError

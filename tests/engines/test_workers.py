@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedexp.compose import conf_dir
+from fedexp.conf_folders import conf_dir
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Executor, Numerics, Trial, describe
 from fedexp.core.errors import ClientError, ConfigError

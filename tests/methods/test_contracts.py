@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedexp.compose import compose, conf_dir
+from fedexp.compose import compose
+from fedexp.conf_folders import conf_dir
 from fedexp.core.errors import ConfigError
 from fedexp.experiment import Experiment
 from fedexp.storage.checkpoint import Checkpoint

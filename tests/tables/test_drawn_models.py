@@ -17,10 +17,10 @@ from fedexp.core.aggregator import Delivers, Outcome
 from fedexp.core.errors import DataError, StorageError
 from fedexp.core.models import ModelSpec, Net, Weights
 from fedexp.core.trees import Tree
-from fedexp.storage.model_folder import save_outcome
 from fedexp.experiment import load_data
 from fedexp.models.cvae import decoder_of, generate
 from fedexp.storage.files import write_json
+from fedexp.storage.model_folder import save_outcome
 from fedexp.storage.tensors import save_tree
 from fedexp.tables.drawing import DrawnRun
 from fedexp.tables.drawings import plane as planes

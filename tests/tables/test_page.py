@@ -189,7 +189,7 @@ def test_the_summary_counts() -> None:
     assert summary is not None
     said = re.sub(r"<.*?>", "", summary[0].replace("</li>", "; "))
     assert said == (
-        "✓4 reproduced; ✗4 deviate; ○1 not run; –1 without a reference; ≁1 not comparable; "
+        "✓4 reproduced; ✗4 deviate; ○1 not run; –1 without a reference; ≠1 not comparable; "
         "mean rank agreement 0.75 over 2 rows; "
     )
 
