@@ -225,7 +225,7 @@ def _finish(request: _Request) -> Report:
 
         if send_summary(report, logger, group(options), folder):
             print(f"W&B:  group {group(options)}, summary run in {folder / 'wandb'}")
-    print(f"files: {folder}/report.md, .csv, .tex")
+    print(f"files: {folder}/report.md, .csv, .tex" + (", pictures as .png, .svg" if report.pictures else ""))
     print(f"page: {page}")
     return report
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedexp.storage.files import write_text
+from fedexp.storage.files import write_bytes, write_text
 from fedexp.tables.csv import to_csv
 from fedexp.tables.latex import latex
 from fedexp.tables.markdown import markdown
@@ -18,7 +18,11 @@ def report_folder(root: Path, name: str, form: Form) -> Path:
 
 
 def write_report(report: Report, folder: Path) -> Path:
-    """Write ``report.{md,csv,tex,html}`` into `folder`, each replaced as a whole; returns the page's path."""
+    """Write ``report.{md,csv,tex,html}`` and ``<picture>.{png,svg}`` into `folder`, each replaced as a whole.
+
+    Returns:
+        the page's path.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for ending, text in (
         ("md", markdown(report)),
@@ -27,4 +31,7 @@ def write_report(report: Report, folder: Path) -> Path:
         ("html", page(report)),
     ):
         write_text(folder / f"report.{ending}", text)
+    for picture in report.pictures:
+        write_bytes(folder / f"{picture.name}.png", picture.png)
+        write_text(folder / f"{picture.name}.svg", picture.svg)
     return folder / "report.html"

@@ -10,7 +10,10 @@ from fedexp.tables.texts import MARKS, Shown
 
 
 def markdown(report: Report) -> str:
-    """The document. A cell reads ``paper → ours mean ± sd (n) mark``, best of its row in bold on either side."""
+    """The document. A cell reads ``paper → ours mean ± sd (n) mark``, best of its row in bold on either side.
+
+    Pictures are files beside it, ``<name>.png``.
+    """
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -30,6 +33,9 @@ def _lines(report: Report) -> Iterator[str]:
     yield " ".join(_legend(report))
     yield ""
     yield from _problems(report)
+    for picture in report.pictures:
+        yield f"![{_plain(picture.title)}]({picture.name}.png)"
+        yield ""
     if report.assumptions:
         yield "## Assumed, because the paper is silent"
         yield ""

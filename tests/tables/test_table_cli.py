@@ -57,7 +57,8 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     folder = Path("outputs/tables/my/tiny")
     assert re.search(r"page: .*outputs/tables/my/tiny/report.html", told)
     names = {path.name for path in folder.iterdir()}
-    assert names == {"report.md", "report.csv", "report.tex", "report.html"}
+    pictures = {f"{name}.{ending}" for name in ("agreement", "curves") for ending in ("png", "svg")}
+    assert names == {"report.md", "report.csv", "report.tex", "report.html", *pictures}
     with (folder / "report.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(r["beta"], r["method"], r["verdict"]) for r in rows] == [
@@ -68,6 +69,7 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert float(rows[0]["mean"]) == pytest.approx(100 * stored["headline"]["value"])
     each = stored["per_client"]["test/local/acc"]
     assert len(each) == 10 and sum(each) / 10 == pytest.approx(stored["headline"]["value"])
+    assert "(agreement.png)" in (folder / "report.md").read_text()
     assert "Local acc" in (folder / "report.md").read_text() and r"\toprule" in (folder / "report.tex").read_text()
 
     before = {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
