@@ -35,7 +35,9 @@ def run_command(arguments: list[str]) -> int:
 def guarded(work: Callable[[], int]) -> int:
     """Run `work`; print a `FedexpError` plainly, unless HYDRA_FULL_ERROR=1 asks for the traceback."""
     try:
-        return work()
+        code = work()
+        sys.stdout.flush()  # what breaks shall break here
+        return code
     except FedexpError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exception(error)

@@ -132,7 +132,7 @@ class Composer:
     """`compose` for many jobs that share their groups: each choice of groups is composed once (80 ms), values are set in copies.
 
     Overrides that are neither a choice of a group nor a plain value of an existing key (``+key``, ``~key``) belong to what is
-    composed.
+    composed. With ``++key``, whose place in the order counts, nothing is shared.
     """
 
     def __init__(self) -> None:
@@ -145,6 +145,8 @@ class Composer:
         with _hydra(), _translated(overrides):
             loader = GlobalHydra.instance().config_loader()
             parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
+            if any(override.type == OverrideType.FORCE_ADD for override in parsed):
+                return compose(overrides)
             values = [override for override in parsed if self._sets_value(override, loader)]
             chosen = tuple(str(override.input_line) for override in parsed if override not in values)
             config, choices = self._base(chosen)

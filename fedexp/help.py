@@ -35,7 +35,8 @@ def _groups(folders: tuple[Path, ...]) -> Iterator[tuple[str, list[str]]]:
     found: dict[str, set[str]] = {}
     for folder in folders:
         for path in folder.glob("*/**/*.yaml"):
-            found.setdefault(path.parent.relative_to(folder).as_posix(), set()).add(path.stem)
+            name, _, option = path.relative_to(folder).with_suffix("").as_posix().partition("/")
+            found.setdefault(name, set()).add(option)
     for name, options in sorted(found.items()):
-        if name.partition("/")[0] != "table":  # never part of a config
+        if name != "table":  # never part of a config
             yield name, sorted(options)

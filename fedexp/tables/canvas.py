@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,6 +41,11 @@ def drawing() -> Iterator[None]:
 def look(at: int) -> dict[str, Any]:
     """Colour and marker of the at-th series."""
     return {"color": COLOURS[at % len(COLOURS)], "marker": MARKERS[at % len(MARKERS)]}
+
+
+def name(kind: str, where: str) -> str:
+    """A picture's: its kind and, where there are several, of which runs; fit for a file's name."""
+    return "-".join(filter(None, [kind, re.sub(r"[^\w.]+", "-", where).strip("-")]))
 
 
 def figure(width: float, height: float) -> Figure:

@@ -51,13 +51,9 @@ def slots(
 
     Args:
         only: values that a condition (or ``method``) must have; seeds: instead of the table's.
-        extra: overrides that come last.
+        extra: overrides that come last; those that the table leaves to the user go to the cells that have them.
     """
     table.check(form)
-    given = [override for override in extra if _key(override) == "seed"]
-    if given:
-        raise ConfigError("a table gives each run its seed", got=given[0], do=f"--seeds {given[0].partition('=')[2]}")
-    left = [override for override in extra if _key(override) in table.given]
     seeds = seeds or declared_seeds(table, form)
     found: dict[tuple[tuple[Value, ...], str], list[Job]] = {}
     for full in _points(table, form):
@@ -68,10 +64,12 @@ def slots(
             jobs = found.setdefault(place, [])
             if column.overrides is None:
                 continue
+            fitting = [o for o in extra if fits(table.given.get(_key(o), {}), full, column.key)]
+            left = [override for override in fitting if _key(override) in table.given]
             pooled = {key: value for key, value in full.items() if key not in table.keys}
             for seed in seeds:
                 own = [*_overrides(table, form, full, column.key), f"seed={seed}"]
-                jobs.append(Job(seed, pooled, _last([*own, *left]), _last([*own, *extra])))
+                jobs.append(Job(seed, pooled, _last([*own, *left]), _last([*own, *fitting])))
     if not found:
         raise ConfigError("no cell of the table fits", where="--only", got=_shown(only or {}))
     return tuple(
@@ -170,7 +168,7 @@ def _last(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _key(override: str) -> str:
-    return override.partition("=")[0]
+    return override.partition("=")[0].lstrip("+")
 
 
 def _templates(table: Table, key: str, value: Value, node: Any) -> list[str]:

@@ -89,6 +89,8 @@ class _Request:
         from fedexp.tables.found import Finder
         from fedexp.tables.schema import load_table
 
+        if own := [o for o in options.overrides if o.lstrip("+").startswith("seed=")]:
+            raise ConfigError("a table gives each run its seed", got=own[0], do="name the seeds: --seeds 0,1")
         self.options = options
         self.table: Table = load_table(options.name)
         self.form: Form = options.form

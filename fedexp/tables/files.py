@@ -1,4 +1,4 @@
-"""A report's files: Markdown, CSV, LaTeX and one page of HTML."""
+"""A report's files: Markdown, CSV, LaTeX, one page of HTML, and its pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def report_folder(root: Path, name: str, form: Form) -> Path:
 
 
 def write_report(report: Report, folder: Path) -> Path:
-    """Write ``report.{md,csv,tex,html}`` and ``<picture>.{png,svg}`` into `folder`, each replaced as a whole.
+    """Write ``report.{md,csv,tex,html}`` and ``report-<picture>.{png,svg}`` into `folder`, each replaced as a whole.
+
+    Pictures of an earlier report that this one does not have are removed.
 
     Returns:
         the page's path.
@@ -31,7 +33,11 @@ def write_report(report: Report, folder: Path) -> Path:
         ("html", page(report)),
     ):
         write_text(folder / f"report.{ending}", text)
+    names = {f"report-{picture.name}" for picture in report.pictures}
+    for path in [*folder.glob("report-*.png"), *folder.glob("report-*.svg")]:
+        if path.stem not in names:
+            path.unlink()
     for picture in report.pictures:
-        write_bytes(folder / f"{picture.name}.png", picture.png)
-        write_text(folder / f"{picture.name}.svg", picture.svg)
+        write_bytes(folder / f"report-{picture.name}.png", picture.png)
+        write_text(folder / f"report-{picture.name}.svg", picture.svg)
     return folder / "report.html"

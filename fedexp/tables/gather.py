@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.core.build import build
-from fedexp.core.errors import FedexpError
+from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.storage.identity import NON_SCIENTIFIC
 from fedexp.tables import layout
 from fedexp.tables.cells import Slot, declared_seeds
 from fedexp.tables.drawing import Drawing, DrawnRun
@@ -37,10 +38,8 @@ def make_report(
         extra: the user's own overrides; command: what was typed.
     """
     shrunk = table.shrunk(form)
-    made = [
-        _cell(table, slot, [found[job.overrides] for job in slot.jobs], shrunk.what if shrunk else "", root, extra)
-        for slot in cells
-    ]
+    blamed = [override for override in extra if _alters(override, table)]
+    made = [_cell(table, slot, _runs(slot, found), shrunk.what if shrunk else "", root, blamed) for slot in cells]
     used = [found[overrides] for overrides in dict.fromkeys(job.overrides for slot in cells for job in slot.jobs)]
     done = [run for run in used if run.result]
     present = {cell.method for cell in made}
@@ -57,9 +56,9 @@ def make_report(
         methods=tuple(column.method for column in table.methods if column.key in present),
         cells=tuple(made),
         agreement=tuple(_agreement(made, table.tie)),
-        tolerance=table.tolerance or 0.0,
+        tolerance=table.tolerance,
         assumptions=tuple((a.what, a.why) for a in table.assumptions),
-        warnings=tuple(_warnings(table, form, cells, made, found, extra)),
+        warnings=tuple(_warnings(table, form, cells, made, found, blamed)),
         facts=tuple(_facts(table, cells, done)),
         command=command,
     )
@@ -68,7 +67,7 @@ def make_report(
 def with_pictures(
     report: Report, table: Table, cells: Sequence[Slot], found: Mapping[tuple[str, ...], Found]
 ) -> Report:
-    """The report with the table's own drawings or, where it has none, the numbers as pictures.
+    """The report with the table's own drawings or, where none could be drawn, the numbers as pictures.
 
     A drawing that cannot be made is a warning.
     """
@@ -93,10 +92,24 @@ def with_pictures(
     missed = []
     for drawing in drawings:
         try:
-            drawn += drawing.draw(runs)
+            new = drawing.draw(runs)
+            if twice := {picture.name for picture in new} & {picture.name for picture in drawn}:
+                raise ConfigError(f"another drawing is called {', '.join(sorted(twice))}: give it a name")
+            drawn += new
         except FedexpError as error:
             missed.append(f"{type(drawing).__name__} is not drawn: {error.what}")
     return replace(report, pictures=drawn or pictures(report), warnings=(*report.warnings, *missed))
+
+
+def _runs(slot: Slot, found: Mapping[tuple[str, ...], Found]) -> list[Found]:
+    """A cell's runs, each once: the user's overrides may make one of several."""
+    return [found[overrides] for overrides in dict.fromkeys(job.overrides for job in slot.jobs)]
+
+
+def _alters(override: str, table: Table) -> bool:
+    """Whether an override of the user's may make another run than the table's."""
+    key = override.partition("=")[0].lstrip("+~")
+    return key not in table.given and not any(f"{key}.".startswith(f"{own}.") for own in NON_SCIENTIFIC)
 
 
 def _cell(table: Table, slot: Slot, runs: Sequence[Found], reduced: str, root: Path, extra: Sequence[str]) -> Cell:
@@ -234,7 +247,8 @@ def _warnings(
 
 
 def _few_runs(cells: Sequence[Slot], made: Sequence[Cell]) -> Iterable[str]:
-    partial = [(cell, len(slot.jobs)) for cell, slot in zip(made, cells, strict=True) if 0 < cell.n < len(slot.jobs)]
+    wanted = [len({job.overrides for job in slot.jobs}) for slot in cells]
+    partial = [(cell, of) for cell, of in zip(made, wanted, strict=True) if 0 < cell.n < of]
     counts = sorted({cell.n for cell in made if cell.n})
     if len(counts) > 1:
         yield f"Means are over unequal numbers of runs: n is {', '.join(map(str, counts))}, see each cell"

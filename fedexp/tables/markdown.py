@@ -12,7 +12,7 @@ from fedexp.tables.texts import MARKS, Shown
 def markdown(report: Report) -> str:
     """The document. A cell reads ``paper → ours mean ± sd (n) mark``, best of its row in bold on either side.
 
-    Pictures are files beside it, ``<name>.png``.
+    Pictures are files beside it, ``report-<name>.png``.
     """
     return "\n".join(_lines(report)) + "\n"
 
@@ -34,7 +34,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield from _problems(report)
     for picture in report.pictures:
-        yield f"![{_plain(picture.title)}]({picture.name}.png)"
+        yield f"![{_plain(picture.title)}](report-{picture.name}.png)"
         yield ""
     if report.assumptions:
         yield "## Assumed, because the paper is silent"
@@ -54,7 +54,7 @@ def _legend(report: Report) -> Iterator[str]:
     yield f"{'Paper → ours' if layout.referenced(report) else 'Ours'}, mean ± sd (n); best of a row in bold."
     used = [verdict for verdict, number in layout.verdicts(report).items() if number]
     yield ", ".join(f"{MARKS[verdict]} {verdict}" for verdict in used) + "."
-    if tolerance := texts.tolerance(report, layout.unit(report)):
+    if tolerance := texts.tolerance(report):
         yield f"Tolerance {tolerance}."
     yield f"**{texts.counts(report)}.**"
     mean, number = layout.mean_agreement(report)
@@ -77,7 +77,7 @@ def _problems(report: Report) -> Iterator[str]:
 
 def _table(report: Report) -> Iterator[str]:
     agreement, reference = texts.has_agreement(report), layout.referenced(report)
-    head = [*report.keys, *(_plain(m.label) for m in report.methods), *(["Spearman"] if agreement else [])]
+    head = [*map(_plain, report.keys), *(_plain(m.label) for m in report.methods), *(["Spearman"] if agreement else [])]
     yield _row(head)
     yield _row(["---:"] * len(report.keys) + [":---"] * len(report.methods) + ["---:"] * agreement)
     for row, entries in texts.shown(report):
@@ -109,6 +109,6 @@ def _few(places: Sequence[str]) -> str:
 
 def _plain(text: str) -> str:
     """Text that no Markdown reader takes for markup."""
-    for character in "\\|*`<>":
+    for character in "\\|*`<>[]":
         text = text.replace(character, f"\\{character}")
     return text

@@ -128,7 +128,7 @@ def _warnings(report: Report) -> str:
 
 
 def _key(report: Report) -> str:
-    allowed = texts.tolerance(report, {"percent": "percentage points"}.get(report.unit, report.unit))
+    allowed = texts.tolerance(report)
     first = f"{escape(_metric(report))}, {'higher' if report.higher_is_better else 'lower'} is better."
     last = "Point at a cell or press it for its seeds, runs and reason."
     if not layout.referenced(report):

@@ -59,9 +59,9 @@ def _agreement(report: Report) -> Figure:
         margin = 0.06 * (high - low) or max(abs(high) * 0.1, 1.0)
         low, high = low - margin, high + margin
     line = [low * (high / low) ** (i / 100) if log else low + (high - low) * i / 100 for i in range(101)]
-    if report.tolerance > 0:
-        below = [v - report.tolerance for v in line]
-        axes.fill_between(line, below, [v + report.tolerance for v in line], color=canvas.INK, alpha=0.08, linewidth=0)
+    if tolerance := report.tolerance:
+        below = [v - tolerance for v in line]
+        axes.fill_between(line, below, [v + tolerance for v in line], color=canvas.INK, alpha=0.08, linewidth=0)
     axes.plot(line, line, color=canvas.INK, linewidth=0.8, alpha=0.7)
     for at, (key, _) in enumerate(_methods(report)):
         mine = [cell for cell in cells if cell.method == key]

@@ -99,7 +99,8 @@ class Report:
     Args:
         name: ``<paper>/<table>``; paper: how it is cited; source: what the table is called there; title: in our words.
         keys: names of the conditions, in order; methods: the columns, in the paper's order.
-        tolerance: how far, in the table's unit, a mean may lie from the paper's and still be `reproduced`.
+        tolerance: how far, in the table's unit, a mean may lie from the paper's and still be `reproduced`; None:
+            nothing is judged, but in columns with their own.
         assumptions: (what, why) of all that the paper leaves open.
         warnings: what a reader must know before believing a number: unequal n, mixed splits, mixed code, missing cells.
         facts: (name, value) of cost, commit, hardware, split hashes, dates.
@@ -118,7 +119,7 @@ class Report:
     methods: tuple[Method, ...]
     cells: tuple[Cell, ...]
     agreement: tuple[Agreement, ...]
-    tolerance: float
+    tolerance: float | None
     assumptions: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]

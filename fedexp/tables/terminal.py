@@ -54,7 +54,7 @@ def print_report(report: Report) -> None:
     out.print(
         f"{'paper above ours' if reference else 'ours'} (mean ± sd (n){', difference' if reference else ''}); "
         + ", ".join(f"{MARKS[verdict]} {verdict}" for verdict in used)
-        + (f"; tolerance {tolerance}" if (tolerance := texts.tolerance(report, layout.unit(report))) else ""),
+        + (f"; tolerance {tolerance}" if (tolerance := texts.tolerance(report)) else ""),
         style="dim",
         markup=False,
     )

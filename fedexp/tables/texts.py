@@ -12,7 +12,7 @@ MARKS: Mapping[Verdict, str] = {
     "reproduced": "✓",
     "deviates": "✗",
     "not run": "○",
-    "no reference": "–",
+    "no reference": "·",
     "not comparable": "≠",
 }
 
@@ -76,12 +76,15 @@ def rho(row: layout.Row) -> str:
     return "" if row.agreement is None or row.agreement.rho is None else f"{row.agreement.rho:.2f}"
 
 
-def tolerance(report: Report, unit: str) -> str:
-    """``5 points (ensemble 10)``: columns that have their own in brackets; empty where nothing is judged."""
-    others = [f"{m.label} {m.tolerance:g}" for m in report.methods if m.tolerance not in (None, report.tolerance)]
-    if not (report.tolerance or others):
+def tolerance(report: Report) -> str:
+    """``5 percentage points (Ensemble 10)``: columns that have their own in brackets; empty where nothing is judged."""
+    own = [f"{m.label} {m.tolerance:g}" for m in report.methods if m.tolerance not in (None, report.tolerance)]
+    if not layout.referenced(report) or (report.tolerance is None and not own):
         return ""
-    return f"{report.tolerance:g} {unit}" + (f" ({', '.join(others)})" if others else "")
+    unit = {"percent": "percentage points"}.get(report.unit, report.unit)
+    if report.tolerance is None:
+        return f"{', '.join(own)} {unit}"
+    return f"{report.tolerance:g} {unit}" + (f" ({', '.join(own)})" if own else "")
 
 
 def has_agreement(report: Report) -> bool:

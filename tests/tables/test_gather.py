@@ -86,7 +86,7 @@ def report(tmp_path: Path, change: Any = None, **changes: Any) -> Report:
     form = changes.pop("form", "full")
     given = {"keys": ["beta"], "conditions": {"beta": "partition.alpha={beta}"}, "grids": [{"beta": [1, 2]}]}
     made = table(tmp_path, **(given | {"reference": printed} | changes))
-    cells = slots(made, form)
+    cells = slots(made, form, extra=extra)
     found = {}
     for slot in cells:
         for job in slot.jobs:
@@ -169,6 +169,11 @@ def test_what_is_smaller_altered_or_lossy_is_never_reproduced(tmp_path: Path, mo
     )  # fmt: skip
 
 
+def test_a_run_counts_once_however_many_conditions_it_stands_for(tmp_path: Path) -> None:
+    pooled = report(tmp_path, keys=[], reference=[], extra=["partition.alpha=3"])
+    assert [cell.n for cell in pooled.cells] == [2, 2, 0] and not any("missing" in w for w in pooled.warnings)
+
+
 def test_failures_are_told_with_their_error(tmp_path: Path) -> None:
     def failing(job: Job, method: str) -> Found | dict[str, Any]:
         if method == "local":
@@ -211,9 +216,11 @@ class Square(Drawing):
 
 def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path: Path) -> None:
     nodes = [{"_target_": f"{__name__}.Torn"}, {"_target_": f"{__name__}.Square"}]
-    made = table(tmp_path, drawings=nodes)
+    made = table(tmp_path, drawings=[*nodes, nodes[1]])
     cells = slots(made)
     found = {job.overrides: Found(job, tmp_path, {}, result(0.5), status="done") for s in cells for job in s.jobs}
     whole = with_pictures(report(tmp_path), made, cells, found)
     assert "Torn is not drawn: the paper is torn" in whole.warnings
+    assert "Square is not drawn: another drawing is called square: give it a name" in whole.warnings
+    assert len(whole.pictures) == 1
     assert (whole.pictures[0].name, whole.pictures[0].title) == ("square", f"{sum(len(s.jobs) for s in cells)} runs")

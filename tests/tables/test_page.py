@@ -89,7 +89,7 @@ def test_every_number_of_every_cell_is_on_it(whole: str) -> None:
     assert lines[3][3:8] == ["64.94 ± 1.50", "66.12", "–", "1", "+1.19"]
     assert lines[4][4:8] == ["nan", "nan", "2", "nan"]
     assert lines[6][4:8] == ["inf", "–", "1", "+inf"]
-    assert lines[7][3:9] == ["–", "19.50", "–", "1", "–", "– no reference"]
+    assert lines[7][3:9] == ["–", "19.50", "–", "1", "–", "· no reference"]
     assert lines[8][4:9] == ["–", "–", "0", "–", "○ not run"]
     assert lines[9][9] == "reduced: 2 of 10 epochs"
 
@@ -189,7 +189,7 @@ def test_the_summary_counts() -> None:
     assert summary is not None
     said = re.sub(r"<.*?>", "", summary[0].replace("</li>", "; "))
     assert said == (
-        "✓4 reproduced; ✗4 deviate; ○1 not run; –1 without a reference; ≠1 not comparable; "
+        "✓4 reproduced; ✗4 deviate; ○1 not run; ·1 without a reference; ≠1 not comparable; "
         "mean rank agreement 0.75 over 2 rows; "
     )
 

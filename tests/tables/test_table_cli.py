@@ -55,9 +55,11 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert len(results()) == 4 and all(r["attempts"] == 1 for r in results())
     assert {r["partition"]["clients"] for r in results()} == {10}
     folder = Path("outputs/tables/my/tiny")
+    (folder / "report-old.png").touch()
+    assert run_command(["report", "my/tiny"]) == 0
     assert re.search(r"page: .*outputs/tables/my/tiny/report.html", told)
     names = {path.name for path in folder.iterdir()}
-    pictures = {f"{name}.{ending}" for name in ("agreement", "curves") for ending in ("png", "svg")}
+    pictures = {f"report-{name}.{ending}" for name in ("agreement", "curves") for ending in ("png", "svg")}
     assert names == {"report.md", "report.csv", "report.tex", "report.html", *pictures}
     with (folder / "report.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -69,7 +71,7 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert float(rows[0]["mean"]) == pytest.approx(100 * stored["headline"]["value"])
     each = stored["per_client"]["test/local/acc"]
     assert len(each) == 10 and sum(each) / 10 == pytest.approx(stored["headline"]["value"])
-    assert "(agreement.png)" in (folder / "report.md").read_text()
+    assert "(report-agreement.png)" in (folder / "report.md").read_text()
     assert "Local acc" in (folder / "report.md").read_text() and r"\toprule" in (folder / "report.tex").read_text()
 
     before = {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
@@ -119,7 +121,7 @@ def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(capfd: pytest.C
     (["run", "my/tiny", "--only", "bta=1"], "did you mean 'beta'?"),
     (["run", "my/tiny", "--smoke"], "has no smoke form"),
     (["run", "my/tiny", "local.lr=-1"], "local.lr must be positive"),
-    (["run", "my/tiny", "seed=3"], "--seeds 3"),
+    (["run", "my/tiny", "seed=3"], "--seeds 0,1"),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_runs(
     arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]

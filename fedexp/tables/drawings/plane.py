@@ -78,7 +78,7 @@ class Plane(Drawing):
             f"path. Loss at t = 0: {real[0]:.3g}; at t = {last}: {real[1]:.3g}, and {seen[1]:.3g} at its projection"
             f"{where and f' ({where})'}"
         )
-        name = f"plane-{where}".replace(" ", "-").replace(",", "") if where else "plane"
+        name = canvas.name("plane", where)
         return canvas.picture(
             name, title, _figure(xs, ys, torch.tensor(surface, dtype=torch.float64), path, list(steps))
         )

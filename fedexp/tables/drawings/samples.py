@@ -64,7 +64,7 @@ class Samples(Drawing):
                 right = read(judge, drawn.flatten(0, 1)) == torch.arange(drawn.shape[1]).repeat(self.judged)
                 labels[method] += f"\n{100 * float(right.double().mean()):.0f} %"
             title += f"; beside them the share of images that {group[self.judge].label} reads as their class"
-        name = f"samples-{where}".replace(" ", "-").replace(",", "") if where else "samples"
+        name = canvas.name("samples", where)
         blocks = [self.images(model, self.codes) for model in models.values()]
         return canvas.picture(name, title + (where and f" ({where})"), _figure(blocks, list(labels.values())))
 

@@ -66,7 +66,7 @@ class Units(Drawing):
             f"t-SNE of the rows of {self.layer}, a marker a row. Own training data: the models' mean accuracy on it. Rows met: "
             f"those whose nearest row in another model has their own number{where and f' ({where})'}"
         )
-        name = f"units-{where}".replace(" ", "-").replace(",", "") if where else "units"
+        name = canvas.name("units", where)
         return canvas.picture(name, title, figure)
 
     def _panel(self, axes: Axes, rows: Tensor) -> None:
