@@ -82,41 +82,58 @@ class MAEcho(FusionAggregator):
         )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
-        self._fused(spec, layers_of(spec, input_shape))
+        self._check_layers(spec, layers_of(spec, input_shape))
         check_mask(self.last_layer, spec, input_shape, "last_layer", "projected or aggregator.last_layer=plain")
         if self.align:
             structure_of(spec, input_shape)
+
+    def _check_layers(self, spec: ModelSpec, layers: tuple[Layer, ...]) -> None:
+        names = [layer.weight for layer in layers]
+        for pattern in self.layers:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigError(
+                    f"no layer is called '{pattern}'", where="aggregator.layers", expected=", ".join(names)
+                )
+        if self.rank is not None and len(self.rank) != len(layers):
+            raise ConfigError(
+                "a rank is needed for every layer",
+                where="aggregator.rank",
+                expected=f"{len(layers)} numbers, for {', '.join(names)}",
+                got=list(self.rank),
+            )
+        fused = self._fused(spec, layers)
+        if not fused:
+            raise ConfigError(
+                "no layer is left for the iteration",
+                where="aggregator.layers, aggregator.last_layer, and what the model freezes",
+                do="aggregator.last_layer=projected iterates the output layer, too; method=average needs no layer",
+            )
+        frozen = frozen_of(spec.arch, tuple(layer.bias for layer in fused if layer.bias is not None))
+        if frozen:
+            raise ConfigError(
+                "a layer's weight and bias are iterated as one matrix, and the bias alone is frozen",
+                where=f"model, {', '.join(sorted(frozen))}",
+                do="freeze both or none, or leave the layer out with aggregator.layers",
+            )
 
     def _fused(self, spec: ModelSpec, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
         """Those that take part in the iteration: what is frozen is the same everywhere and stays."""
         frozen = frozen_of(spec.arch, tuple(layer.weight for layer in layers))
         inner = layers if self.last_layer == "projected" else layers[:-1]
         trained = [layer for layer in inner if layer.weight not in frozen]
-        chosen = tuple(layer for layer in trained if any(fnmatchcase(layer.weight, p) for p in self.layers))
-        if self.rank is not None and len(self.rank) != len(layers):
-            raise ConfigError(
-                "a rank is needed for every layer",
-                where="aggregator.rank",
-                expected=f"{len(layers)} numbers, for {', '.join(layer.weight for layer in layers)}",
-                got=list(self.rank),
-            )
-        return chosen
+        return tuple(layer for layer in trained if any(fnmatchcase(layer.weight, p) for p in self.layers))
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
+        fused = self._fused(env.spec, env.layers)
         projections = Projections(
-            layers=tuple(layer.weight for layer in self._fused(env.spec, env.layers)),
+            layers=tuple(layer.weight for layer in fused),
             variant=self.projector,
             damping=self.shrinkage if self.damping == "recursion" else 1.0,
             alpha=self.alpha,
             alpha_conv=self.alpha_conv,
             z=self.z,
             batch_size=self.probe_batch_size,
-            rank=self.rank
-            and tuple(
-                rank
-                for layer, rank in zip(env.layers, self.rank, strict=True)
-                if layer in self._fused(env.spec, env.layers)
-            ),
+            rank=self.rank and tuple(rank for layer, rank in zip(env.layers, self.rank, strict=True) if layer in fused),
         )
         return (projections, *presence_probes(self.last_layer, env))
 

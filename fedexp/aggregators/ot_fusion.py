@@ -59,8 +59,8 @@ class OTFusion(FusionAggregator):
 
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
         models = [result.weights for result in results]
-        structure = structure_of(env.spec, env.input_shape)
         if self.fold == "running":
+            structure = structure_of(env.spec, env.input_shape)
             fused, maps = models[0], []
             for model in models[1:]:
                 maps += align([model], fused, structure, self.alignment)

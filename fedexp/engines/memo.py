@@ -44,7 +44,7 @@ class Memo(Executor):
         self.root = root
         self.max_bytes = max_gb * 1e9
         self.hits = self.misses = 0
-        self._answered = 0  # bytes of probes' answers, which the next sweep over the folder weighs
+        self._answered = 0  # bytes of probes' answers stored; what lies in the folder is weighed after jobs alone
         self.recalled_steps = 0  # local steps of the hits, which nobody executed
         self._base = json.dumps([asdict(numerics), code])
 

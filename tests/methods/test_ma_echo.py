@@ -338,7 +338,8 @@ def test_start_and_returned_model() -> None:
 def test_layers_that_match_no_pattern_are_averaged() -> None:
     world = make_world("method=ma_echo", model={**MLP, "hidden": [9, 6]})
     second = world.env.layers[1].weight
-    part = make_world("method=ma_echo", f"aggregator.layers=[{second}]", model={**MLP, "hidden": [9, 6]})
+    overrides = ("method=ma_echo", f"aggregator.layers=[{second}]", "model.hidden=[9,6]")
+    part = make_world(*overrides, model={**MLP, "hidden": [9, 6]})
     results = cohort(part)
     assert list(results[0].probes["projections"]) == [second]
     fused, _ = part.aggregator.fuse(results, part.env)  # type: ignore[attr-defined]
@@ -399,7 +400,7 @@ def test_what_a_trace_keeps_is_not_iterated_further() -> None:
 
 def test_a_map_smaller_than_the_kernel_is_padded_as_the_layer_pads() -> None:
     x = random(4, 2, 2, 2)
-    layer = Layer("w", None, "conv", (3, 3), (1, 1), (1, 1))
+    layer = Layer("w", None, "conv", (3, 3), (2, 2), (1, 1))
     recursion = Projections(("w",), batch_size=4)._begin(layer, x, 1)
     recursion.add(layer, x)
     r = F.pad(x.mean(0), (1, 1, 1, 1))[:, :3, :3].reshape(-1)
@@ -423,6 +424,23 @@ def test_frozen_layers_keep_their_bits(norm: bool) -> None:
     fused, _ = world.aggregator.fuse(results, world.env)  # type: ignore[attr-defined]
     start = world.env.initial_weights().params
     assert all(torch.equal(fused.params[name], start[name]) for name in ("hidden.0.weight", "hidden.0.bias"))
+
+
+class BiasFrozen(mlp.MLP):
+    frozen_parameters = ("hidden.0.bias",)
+
+
+@pytest.mark.parametrize(("overrides", "said"), [
+    (["aggregator.layers=[hiden.*]"], "hidden.0.weight"),
+    (["aggregator.layers=[output.*]"], "no layer is left"),
+    (["model._target_=tests.methods.test_ma_echo.BiasFrozen"], "hidden.0.bias"),
+])  # fmt: skip
+def test_layers_that_cannot_be_iterated_are_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Experiment.of(
+            compose(["method=ma_echo", "rounds=1", "model.bias=true", "aggregator.last_layer=masked", *overrides])
+        )
+    assert said in str(error.value)
 
 
 def test_mistakes_are_refused_before_training() -> None:
