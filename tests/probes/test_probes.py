@@ -85,3 +85,12 @@ def test_later_rounds_are_not_stored(tmp_path: Path) -> None:
     for _ in range(2):
         memo.probe(replace(job, round=1), job.start, world.data)
     assert inner.asked == 2 and not list(tmp_path.iterdir())
+
+
+def test_a_full_memo_stores_no_more_answers(tmp_path: Path) -> None:
+    world = make_world("method=local")
+    jobs = jobs_of(world, ClassCounts(3))
+    memo = Memo(Counting(), tmp_path, 1e-9, NUMERICS, "code")  # one byte: the first answer fills it
+    for job in jobs:
+        memo.probe(job, job.start, world.data)
+    assert len(jobs) > 1 and len(list(tmp_path.rglob("*.safetensors"))) == 1
