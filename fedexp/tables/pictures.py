@@ -32,7 +32,8 @@ def pictures(report: Report) -> tuple[Picture, ...]:
 
 def _drawn(report: Report) -> Iterator[Picture]:
     if any(_both(cell) for cell in report.cells):
-        title = f"{report.source}: our means (± standard deviation over seeds) against the paper's; the band is the tolerance"
+        title = f"{report.source}: our means (± standard deviation over seeds) against the paper's"
+        title += "; the band is the tolerance" if report.tolerance else ""
         yield canvas.picture("agreement", title, _agreement(report))
     theirs = "the paper hollow, " if layout.referenced(report) else ""
     if report.keys and any(_curves(block) for block in _blocks(report).values()):
