@@ -67,11 +67,10 @@ def make_report(
 def with_pictures(
     report: Report, table: Table, cells: Sequence[Slot], found: Mapping[tuple[str, ...], Found]
 ) -> Report:
-    """The report with the table's own drawings or, where none could be drawn, the numbers as pictures.
-
-    A drawing that cannot be made is a warning.
+    """The report with the table's own drawings and the numbers as pictures, these where the paper prints some or else nothing
+    was drawn. A drawing that cannot be made is a warning.
     """
-    from fedexp.tables.pictures import pictures
+    from fedexp.tables.pictures import RESERVED, pictures
 
     runs = [
         DrawnRun(
@@ -93,12 +92,14 @@ def with_pictures(
     for drawing in drawings:
         try:
             new = drawing.draw(runs)
-            if twice := {picture.name for picture in new} & {picture.name for picture in drawn}:
-                raise ConfigError(f"another drawing is called {', '.join(sorted(twice))}: give it a name")
+            if twice := {picture.name for picture in new} & {*RESERVED, *(picture.name for picture in drawn)}:
+                raise ConfigError(f"another picture is called {', '.join(sorted(twice))}: give it a name")
             drawn += new
         except FedexpError as error:
             missed.append(f"{type(drawing).__name__} is not drawn: {error.what}")
-    return replace(report, pictures=drawn or pictures(report), warnings=(*report.warnings, *missed))
+    if layout.referenced(report) or not drawn:
+        drawn += pictures(report)
+    return replace(report, pictures=drawn, warnings=(*report.warnings, *missed))
 
 
 def _runs(slot: Slot, found: Mapping[tuple[str, ...], Found]) -> list[Found]:

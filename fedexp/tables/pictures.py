@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+RESERVED = ("agreement", "curves", "rows")  # names of its pictures
 _DECADES = 1.5  # values that span more are drawn on a logarithmic axis
 _TICKED = 8  # up to so many values of the axis each get a tick of their own
 

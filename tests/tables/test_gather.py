@@ -221,6 +221,8 @@ def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path
     found = {job.overrides: Found(job, tmp_path, {}, result(0.5), status="done") for s in cells for job in s.jobs}
     whole = with_pictures(report(tmp_path), made, cells, found)
     assert "Torn is not drawn: the paper is torn" in whole.warnings
-    assert "Square is not drawn: another drawing is called square: give it a name" in whole.warnings
-    assert len(whole.pictures) == 1
+    assert "Square is not drawn: another picture is called square: give it a name" in whole.warnings
+    assert [picture.name for picture in whole.pictures] == ["square", "agreement", "curves"]
+    alone = with_pictures(report(tmp_path, reference=[]), made, cells, found)
+    assert [picture.name for picture in alone.pictures] == ["square"]
     assert (whole.pictures[0].name, whole.pictures[0].title) == ("square", f"{sum(len(s.jobs) for s in cells)} runs")
