@@ -212,11 +212,12 @@ def _read(file: Path) -> Tree:
     try:
         found = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
     except (pickle.UnpicklingError, SafetensorError, RuntimeError, OSError, EOFError, ValueError) as error:
+        told = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on to advise what nobody should do
         raise ConfigError(
             "the file of pre-trained weights cannot be read",
             where="model.pretrained",
             expected="a state dictionary written by torch.save, or safetensors",
-            got=f"{file}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            got=f"{file}: {told or type(error).__name__}",
             do="take the publisher's file again",
         ) from error
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):

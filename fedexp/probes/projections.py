@@ -8,6 +8,7 @@ Up: one K a layer.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -139,7 +140,7 @@ class _Gram:
         return K
 
 
-class _Recursion:
+class _Recursion(ABC):
     """Q <- Q - damping k k^T / (alpha + r^T k), k = Q r, for every batch mean r (every patch of it, for convolutions)."""
 
     def __init__(self, d: int, damping: float, alpha: float, batch_size: int, device: torch.device) -> None:
@@ -153,11 +154,11 @@ class _Recursion:
         for r in _with_one(layer, rows).double():
             self._update(r)
 
-    def _update(self, r: Tensor) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _update(self, r: Tensor) -> None: ...
 
-    def factor(self) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def factor(self) -> Tensor: ...
 
 
 class _LowRank(_Recursion):

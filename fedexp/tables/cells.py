@@ -64,8 +64,8 @@ def slots(
             jobs = found.setdefault(place, [])
             if column.overrides is None:
                 continue
-            fitting = [o for o in extra if fits(table.given.get(_key(o), {}), full, column.key)]
-            left = [override for override in fitting if _key(override) in table.given]
+            fitting = [o for o in extra if fits(table.given.get(key_of(o), {}), full, column.key)]
+            left = [override for override in fitting if key_of(override) in table.given]
             pooled = {key: value for key, value in full.items() if key not in table.keys}
             for seed in seeds:
                 own = [*_overrides(table, form, full, column.key), f"seed={seed}"]
@@ -164,11 +164,12 @@ def _overrides(table: Table, form: Form, full: dict[str, Value], method: str) ->
 
 def _last(overrides: Sequence[str]) -> tuple[str, ...]:
     """Of two for one key the later counts."""
-    return tuple({_key(override): override for override in overrides}.values())
+    return tuple({key_of(override): override for override in overrides}.values())
 
 
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+")
+def key_of(override: str) -> str:
+    """What an override (``key=value``, ``+key=value``, ``++key=value``, ``~key``) sets or removes."""
+    return override.partition("=")[0].lstrip("+~")
 
 
 def _templates(table: Table, key: str, value: Value, node: Any) -> list[str]:

@@ -85,11 +85,11 @@ class _Request:
 
     def __init__(self, options: argparse.Namespace) -> None:
         from fedexp.compose import Composer
-        from fedexp.tables.cells import parse_only, slots, split_only
+        from fedexp.tables.cells import key_of, parse_only, slots, split_only
         from fedexp.tables.found import Finder
         from fedexp.tables.schema import load_table
 
-        if own := [o for o in options.overrides if o.lstrip("+").startswith("seed=")]:
+        if own := [o for o in options.overrides if key_of(o) == "seed"]:
             raise ConfigError("a table gives each run its seed", got=own[0], do="name the seeds: --seeds 0,1")
         self.options = options
         self.table: Table = load_table(options.name)
@@ -127,12 +127,16 @@ class _Request:
 
 
 def _is_hydra(override: str) -> bool:
-    return override.lstrip("+~").startswith("hydra")
+    from fedexp.tables.cells import key_of
+
+    return key_of(override).startswith("hydra")
 
 
 def _own(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
     """The overrides of the sweep itself, or all others."""
-    return [o for o in overrides if o.lstrip("+~").startswith(_SWEEP_KEYS) == of_sweep]
+    from fedexp.tables.cells import key_of
+
+    return [o for o in overrides if key_of(o).startswith(_SWEEP_KEYS) == of_sweep]
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import NON_SCIENTIFIC
 from fedexp.tables import layout
-from fedexp.tables.cells import Slot, declared_seeds
+from fedexp.tables.cells import Slot, declared_seeds, key_of
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.found import Found, read_value
 from fedexp.tables.ranks import spearman, tied
@@ -109,7 +109,7 @@ def _runs(slot: Slot, found: Mapping[tuple[str, ...], Found]) -> list[Found]:
 
 def _alters(override: str, table: Table) -> bool:
     """Whether an override of the user's may make another run than the table's."""
-    key = override.partition("=")[0].lstrip("+~")
+    key = key_of(override)
     return key not in table.given and not any(f"{key}.".startswith(f"{own}.") for own in NON_SCIENTIFIC)
 
 
@@ -239,7 +239,7 @@ def _warnings(
     other = [run for run in done if run.other_code]
     if other:
         yield (
-            f"{_count(len(other), 'run')} of {len(done)} were made by other code than today's "
+            f"{_count(len(other), 'run')} of {len(done)} {'was' if len(other) == 1 else 'were'} made by other code than today's "
             f"({', '.join(sorted({run.folder.name for run in other}))}); rows may mix code"
         )
     waiting = [run for run in found.values() if not run.result and run.others]

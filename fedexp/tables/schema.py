@@ -92,9 +92,7 @@ class Shrunk:
     seeds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        require(
-            self.seeds is None or len(set(self.seeds)) == len(self.seeds) > 0, "seeds: give at least one, each once"
-        )
+        _check_seeds(self.seeds)
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ class Table:
 
     def __post_init__(self) -> None:
         require(len({column.key for column in self.methods}) == len(self.methods) > 0, "methods: keys must differ")
-        require(len(set(self.seeds)) == len(self.seeds) > 0, "seeds: give at least one, each once")
+        _check_seeds(self.seeds)
         require(self.tie >= 0, "tie must not be negative")
         require(self.tolerance is None or self.tolerance >= 0, "tolerance must not be negative")
         for key in self.keys:
@@ -207,6 +205,10 @@ class Table:
                 value, sd = row.get("value"), row.get("sd")
                 return None if value is None else float(value), None if sd is None else float(sd)
         return None, None
+
+
+def _check_seeds(seeds: tuple[int, ...] | None) -> None:
+    require(seeds is None or len(set(seeds)) == len(seeds) > 0, "seeds: give at least one, each once")
 
 
 def _known(name: Any, options: Iterable[str], where: str) -> None:

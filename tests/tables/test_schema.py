@@ -182,6 +182,12 @@ def test_reference_is_looked_up_by_the_row(tmp_path: Path) -> None:
     assert made.printed({"clients": 2, "start": "same"}, "local") == (None, None)
 
 
+@pytest.mark.parametrize(("one", "other"), [("table1", "table1_time"), ("table6", "table6_params")])
+def test_two_readings_of_one_sweep_are_of_the_same_runs(one: str, other: str) -> None:
+    made = [{job.overrides for job in launch_order(slots(load_table(f"ma_echo/{name}")))} for name in (one, other)]
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize("name", list(table_names()))
 def test_every_table_loads_and_its_keys_exist(name: str) -> None:
     made, composer = load_table(name), Composer()
