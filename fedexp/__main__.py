@@ -1,5 +1,5 @@
 """``python -m fedexp`` is the ``fedexp`` command."""
 
-from fedexp.cli import main
+from fedexp.commands.run import main
 
 main()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedexp.core.data import Partition
-    from fedexp.core.models import Weights
+    from fedexp.core.weights import Weights
 
 T = TypeVar("T")
 
@@ -104,8 +104,8 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
         raise ConfigError(
             "overrides are a list of texts, one a key", got=repr(overrides), do=f"fedexp.run({overrides.split()})"
         )
-    from fedexp.cli import checked
-    from fedexp.execution import execute
+    from fedexp.running.check import checked
+    from fedexp.running.execute import execute
 
     (config,) = checked([list(overrides)])
     return Run(Path(execute(config, say=say)["folder"]))
@@ -145,9 +145,9 @@ def save_models(
     """
     import torch
 
-    from fedexp.core.aggregator import Outcome
     from fedexp.core.build import build
-    from fedexp.core.models import ModelSpec, Weights
+    from fedexp.core.outcome import Outcome
+    from fedexp.core.weights import ModelSpec, Weights
     from fedexp.storage.model_folder import Clients, save_outcome
 
     if not state_dicts:

@@ -23,16 +23,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedexp.aggregators.fusion import FusionAggregator
 from fedexp.aggregators.ma_echo import MAEcho
-from fedexp.compose import compose
+from fedexp.config.compose import compose
 from fedexp.core.env import Env
-from fedexp.core.fusion import FusionAggregator
 from fedexp.core.jobs import ClientResult
-from fedexp.core.models import Weights
 from fedexp.core.seeds import torch_generator
-from fedexp.experiment import Experiment
+from fedexp.core.weights import Weights
 from fedexp.matching.simplex_qp import capped_simplex_qp
-from fedexp.memory import peak_memory, reset_peak
+from fedexp.running.experiment import Experiment
+from fedexp.running.peak_memory import peak_memory, reset_peak
 
 CPU = torch.device("cpu")
 SAMPLES, BATCH = 60_000, 64

@@ -43,9 +43,9 @@ def write_split(overrides: list[str], data: str, rounds: int, folder: Path) -> N
     """fedexp's clients and every round's participants, for the bare loop."""
     import torch
 
-    from fedexp.compose import compose
+    from fedexp.config.compose import compose
     from fedexp.data.partition import save_partition
-    from fedexp.experiment import Experiment
+    from fedexp.running.experiment import Experiment
 
     experiment = Experiment.of(compose([*overrides, "dataset=fashion_mnist", f"data_root={data}"]))
     loaded = experiment.load(torch.device("cpu"))

@@ -91,7 +91,7 @@ def partition_seconds(name: str) -> list[float]:
     """Seconds of building, saving and sampling in this process."""
     import numpy as np
 
-    from fedexp.compose import compose
+    from fedexp.config.compose import compose
     from fedexp.core.build import build
     from fedexp.core.env import Sampling
     from fedexp.data.partition import Partitioner, save_partition

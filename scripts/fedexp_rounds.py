@@ -18,8 +18,8 @@ OFF = ["eval.every=1000000", "checkpoint.every=off", "memo.enabled=false", "reus
 
 
 def main(overrides: list[str]) -> dict[str, Any]:
-    from fedexp.compose import compose
-    from fedexp.execution import execute
+    from fedexp.config.compose import compose
+    from fedexp.running.execute import execute
     from fedexp.storage.files import read_json, read_jsonl
 
     notes: list[str] = []

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fedexp
-from fedexp.cli import run_command
+from fedexp.commands.run import run_command
 from fedexp.core.errors import ConfigError, FedexpError, StorageError
 from fedexp.storage.model_folder import ModelFolder
 
@@ -38,7 +38,7 @@ def test_import_costs_nothing_and_the_function_stays_the_function() -> None:
         "assert {'run', 'load', 'save_models', 'Run'} <= set(dir(fedexp))\n"
         "fedexp.Run, fedexp.load, fedexp.run\n"
         "assert 'torch' not in sys.modules\n"
-        "import fedexp.execution, fedexp.cli\n"
+        "import fedexp.running.execute, fedexp.commands.run\n"
         "assert fedexp.run.__module__ == 'fedexp.api' and callable(fedexp.run)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -71,7 +71,7 @@ def test_say_shows_notes_and_progress(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_module_gives_the_accuracy_that_was_reported() -> None:
-    from fedexp.experiment import load_data
+    from fedexp.running.experiment import load_data
 
     ran = fedexp.run(QUICK)
     module = ran.module()

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedexp.compose import compose
+from fedexp.config.compose import compose
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.data import FederatedData, Partition, Samples
-from fedexp.core.engine import Executor
+from fedexp.core.engine import Engine
 from fedexp.core.env import Env, Sampling
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.models import ModelSpec
 from fedexp.core.runner import Snapshot, run
+from fedexp.core.weights import ModelSpec
 from fedexp.engines.serial import Serial
-from fedexp.experiment import Experiment
+from fedexp.running.experiment import Experiment
 
 CPU = torch.device("cpu")
 
@@ -72,10 +72,10 @@ class World:
     def aggregator(self) -> Aggregator:
         return self.experiment.aggregator
 
-    def run(self, snapshot: Snapshot | None = None, executor: Executor | None = None, **kwargs: Any) -> Snapshot:
+    def run(self, snapshot: Snapshot | None = None, engine: Engine | None = None, **kwargs: Any) -> Snapshot:
         """All remaining rounds."""
         snapshot = snapshot or Snapshot(0, self.aggregator.init(self.env))
-        for step in run(self.aggregator, self.env, executor or Serial(), self.data, snapshot, **kwargs):
+        for step in run(self.aggregator, self.env, engine or Serial(), self.data, snapshot, **kwargs):
             snapshot = step.after
         return snapshot
 
@@ -104,7 +104,7 @@ def make_world(
     return World(experiment, env, data)
 
 
-class Backwards(Executor):
+class Backwards(Engine):
     """Executes jobs in reverse, each on a fresh engine (as another worker would), and still yields them in order."""
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:

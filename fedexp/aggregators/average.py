@@ -15,14 +15,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedexp.aggregators.fusion import FusionAggregator
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
-from fedexp.core.fusion import FusionAggregator
 from fedexp.core.jobs import ClientResult
-from fedexp.core.models import Layer, ModelSpec, Weights, layers_of
+from fedexp.core.layers import Layer, layers_of
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.probes.class_counts import ClassCounts, counts
 
 LastLayer = Literal["plain", "masked"]

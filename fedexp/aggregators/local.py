@@ -15,12 +15,13 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedexp.aggregators.average import check_mask, presence, presence_probes
-from fedexp.core.aggregator import Aggregator, Delivers, Outcome, State
+from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.models import ModelSpec
+from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
+from fedexp.core.weights import ModelSpec
 
 
 @dataclass(frozen=True)

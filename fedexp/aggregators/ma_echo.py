@@ -28,19 +28,20 @@ import torch
 from torch import Tensor
 
 from fedexp.aggregators.average import averaged, check_mask, presence, presence_probes, with_masked_output
+from fedexp.aggregators.fusion import FusionAggregator
 from fedexp.aggregators.null_space import NullSpace, Rule
 from fedexp.aggregators.ot_fusion import aligned
-from fedexp.core.aggregator import Outcome
 from fedexp.core.build import require
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
-from fedexp.core.fusion import FusionAggregator
 from fedexp.core.jobs import ClientResult
-from fedexp.core.models import Layer, ModelSpec, Weights, frozen_of, layers_of
+from fedexp.core.layers import Layer, layers_of
+from fedexp.core.outcome import Outcome
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec, Weights, frozen_of
 from fedexp.matching.alignment import Alignment
 from fedexp.matching.structure import structure_of
 from fedexp.probes.projections import Projections, full_size

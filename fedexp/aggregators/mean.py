@@ -15,13 +15,14 @@ from typing import ClassVar, Literal
 import torch
 
 from fedexp.core import trees
-from fedexp.core.aggregator import Aggregator, Outcome, State
+from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.models import Weights
+from fedexp.core.outcome import Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats
 from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True)

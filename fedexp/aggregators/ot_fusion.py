@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from fedexp.aggregators.average import LastLayer, averaged, check_mask, presence, presence_probes, with_masked_output
+from fedexp.aggregators.fusion import FusionAggregator
 from fedexp.core.build import require
 from fedexp.core.env import Env
-from fedexp.core.fusion import FusionAggregator
 from fedexp.core.jobs import ClientResult
-from fedexp.core.models import ModelSpec, Weights
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.matching.alignment import Alignment, align, movable, moved_share
 from fedexp.matching.structure import structure_of
 

@@ -5,38 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
-
-from torch import Tensor
+from typing import Any, ClassVar
 
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.models import ModelSpec, Weights
 from fedexp.core.needs import Needs
+from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Metrics
+from fedexp.core.weights import ModelSpec
 
 State = dict[str, Any]  # a nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and Weights
-
-Delivers = Literal["model", "ensemble", "per_client"]
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a method delivers.
-
-    Args:
-        models: one global model, an ensemble's members, or one model a client (in client order).
-        combine: how an ensemble's outputs are combined.
-        weights: (models,) weights of an ensemble's members, or None for equal ones; for ``masked`` (models, classes), 1
-            where a member is asked about a class and 0 where it is not.
-        clients: whose each model is, where it is one client's; None elsewhere.
-    """
-
-    models: tuple[Weights, ...]
-    kind: Delivers
-    combine: Literal["logits", "probs", "masked"] = "logits"
-    weights: Tensor | None = None
-    clients: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

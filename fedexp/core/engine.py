@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
+
+import torch
 
 from fedexp.core.data import FederatedData
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.models import Weights
-from fedexp.core.probe import run_probes
+from fedexp.core.net import Net
+from fedexp.core.numerics import Numerics
+from fedexp.core.seeds import seed_of
 from fedexp.core.trees import Tree
-
-Precision = Literal["float32", "tf32", "bf16"]
-
-
-@dataclass(frozen=True)
-class Numerics:
-    """What a run's bits depend on besides its config and code. Fixed at first launch, reused on resume.
-
-    Args:
-        engine: config node of the engine that computes, every choice made (see `describe`).
-        threads: of each process that trains or aggregates.
-        precision: of matrix products and convolutions in local training.
-        deterministic: whether torch refuses operations that do not repeat their bits.
-    """
-
-    engine: Mapping[str, Any]
-    threads: int
-    device: str
-    dtype: str
-    precision: Precision = "float32"
-    deterministic: bool = False
+from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +23,7 @@ class Trial:
     """What an engine may look at before it makes its choices: a finished choice changes no result, only its last bits.
 
     Args:
-        jobs: the first step's, clients' memories attached; empty for a server-only step.
+        jobs: the first step's, client states attached; empty for a server-only step.
         rounds: how many steps follow, this one included.
         threads: the budget that all of a run's processes share.
         numerics: what is fixed already; its engine is still open.
@@ -55,19 +38,19 @@ class Trial:
     note: Callable[[str], None] = field(default=lambda text: None)
 
 
-class Executor(ABC):
+class Engine(ABC):
     """Runs jobs on the clients' data. Its dataclass fields are its config; life: `settle` or `adopt`, `open`, `map`s, `close`."""
 
-    def settle(self, trial: Trial) -> Executor:
+    def settle(self, trial: Trial) -> Engine:
         """This engine with every choice made that bits depend on; may time candidates on the trial's jobs."""
         return self
 
-    def adopt(self, computing: Executor, threads: int, budget: int) -> Executor:
+    def adopt(self, computing: Engine, threads: int, budget: int) -> Engine:
         """The engine for a run that was begun with `computing` at `threads` a process, under today's `budget`."""
         return computing
 
     @property
-    def computing(self) -> Executor:
+    def computing(self) -> Engine:
         """The engine whose arithmetic this one uses: itself, unless it hands jobs to others."""
         return self
 
@@ -111,8 +94,22 @@ class Executor(ABC):
         """Free processes and memory."""
 
 
-def describe(executor: Executor) -> dict[str, Any]:
+def describe(engine: Engine) -> dict[str, Any]:
     """An engine as the config node that builds it again."""
-    kind = type(executor)
-    values = {f.name: getattr(executor, f.name) for f in fields(executor) if f.init}  # type: ignore[arg-type]
+    kind = type(engine)
+    values = {f.name: getattr(engine, f.name) for f in fields(engine) if f.init}  # type: ignore[arg-type]
     return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **values}
+
+
+def run_probes(job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
+    """Every probe of `job` on the model it trained, by name."""
+    samples = data.train
+    first = next(iter(weights.params.values()))
+    net = Net(weights.spec, first.device, first.dtype)
+    net.train(False)
+    index = torch.from_numpy(data.partition.of(job.client)).to(samples.x.device)
+    with torch.no_grad():
+        return {
+            probe.name: probe(net, weights, job.task, samples, index, seed_of(job.seed, "probe", probe.name))
+            for probe in job.probes
+        }

@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fedexp.core.budget import Budget
 from fedexp.core.data import Samples
-from fedexp.core.jobs import Budget, ClientJob
-from fedexp.core.models import Layer, ModelSpec, Weights, layers_of
+from fedexp.core.jobs import ClientJob
+from fedexp.core.layers import Layer, layers_of
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import numpy_generator, seed_of
 from fedexp.core.server_optimizer import ServerOptimizer
@@ -19,6 +20,7 @@ from fedexp.core.task import Task
 from fedexp.core.trace import Trace
 from fedexp.core.trainer import Trainer
 from fedexp.core.trees import Trees
+from fedexp.core.weights import ModelSpec, Weights
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Env:
         frozen: frozenset[str] = frozenset(),
         probes: tuple[Probe, ...] = (),
     ) -> ClientJob:
-        """Local training of `client` in this round. The runner attaches the client's memory.
+        """Local training of `client` in this round. The runner attaches the client's state.
 
         Args:
             frozen: names of parameters that must not change, besides those that the model declares.

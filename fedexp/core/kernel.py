@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from fedexp.core import trees
+from fedexp.core.budget import Budget
 from fedexp.core.data import Samples
 from fedexp.core.errors import ClientError
-from fedexp.core.jobs import Budget, ClientJob, ClientResult
+from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.local_optimizers import LocalOptimizer, make_optimizer
-from fedexp.core.models import Net, Weights
+from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Batch
 from fedexp.core.trainer import Adjustment, Ctx, Trainer
 from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
 
 # Inputs gathered and normalised at a time: large enough to save calls, small enough for the cache.
 CHUNK_BYTES = 1 << 22
@@ -225,7 +227,7 @@ def _full_gradient(job: ClientJob, net: Net, samples: Samples, index: Tensor, at
     parts = -(-len(index) // max(job.budget.batch_size, 512))
     for part in torch.tensor_split(index, parts):  # equal parts: BatchNorm has no statistics of one left-over sample
         batch = Batch(samples.inputs(part), samples.y[part])
-        loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, ctx)
+        loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, ctx.noise)
         grads = torch.autograd.grad(loss, [params[name] for name in at], allow_unused=True, materialize_grads=True)
         torch._foreach_add_(list(total.values()), grads, alpha=len(part) / len(index))
     return total

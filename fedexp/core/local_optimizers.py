@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from fedexp.core.jobs import Budget
+from fedexp.core.budget import Budget
 
 
 class LocalOptimizer(ABC):

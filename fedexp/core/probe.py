@@ -6,15 +6,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from fedexp.core.data import FederatedData, Samples
-from fedexp.core.jobs import ClientJob
-from fedexp.core.models import Net, Weights
-from fedexp.core.seeds import seed_of
+from fedexp.core.data import Samples
+from fedexp.core.net import Net
 from fedexp.core.task import Task
 from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -32,17 +30,3 @@ class Probe(ABC):
             task: says what the net is given of a batch.
             samples: the training pool; index: (n,) int64 positions of the client's samples in it, on the same device.
         """
-
-
-def run_probes(job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
-    """Every probe of `job` on the model it trained, by name."""
-    samples = data.train
-    first = next(iter(weights.params.values()))
-    net = Net(weights.spec, first.device, first.dtype)
-    net.train(False)
-    index = torch.from_numpy(data.partition.of(job.client)).to(samples.x.device)
-    with torch.no_grad():
-        return {
-            probe.name: probe(net, weights, job.task, samples, index, seed_of(job.seed, "probe", probe.name))
-            for probe in job.probes
-        }

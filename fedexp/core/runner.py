@@ -1,4 +1,4 @@
-"""The runner: plan, attach clients' memory, execute, check, update. It knows no method and no engine by name."""
+"""The runner: plan, attach client states, execute, check, update. It knows no method and no engine by name."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Literal
 
 from fedexp.core import trees
 from fedexp.core.aggregator import Aggregator, State
+from fedexp.core.client_states import After, committed, owned
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor
+from fedexp.core.engine import Engine
 from fedexp.core.env import Env
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult, bytes_down, bytes_up
-from fedexp.core.memories import After, committed, owned
-from fedexp.core.models import Weights
 from fedexp.core.phases import phase
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree, Trees
+from fedexp.core.weights import Weights
 
 OnNonfinite = Literal["raise", "skip_client"]
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """All a run needs to go on: the number of finished steps, the server's state and the clients' memories.
+    """All a run needs to go on: the number of finished steps, the server's state and the client states.
 
-    The memories are not copied from step to step: keep the latest snapshot. The one before it stays usable until a
-    further step is asked for; older ones raise RuntimeError where their memories are read.
+    The states are not copied from step to step: keep the latest snapshot. The one before it stays usable until a
+    further step is asked for; older ones raise RuntimeError where their states are read.
     """
 
     step: int
@@ -40,7 +40,7 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A finished step: the snapshot after it, which clients' memories changed, what to log and what it took."""
+    """A finished step: the snapshot after it, which client states changed, what to log and what it took."""
 
     after: Snapshot
     changed: frozenset[int]
@@ -51,7 +51,7 @@ class Step:
 def run(
     aggregator: Aggregator,
     env: Env,
-    executor: Executor,
+    engine: Engine,
     data: FederatedData,
     snapshot: Snapshot | None = None,
     on_nonfinite: OnNonfinite = "raise",
@@ -59,27 +59,27 @@ def run(
 ) -> Iterator[Step]:
     """Execute a method from `snapshot` (or its beginning), yielding after every step; stop by not asking for the next.
 
-    Clients' memories change once the aggregator consumed the whole stream, so a step happens entirely or not.
+    Client states change once the aggregator consumed the whole stream, so a step happens entirely or not.
     """
     now = snapshot or Snapshot(0, aggregator.init(env))
     while not aggregator.done(now.state, env.at(now.step)):
         here = env.at(now.step)
         began = time.perf_counter()
-        memories = committed(now.clients)
+        states = committed(now.clients)
         jobs = next_jobs(aggregator, env, now)
-        with contextlib.closing(executor.map(jobs, data)) as executed:
-            probe = partial(executor.probe, data=data)
+        with contextlib.closing(engine.map(jobs, data)) as executed:
+            probe = partial(engine.probe, data=data)
             stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates, probe)
             results = iter(stream)
             state, metrics = aggregator.update(now.state, results, here)
             for _ in results:  # an aggregator may stop early; the step is over when every client is
                 pass
-        now = Snapshot(now.step + 1, state, After(memories, stream.memories))
+        now = Snapshot(now.step + 1, state, After(states, stream.states))
         total = time.perf_counter() - began
         seconds = {"train": stream.seconds, "aggregate": total - stream.seconds - stream.probe_seconds}
         if any(job.probes for job in jobs):
             seconds["probe"] = stream.probe_seconds
-        yield Step(now, frozenset(stream.memories), {**stream.metrics(), **metrics}, seconds)
+        yield Step(now, frozenset(stream.states), {**stream.metrics(), **metrics}, seconds)
 
 
 def _trained(job: ClientJob) -> Tree:
@@ -87,13 +87,13 @@ def _trained(job: ClientJob) -> Tree:
 
 
 def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob]:
-    """The client work of the step that follows `now`, memories attached."""
+    """The client work of the step that follows `now`, states attached."""
     jobs = aggregator.plan(now.state, env.at(now.step))
     first: dict[
         tuple[int, int, frozenset[str]], Trees | None
-    ] = {}  # many clients share one start, hence one first memory
+    ] = {}  # many clients share one start, hence one first state
 
-    def memory(job: ClientJob) -> Trees | None:
+    def state(job: ClientJob) -> Trees | None:
         known = now.clients.get(job.client)
         if known is not None:
             return known
@@ -102,12 +102,12 @@ def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob
             first[key] = job.trainer.init_state(_trained(job))
         return first[key]
 
-    memories = [memory(job) for job in jobs]
-    return [job if own is None else replace(job, state=own) for job, own in zip(jobs, memories, strict=True)]
+    states = [state(job) for job in jobs]
+    return [job if own is None else replace(job, state=own) for job, own in zip(jobs, states, strict=True)]
 
 
 class _Stream:
-    """Results on their way to the aggregator: checked, counted, their clients' memories set aside."""
+    """Results on their way to the aggregator: checked, counted, their client states set aside."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class _Stream:
     ) -> None:
         self.jobs, self.results, self.env, self.probe = jobs, iter(results), env, probe
         self.on_nonfinite, self.on_client, self.communicates = on_nonfinite, on_client, communicates
-        self.memories: dict[int, Trees] = {}
+        self.states: dict[int, Trees] = {}
         self.seconds = self.probe_seconds = 0.0
         self.examples = self.steps = self.up = self.down = self.skipped = 0
         self.loss = 0.0
@@ -149,7 +149,7 @@ class _Stream:
                 self.examples += result.num_examples
                 self.loss += result.metrics["loss"] * result.num_examples
             if result.state is not None:
-                self.memories[result.client] = owned(result.state)
+                self.states[result.client] = owned(result.state)
             yield result
         if next(self.results, None) is not None:
             raise RuntimeError("the engine yielded more results than it was given jobs")

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from fedexp.core.models import Weights
 from fedexp.core.needs import Needs
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats
 from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedexp.core.models import Net
+from fedexp.core.data import Noise
+from fedexp.core.net import Net
 from fedexp.core.trees import Tree
-
-if TYPE_CHECKING:
-    from fedexp.core.trainer import Ctx
 
 Metrics = dict[str, float]
 
@@ -34,8 +32,8 @@ class Task(ABC):
     )
 
     @abstractmethod
-    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
-        """Mean training loss of a batch (a scalar)."""
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:
+        """Mean training loss of a batch (a scalar); random layers of the loss draw from `noise`."""
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """What the network is given of a batch outside training; conditional models are given labels, too."""

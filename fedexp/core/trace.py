@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fedexp.core.aggregator import Outcome
+from fedexp.core.outcome import Outcome
 
 
 class Trace:

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedexp.core.jobs import Budget
-from fedexp.core.models import Net
+from fedexp.core.budget import Budget
+from fedexp.core.data import Noise
 from fedexp.core.needs import Needs
+from fedexp.core.net import Net
 from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree, Trees
 
@@ -57,7 +58,7 @@ class Ctx:
     """What a trainer may know during a client's round.
 
     Args:
-        start: the received parameters (w^t); shared: the server's trees; state: the client's memory from earlier rounds.
+        start: the received parameters (w^t); shared: the server's trees; state: the client state from earlier rounds.
         num_steps: optimizer steps of this round (tau_i).
         noise: uniform [0, 1) numbers by name and shape, a function of client, round and step.
         full_gradient: mean task gradient over the whole local data at given parameters, in training mode.
@@ -69,7 +70,7 @@ class Ctx:
     task: Task
     budget: Budget
     num_steps: int
-    noise: Callable[[str, tuple[int, ...]], Tensor]
+    noise: Noise
     full_gradient: Callable[[Tree], Tree]
 
 
@@ -122,12 +123,12 @@ class Trainer:
         return Needs()
 
     def init_state(self, start: Tree) -> Trees | None:
-        """A client's memory before its first round, from the received parameters that it will train; None: it keeps none."""
+        """A client state before its first round, from the received parameters that it will train; None: it keeps none."""
         return None
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
         """Scalar training loss: the task's, plus the method's own terms."""
-        return ctx.task.loss(net, params, buffers, batch, ctx)
+        return ctx.task.loss(net, params, buffers, batch, ctx.noise)
 
     def grad(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> tuple[Tree, Tensor]:
         """Gradient with respect to the parameters that require one, and the loss."""
@@ -147,7 +148,7 @@ class Trainer:
         return params
 
     def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
-        """Payload for the server and the client's new memory, from the trained parameters."""
+        """Payload for the server and the new client state, from the trained parameters."""
         return {}, None
 
     def init_shared(self, start: Tree) -> Trees:

@@ -15,9 +15,10 @@ from filelock import FileLock
 from torch import Tensor
 
 from fedexp.core.data import FederatedData, Samples
-from fedexp.core.models import ModelSpec, Net, Weights
+from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of
 from fedexp.core.trees import Tree, digest
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.identity import code_hash
 from fedexp.storage.tensors import load_tree, save_tree
 

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor, Trial, describe
+from fedexp.core.engine import Engine, Trial, describe
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.engines.timing import WORTH_TIMING, num_steps, seconds_a_step, threads, trainable, work
 from fedexp.engines.vectorized import Vectorized
@@ -17,13 +17,13 @@ _ROUNDS = 2  # of stacks that each worker is given in the timing
 
 
 @dataclass
-class Auto(Executor):
+class Auto(Engine):
     """Serial or vectorized, in this process or in local workers.
 
     Short runs are decided by rule (see `Vectorized.settle`), so that they repeat to the bit; longer ones by short timings.
     """
 
-    def settle(self, trial: Trial) -> Executor:
+    def settle(self, trial: Trial) -> Engine:
         here = Vectorized().settle(trial)
         jobs = trainable(trial)
         if trial.threads == 1 or trial.numerics.device != "cpu" or len(jobs) <= 1 or work(trial) < WORTH_TIMING:
@@ -52,7 +52,7 @@ class Auto(Executor):
         spread.close()
         return here
 
-    def adopt(self, computing: Executor, threads: int, budget: int) -> Executor:
+    def adopt(self, computing: Engine, threads: int, budget: int) -> Engine:
         """Workers were chosen where a process was given fewer threads than there are."""
         return Workers().adopt(computing, threads, budget) if threads < budget else computing
 

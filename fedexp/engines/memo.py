@@ -18,16 +18,17 @@ import torch
 from filelock import FileLock
 
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor, Numerics
+from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.models import Weights
+from fedexp.core.numerics import Numerics
 from fedexp.core.probe import Probe
 from fedexp.core.trees import Tree, Trees, digest
+from fedexp.core.weights import Weights
 from fedexp.storage.identity import probe_code_hash
 from fedexp.storage.tensors import load_tree, save_tree
 
 
-class Memo(Executor):
+class Memo(Engine):
     """Wraps an engine; first-round jobs are looked up by content before they are run.
 
     Args:
@@ -35,11 +36,11 @@ class Memo(Executor):
         root: folder shared by runs; max_gb: the least recently used entries go beyond it.
         numerics, code: part of every key, so other bits or other code never pass for these.
 
-    A key holds the start's digest, the trainer, task, budget, seed, broadcast trees, the client's memory and its samples,
+    A key holds the start's digest, the trainer, task, budget, seed, broadcast trees, the client's state and its samples,
     byte for byte. Of several processes that ask for the same jobs, one trains them and the others wait.
     """
 
-    def __init__(self, inner: Executor, root: Path, max_gb: float, numerics: Numerics, code: str) -> None:
+    def __init__(self, inner: Engine, root: Path, max_gb: float, numerics: Numerics, code: str) -> None:
         self.inner = inner
         self.root = root
         self.max_bytes = max_gb * 1e9
@@ -121,9 +122,9 @@ class Memo(Executor):
         if start is None:
             start = digests[id(job.start)] = digest(job.start.params) + digest(job.start.buffers)
         shared = {name: digest(tree) for name, tree in job.shared.items()}
-        memory = {name: digest(tree) for name, tree in (job.state or {}).items()}
+        state = {name: digest(tree) for name, tree in (job.state or {}).items()}
         parts = [self._base, job.client, start, repr(job.start.spec), _described(job.trainer), _described(job.task)]
-        parts += [repr(job.budget), job.seed, shared, memory, sorted(job.frozen), company]
+        parts += [repr(job.budget), job.seed, shared, state, sorted(job.frozen), company]
         parts += [*_client_data(data, job.client), repr(data.train.augment)]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
@@ -187,7 +188,7 @@ class _Missing:
 
     def __init__(
         self,
-        inner: Executor,
+        inner: Engine,
         jobs: Sequence[ClientJob],
         parts: list[list[int]],
         data: FederatedData,

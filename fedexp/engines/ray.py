@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from fedexp.core.build import build, require
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor, Numerics, Trial, describe
+from fedexp.core.engine import Engine, Trial, describe
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.numerics import Numerics
 from fedexp.engines.ray_actor import code_of
 from fedexp.engines.ray_cluster import DEPTH, START_SECONDS, Connection, Crew, Member, losses, unforeseen
 from fedexp.engines.ray_wire import Packer, Parcel, Reply, SentData, SentResult
@@ -23,7 +24,7 @@ _PARCEL_CHUNKS, _PARCEL_BYTES = 8, 1 << 24  # small jobs travel together: a mess
 
 
 @dataclass
-class Ray(Executor):
+class Ray(Engine):
     """Hands chunks of jobs to actors. The bits are those of `inner` at `threads` threads, whatever the actors.
 
     Data are sent once a node, weights and broadcast trees once a round. This process aggregates; it must run on a
@@ -59,7 +60,7 @@ class Ray(Executor):
             raise ConfigError(
                 "engine=ray needs the package ray", where="engine", do="install it: pip install 'fedexp[ray]'"
             )
-        self._computing: Executor = build(Executor, self.inner, "engine.inner")  # type: ignore[type-abstract]
+        self._computing: Engine = build(Engine, self.inner, "engine.inner")  # type: ignore[type-abstract]
         if self._computing.computing is not self._computing:
             raise ConfigError(
                 "an actor's engine must compute itself",
@@ -74,7 +75,7 @@ class Ray(Executor):
         self._stacked = 0
         self._note: Callable[[str], None] = lambda text: None
 
-    def settle(self, trial: Trial) -> Executor:
+    def settle(self, trial: Trial) -> Engine:
         self._note = trial.note
         self._check_device(trial.numerics)
         self._connect(trial.threads)  # a cluster that is not there is told before an inner engine times its choices
@@ -88,11 +89,11 @@ class Ray(Executor):
         self.inner = describe(self._computing)
         return self
 
-    def adopt(self, computing: Executor, threads: int, budget: int) -> Executor:
+    def adopt(self, computing: Engine, threads: int, budget: int) -> Engine:
         return replace(self, threads=threads, inner=describe(computing))
 
     @property
-    def computing(self) -> Executor:
+    def computing(self) -> Engine:
         return self._computing
 
     def threads_each(self, budget: int) -> int:

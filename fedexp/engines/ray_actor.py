@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 
-from fedexp.allocator import keep_freed_memory
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor, Numerics
+from fedexp.core.engine import Engine
 from fedexp.core.errors import ConfigError, FedexpError
-from fedexp.core.models import Weights
+from fedexp.core.numerics import Numerics
 from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
+from fedexp.engines.allocator import keep_freed_memory
+from fedexp.engines.exactness import applied
 from fedexp.engines.ray_wire import Parcel, Reply, SentResult, rebuilt, unpack
-from fedexp.numerics import applied
 from fedexp.storage.identity import code_hash
 
 
@@ -62,7 +63,7 @@ class Worker:
         self._device = torch.device(device)
         self._threads = threads
         try:
-            self._engine = build(Executor, inner, "engine.inner")  # type: ignore[type-abstract]
+            self._engine = build(Engine, inner, "engine.inner")  # type: ignore[type-abstract]
             self._engine.open(replace(numerics, device=device), threads)
         except FedexpError as error:
             return error

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from fedexp.core.engine import Numerics
 from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.numerics import Numerics
 from fedexp.engines.ray_actor import Worker
 
 START_SECONDS = 60.0  # until at least one actor must have started

@@ -14,8 +14,8 @@ from torch import Tensor
 from fedexp.core.data import Augmentation, FederatedData, Partition, Samples
 from fedexp.core.errors import FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.models import ModelSpec, Weights
 from fedexp.core.trees import Tree, Trees, num_bytes
+from fedexp.core.weights import ModelSpec, Weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor, Numerics, Precision
+from fedexp.core.engine import Engine
 from fedexp.core.errors import ClientError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import train_client
-from fedexp.core.models import ModelSpec, Net
+from fedexp.core.net import Net
+from fedexp.core.numerics import Numerics, Precision
+from fedexp.core.weights import ModelSpec
 from fedexp.engines.kernels.kernel import NotStackableError
 
 
 @dataclass
-class Serial(Executor):
+class Serial(Engine):
     """Executes jobs in this process, in order."""
 
     _nets: dict[ModelSpec, Net] = field(init=False, default_factory=dict)

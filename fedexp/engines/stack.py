@@ -19,9 +19,10 @@ from fedexp.core.data import Samples
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import CHUNK_BYTES, StepNoise, context, epoch_order, overrides, schedule_of, take_step
 from fedexp.core.local_optimizers import make_optimizer
-from fedexp.core.models import Net, Weights
+from fedexp.core.net import Net
 from fedexp.core.trainer import Adjustment, Ctx, Trainer
 from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
 from fedexp.engines.kernels.kernel import NotStackableError, StackBatch, StackKernel, StackTrees
 
 Schedule = list[tuple[int, int, int]]
@@ -32,7 +33,7 @@ def train_stack(
 ) -> Iterator[ClientResult]:
     """Train `jobs`, which agree in everything but client, start, seed and trees, as one; results in the jobs' order.
 
-    Training is over when this returns; a client's payload and memory are made when its result is asked for, and are still
+    Training is over when this returns; a client's payload and new state are made when its result is asked for, and are still
     in the processor's cache where the server reads them.
 
     Args:
@@ -50,7 +51,7 @@ def train_stack(
         for job, index, count, noise in zip(jobs, indices, steps, noises, strict=True)
     ]
     hooks = [_on_stack(trainer, name, net) if overrides(trainer, name) else None for name in ("correct", "after_step")]
-    whole = _stacked(jobs, own, steps, memory=any(hooks) or kind.reads_memory)
+    whole = _stacked(jobs, own, steps, state=any(hooks) or kind.reads_state)
     kernel = kind(first, net)
     optimizer = make_optimizer(budget)
     between = any(hooks) or budget.clip is not None or budget.weight_decay or budget.optimizer != "sgd"
@@ -105,7 +106,7 @@ def _result(
     )
 
 
-def _stacked(jobs: Sequence[ClientJob], own: Sequence[Ctx], steps: list[int], memory: bool) -> StackTrees:
+def _stacked(jobs: Sequence[ClientJob], own: Sequence[Ctx], steps: list[int], state: bool) -> StackTrees:
     first = jobs[0]
     params = _own(_joined([job.start.params for job in jobs]))
     return StackTrees(
@@ -114,7 +115,7 @@ def _stacked(jobs: Sequence[ClientJob], own: Sequence[Ctx], steps: list[int], me
         buffers=_own(_joined([job.start.buffers for job in jobs])),
         start=_joined([ctx.start for ctx in own]),
         shared={name: _joined([job.shared[name] for job in jobs]) for name in first.shared},
-        state={name: _joined([ctx.state[name] for ctx in own]) for name in own[0].state} if memory else {},
+        state={name: _joined([ctx.state[name] for ctx in own]) for name in own[0].state} if state else {},
         num_steps=steps[0] if len(set(steps)) == 1 else None,
     )
 
@@ -157,7 +158,7 @@ def _first(stack: StackTrees, count: int) -> StackTrees:
 def _together(job: ClientJob, stack: StackTrees) -> Ctx:
     """The context of an elementwise hook for all clients of a stack; what such a hook may not use fails or is NaN."""
 
-    def refuse(*arguments: object) -> NoReturn:
+    def refuse(*arguments: Any, **named: Any) -> NoReturn:
         raise RuntimeError(
             f"a hook of {type(job.trainer).__name__} is marked elementwise and uses noise or full gradients"
         )

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor, Trial
+from fedexp.core.engine import Engine, Trial
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import batch_ranges
 
@@ -26,27 +26,27 @@ def shortened(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
     return [replace(job, budget=replace(job.budget, max_steps=n)) for job, n in zip(jobs, most, strict=True)]
 
 
-def seconds_a_step(executor: Executor, jobs: Sequence[ClientJob], data: FederatedData) -> float:
+def seconds_a_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> float:
     """Best of a few passes over `jobs`, shortened; the first, which builds networks, does not count."""
     first = shortened(jobs, 1)
-    _seconds(executor, first, data)  # builds networks, starts what has to start
-    one = _seconds(executor, first, data)
+    _seconds(engine, first, data)  # builds networks, starts what has to start
+    one = _seconds(engine, first, data)
     if one * len(jobs) > _SECONDS:
         return one
     jobs = shortened(jobs, _STEPS)
     best, spent = one, 0.0
     for _ in range(_REPEATS):
         began = time.perf_counter()
-        best = min(best, _seconds(executor, jobs, data))
+        best = min(best, _seconds(engine, jobs, data))
         spent += time.perf_counter() - began
         if spent > _SECONDS:
             break
     return best
 
 
-def _seconds(executor: Executor, jobs: Sequence[ClientJob], data: FederatedData) -> float:
+def _seconds(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> float:
     began = time.perf_counter()
-    taken = sum(result.num_steps for result in executor.map(jobs, data))
+    taken = sum(result.num_steps for result in engine.map(jobs, data))
     if data.train.x.is_cuda:
         torch.cuda.synchronize()
     return (time.perf_counter() - began) / taken

@@ -12,9 +12,10 @@ import torch
 
 from fedexp.core.build import require
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor, Numerics, Trial
+from fedexp.core.engine import Engine, Trial
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import batch_ranges
+from fedexp.core.numerics import Numerics
 from fedexp.core.trees import num_bytes
 from fedexp.engines.kernels.kernel import NotStackableError, StackKernel
 from fedexp.engines.kernels.linear import Linear
@@ -33,7 +34,7 @@ _SLOW_STEP = 0.25  # seconds; a model that is this slow for one client fills the
 
 
 @dataclass
-class Vectorized(Executor):
+class Vectorized(Engine):
     """Args:
     stack: clients a stack, or ``auto``.
     kernel: ``linear``, ``vmap``, or ``auto``: the first of these that fits a job.
@@ -49,7 +50,7 @@ class Vectorized(Executor):
     def __post_init__(self) -> None:
         require(self.stack == "auto" or self.stack >= 1, f"engine.stack must be 'auto' or at least 1, got {self.stack}")
 
-    def settle(self, trial: Trial) -> Executor:
+    def settle(self, trial: Trial) -> Engine:
         """A fixed stack and kernel: by a short timing, or by rule where the run is too short to repay one.
 
         Where stacking does not gain 5 % over it, the answer is `Serial`.
@@ -68,7 +69,7 @@ class Vectorized(Executor):
             return Vectorized(max(2, min(_STACK, _STACK_BYTES // size)), pays[0]) if pays else Serial()
         return self._timed(names, jobs, trial)
 
-    def _timed(self, names: list[Kernel], jobs: list[ClientJob], trial: Trial) -> Executor:
+    def _timed(self, names: list[Kernel], jobs: list[ClientJob], trial: Trial) -> Engine:
         serial = seconds_a_step(self._serial, jobs[:2], trial.data)
         if serial > _SLOW_STEP:
             trial.note(f"engine: serial, for a single client's step already takes {serial:.2g} s")

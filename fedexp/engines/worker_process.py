@@ -23,14 +23,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedexp.allocator import keep_freed_memory
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData, Partition, Samples
-from fedexp.core.engine import Executor, Numerics
+from fedexp.core.engine import Engine
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.numerics import Numerics
+from fedexp.engines.allocator import keep_freed_memory
+from fedexp.engines.exactness import applied
 from fedexp.engines.shared_memory import Segment, pack, unpack
-from fedexp.numerics import applied
 
 # To the nursery: fork, with the worker's socket | end a worker | end a worker and tell how it had ended.
 FORK, END, ASK = range(3)
@@ -203,7 +204,7 @@ class _Worker:
 
     def _serve(self) -> None:
         try:
-            inner = build(Executor, self.setup.inner, "engine.inner")  # type: ignore[type-abstract]
+            inner = build(Engine, self.setup.inner, "engine.inner")  # type: ignore[type-abstract]
             inner.open(self.setup.numerics, self.setup.threads)
             send(self.run, Message(READY, fact=os.getpid()))
             while True:
@@ -223,7 +224,7 @@ class _Worker:
         self.data_segment = Segment(fd)
         self.data = self._sent(self.data_segment, (message.offset, message.length)).federated()
 
-    def _work(self, inner: Executor, message: Message) -> None:
+    def _work(self, inner: Engine, message: Message) -> None:
         began, stacked = time.perf_counter(), inner.stacked_steps
         done = Done([])
         if read_header(self.board)[0] == message.number:  # else nobody waits for it any more
@@ -237,7 +238,7 @@ class _Worker:
         steps, seconds = inner.stacked_steps - stacked, time.perf_counter() - began
         send(self.run, Message(DONE, message.number, message.slot, *extent, steps, seconds))
 
-    def _train(self, inner: Executor, message: Message) -> Done:
+    def _train(self, inner: Engine, message: Message) -> Done:
         results: list[ClientResult] = []
         jobs: list[ClientJob] = []
         assert self.data is not None

@@ -23,9 +23,10 @@ import torch
 
 from fedexp.core.build import build, require
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor, Numerics, Trial, describe
+from fedexp.core.engine import Engine, Trial, describe
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.numerics import Numerics
 from fedexp.engines import worker_process as wire
 from fedexp.engines.shared_memory import Segment, pack, unpack
 from fedexp.engines.timing import threads as threads_set
@@ -41,14 +42,14 @@ _NURSERY = (
 
 
 @dataclass
-class Workers(Executor):
+class Workers(Engine):
     """Hands jobs to worker processes that stay for the whole run; weights and data travel through shared memory.
 
     Args:
         workers: how many; ``auto``: as many as fit into the thread budget, on CUDA one a GPU. Where ``auto`` comes to
             one on a CPU or a single GPU, this process does the work itself.
         threads: of each process, this one included.
-        inner: config node of the engine that each worker runs. Its parts (`Executor.split`) are what workers are given.
+        inner: config node of the engine that each worker runs. Its parts (`Engine.split`) are what workers are given.
 
     A worker that dies costs a retry of what it was doing; three deaths over the same jobs are a `ClientError`.
     """
@@ -62,7 +63,7 @@ class Workers(Executor):
             self.workers == "auto" or self.workers >= 1, f"workers must be 'auto' or at least 1, got {self.workers}"
         )
         require(self.threads >= 1, f"threads must be at least 1, got {self.threads}")
-        self._inner = build(Executor, self.inner, "engine.inner")  # type: ignore[type-abstract]
+        self._inner = build(Engine, self.inner, "engine.inner")  # type: ignore[type-abstract]
         require(not isinstance(self._inner, Workers), "inner: workers cannot run workers")
         self._pool: _Pool | None = None
         self._opened: tuple[Numerics, int] | None = None
@@ -75,11 +76,11 @@ class Workers(Executor):
             settled = self._inner.settle(replace(trial, threads=each, numerics=numerics))
         return Workers(self.workers, self.threads, describe(settled.computing))
 
-    def adopt(self, computing: Executor, threads: int, budget: int) -> Workers:
+    def adopt(self, computing: Engine, threads: int, budget: int) -> Workers:
         return Workers(self.workers, threads, describe(computing))
 
     @property
-    def computing(self) -> Executor:
+    def computing(self) -> Engine:
         return self._inner
 
     def threads_each(self, budget: int) -> int:

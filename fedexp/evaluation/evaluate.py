@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from fedexp.core.aggregator import Delivers, Outcome
 from fedexp.core.data import Samples
-from fedexp.core.models import ModelSpec, Net, Weights
+from fedexp.core.net import Net
+from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Batch, Metrics, Task
+from fedexp.core.weights import ModelSpec, Weights
 
 _PLACES: dict[Delivers, tuple[str, tuple[str, ...]]] = {  # where a metric is filed, and what of its spread is kept
     "model": ("global", ("",)),

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fedexp.core.aggregator import Outcome
 from fedexp.core.data import FederatedData, Samples
+from fedexp.core.outcome import Outcome
 from fedexp.core.trace import Trace
 from fedexp.core.trees import Tree
 from fedexp.evaluation.evaluate import Evaluator

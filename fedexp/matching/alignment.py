@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.build import require
-from fedexp.core.models import Weights
+from fedexp.core.weights import Weights
 from fedexp.matching.assignment import assignments, sinkhorn
 from fedexp.matching.structure import Group, Maps, Structure
 

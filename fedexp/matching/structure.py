@@ -13,9 +13,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fedexp.core.models import Layer, ModelSpec, Net, Weights, layers_of
+from fedexp.core.layers import Layer, layers_of
+from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.matching.tainting import Flows, flows_of, refusal
 
 Maps = Mapping[str, Tensor]

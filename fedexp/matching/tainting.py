@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.models import ModelSpec
+from fedexp.core.weights import ModelSpec
 
 _LAYERS = (nn.Linear, nn.Conv2d)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedexp.core.build import require
-from fedexp.core.models import ModelSpec, Net, Weights
+from fedexp.core.net import Net
+from fedexp.core.weights import ModelSpec, Weights
 
 
 class CvaeDecoder(nn.Module):

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from fedexp.core.build import require
 from fedexp.core.errors import ConfigError
-from fedexp.core.models import ModelSpec
 from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec
 from fedexp.models.mlp import MLP
 from fedexp.models.resnet import ResNet
 from fedexp.storage.files import file_sha256

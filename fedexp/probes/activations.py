@@ -13,11 +13,13 @@ from torch import Tensor
 
 from fedexp.core.build import require
 from fedexp.core.data import Samples
-from fedexp.core.models import Net, Weights
+from fedexp.core.layers import layer_inputs
+from fedexp.core.net import Net
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import torch_generator
 from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -39,5 +41,5 @@ class Activations(Probe):
         order = torch.randperm(len(index), generator=torch_generator(seed, "order"))
         part = index[order[: self.samples].to(index.device)]
         batch = Batch(samples.inputs(part), samples.y.index_select(0, part))
-        given = net.layer_inputs(weights.params, weights.buffers, *task.inputs(batch))
+        given = layer_inputs(net, weights.params, weights.buffers, *task.inputs(batch))
         return {layer.weight: value for layer, value in given.items()}

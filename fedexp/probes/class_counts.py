@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fedexp.core.data import Samples
 from fedexp.core.jobs import ClientResult
-from fedexp.core.models import Net, Weights
+from fedexp.core.net import Net
 from fedexp.core.probe import Probe
 from fedexp.core.task import Task
 from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True)

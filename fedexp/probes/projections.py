@@ -19,11 +19,13 @@ from torch import Tensor
 
 from fedexp.core.build import require
 from fedexp.core.data import Samples
-from fedexp.core.models import Layer, Net, Weights
+from fedexp.core.layers import Layer, layer_inputs
+from fedexp.core.net import Net
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import torch_generator
 from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
 
 _BATCHES_AT_ONCE = 16
 _NEGLIGIBLE = 1e-9  # eigenvalues of P that rounding made
@@ -88,7 +90,7 @@ class Projections(Probe):
         for start in range(0, len(order), chunk):
             part = order[start : start + chunk]
             batch = Batch(samples.inputs(part), samples.y.index_select(0, part))
-            given = net.layer_inputs(weights.params, weights.buffers, *task.inputs(batch))
+            given = layer_inputs(net, weights.params, weights.buffers, *task.inputs(batch))
             yield {layer: value for layer, value in given.items() if layer.weight in self.layers}
 
     def _begin(self, layer: Layer, x: Tensor, updates: int) -> _Recursion | _Gram:

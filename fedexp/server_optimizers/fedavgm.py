@@ -11,11 +11,11 @@ from typing import Any
 
 from fedexp.core import trees
 from fedexp.core.build import require
-from fedexp.core.models import Weights
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats
 from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from fedexp.core import trees
 from fedexp.core.build import require
-from fedexp.core.models import Weights
 from fedexp.core.needs import Needs
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats
 from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -40,18 +40,18 @@ _BY_HASH = {
     "model.pretrained": "sha256"
 }  # a file, and the key beside it that says what is in it: where set, that counts
 _ALWAYS = (
-    "fedexp.experiment",
-    "fedexp.numerics",
-    "fedexp.rounds",
+    "fedexp.running.experiment",
+    "fedexp.engines.exactness",
+    "fedexp.running.rounds",
     "fedexp.core.kernel",
     "fedexp.engines.memo",
     "fedexp.engines.serial",
     "fedexp.engines.vectorized",
-    "fedexp.evaluation.summary",
+    "fedexp.running.summary",
 )
 
 _TRAINING = (
-    "fedexp.numerics",
+    "fedexp.engines.exactness",
     "fedexp.core.kernel",
     "fedexp.engines.serial",
     "fedexp.engines.vectorized",

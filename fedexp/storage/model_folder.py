@@ -18,12 +18,12 @@ from typing import Any
 import safetensors
 import torch
 
-from fedexp.core.aggregator import Outcome
 from fedexp.core.build import build, require
 from fedexp.core.data import FederatedData
 from fedexp.core.errors import StorageError
-from fedexp.core.models import ModelSpec, Weights
+from fedexp.core.outcome import Outcome
 from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.files import file_sha256, read_json, write_text
 from fedexp.storage.tensors import read_facts, save_tree
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedexp.core.errors import StorageError
-from fedexp.core.models import ModelSpec, Weights
 from fedexp.core.trees import Tree, digest
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.files import write_bytes
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from fedexp.core.errors import ConfigError, suggest
-from fedexp.tables.report import Form, Value
+from fedexp.tables.report.report import Form, Value
 from fedexp.tables.schema import Table, fits
 
 

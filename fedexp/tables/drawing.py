@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedexp.tables.report import Picture, Value
+from fedexp.tables.report.report import Picture, Value
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import Any
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import NON_SCIENTIFIC
-from fedexp.tables import layout
 from fedexp.tables.cells import Slot, declared_seeds, key_of
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.found import Found, read_value
+from fedexp.tables.lookup import Found, read_value
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.report import Agreement, Cell, Form, Picture, Report, Verdict
+from fedexp.tables.report import layout
+from fedexp.tables.report.report import Agreement, Cell, Form, Picture, Report, Verdict
 from fedexp.tables.schema import Table
 
 _SHOWN = 6  # names in a warning
@@ -70,7 +70,7 @@ def with_pictures(
     """The report with the table's own drawings and the numbers as pictures, these where the paper prints some or else nothing
     was drawn. A drawing that cannot be made is a warning.
     """
-    from fedexp.tables.pictures import RESERVED, pictures
+    from fedexp.tables.report.pictures import RESERVED, pictures
 
     runs = [
         DrawnRun(

@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from fedexp.conf_folders import conf_dir, user_conf_dir
+from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError, suggest
-from fedexp.tables.report import Form, Method, Value
+from fedexp.tables.report.report import Form, Method, Value
 
 Where = dict[str, Any]  # key -> value or list of values; `method` is a key, too
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.core.models import Net
+from fedexp.core.data import Noise
+from fedexp.core.net import Net
 from fedexp.core.task import Batch, Metrics, Task
-from fedexp.core.trainer import Ctx
 from fedexp.core.trees import Tree
 
 
@@ -22,7 +22,7 @@ class Classification(Task):
 
     cross_entropy: ClassVar[bool] = True
 
-    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:
         return F.cross_entropy(net(params, buffers, batch.x), batch.y)
 
     def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:

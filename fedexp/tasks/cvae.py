@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedexp.core.build import require
-from fedexp.core.models import Net
+from fedexp.core.data import Noise
+from fedexp.core.net import Net
 from fedexp.core.task import Batch, Metrics, Task
-from fedexp.core.trainer import Ctx
 from fedexp.core.trees import Tree
 
 
@@ -33,10 +33,10 @@ class Cvae(Task):
     def __post_init__(self) -> None:
         require(self.latent is not None, "task=cvae trains a conditional VAE: set model=cvae")
 
-    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:
         assert self.latent is not None
-        noise = standard_normal(ctx.noise("cvae/z", (2, len(batch.x), self.latent)).to(batch.x.dtype))
-        return net(params, buffers, batch.x, batch.y, noise).sum(1).mean()
+        draws = standard_normal(noise("cvae/z", (2, len(batch.x), self.latent)).to(batch.x.dtype))
+        return net(params, buffers, batch.x, batch.y, draws).sum(1).mean()
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         return batch.x, batch.y

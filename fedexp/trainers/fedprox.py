@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedexp.core.budget import Budget
 from fedexp.core.build import require
-from fedexp.core.jobs import Budget
 from fedexp.core.trainer import Adjustment, Ctx, Trainer, elementwise
 
 

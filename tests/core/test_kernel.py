@@ -9,13 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedexp.core.budget import Budget
 from fedexp.core.data import Samples
 from fedexp.core.errors import ClientError
-from fedexp.core.jobs import Budget, ClientJob
+from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import batch_ranges, batches, clipped, train_client
-from fedexp.core.models import ModelSpec, Net, Weights
+from fedexp.core.net import Net
 from fedexp.core.trainer import Ctx, Trainer
 from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.tasks.classification import Classification
 from tests.world import CPU, make_data
 

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.models import ModelSpec, Net, Weights, check_model
+from fedexp.core.model_check import check_model
+from fedexp.core.net import Net
+from fedexp.core.weights import ModelSpec, Weights
 from tests.world import CPU
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.core.engine import Executor, Numerics
+from fedexp.core.engine import Engine
 from fedexp.core.env import Sampling
 from fedexp.core.errors import ClientError
+from fedexp.core.numerics import Numerics
 from fedexp.core.runner import run
 from fedexp.engines.memo import Memo
 from fedexp.engines.serial import Serial
@@ -40,7 +41,7 @@ def test_empty_clients_are_not_asked() -> None:
     assert world.env.sample() == [0, 2]
 
 
-class Poison(Executor):
+class Poison(Engine):
     """Client 1 returns NaN in one layer."""
 
     def map(self, jobs, data):
@@ -56,7 +57,7 @@ class Poison(Executor):
 def test_nan_is_located() -> None:
     world = make_world("method=fedavg")
     with pytest.raises(ClientError) as caught:
-        world.run(executor=Poison())
+        world.run(engine=Poison())
     for words in ("round 1: client 1", "output.bias", "12 training samples", "lr 0.05", "on_nonfinite=skip_client"):
         assert words in str(caught.value)
 
@@ -64,19 +65,19 @@ def test_nan_is_located() -> None:
 def test_skipped_client_has_no_part_in_the_round() -> None:
     data = make_data()
     poisoned = make_world("method=scaffold", "rounds=1", data=data)
-    after = poisoned.run(executor=Poison(), on_nonfinite="skip_client")
+    after = poisoned.run(engine=Poison(), on_nonfinite="skip_client")
     assert sorted(after.clients) == [0, 2, 3]
     assert all(bool(v.isfinite().all()) for v in after.state["weights"].params.values())
 
 
-class Breaks(Executor):
+class Breaks(Engine):
     def map(self, jobs, data):
         yield from Serial().map([replace(jobs[0], task=None)], data)
 
 
 def test_a_clients_exception_names_the_client() -> None:
     with pytest.raises(ClientError, match="client 0 failed: AttributeError"):
-        make_world("method=fedavg").run(executor=Breaks())
+        make_world("method=fedavg").run(engine=Breaks())
 
 
 def test_bytes_and_steps_are_counted() -> None:
@@ -107,7 +108,7 @@ def test_memo_gives_the_same_bits_and_only_for_first_rounds(tmp_path, method: st
         Counting.trained = 0
         memo = Memo(Counting(), tmp_path, 1.0, NUMERICS, "code")
         world = make_world(f"method={method}")
-        after = world.run(executor=memo)
+        after = world.run(engine=memo)
         assert Counting.trained == trained
         assert_same(world.models(after), plain.models(expected))
         for client, memory in expected.clients.items():
@@ -122,7 +123,7 @@ def test_memo_keys_cover_what_decides_the_work(tmp_path, change: str) -> None:
     for overrides in ((), (change,)):
         Counting.trained = 0
         memo = Memo(Counting(), tmp_path, 1.0, NUMERICS, "code")
-        make_world("method=fedavg", "rounds=1", *overrides).run(executor=memo)
+        make_world("method=fedavg", "rounds=1", *overrides).run(engine=memo)
         assert Counting.trained == 4
 
 
@@ -131,7 +132,7 @@ def test_memo_keys_cover_numerics_and_code(tmp_path, change: dict) -> None:
     for changed in ({}, change):
         Counting.trained = 0
         facts = {"numerics": NUMERICS, "code": "code", **changed}
-        make_world("method=fedavg", "rounds=1").run(executor=Memo(Counting(), tmp_path, 1.0, **facts))
+        make_world("method=fedavg", "rounds=1").run(engine=Memo(Counting(), tmp_path, 1.0, **facts))
         assert Counting.trained == 4
 
 
@@ -140,13 +141,13 @@ def test_memo_survives_damage_and_keeps_to_its_size(tmp_path) -> None:
         return sorted(tmp_path.glob("*/*.safetensors"))
 
     world = make_world("method=fedavg", "rounds=1")
-    expected = world.models(world.run(executor=Memo(Serial(), tmp_path, 1.0, NUMERICS, "code")))
+    expected = world.models(world.run(engine=Memo(Serial(), tmp_path, 1.0, NUMERICS, "code")))
     entries()[0].write_bytes(b"damaged")
     memo = Memo(Serial(), tmp_path, 1.0, NUMERICS, "code")
-    assert_same(world.models(world.run(executor=memo)), expected)
+    assert_same(world.models(world.run(engine=memo)), expected)
     assert (memo.hits, memo.misses) == (3, 1)
     size = entries()[-1].stat().st_size
-    world.run(executor=Memo(Serial(), tmp_path, 2.5 * size / 1e9, NUMERICS, "code"))
+    world.run(engine=Memo(Serial(), tmp_path, 2.5 * size / 1e9, NUMERICS, "code"))
     assert len(entries()) <= 2
 
 
@@ -162,9 +163,7 @@ def test_memo_keys_cover_the_samples_and_not_their_positions(tmp_path) -> None:
     )
     for pool, trained in ((data, 4), (other, 4), (moved, 0)):
         Counting.trained = 0
-        make_world("method=fedavg", "rounds=1", data=pool).run(
-            executor=Memo(Counting(), tmp_path, 1.0, NUMERICS, "code")
-        )
+        make_world("method=fedavg", "rounds=1", data=pool).run(engine=Memo(Counting(), tmp_path, 1.0, NUMERICS, "code"))
         assert Counting.trained == trained
 
 
@@ -173,11 +172,11 @@ def test_memo_recalls_stacked_clients_only_as_they_were_stacked(tmp_path) -> Non
     from fedexp.engines.vectorized import Vectorized
 
     world = make_world("method=fedavg", "rounds=1", data=make_data((20, 3, 17, 9, 11, 6)))
-    expected = world.models(world.run(executor=Vectorized(stack=3)))
+    expected = world.models(world.run(engine=Vectorized(stack=3)))
     memo = Memo(Vectorized(stack=3), tmp_path, 1.0, NUMERICS, "code")
-    assert_same(world.models(world.run(executor=memo)), expected)
+    assert_same(world.models(world.run(engine=memo)), expected)
     for lost in sorted(tmp_path.glob("*/*.safetensors"))[:2]:
         lost.unlink()
     again = Memo(Vectorized(stack=3), tmp_path, 1.0, NUMERICS, "code")
-    assert_same(world.models(world.run(executor=again)), expected)
+    assert_same(world.models(world.run(engine=again)), expected)
     assert again.misses in (3, 6) and again.hits == 6 - again.misses

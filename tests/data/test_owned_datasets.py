@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.compose import compose
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.data.cifar10_jpeg import Cifar10Jpeg
 from fedexp.data.dataset import Dataset, fingerprint
 from fedexp.data.domainnet import DomainNet
 from fedexp.data.femnist import Femnist
 from fedexp.data.partitions.natural import Natural
-from fedexp.experiment import Experiment, load_data
+from fedexp.running.experiment import Experiment, load_data
 from tests.data.idx import pixels
 from tests.data.test_datasets import save_image
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedexp.compose import compose
+from fedexp.config.compose import compose
 from fedexp.core.data import Partition
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.data.partition import Partitioner, apply_small_policy, validate
@@ -13,7 +13,7 @@ from fedexp.data.partitions.iid import Iid
 from fedexp.data.partitions.label_groups import LabelGroups
 from fedexp.data.partitions.pathological import Pathological
 from fedexp.data.partitions.shards import Shards
-from fedexp.experiment import load_data
+from fedexp.running.experiment import load_data
 
 FIFTY_THOUSAND = np.repeat(np.arange(10), 5000)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from fedexp.conf_folders import conf_dir
-from fedexp.core.engine import Executor
+from fedexp.config.folders import conf_dir
+from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.engines.serial import Serial
@@ -50,6 +50,6 @@ def second_round_jobs(world: World) -> list[ClientJob]:
     return next_jobs(world.aggregator, world.env, Snapshot(after.step, after.state, after.clients))
 
 
-def assert_matches_serial(engine: Executor, world: World, jobs: list[ClientJob], tolerance: float) -> None:
+def assert_matches_serial(engine: Engine, world: World, jobs: list[ClientJob], tolerance: float) -> None:
     expected = list(Serial().map(jobs, world.data))
     assert_same_results(list(engine.map(jobs, world.data)), expected, tolerance)

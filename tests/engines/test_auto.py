@@ -10,21 +10,22 @@ from typing import Any
 
 import pytest
 
-from fedexp.compose import compose
-from fedexp.core.engine import Executor, Numerics, Trial, describe
+from fedexp.config.compose import compose
+from fedexp.core.engine import Engine, Trial, describe
+from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs
-from fedexp.engine_choice import ChoiceStore
 from fedexp.engines import auto, vectorized
 from fedexp.engines.auto import Auto
+from fedexp.engines.choice import ChoiceStore
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.engines.workers import Workers
-from fedexp.execution import execute
+from fedexp.running.execute import execute
 from tests.world import make_data, make_world
 
 CONV = {"_target_": "tests.core.test_kernel.Small"}
 NUMERICS = Numerics({}, 1, "cpu", "float64")
-Seconds = Callable[[Executor], float]
+Seconds = Callable[[Engine], float]
 
 
 def trial(rounds: int = 3, threads: int = 1, method: str = "fedavg", **world: Any) -> Trial:
@@ -56,7 +57,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Seconds], None]:
 
 
 def test_short_runs_are_decided_by_rule_and_not_timed(seconds: Callable[[Seconds], None]) -> None:
-    def refuse(engine: Executor) -> float:
+    def refuse(engine: Engine) -> float:
         raise AssertionError("timed")
 
     seconds(refuse)
@@ -74,8 +75,8 @@ def test_a_step_without_client_work_needs_no_engine() -> None:
     ("best", "expected"),
     [(("linear", 4), Vectorized(4, "linear")), (("vmap", 2), Vectorized(2, "vmap")), (None, Serial())],
 )
-def test_the_fastest_stack_is_taken(seconds: Callable[[Seconds], None], best: Any, expected: Executor) -> None:
-    def by(engine: Executor) -> float:
+def test_the_fastest_stack_is_taken(seconds: Callable[[Seconds], None], best: Any, expected: Engine) -> None:
+    def by(engine: Engine) -> float:
         if isinstance(engine, Serial):
             return 1e-3
         assert isinstance(engine, Vectorized)
@@ -100,7 +101,7 @@ def test_a_stack_that_is_given_is_kept() -> None:
 
 @pytest.mark.parametrize(("gain", "kind"), [(0.5, Workers), (0.98, Serial)])
 def test_workers_are_taken_where_they_gain(
-    seconds: Callable[[Seconds], None], monkeypatch: pytest.MonkeyPatch, gain: float, kind: type[Executor]
+    seconds: Callable[[Seconds], None], monkeypatch: pytest.MonkeyPatch, gain: float, kind: type[Engine]
 ) -> None:
     calls: list[str] = []
     monkeypatch.setattr(Workers, "open", lambda self, numerics, threads: calls.append(f"open {numerics.threads}"))

@@ -20,17 +20,18 @@ from typing import Any
 import pytest
 import torch
 
-from fedexp.compose import compose
-from fedexp.conf_folders import conf_dir
+from fedexp.config.compose import compose
+from fedexp.config.folders import conf_dir
 from fedexp.core.build import build
-from fedexp.core.engine import Executor, Numerics, describe
+from fedexp.core.engine import Engine, describe
 from fedexp.core.errors import ClientError, ConfigError
+from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.engines.ray import Ray
 from fedexp.engines.ray_actor import Worker
 from fedexp.engines.ray_wire import Packer, _keys
 from fedexp.engines.serial import Serial
-from fedexp.execution import execute
+from fedexp.running.execute import execute
 from tests.engines.plugins import Deadly, Slow
 from tests.world import World, assert_same, make_data, make_world
 
@@ -91,9 +92,9 @@ def lose(cluster: Any, node: Any) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def same_run(world: World, executor: Executor, **kwargs: Any) -> None:
-    """Models, clients' memories and all else that goes on are serial's, to the bit."""
-    expected, got = world.run(), world.run(executor=executor, **kwargs)
+def same_run(world: World, engine: Engine, **kwargs: Any) -> None:
+    """Models, client states and all else that goes on are serial's, to the bit."""
+    expected, got = world.run(), world.run(engine=engine, **kwargs)
     assert_same(world.models(got), world.models(expected))
     assert sorted(got.clients) == sorted(expected.clients)
     for client, memory in expected.clients.items():
@@ -140,10 +141,10 @@ class TestOneCrew:
         jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
         empty = replace(world.data, partition=make_data((5, 8, 0, 10)).partition)
         told = []
-        for executor in (Serial(), engine):
+        for each in (Serial(), engine):
             done = []
             with pytest.raises(ClientError) as caught:
-                for result in executor.map(jobs, empty):
+                for result in each.map(jobs, empty):
                     done.append(result.client)
             told.append((done, str(caught.value)))
         assert told[0] == told[1]
@@ -153,7 +154,7 @@ class TestOneCrew:
         monkeypatch.setattr("fedexp.engines.ray.code_of", lambda targets: "0123")
         monkeypatch.setattr(engine, "_codes", {})
         with pytest.raises(ConfigError, match="the code of fedexp or of a plug-in is not the same"):
-            make_world("method=fedavg").run(executor=engine)
+            make_world("method=fedavg").run(engine=engine)
 
     def test_another_cluster_than_this_process_joined_is_refused(self, engine: Ray) -> None:
         with pytest.raises(ConfigError, match="already belongs to a Ray cluster"):
@@ -212,7 +213,7 @@ def test_work_that_kills_every_actor_is_an_error(cluster: Any, monkeypatch: pyte
     world = replace_trainer(make_world("method=fedavg", data=make_data((5,))), Deadly())
     engine = opened(cluster)
     with pytest.raises(ClientError, match="client 0: 2 Ray actors died"):
-        world.run(executor=engine)
+        world.run(engine=engine)
     engine.close()
 
 
@@ -246,7 +247,7 @@ def test_a_cluster_too_small_is_refused(cluster: Any, config: dict, message: str
 )
 def test_mistakes_in_the_config_are_refused(config: dict, where: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        build(Executor, {"_target_": "fedexp.engines.ray.Ray", **config}, "engine")
+        build(Engine, {"_target_": "fedexp.engines.ray.Ray", **config}, "engine")
     assert where in str(caught.value)
 
 
@@ -272,7 +273,7 @@ def test_settled_and_adopted() -> None:
     adopted = engine.adopt(Serial(), 1, 4)
     assert isinstance(adopted, Ray)
     assert (adopted.threads, adopted.actors, adopted.inner) == (1, 1, describe(Serial()))
-    build(Executor, describe(adopted), "engine")
+    build(Engine, describe(adopted), "engine")
 
 
 def test_shared_trees_travel_once() -> None:

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from fedexp.core import trees
 from fedexp.core.errors import ClientError
-from fedexp.core.models import ModelSpec, Net
+from fedexp.core.net import Net
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.task import Batch
 from fedexp.core.trainer import Adjustment, Ctx, Trainer, elementwise
 from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec
 from fedexp.data.augment import Augment
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized

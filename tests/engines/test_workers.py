@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedexp.conf_folders import conf_dir
+from fedexp.config.folders import conf_dir
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Executor, Numerics, Trial, describe
+from fedexp.core.engine import Engine, Trial, describe
 from fedexp.core.errors import ClientError, ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.trainer import Ctx, Trainer
 from fedexp.core.trees import Tree, Trees
@@ -73,7 +74,7 @@ def test_every_method_has_serials_bits(method: str, pools: dict[int, Workers]) -
     models = expected.models(after := expected.run())
     for engine in pools.values():
         world = make_world(*overrides, m=3)
-        assert_same(world.models(end := world.run(executor=engine)), models)
+        assert_same(world.models(end := world.run(engine=engine)), models)
         assert sorted(end.clients) == sorted(after.clients)
         for client, memory in after.clients.items():
             for name, tree in memory.items():
@@ -259,7 +260,7 @@ def test_three_deaths_over_one_client_are_an_error(pools: dict[int, Workers], tm
 
 
 @dataclass
-class Pairs(Executor):
+class Pairs(Engine):
     """Takes jobs two by two, the first with the last; tells each result how many jobs it was mapped with."""
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedexp.core.models import ModelSpec, Weights
 from fedexp.core.seeds import seed_of
+from fedexp.core.weights import ModelSpec, Weights
 
 IMAGE, CLASSES = (2, 8, 8), 3
 

@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from fedexp.core.models import Weights
+from fedexp.core.weights import Weights
 from fedexp.matching.alignment import Alignment, align, ground_costs, moved_share
 from fedexp.matching.structure import structure_of
 from tests.matching.nets import IMAGE, MODELS, weights_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedexp.compose import compose
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
-from fedexp.core.models import Net
-from fedexp.experiment import Experiment
+from fedexp.core.net import Net
 from fedexp.matching.structure import structure_of
+from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, REFUSED, weights_of
 from tests.world import assert_same
 

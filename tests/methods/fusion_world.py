@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from fedexp.core.fusion import FusionAggregator
+from fedexp.aggregators.fusion import FusionAggregator
 from fedexp.core.jobs import ClientResult
-from fedexp.core.models import Weights
+from fedexp.core.weights import Weights
 from tests.matching.nets import CLASSES, IMAGE, weights_of
 from tests.world import World, make_data, make_world
 

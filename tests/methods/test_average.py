@@ -147,7 +147,7 @@ def test_what_members_know_survives_a_checkpoint_and_absent_clients(tmp_path: Pa
 
 
 def test_a_masked_ensembles_run_keeps_its_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedexp.cli import run_command
+    from fedexp.commands.run import run_command
     from fedexp.storage.tensors import load_tree
 
     monkeypatch.chdir(tmp_path)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedexp.compose import compose
-from fedexp.conf_folders import conf_dir
+from fedexp.config.compose import compose
+from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError
-from fedexp.experiment import Experiment
+from fedexp.running.experiment import Experiment
 from fedexp.storage.checkpoint import Checkpoint
 from tests.methods.declared import DECLARED
 from tests.world import CPU, MLP, SOFTMAX, Backwards, assert_same, make_data, make_world
@@ -88,7 +88,7 @@ def test_client_order_does_not_matter(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_execution_order_and_workers_do_not_change_bits(method: str) -> None:
     a, b = make_world(f"method={method}", m=3), make_world(f"method={method}", m=3)
-    assert_same(a.models(a.run()), b.models(b.run(executor=Backwards())))
+    assert_same(a.models(a.run()), b.models(b.run(engine=Backwards())))
 
 
 @pytest.mark.parametrize("method", METHODS)

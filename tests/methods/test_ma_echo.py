@@ -14,19 +14,20 @@ from torch import Tensor
 
 from fedexp.aggregators.null_space import NullSpace, Rule
 from fedexp.aggregators.ot_fusion import aligned
-from fedexp.compose import compose
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
-from fedexp.core.models import Layer, Net
+from fedexp.core.layers import Layer, layer_inputs
+from fedexp.core.net import Net
 from fedexp.core.runner import run
 from fedexp.engines.serial import Serial
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.evaluation.tracing import Tracer
-from fedexp.experiment import Experiment
 from fedexp.matching.alignment import Alignment
 from fedexp.matching.simplex_qp import capped_simplex_qp
 from fedexp.models import mlp
 from fedexp.probes.projections import Projections
+from fedexp.running.experiment import Experiment
 from tests.world import CPU, MLP, World, assert_same, make_data, make_world
 
 RELEASED = Rule(eta=1.6, step=1.6, shrinkage=1.0, anchored=False, norm=False, C=None)
@@ -207,7 +208,7 @@ def batch_means(world: World, name: str, batch_size: int) -> Tensor:
     index = index[torch.randperm(len(index), generator=torch_generator(0, "order"))]
     rows = []
     for part in index.split(batch_size):
-        given = net.layer_inputs(weights.params, weights.buffers, world.data.train.inputs(part))
+        given = layer_inputs(net, weights.params, weights.buffers, world.data.train.inputs(part))
         x = next(value for layer, value in given.items() if layer.weight == name)
         rows.append(torch.cat([x.mean(0), torch.ones(1, dtype=torch.float64)]))
     return torch.stack(rows)

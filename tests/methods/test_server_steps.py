@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.core.jobs import Budget
-from fedexp.core.models import ModelSpec, Weights
+from fedexp.core.budget import Budget
 from fedexp.core.trainer import RoundStats
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.server_optimizers.fedadam import FedAdam
 from fedexp.server_optimizers.fedavgm import FedAvgM
 from fedexp.server_optimizers.fedexp import FedExP

@@ -7,7 +7,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.models import ModelSpec
+from fedexp.core.weights import ModelSpec
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)

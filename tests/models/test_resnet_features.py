@@ -10,18 +10,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedexp.compose import compose
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
-from fedexp.core.models import ModelSpec, Net, Weights
+from fedexp.core.net import Net
 from fedexp.core.runner import Snapshot, run
 from fedexp.core.seeds import torch_generator
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.data._torchvision import torchvision_datasets
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
-from fedexp.execution import execute
-from fedexp.experiment import Experiment
 from fedexp.models.resnet_features import ResNetExtractor
+from fedexp.running.execute import execute
+from fedexp.running.experiment import Experiment
 from fedexp.storage.files import file_sha256
 from fedexp.storage.identity import config_hash
 from tests.world import CPU, assert_same

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fedexp.core.engine import Numerics
+from fedexp.core.numerics import Numerics
 from fedexp.core.probe import Probe
 from fedexp.engines.memo import Memo
 from fedexp.engines.serial import Serial

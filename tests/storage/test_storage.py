@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedexp.compose import compose
+from fedexp.config.compose import compose
 from fedexp.core.errors import StorageError
-from fedexp.core.models import ModelSpec, Weights
 from fedexp.core.runner import Snapshot
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage import identity
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.files import read_jsonl, write_text

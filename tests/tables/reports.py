@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from fedexp.tables.report import Agreement, Cell, Method, Report, Value, Verdict
+from fedexp.tables.report.report import Agreement, Cell, Method, Report, Value, Verdict
 
 HOSTILE = "<script>document.title='taken'</script>\"'&"
 

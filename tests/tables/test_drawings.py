@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedexp.commands.table import run_command
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.tables.cells import Job
-from fedexp.tables.cli import run_command
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.panels import deviation, mean
-from fedexp.tables.found import Found, read_value
+from fedexp.tables.lookup import Found, read_value
 from fedexp.tables.schema import load_table, table_names
 from tests.tables.test_schema import TINY, table
 

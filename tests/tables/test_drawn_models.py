@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedexp.compose import compose
-from fedexp.core.aggregator import Delivers, Outcome
+from fedexp.config.compose import compose
 from fedexp.core.errors import DataError, StorageError
-from fedexp.core.models import ModelSpec, Net, Weights
+from fedexp.core.net import Net
+from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.trees import Tree
-from fedexp.experiment import load_data
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.models.cvae import decoder_of, generate
+from fedexp.running.experiment import load_data
 from fedexp.storage.files import write_json
 from fedexp.storage.model_folder import save_outcome
 from fedexp.storage.tensors import save_tree

@@ -14,10 +14,10 @@ from scipy import stats
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.tables.cells import Job, slots
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.found import Found, read_path
 from fedexp.tables.gather import judge, make_report, with_pictures
+from fedexp.tables.lookup import Found, read_path
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.report import Cell, Picture, Report
+from fedexp.tables.report.report import Cell, Picture, Report
 from tests.tables.test_schema import table
 
 DATASET = {"_target_": "fedexp.data.digits.Digits"}

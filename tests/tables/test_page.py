@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import pytest
 
-from fedexp.tables import layout
-from fedexp.tables.page import page
-from fedexp.tables.pictures import pictures
-from fedexp.tables.report import Method, Picture
+from fedexp.tables.report import layout
+from fedexp.tables.report.page import page
+from fedexp.tables.report.pictures import pictures
+from fedexp.tables.report.report import Method, Picture
 from tests.tables.reports import HOSTILE, cell, report
 
 

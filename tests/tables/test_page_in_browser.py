@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fedexp.tables import canvas
-from fedexp.tables.page import page
-from fedexp.tables.pictures import pictures
-from fedexp.tables.report import Picture
+from fedexp.tables.report import canvas
+from fedexp.tables.report.page import page
+from fedexp.tables.report.pictures import pictures
+from fedexp.tables.report.report import Picture
 from tests.tables.reports import HOSTILE, cell, report
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from fedexp.tables.pictures import pictures
-from fedexp.tables.report import Method, Report
+from fedexp.tables.report.pictures import pictures
+from fedexp.tables.report.report import Method, Report
 from tests.tables.reports import cell, report
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fedexp.compose import Composer, compose
+from fedexp.config.compose import Composer, compose
 from fedexp.core.errors import ConfigError
 from fedexp.tables.cells import launch_order, parse_only, slots
-from fedexp.tables.found import Finder, find
+from fedexp.tables.lookup import Finder, find
 from fedexp.tables.schema import Table, load_table, read_table, table_names
 
 TINY: dict[str, Any] = {

@@ -8,19 +8,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp.compose import compose
-from fedexp.core.aggregator import Outcome
+from fedexp.config.compose import compose
 from fedexp.core.data import Samples
-from fedexp.core.models import Net, Weights
+from fedexp.core.layers import layer_inputs
+from fedexp.core.net import Net
+from fedexp.core.outcome import Outcome
 from fedexp.core.runner import Snapshot, run
 from fedexp.core.task import Batch
 from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.evaluation.evaluate import Evaluator
-from fedexp.experiment import Experiment
 from fedexp.models.cvae import Cvae as Network
 from fedexp.models.cvae import decoder_of, generate, kl_to_standard_normal, one_hot
+from fedexp.running.experiment import Experiment
 from fedexp.tasks.cvae import Cvae, standard_normal
 from tests.world import CPU
 
@@ -90,7 +92,7 @@ def plain_forward(params: Tree, x: torch.Tensor, y: torch.Tensor, z_noise: torch
 def test_layers_meet_their_inputs_as_the_papers_fusion_asks(world) -> None:
     """MA-Echo projects onto what a layer is given: the decoder's is [z, one-hot label], z being the posterior's mean."""
     task, net, weights, batch = parts(world)
-    found = {k.weight: v for k, v in net.layer_inputs(weights.params, {}, *task.inputs(batch)).items()}
+    found = {k.weight: v for k, v in layer_inputs(net, weights.params, {}, *task.inputs(batch)).items()}
     x = world[1].test.x[:12].double().flatten(1) / 255
     _, mean, _ = plain_forward(weights.params, x, batch.y, None)
     code = torch.cat([mean, torch.eye(10, dtype=x.dtype)[batch.y]], 1)

@@ -12,7 +12,7 @@ import pytest
 
 from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.progress import Progress
-from fedexp.tracking.summary import print_result, print_sweep
+from fedexp.tracking.terminal import print_result, print_sweep
 
 ACC = "test/global/acc"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedexp.compose import compose
+from fedexp.config.compose import compose
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.tracking.csv import Csv

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import StepNoise
-from fedexp.core.models import Net
+from fedexp.core.net import Net
 from fedexp.core.trainer import Adjustment
 from fedexp.core.trees import Tree, Trees
 
@@ -41,7 +41,7 @@ class StackTrees:
 
     Args:
         live: the parameters that are trained; params: those and the frozen ones.
-        state: the clients' memories; empty where neither kernel nor hooks read them.
+        state: the client states; empty where neither kernel nor hooks read them.
         num_steps: steps of each client in this round; None where they differ.
     """
 
@@ -58,7 +58,7 @@ class StackKernel(ABC):
     """Computes gradients for one stack; made anew for each."""
 
     same_sizes: ClassVar[bool]  # must all clients of a stack have equally many samples?
-    reads_memory: ClassVar[bool]  # does it look at ``stack.state``?
+    reads_state: ClassVar[bool]  # does it look at ``stack.state``?
 
     @classmethod
     @abstractmethod

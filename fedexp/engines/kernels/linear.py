@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
-from fedexp.core.models import Net, same_author
+from fedexp.core.net import Net, same_author
 from fedexp.core.trainer import Adjustment
 from fedexp.core.trees import Tree
 from fedexp.engines.kernels.kernel import StackBatch, StackKernel, StackTrees
@@ -22,7 +22,7 @@ class Linear(StackKernel):
     """Padding rows have no share in the loss, so clients of unequal sizes go together."""
 
     same_sizes: ClassVar[bool] = False
-    reads_memory: ClassVar[bool] = False
+    reads_state: ClassVar[bool] = False
 
     @classmethod
     def fits(cls, job: ClientJob, net: Net) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
-from fedexp.core.models import Net
+from fedexp.core.net import Net
 from fedexp.core.task import Batch
 from fedexp.core.trainer import Ctx
 from fedexp.core.trees import Tree
@@ -26,7 +26,7 @@ class Vmapped(StackKernel):
     """
 
     same_sizes: ClassVar[bool] = True  # a mean over padding rows, or BatchNorm's statistics, would be another loss
-    reads_memory: ClassVar[bool] = True
+    reads_state: ClassVar[bool] = True
 
     @classmethod
     def fits(cls, job: ClientJob, net: Net) -> bool:

@@ -11,8 +11,8 @@ from fedexp.core.errors import ConfigError, suggest
 from fedexp.storage.files import read_json
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.panels import Curve, Panels, Points
-from fedexp.tables.found import read_path
-from fedexp.tables.report import Picture
+from fedexp.tables.lookup import read_path
+from fedexp.tables.report.report import Picture
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import ConfigError, suggest
-from fedexp.tables import canvas, layout
 from fedexp.tables.drawing import DrawnRun
-from fedexp.tables.report import Picture
+from fedexp.tables.report import canvas, layout
+from fedexp.tables.report.report import Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,10 +12,10 @@ from torch import Tensor
 from fedexp.core.build import require
 from fedexp.core.errors import StorageError
 from fedexp.core.trees import Tree
-from fedexp.tables import canvas
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.stored import by_row, flat, passed, unflat
-from fedexp.tables.report import Picture
+from fedexp.tables.report import canvas
+from fedexp.tables.report.report import Picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,11 +104,11 @@ def around(values: Tensor, margin: float, count: int) -> list[float]:
 
 def test_loss(config: Mapping[str, Any], images: int) -> Loss:
     """Loss, as a function of parameters, of the config's model on its data's first `images` test images."""
-    from fedexp.core.aggregator import Outcome
     from fedexp.core.data import Samples
-    from fedexp.core.models import Weights
+    from fedexp.core.outcome import Outcome
+    from fedexp.core.weights import Weights
     from fedexp.evaluation.evaluate import Evaluator
-    from fedexp.experiment import Experiment
+    from fedexp.running.experiment import Experiment
 
     experiment = Experiment.of(config)
     cpu = torch.device("cpu")

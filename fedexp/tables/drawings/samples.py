@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from fedexp.core.build import require
-from fedexp.core.models import Net, Weights
+from fedexp.core.net import Net
 from fedexp.core.seeds import torch_generator
-from fedexp.tables import canvas
+from fedexp.core.weights import Weights
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.stored import by_row, delivered
-from fedexp.tables.report import Picture
+from fedexp.tables.report import canvas
+from fedexp.tables.report.report import Picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedexp.core.errors import StorageError
-from fedexp.core.models import ModelSpec, Weights
 from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.tensors import load_tree
 from fedexp.tables.drawing import DrawnRun
 

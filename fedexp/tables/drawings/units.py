@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedexp.core.build import require
 from fedexp.core.errors import StorageError
-from fedexp.tables import canvas
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.stored import by_row, evaluated, passed
-from fedexp.tables.report import Picture
+from fedexp.tables.report import canvas
+from fedexp.tables.report.report import Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

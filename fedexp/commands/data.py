@@ -1,0 +1,159 @@
+"""The ``fedexp-data`` command: list, show, prepare."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedexp.commands.errors import guarded
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedexp.core.data import FederatedData
+
+
+def main() -> None:
+    """Console entry point."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run the command line; returns the exit code (2 for errors of the user's, told without a traceback)."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if unknown := [argument for argument in rest if argument.startswith("-") or not hasattr(options, "overrides")]:
+        parser.error(f"unknown argument: {' '.join(unknown)}")
+    if rest:  # argparse takes no overrides behind an option
+        options.overrides += rest
+    return guarded(lambda: options.run(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fedexp-data", description="Data sets and partitions of fedexp.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    show = commands.add_parser(
+        "show",
+        help="print the client x class table of an experiment and draw its picture",
+        epilog="example: fedexp-data show dataset=mnist partition=dirichlet partition.alpha=0.1 clients=20 seed_data=1",
+    )
+    show.add_argument("overrides", nargs="*", metavar="key=value", help="as for fedexp")
+    show.add_argument("--out", type=Path, default=Path("partition.png"), help="the picture (default: %(default)s)")
+    show.set_defaults(run=_show)
+    prepare = commands.add_parser("prepare", help="fetch a data set's missing files, check and decode them")
+    prepare.add_argument("dataset", help="a name that 'fedexp-data list' prints")
+    prepare.add_argument("overrides", nargs="*", metavar="key=value", help="as for fedexp, e.g. dataset.folder=birds")
+    prepare.add_argument("--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)")
+    prepare.set_defaults(run=_prepare)
+    listing = commands.add_parser("list", help="list the data sets and whether their files are there")
+    listing.add_argument("--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)")
+    listing.set_defaults(run=_list)
+    return parser
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # rich wraps cells at 80 columns where there is no terminal; a table in a file is better wide than wrapped
+    return Console() if sys.stdout.isatty() else Console(width=220, no_color=True)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from fedexp.config.compose import compose
+    from fedexp.data.picture import draw_partition
+    from fedexp.data.table import partition_table
+    from fedexp.running.experiment import load_data
+
+    config = compose(options.overrides)
+    data = load_data(config, device="cpu")
+    counts = data.class_counts()
+    console = _console()
+    title = _title(config)
+    console.print(title, style="bold", highlight=False)
+    console.print(partition_table(counts))
+    for line in _facts(data):
+        console.print(line, highlight=False, soft_wrap=True)
+    draw_partition(counts, options.out, title)
+    console.print(f"picture    {options.out}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _title(config: dict[str, Any]) -> str:
+    choices = config.get("choices", {})
+    own = {k: v for k, v in config["partition"].items() if k in ("alpha", "gated", "shards", "classes_per_client")}
+    scheme = " ".join([str(choices.get("partition", "")), *(f"{k}={v}" for k, v in own.items())])
+    return f"{choices.get('dataset', '')}, {scheme}, clients={config['clients']}, seed_data={config['seed_data']}"
+
+
+def _facts(data: FederatedData) -> list[str]:
+    lines = [f"train      {len(data.train):,} samples in the pool"]
+    if data.val is not None:
+        lines[0] += f", of which {len(data.val):,} are held out for validation"
+    lines.append(f"test       {len(data.test):,} samples")
+    if data.proxy is not None:
+        labelled = "labelled" if bool((data.proxy.y >= 0).all()) else "unlabelled"
+        lines.append(f"proxy      {len(data.proxy):,} {labelled} samples from the {data.proxy_source} split")
+    lines.append("drawn      " + ", ".join(f"{key}={value}" for key, value in data.partition.info.items()))
+    lines.append(f"sha256     {data.partition.sha256} (partition)")
+    return lines
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    import numpy as np
+
+    from fedexp.config.compose import compose
+    from fedexp.core.build import build
+    from fedexp.data.dataset import Dataset, fingerprint
+
+    config = compose([f"dataset={options.dataset}", *options.overrides])
+    root = _root(options.root, config)
+    dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
+    arrays = dataset.load(root, download=True)
+    for split, x, y in (("train", arrays.train_x, arrays.train_y), ("test", arrays.test_x, arrays.test_y)):
+        counts = np.bincount(y.numpy(), minlength=dataset.num_classes)
+        shape = " x ".join(map(str, x.shape[1:]))
+        print(f"{split:<6} {len(y):>9,} samples, {shape}, {counts.min():,} to {counts.max():,} of each class")
+    print(f"sha256 {fingerprint(arrays)}")
+    print(f"{dataset.name} is ready" + (f" under {root}" if dataset.expected_files(root) else " (embedded)"))
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from rich import box
+    from rich.table import Table
+
+    from fedexp.config.compose import compose
+    from fedexp.config.folders import conf_dir, user_conf_dir
+    from fedexp.core.build import build
+    from fedexp.core.errors import FedexpError
+    from fedexp.data.dataset import Dataset
+
+    folders = [folder / "dataset" for folder in (conf_dir(), user_conf_dir()) if folder is not None]
+    names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("dataset", "classes", "shape", "state"):
+        table.add_column(column)
+    for name in names:
+        try:
+            config = compose([f"dataset={name}"])
+            dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
+        except FedexpError as error:
+            table.add_row(name, "", "", f"cannot be built: {error.what}")
+            continue
+        root = _root(options.root, config)
+        files = dataset.expected_files(root)
+        missing = [file for file in files if not file.exists()]
+        state = "embedded" if not files else f"there, under {root}" if not missing else f"absent: {missing[0]}"
+        table.add_row(name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), state)
+    _console().print(table)
+    return 0
+
+
+def _root(given: str | None, config: dict[str, Any]) -> Path:
+    return Path(given or config["data_root"]).expanduser()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""How a command ends: exit codes, and errors of the user's without a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from fedexp.core.errors import FedexpError
+
+USAGE_ERROR, JOB_ERROR = 2, 1
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Run `work`; print a `FedexpError` plainly, unless HYDRA_FULL_ERROR=1 asks for the traceback."""
+    try:
+        code = work()
+        sys.stdout.flush()  # what breaks shall break here
+        return code
+    except FedexpError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            traceback.print_exception(error)
+        else:
+            print(f"error: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except BrokenPipeError:  # `fedexp-runs list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,133 @@
+"""A sweep's jobs through Hydra's launchers: a grid of overrides, or a list of them; and what one job of a sweep does."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedexp.commands.errors import JOB_ERROR
+from fedexp.core.errors import FedexpError
+
+
+def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
+    """Call `launch`, which starts `jobs` jobs through Hydra, with what these need to know of each other in the environment.
+
+    Returns:
+        its exit code, or that of the signal which interrupted it.
+    """
+    from fedexp.running.execute import Interrupted, terminable
+
+    os.environ["FEDEXP_SWEEP"] = group
+    os.environ["FEDEXP_SWEEP_JOBS"] = str(jobs)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # hydra/launcher=ray must not phone home
+    os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
+    with terminable():
+        try:
+            return launch()
+        except KeyboardInterrupt:
+            return 130
+        except Interrupted as stop:
+            return stop.exit_code
+
+
+def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
+    """Run `jobs` as Hydra's multirun would, through the launcher that `overrides` choose; returns the exit code.
+
+    Args:
+        jobs: the overrides of each; overrides: those of the sweep itself (``hydra/launcher=...``, ``output_root=...``).
+
+    A job that fails leaves that in its run folder and does not stop the others.
+    """
+    from hydra._internal.callbacks import Callbacks
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.plugins import Plugins
+    from hydra.types import HydraContext, RunMode
+
+    from fedexp.config.compose import hydra_in_use
+
+    with hydra_in_use(list(overrides)):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        config = hydra.compose_config("config", list(overrides), run_mode=RunMode.MULTIRUN)
+        config.hydra.mode = RunMode.MULTIRUN
+        callbacks = Callbacks(config)
+        context = HydraContext(config_loader=hydra.config_loader, callbacks=callbacks)
+        callbacks.on_multirun_start(config=config, config_name="config")
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=context, task_function=sweep_job, config=config
+        )
+        try:
+            launcher.launch([list(job) for job in jobs], initial_job_idx=0)
+        except SystemExit as stop:  # SIGTERM in a job of this process
+            return stop.code if isinstance(stop.code, int) else JOB_ERROR
+        callbacks.on_multirun_end(config=config, config_name="config")
+    return 0
+
+
+def run_hydra(arguments: list[str]) -> int:
+    """Hand over to Hydra, which parses flags, answers its flags and runs sweeps through its launchers."""
+    import hydra
+
+    from fedexp.config.folders import conf_dir
+
+    sys.argv = [sys.argv[0], *arguments]
+    try:
+        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(sweep_job)()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else JOB_ERROR
+    return 0
+
+
+def sweep_job(config: Any) -> float:
+    """One job of a sweep, called by Hydra's launchers, possibly in another process. Returns the headline value."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from fedexp.config.compose import JobFailedError, register, resolve
+    from fedexp.engines.shares import available_cores, concurrent_jobs, take_gpu
+    from fedexp.running.execute import Interrupted, execute
+
+    register()
+    hydra_config = HydraConfig.get()
+    overrides = list(hydra_config.overrides.task)
+    jobs = int(os.environ.get("FEDEXP_SWEEP_JOBS", "1"))
+    concurrent = concurrent_jobs(hydra_config.launcher, jobs, available_cores())
+    os.environ["FEDEXP_CONCURRENT_JOBS"] = str(concurrent)
+    resolved = resolve(config, hydra_config.runtime.choices, overrides)
+    if os.environ.get("FEDEXP_LAUNCHER_PID") == str(os.getppid()):
+        _die_with_parent()
+    if concurrent > 1 and resolved["device"] in ("auto", "cuda"):
+        take_gpu(hydra_config.job.num)
+    label = f"job {hydra_config.job.num}: {' '.join(overrides)}"
+    print(label, flush=True)
+    try:
+        result = execute(resolved, group=os.environ.get("FEDEXP_SWEEP"))
+    except Interrupted as stop:
+        raise SystemExit(stop.exit_code) from None
+    except FedexpError as error:
+        print(f"FAILED {label}\n{error}", file=sys.stderr, flush=True)
+        raise JobFailedError(str(error).splitlines()[0]) from (error if os.environ.get("HYDRA_FULL_ERROR") else None)
+    except Exception as error:  # a bug: told at once, its traceback is in error.txt and follows at the sweep's end
+        print(f"FAILED {label}\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise
+    headline = result["headline"]
+    print(f"done   {label}: {headline['metric']} {headline['value']:.4f}", flush=True)
+    return float(headline["value"])
+
+
+@functools.cache
+def _die_with_parent() -> None:
+    """Once a process, in a worker of a launcher on this machine: end, resumably, when the sweep's own process is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="fedexp-parent", daemon=True).start()

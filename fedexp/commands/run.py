@@ -1,0 +1,122 @@
+"""The ``fedexp`` command: check every job first, then let Hydra run one job or a sweep of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedexp.commands.errors import JOB_ERROR, guarded
+from fedexp.core.errors import ConfigError, FedexpError
+
+SWEEP_FLAGS = ("-m", "--multirun")
+HELP_FLAGS = ("--help", "-h")
+HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc")  # Hydra answers
+
+
+def main() -> None:
+    """Console entry point."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run the command line; returns the exit code. Errors of the user's are told without a traceback."""
+    return guarded(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    if any(argument in HELP_FLAGS for argument in arguments):
+        return _help()
+
+    from fedexp.commands.launching import run_hydra
+    from fedexp.config import compose
+    from fedexp.running.check import checked
+
+    compose.register()
+    if any(argument.partition("=")[0] in HYDRA_FLAGS for argument in arguments):
+        return run_hydra(arguments)
+    sweep = any(argument in SWEEP_FLAGS for argument in arguments)
+    overrides = [argument for argument in arguments if argument not in SWEEP_FLAGS]
+    for flag in overrides:
+        if flag.startswith("-"):
+            raise ConfigError(
+                f"unknown flag '{flag}'",
+                expected=", ".join([*HELP_FLAGS, *SWEEP_FLAGS, *HYDRA_FLAGS]),
+                do="a folder of configs is added with ./conf or hydra.searchpath=[file:///path/to/conf]",
+            )
+    jobs = compose.expand(overrides) if sweep else [overrides]
+    configs = checked(jobs)
+    if not sweep:
+        return _single(configs[0])
+    return _sweep(overrides, configs)
+
+
+def _help() -> int:
+    from fedexp.commands.help import help_text
+    from fedexp.config.folders import conf_dir, user_conf_dir
+
+    print(help_text(*filter(None, (conf_dir(), user_conf_dir()))), end="")
+    return 0
+
+
+def _single(config: dict[str, Any]) -> int:
+    from fedexp.running.execute import execute
+    from fedexp.tracking.terminal import print_result
+
+    code, result = _attempt(lambda: execute(config))
+    if result is not None:
+        print_result(result, Path(result["folder"]))
+    return code
+
+
+def _attempt(work: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any] | None]:
+    """Run one job in this process; interruptions and failures as exit codes, with one line each."""
+    from fedexp.running.execute import Interrupted
+
+    try:
+        return 0, work()
+    except (KeyboardInterrupt, Interrupted) as error:
+        print("interrupted: the same command resumes this run", file=sys.stderr)
+        return getattr(error, "exit_code", 130), None
+    except FedexpError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            traceback.print_exception(error)
+        print(f"error: {error}", file=sys.stderr)
+        return JOB_ERROR, None
+
+
+def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
+    """Hydra's own multirun over checked jobs, with a count before and a table after."""
+    from fedexp.commands.launching import run_hydra, run_sweep
+    from fedexp.storage.run_folder import RunFolder, address
+    from fedexp.tracking.terminal import print_sweep
+
+    name = hashlib.blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
+    folders = [RunFolder(address(config)) for config in configs]
+    done = sum(folder.result() is not None and config["reuse"] for folder, config in zip(folders, configs, strict=True))
+    print(f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True)
+    arguments = ["--multirun", *overrides]  # flags first: its parser wants overrides in one piece
+    code = run_sweep(f"sweep-{name}", len(configs), lambda: run_hydra(arguments))
+    rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
+    print_sweep(rows)
+    if code == 0 and any(row["status"] != "done" for row in rows):
+        code = JOB_ERROR
+    return code
+
+
+def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:
+    from fedexp.storage.files import read_json
+
+    status = read_json(folder.path / "status.json") or {"status": "queued", "error": None}
+    result = folder.result()
+    return {
+        "overrides": config["overrides"],
+        "status": "done" if result is not None else status["status"],
+        "error": status.get("error"),
+        "headline": (result or {}).get("headline"),
+        "folder": str(folder.path),
+    }

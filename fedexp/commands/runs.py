@@ -1,0 +1,356 @@
+"""The ``fedexp-runs`` command: list, show, diff, clean. Reads run folders; needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedexp.commands.errors import guarded
+from fedexp.core.errors import ConfigError, StorageError
+from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
+from fedexp.tracking.terminal import memory_text, size_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_COLOURS = {"done": "green", "running": "cyan", "failed": "red", "stale": "yellow", "interrupted": "yellow"}
+
+
+def main() -> None:
+    """Console entry point."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run the command line; returns the exit code (2 for errors of the user's, told without a traceback)."""
+    options = _parser().parse_args(arguments)
+    return guarded(lambda: options.run(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fedexp-runs", description="What runs there are, and what they weigh.")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--root", type=Path, default=Path("outputs"), help="output_root of the runs (%(default)s)")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    listing = commands.add_parser("list", parents=[shared], help="all runs, newest first")
+    listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
+    listing.set_defaults(run=_list)
+
+    what = "a run folder, or a part of its name that no other run has"
+    show = commands.add_parser("show", parents=[shared], help="one run: result, costs, files")
+    show.add_argument("name", metavar="run", help=what)
+    show.set_defaults(run=_show)
+
+    diff = commands.add_parser("diff", parents=[shared], help="what differs between two runs")
+    diff.add_argument("a", help=what)
+    diff.add_argument("b", help=what)
+    diff.set_defaults(run=_diff)
+
+    clean = commands.add_parser(
+        "clean",
+        parents=[shared],
+        help="delete what is not needed; shows what it would do unless --yes is given",
+        description="Deletes the kinds of files that are named. A run that is being executed is never touched.",
+    )
+    clean.add_argument("--failed", action="store_true", help="runs that failed")
+    clean.add_argument("--stale", action="store_true", help="runs that died without a word (their process is gone)")
+    clean.add_argument("--old-code", action="store_true", help="runs that today's code would not reuse")
+    clean.add_argument("--set-aside", action="store_true", help="files that reuse=false moved aside (<code>.<k>)")
+    clean.add_argument("--checkpoints", action="store_true", help="checkpoints of runs that are done")
+    clean.add_argument("--memo", action="store_true", help="stored client work; it is trained again when needed")
+    clean.add_argument("--yes", action="store_true", help="delete; without it nothing is deleted")
+    clean.set_defaults(run=_clean)
+    return parser
+
+
+def _list(options: argparse.Namespace) -> int:
+    runs = find_runs(options.root)
+    if options.json:
+        print(json.dumps([_facts(run) for run in runs], indent=2))
+        return 0
+    if not runs:
+        print(f"no runs under {options.root / 'runs'}")
+        return 0
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("folder", "method", "dataset", "status", "headline", "rounds", "age", "size", "overrides"):
+        right = column in ("rounds", "age", "size")
+        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=right)
+    for run in runs:
+        colour = _COLOURS.get(run.status, "white")
+        table.add_row(
+            _plain(run.name),
+            _plain(_choice(run, "method")),
+            _plain(_choice(run, "dataset")),
+            f"[{colour}]{run.status}[/{colour}]",
+            _headline(run),
+            _rounds(run),
+            _age(run.updated),
+            size_text(run.size),
+            _plain(" ".join(o for o in run.overrides if not o.startswith(("method=", "dataset=", "output_root=")))),
+        )
+    console = _console()
+    console.print(table)
+    console.print(f"{len(runs)} runs, {size_text(sum(run.size for run in runs))} under {options.root / 'runs'}")
+    return 0
+
+
+def _facts(run: StoredRun) -> dict[str, Any]:
+    done, asked = run.rounds
+    return {
+        "folder": str(run.path.resolve()),
+        "name": run.name,
+        "method": _choice(run, "method"),
+        "dataset": _choice(run, "dataset"),
+        "status": run.status,
+        "error": run.state.get("error"),
+        "set_aside": run.is_aside,
+        "headline": run.headline,
+        "round": done,
+        "rounds": asked,
+        "updated": run.updated.isoformat(timespec="seconds"),
+        "bytes": run.size,
+        "overrides": run.overrides,
+    }
+
+
+def _show(options: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    run = find_run(options.root, options.name)
+    result = run.result
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+
+    def add(name: str, value: Any) -> None:
+        if value not in (None, "", [], {}):
+            table.add_row(name, _plain(value))
+
+    add("status", f"{run.status}, attempt {run.state.get('attempt', '?')}, {_age(run.updated)} ago")
+    add("error", run.state.get("error"))
+    add("overrides", " ".join(run.overrides))
+    add("choices", _pairs({group: option for group, option in run.choices.items() if option is not None}))
+    add("headline", f"{_headline(run)} ({run.headline['rule']})" if run.headline else None)
+    add("rounds", _rounds(run))
+    add("rounds to target", result.get("rounds_to_target"))
+    for group, title in (("metrics", "last"), ("mean_last_10", "mean of last 10"), ("best", "best (oracle)")):
+        add(title, _pairs(result.get(group)))
+    add("seconds", _pairs(result.get("seconds")))
+    add("traffic", ", ".join(f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()))
+    add("local steps", result.get("steps"))
+    add("steps a second", result.get("steps_per_second") and f"{result['steps_per_second']:.4g}")
+    add("stacked share", result.get("stacked_share") and f"{result['stacked_share']:.0%}")
+    add("peak memory", result.get("peak_memory") and memory_text(result["peak_memory"]))
+    add("memory probe", (result.get("memory_probe") or {}).get("text"))
+    add("trace", (result.get("profile") or {}).get("trace"))
+    add("partition", _pairs(result.get("partition")))
+    add("hashes", _pairs(result.get("hashes")))
+    add("numerics", _pairs(result.get("numerics") or read_mapping(run.path / "numerics.json")))
+    add("environment", _pairs(result.get("environment") or read_mapping(run.path / "environment.json")))
+    files = sorted(path for path in run.path.iterdir() if path.name != "lock")
+    add("files", ", ".join(f"{path.name}{'/' if path.is_dir() else ''} {size_text(weigh(path))}" for path in files))
+    add("size", size_text(run.size))
+    console = _console()
+    console.print(run.name, style="bold")
+    console.print(table)
+    console.print(f"folder: {run.path}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from rich import box
+    from rich.table import Table
+
+    from fedexp.storage.identity import scientific
+
+    a, b = find_run(options.root, options.a), find_run(options.root, options.b)
+    sides = [dict(_flat(run.config)) for run in (a, b)]
+    deciding = set().union(*(dict(_flat(scientific(run.config))) for run in (a, b)))
+    keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if key.partition(".")[0] != "overrides"]
+    differing = [key for key in keys if sides[0].get(key, _ABSENT) != sides[1].get(key, _ABSENT)]
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column(_plain(a.name), overflow="fold")
+    table.add_column(_plain(b.name), overflow="fold")
+
+    def add(name: str, left: Any, right: Any, style: str | None = None) -> None:
+        table.add_row(_plain(name), _plain(left), _plain(right), style=style)
+
+    def compare(name: str, left: Any, right: Any) -> None:
+        add(name, left, "the same" if left == right and left is not None else right)
+
+    for key in sorted(differing, key=lambda key: (key not in deciding, keys.index(key))):
+        left, right = (_shown(side.get(key, _ABSENT)) for side in sides)
+        decides = key in deciding
+        add(key if decides else f"{key} (no effect on results)", left, right, None if decides else "dim")
+    if not differing:
+        add("config", "the same", "the same")
+    table.add_section()
+    for name in ("config", "code"):
+        compare(f"{name} hash", *((run.result.get("hashes") or {}).get(name, _hash(run, name)) for run in (a, b)))
+    compare("partition sha256", *((run.result.get("partition") or {}).get("sha256", "-") for run in (a, b)))
+    compare("numerics", *(_pairs(read_mapping(run.path / "numerics.json")) or "-" for run in (a, b)))
+    add("status", a.status, b.status)
+    add("rounds", _rounds(a), _rounds(b))
+    add("headline", _headline(a), _headline(b))
+    console = _console()
+    console.print(table)
+    if a.headline and b.headline and a.headline["metric"] == b.headline["metric"]:
+        console.print(f"{a.headline['metric']}: {b.headline['value'] - a.headline['value']:+.4f} from first to second")
+    return 0
+
+
+def _hash(run: StoredRun, name: str) -> str:
+    """The short hash that is in the folder's name."""
+    return run.path.parent.name.rpartition("-")[2] if name == "config" else run.path.name.partition(".")[0]
+
+
+def _clean(options: argparse.Namespace) -> int:
+    kinds = ("failed", "stale", "old_code", "set_aside", "checkpoints", "memo")
+    if not any(getattr(options, kind) for kind in kinds):
+        flags = ", ".join("--" + kind.replace("_", "-") for kind in kinds)
+        raise ConfigError("nothing was chosen to be deleted", expected=f"one or more of {flags}")
+    freed = 0
+    for run in find_runs(options.root):
+        target, reason = _disposable(run, options)
+        if target is None:
+            continue
+        size = weigh(target)
+        try:
+            with run.lock():
+                if StoredRun(run.path).state != run.state:  # launched again since we looked
+                    raise StorageError("this run has just been executed", where=str(run.path))
+                if options.yes:
+                    _delete(target)
+        except StorageError:
+            print(f"{'kept':<12} {size_text(size):>8}  {target}  (being executed)")
+            continue
+        freed += size
+        print(f"{_verb(options)} {size_text(size):>8}  {target}  ({reason})")
+        if options.yes:
+            with contextlib.suppress(OSError):  # other runs of the same config are still there
+                run.path.parent.rmdir()
+    if options.memo:
+        count, size = _clean_memo(options.root / "memo", options.yes)
+        freed += size
+        print(f"{_verb(options)} {size_text(size):>8}  {options.root / 'memo'}  ({count} stored client results)")
+    print(f"{size_text(freed)} freed" if options.yes else f"{size_text(freed)} would be freed: add --yes to delete")
+    return 0
+
+
+def _verb(options: argparse.Namespace) -> str:
+    return "deleted     " if options.yes else "would delete"
+
+
+def _disposable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | None, str]:
+    """What of `run` the flags cover, and why."""
+    if options.set_aside and run.is_aside:
+        return run.path, "set aside"
+    if options.failed and run.status == "failed":
+        return run.path, "failed"
+    if options.stale and run.status == "stale":
+        return run.path, "stale"
+    if options.old_code and run.is_of_other_code():
+        return run.path, "made by other code"
+    checkpoint = run.path / "checkpoint"
+    if options.checkpoints and run.status == "done" and checkpoint.is_dir():
+        return checkpoint, "checkpoint of a run that is done"
+    return None, ""
+
+
+def _delete(folder: Path) -> None:
+    """Rename, then delete: a half-deleted run is never taken for a run."""
+    doomed = folder.with_name(f".{folder.name}.{os.getpid()}.deleted")
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _clean_memo(folder: Path, delete: bool) -> tuple[int, int]:
+    """(entries, bytes) of the memo, deleted if asked. Runs cope with entries that vanish; folders and locks stay."""
+    count = size = 0
+    for entry in folder.glob("*/*.safetensors"):
+        with contextlib.suppress(FileNotFoundError):
+            size += entry.stat().st_size
+            count += 1
+            if delete:
+                entry.unlink()
+    return count, size
+
+
+_ABSENT = object()
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is _ABSENT else "null" if value is None else str(value)
+
+
+def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _choice(run: StoredRun, group: str) -> str:
+    """Method or data set: what was chosen, else what the folder's name says."""
+    head = run.path.parent.name.rpartition("-")[0]
+    method, _, dataset = head.partition("-")
+    return str(run.choices.get(group) or {"method": method, "dataset": dataset}[group])
+
+
+def _headline(run: StoredRun) -> str:
+    return f"{run.headline['metric']} {run.headline['value']:.4f}" if run.headline else "-"
+
+
+def _rounds(run: StoredRun) -> str:
+    done, asked = run.rounds
+    if done is None:
+        return "-"
+    return str(done) if asked in (None, done) else f"{done}/{asked}"
+
+
+def _pairs(values: Any) -> str:
+    """A mapping on one line; numbers short."""
+    if not isinstance(values, Mapping):
+        return ""
+    return ", ".join(
+        f"{key} {_pairs(value) if isinstance(value, Mapping) else f'{value:.4g}' if isinstance(value, float) else value}"
+        for key, value in values.items()
+        if value is not None
+    )
+
+
+def _age(moment: datetime.datetime) -> str:
+    seconds = max(0.0, (datetime.datetime.now(datetime.UTC) - moment).total_seconds())
+    for limit, length, unit in ((90, 1, "s"), (5400, 60, "min"), (129600, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def _plain(value: Any) -> str:
+    """Text for a table cell; brackets of overrides are no markup."""
+    from rich.markup import escape
+
+    return escape(str(value))
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # rich wraps cells at 80 columns where there is no terminal; a table in a file is better wide than wrapped
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=220, no_color=True, highlight=False)

@@ -1,0 +1,316 @@
+"""The ``fedexp-table`` command: list, run, report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedexp.commands.errors import guarded
+from fedexp.core.errors import ConfigError, FedexpError
+
+if TYPE_CHECKING:
+    from fedexp.tables.cells import Job, Slot
+    from fedexp.tables.lookup import Found
+    from fedexp.tables.report.report import Form, Report
+    from fedexp.tables.schema import Table
+
+_SWEEP_KEYS = ("hydra", "output_root")  # overrides that the sweep itself must know
+
+
+def main() -> None:
+    """Console entry point."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run the command line; returns the exit code: 0, 1 (a cell failed; with --strict: a verdict is `deviates`), 2 (a mistake
+    in what was typed, told without a traceback), 130 (interrupted)."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if unknown := [argument for argument in rest if argument.startswith("-") or not hasattr(options, "overrides")]:
+        parser.error(f"unknown argument: {' '.join(unknown)}")
+    if rest:  # argparse takes no overrides behind an option
+        options.overrides += rest
+    options.typed = shlex.join(["fedexp-table", *arguments])
+    return guarded(lambda: options.run(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fedexp-table", description="Papers' tables: run them, compare, report.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    listing = commands.add_parser("list", help="all tables: cells, data, measured cost, state")
+    listing.add_argument("overrides", nargs="*", metavar="key=value", help="as for run, e.g. output_root=DIR")
+    listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
+    listing.set_defaults(run=_list)
+
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("name", metavar="paper/table", help="a name that 'fedexp-table list' prints")
+    shared.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for every cell, as for fedexp")
+    form = shared.add_mutually_exclusive_group()
+    for name, text in (("smoke", "the whole pipeline in under a minute"), ("reduced", "what fits a small machine")):
+        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)
+    shared.add_argument("--only", action="extend", nargs="+", default=[], metavar="key=value",
+                        help="cells with these conditions (or method=...) alone; several values: beta=0.01,0.1")  # fmt: skip
+    shared.add_argument("--seeds", type=_seeds, metavar="0,1", help="instead of the table's")
+    shared.add_argument("--any-code", action="store_true",
+                        help="where today's code made no result, show the newest that other code made")  # fmt: skip
+    shared.add_argument("--strict", action="store_true", help="exit code 1 if a verdict is 'deviates'")
+    shared.add_argument("--out", type=Path, help="folder of the report (default: <output_root>/tables/<paper>/<table>)")
+    shared.set_defaults(form="full")
+
+    run = commands.add_parser("run", parents=[shared], help="run what is missing or failed, then report",
+                              epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib")  # fmt: skip
+    run.set_defaults(run=_run)
+    report = commands.add_parser("report", parents=[shared], help="report what is there; runs nothing")
+    report.set_defaults(run=_report)
+    return parser
+
+
+def _seeds(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts) or len({int(part) for part in parts}) < len(parts):
+        raise argparse.ArgumentTypeError(f"'{text}' are not seeds: whole numbers, each once, e.g. 0,1,2")
+    return [int(part) for part in parts]
+
+
+class _Request:
+    """A table with what was asked of it: its cells and the runs that are there."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from fedexp.config.compose import Composer
+        from fedexp.tables.cells import key_of, parse_only, slots, split_only
+        from fedexp.tables.lookup import Finder
+        from fedexp.tables.schema import load_table
+
+        if own := [o for o in options.overrides if key_of(o) == "seed"]:
+            raise ConfigError("a table gives each run its seed", got=own[0], do="name the seeds: --seeds 0,1")
+        self.options = options
+        self.table: Table = load_table(options.name)
+        self.form: Form = options.form
+        clauses, overrides = split_only(self.table, options.only)
+        options.overrides = [*options.overrides, *overrides]
+        self.extra = _own(options.overrides, of_sweep=False)
+        self.composer = Composer()
+        only = parse_only(self.table, clauses)
+        self.cells: tuple[Slot, ...] = slots(
+            self.table, self.form, only=only, seeds=options.seeds, extra=[o for o in options.overrides if not _is_hydra(o)]
+        )  # fmt: skip
+        self._finder = Finder(self.composer, any_code=options.any_code)
+        self.found = self.look()
+
+    def look(self) -> dict[tuple[str, ...], Found]:
+        from fedexp.tables.lookup import find
+
+        self.found = find(self.cells, self._finder)
+        return self.found
+
+    @property
+    def root(self) -> Path:
+        """The output root."""
+        config = next((run.config for run in self.found.values() if run.config), None)
+        return Path((config or self.composer(self.extra_root()))["output_root"]).expanduser().resolve()
+
+    def extra_root(self) -> list[str]:
+        return [override for override in self.options.overrides if override.startswith("output_root=")]
+
+    def jobs(self) -> list[Job]:
+        from fedexp.tables.cells import launch_order
+
+        return launch_order(self.cells)
+
+
+def _is_hydra(override: str) -> bool:
+    from fedexp.tables.cells import key_of
+
+    return key_of(override).startswith("hydra")
+
+
+def _own(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
+    """The overrides of the sweep itself, or all others."""
+    from fedexp.tables.cells import key_of
+
+    return [o for o in overrides if key_of(o).startswith(_SWEEP_KEYS) == of_sweep]
+
+
+def _run(options: argparse.Namespace) -> int:
+    from fedexp.commands.errors import JOB_ERROR
+    from fedexp.commands.launching import multirun, run_sweep
+    from fedexp.tables.watch import Watch
+
+    request = _Request(options)
+    jobs = request.jobs()
+    todo = [job for job in jobs if not _is_done(request.found[job.overrides])]
+    _check(request, todo)
+    methods = {job.overrides: slot.method for slot in request.cells for job in slot.jobs}
+    waiting = [(methods[job.overrides], request.found[job.overrides].folder) for job in todo]
+    failed = sum(request.found[job.overrides].status == "failed" for job in todo)
+    again = f" ({failed} failed before)" if failed else ""
+    absent = sum(not slot.jobs for slot in request.cells)
+    without = f"; {absent} cells have no method yet" if absent else ""
+    print(f"table {options.name}: {len(request.cells)} cells, {len(jobs)} runs - "
+          f"{len(jobs) - len(todo)} done, {len(todo)} to run{again}{without}", flush=True)  # fmt: skip
+    code = 0
+    if todo:
+        sweep = _own(options.overrides, of_sweep=True)
+        watch = Watch(options.name, waiting, len(jobs) - len(todo))
+        with watch():
+            code = run_sweep(group(options), len(todo), lambda: multirun([job.overrides for job in todo], sweep))
+        request.look()
+    if code:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        return code
+    report = _finish(request)
+    if any(run.status != "done" for run in request.found.values()):
+        return JOB_ERROR
+    return _strict(options, report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    return _strict(options, _finish(_Request(options)))
+
+
+def _is_done(run: Found) -> bool:
+    return bool(run.result) and not run.other_code and bool(run.config["reuse"])
+
+
+def _strict(options: argparse.Namespace, report: Report) -> int:
+    return int(options.strict and any(cell.verdict == "deviates" for cell in report.cells))
+
+
+def group(options: argparse.Namespace) -> str:
+    """What trackers call the runs of a table together."""
+    return str(options.name) + ("" if options.form == "full" else f"-{options.form}")
+
+
+def _check(request: _Request, todo: Sequence[Job]) -> None:
+    """Compose and check every job before the first starts; the error names the cell."""
+    from fedexp.core.build import build
+    from fedexp.running.experiment import Experiment
+    from fedexp.tracking.logger import Logger
+
+    for job in todo:
+        try:
+            config = request.found[job.overrides].config or request.composer(list(job.overrides))
+            Experiment.of(config)
+            build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
+        except FedexpError as error:
+            where = error.facts.get("where") or "config"
+            error.facts["where"] = f"a run of table {request.table.name} ({' '.join(job.overrides)}): {where}"
+            raise
+
+
+def _finish(request: _Request) -> Report:
+    """Make the report, print it, write its files, send it to W&B where the cells went there."""
+    from fedexp.tables.gather import make_report, with_pictures
+    from fedexp.tables.report.files import report_folder, write_report
+    from fedexp.tables.report.terminal import print_report
+
+    options, root = request.options, request.root
+    report = make_report(
+        request.table,
+        request.form,
+        request.cells,
+        request.found,
+        root=root,
+        command=options.typed,
+        extra=request.extra,
+    )
+    report = with_pictures(report, request.table, request.cells, request.found)
+    print_report(report)
+    folder = options.out or report_folder(root, report.name, report.form)
+    page = write_report(report, folder)
+    logger = next((run.config["logger"] for run in request.found.values() if run.config), None)
+    if logger is not None and any(run.result for run in request.found.values()):
+        from fedexp.tables.report.wandb import send_summary
+
+        if send_summary(report, logger, group(options), folder):
+            print(f"W&B:  group {group(options)}, summary run in {folder / 'wandb'}")
+    print(f"files: {folder}/report.md, .csv, .tex" + (", pictures as .png, .svg" if report.pictures else ""))
+    print(f"page: {page}")
+    return report
+
+
+def _list(options: argparse.Namespace) -> int:
+    from fedexp.config.compose import Composer
+    from fedexp.tables.schema import table_names
+
+    composer = Composer()
+    rows = [_state(name, composer, options.overrides) for name in table_names()]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    from rich import box
+    from rich.table import Table as Rich
+
+    from fedexp.tables.gather import duration
+    from fedexp.tables.report.terminal import console
+
+    table = Rich(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("table", "paper", "cells", "runs", "done", "failed", "data", "measured", "state"):
+        right = column in ("cells", "runs", "done", "failed", "measured")
+        table.add_column(column, justify="right" if right else "left", no_wrap=column != "paper")
+    for row in rows:
+        data = ", ".join(f"{name}{'' if there else ' (absent)'}" for name, there in row["data"].items())
+        cost = duration(row["seconds"]) if row["done"] else "-"
+        texts = (row["table"], f"{row['paper'].split(',')[0]}, {row['source']}", row["cells"], row["runs"], row["done"])
+        table.add_row(*map(str, texts), str(row["failed"]), data, cost, row["state"])
+    console().print(table)
+    return 0
+
+
+def _state(name: str, composer: Any, overrides: Sequence[str]) -> dict[str, Any]:
+    """What there is of a table's full form."""
+    from fedexp.tables.cells import slots
+    from fedexp.tables.lookup import Finder, find
+    from fedexp.tables.schema import load_table
+
+    table = load_table(name)
+    cells = slots(table, extra=overrides)
+    found = find(cells, Finder(composer))
+    statuses = [run.status for run in found.values()]
+    unready = sorted({run.error for run in found.values() if not run.config})
+    done, failed = statuses.count("done"), statuses.count("failed")
+    state = "done" if done == len(found) else f"{failed} failed" if failed else "missing" if not done else "in part"
+    return {
+        "table": name,
+        "paper": table.paper,
+        "source": table.source,
+        "title": table.title,
+        "cells": len(cells),
+        "without_method": sum(not slot.jobs for slot in cells),
+        "runs": len(found),
+        "done": done,
+        "failed": failed,
+        "data": _data(found.values()),
+        "seconds": sum(float(run.result["seconds"]["total"]) for run in found.values() if run.result),
+        "state": state if not unready else f"{state}; {unready[0]}",
+        "forms": ["full", *(form for form in ("reduced", "smoke") if table.shrunk(form))],
+    }
+
+
+def _data(found: Iterable[Found]) -> dict[str, bool]:
+    """The data sets that a table needs, and whether their files are there."""
+    from fedexp.core.build import build
+    from fedexp.data.dataset import Dataset
+
+    there: dict[str, bool] = {}
+    for run in found:
+        name = str(run.config.get("choices", {}).get("dataset"))
+        if run.config and name not in there:
+            try:
+                dataset = build(Dataset, run.config["dataset"], "dataset")  # type: ignore[type-abstract]
+                files = dataset.expected_files(Path(run.config["data_root"]).expanduser())
+                there[name] = all(file.exists() for file in files)
+            except ConfigError:
+                there[name] = False
+    return there
+
+
+if __name__ == "__main__":
+    main()

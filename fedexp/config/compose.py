@@ -1,0 +1,292 @@
+"""Everything that touches Hydra's composition: search path, sweeps, and errors in a user's words."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.plugins import Plugins
+from hydra.errors import CompactHydraException, HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from fedexp.config.folders import conf_dir, user_conf_dir
+from fedexp.core.errors import ConfigError, suggest
+
+
+class JobFailedError(CompactHydraException):
+    """A job of a sweep failed; its error was printed and stored already, so Hydra need not trace it."""
+
+
+class UserConf(SearchPathPlugin):
+    """Adds the user's own ``./conf`` behind the built-in configs."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        mine = user_conf_dir()
+        if mine is not None:
+            search_path.append("fedexp-user", f"file://{mine}")
+
+
+def register() -> None:
+    """Make `UserConf` known to Hydra in this process; put the working directory on the path for the user's modules."""
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # installed scripts do not have it, `python -m` does
+    if UserConf not in Plugins.instance().discover(SearchPathPlugin):
+        Plugins.instance().register(UserConf)
+    _refuse_shadowed()
+
+
+def _refuse_shadowed() -> None:
+    """A user's file with a built-in's name would be ignored silently by Hydra."""
+    mine, ours = user_conf_dir(), conf_dir()
+    if mine is None:
+        return
+    for path in sorted(mine.rglob("*.yaml")):
+        twin = ours / path.relative_to(mine)
+        if twin.exists():
+            raise ConfigError(
+                f"'{path.relative_to(mine)}' exists twice: Hydra would ignore yours",
+                where=str(path),
+                expected=f"a name that {ours} does not use",
+                do="rename your file",
+            )
+
+
+def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """A composed config as plain values, with what was chosen for each group and the overrides that led to it."""
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"the config cannot be resolved: {str(error).splitlines()[0]}") from error
+    assert isinstance(plain, dict)
+    plain.pop("hydra", None)
+    _pin_split(plain["partition"])
+    _pin_models(plain["client_models"])
+    _pin_weights(plain["model"])
+    kept = {str(key): value for key, value in choices.items() if not str(key).startswith("hydra/")}
+    mine = [override for override in overrides if not override.startswith("hydra")]
+    return {str(k): v for k, v in plain.items()} | {"choices": kept, "overrides": mine}
+
+
+def _pin_split(node: Any) -> None:
+    """A split given as a file decides the result by what is in it: its hash enters the config."""
+    if not isinstance(node, dict) or not node.get("path") or node.get("sha256", "") is not None:
+        return
+    from fedexp.data.partition import load_partition
+
+    path = Path(str(node["path"])).expanduser()
+    if path.is_file():
+        node["sha256"] = load_partition(path).sha256
+
+
+def _pin_models(node: Any) -> None:
+    """The same for models given as a folder."""
+    if not isinstance(node, dict) or not node.get("path") or node.get("sha256") is not None:
+        return
+    path = Path(str(node["path"])).expanduser()
+    if path.is_dir():
+        from fedexp.storage.model_folder import fingerprint
+
+        node["sha256"] = fingerprint(path)
+
+
+def _pin_weights(node: Any) -> None:
+    """Weights given as a file decide the result by what is in it, too."""
+    if not isinstance(node, dict) or not node.get("pretrained") or node.get("sha256", "") is not None:
+        return
+    from fedexp.storage.files import file_sha256
+
+    path = Path(str(node["pretrained"])).expanduser()
+    if path.is_file():
+        node["sha256"] = file_sha256(path)
+
+
+def compose(overrides: list[str]) -> dict[str, Any]:
+    """The resolved config of one job; raises `ConfigError` with the nearest valid name."""
+    register()
+    with _hydra(), _translated(overrides):
+        config = hydra_compose("config", overrides=overrides, return_hydra_config=True)
+        choices = config.hydra.runtime.choices
+        OmegaConf.set_struct(config, False)
+        config.pop("hydra")
+        return resolve(config, choices, overrides)
+
+
+class Composer:
+    """`compose` for many jobs that share their groups: each choice of groups is composed once (80 ms), values are set in copies.
+
+    Overrides that are neither a choice of a group nor a plain value of an existing key (``+key``, ``~key``) belong to what is
+    composed. With ``++key``, whose place in the order counts, nothing is shared.
+    """
+
+    def __init__(self) -> None:
+        self._composed: dict[tuple[str, ...], tuple[DictConfig, Mapping[str, Any]] | ConfigError] = {}
+        self._groups: dict[str, bool] = {}
+
+    def __call__(self, overrides: list[str]) -> dict[str, Any]:
+        """As `compose`."""
+        register()
+        with _hydra(), _translated(overrides):
+            loader = GlobalHydra.instance().config_loader()
+            parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
+            if any(override.type == OverrideType.FORCE_ADD for override in parsed):
+                return compose(overrides)
+            values = [override for override in parsed if self._sets_value(override, loader)]
+            chosen = tuple(str(override.input_line) for override in parsed if override not in values)
+            config, choices = self._base(chosen)
+            config = copy.deepcopy(config)
+            try:
+                for override in values:
+                    OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+            except OmegaConfBaseException:
+                return compose(overrides)  # which says what is wrong
+            return resolve(config, choices, overrides)
+
+    def _sets_value(self, override: Override, loader: ConfigLoader) -> bool:
+        key = override.key_or_group
+        if key not in self._groups:
+            self._groups[key] = bool(loader.get_group_options(key, results_filter=None))
+        return override.type == OverrideType.CHANGE and not override.is_sweep_override() and not self._groups[key]
+
+    def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, Mapping[str, Any]]:
+        if chosen not in self._composed:
+            try:
+                with _translated(list(chosen)):
+                    config = hydra_compose("config", overrides=list(chosen), return_hydra_config=True)
+            except ConfigError as error:
+                self._composed[chosen] = error
+                raise
+            choices = config.hydra.runtime.choices
+            with open_dict(config):
+                config.pop("hydra")
+            self._composed[chosen] = config, choices
+        found = self._composed[chosen]
+        if isinstance(found, ConfigError):
+            raise copy.copy(found)
+        return found
+
+
+def expand(overrides: list[str]) -> list[list[str]]:
+    """The jobs of a sweep as Hydra's basic sweeper makes them, in its order; ``hydra.*`` overrides are left out.
+
+    Ranges that only a sweeper plug-in understands (distributions) contribute their first value, if they have one.
+    """
+    register()
+    with _hydra(), _translated(overrides):
+        axes = _axes(overrides)
+        config = hydra_compose("config", overrides=[axis[0] for axis in axes.values()], return_hydra_config=True)
+        params = config.hydra.sweeper.get("params") or {}  # a sweep that a config file defines; the command line wins
+        given = _axes([f"{key}={value}" for key, value in params.items()])
+        return [list(job) for job in itertools.product(*(given | axes).values())]
+
+
+def _axes(overrides: list[str]) -> dict[str, list[str]]:
+    """The values of every override, as single overrides, by key."""
+    axes: dict[str, list[str]] = {}
+    for override in OverridesParser.create().parse_overrides(overrides):
+        key = override.get_key_element()
+        if override.key_or_group.startswith("hydra") and override.key_or_group != "hydra.searchpath":
+            continue
+        if override.is_discrete_sweep():
+            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        elif not override.is_sweep_override():
+            assert override.input_line is not None
+            axes[key] = [override.input_line]
+    return axes
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Hydra's global state for one composition; an outer one (a running job) is kept."""
+    if GlobalHydra.instance().is_initialized():
+        saved = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fedexp"):
+                yield
+        finally:
+            GlobalHydra.instance().hydra = saved
+    else:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fedexp"):
+            yield
+
+
+@contextmanager
+def hydra_in_use(overrides: list[str]) -> Iterator[None]:
+    """Hydra's global state for work with its own objects, with its errors about `overrides` as ours."""
+    register()
+    with _hydra(), _translated(overrides):
+        yield
+
+
+@contextmanager
+def _translated(overrides: list[str]) -> Iterator[None]:
+    """Hydra's errors, as ours."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        yield
+        return
+    try:
+        yield
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"'{error.override}' is not an override",
+            expected="key=value (lists: key=[a,b]; sweeps: key=a,b with -m; text with commas or spaces: key='\"a b\"')",
+            do="quote other characters too: key='\"value\"'; https://hydra.cc/docs/advanced/override_grammar/basic/",
+        ) from None
+    except MissingConfigException as error:
+        group, _, name = (error.missing_cfg_file or "?").removesuffix(".yaml").rpartition("/")
+        if not group:
+            raise ConfigError(str(error).splitlines()[0], where="config search path") from None
+        options = [str(option) for option in error.options or ()]
+        raise ConfigError(
+            f"unknown {group} '{name}'",
+            where=group,
+            expected=", ".join(options) or "a config file in that group",
+            do=suggest(name, options),
+        ) from None
+    except yaml.YAMLError as error:
+        raise ConfigError("a config file is not YAML", where=" ".join(str(error).split()), do="mend the file") from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _key_error(error, overrides) from None
+
+
+def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
+    """'Could not override ...' with the nearest key of the default config."""
+    text = str(error)
+    if "Ambiguous value" in text:
+        return ConfigError("several values for one key", got=" ".join(overrides), do="sweep over them with -m")
+    match = re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^'=]+)", text)
+    if match is None:
+        return ConfigError(text.splitlines()[0], got=" ".join(overrides) or None)
+    key = match.group(1).split("@")[0]
+    base = hydra_compose("config")
+    known = list(_dotted(OmegaConf.to_container(base, resolve=False)))
+    return ConfigError(
+        f"unknown key '{key}'",
+        where=next((o for o in overrides if o.lstrip("+~").startswith(key)), None),
+        expected="a key of conf/config.yaml or of a chosen group",
+        do=suggest(key, known),
+    )
+
+
+def _dotted(node: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield f"{prefix}{key}"
+            yield from _dotted(value, f"{prefix}{key}.")

@@ -1,0 +1,233 @@
+"""The experiment's own keys, typed. Groups (method parts, data, model ...) are built from their own nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedexp.core.build import build, require
+from fedexp.core.numerics import Precision
+
+GROUPS = (
+    "dataset",
+    "partition",
+    "model",
+    "task",
+    "trainer",
+    "aggregator",
+    "server_optimizer",
+    "engine",
+    "logger",
+)
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """``local.*``: what a client does in a round. The comments in ``conf/config.yaml`` are the reference."""
+
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+    optimizer: Literal["sgd", "adam"]
+    lr: float
+    lr_decay: float
+    momentum: float
+    weight_decay: float
+    clip: float | None
+    betas: tuple[float, float]
+    eps: float
+
+    def __post_init__(self) -> None:
+        require(
+            self.steps is not None or self.epochs is not None,
+            "set local.epochs or local.steps",
+        )
+        for name in ("epochs", "steps"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"local.{name} must be at least 1, got {value}")
+        require(self.batch_size >= 1, f"local.batch_size must be at least 1, got {self.batch_size}")
+        require(self.lr > 0, f"local.lr must be positive, got {self.lr}")
+        require(self.lr_decay > 0, f"local.lr_decay must be positive, got {self.lr_decay}")
+        require(0 <= self.momentum < 1, f"local.momentum must lie in [0, 1), got {self.momentum}")
+        require(self.weight_decay >= 0, f"local.weight_decay must not be negative, got {self.weight_decay}")
+        require(self.clip is None or self.clip > 0, f"local.clip must be positive or null, got {self.clip}")
+        require(self.eps > 0, f"local.eps must be positive, got {self.eps}")
+        require(all(0 <= b < 1 for b in self.betas), f"local.betas must lie in [0, 1), got {list(self.betas)}")
+
+
+@dataclass(frozen=True)
+class Eval:
+    every: int
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"eval.every must be at least 1, got {self.every}")
+        require(self.batch_size >= 1, f"eval.batch_size must be at least 1, got {self.batch_size}")
+
+
+@dataclass(frozen=True)
+class TraceOf:
+    """``trace.*``: iterations of a server-side method that are evaluated, and those whose weights are kept."""
+
+    every: int
+    weights: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, f"trace.every must not be negative, got {self.every}")
+        require(
+            all(step >= 0 for step in self.weights), f"trace.weights must not be negative, got {list(self.weights)}"
+        )
+
+
+@dataclass(frozen=True)
+class ClientModels:
+    """``client_models.*``: a folder of models that stand for the first round's local training, and its content's hash."""
+
+    path: str | None
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Headline:
+    rule: Literal["last", "mean_last_10", "best_on_val"]
+    metric: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    metric: str
+    target: float | None
+
+
+@dataclass(frozen=True)
+class Limit:
+    """``limit.*``: upper bounds that shrink an experiment (``debug=smoke``)."""
+
+    rounds: int | None
+    clients: int | None
+    steps: int | None
+    train: int | None
+    test: int | None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            require(value is None or value >= 1, f"limit.{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True)
+class CheckpointEvery:
+    every: int | str
+
+    def __post_init__(self) -> None:
+        self.parsed()
+
+    def parsed(self) -> tuple[float, Literal["rounds", "seconds"]]:
+        """``"30s"`` -> (30, seconds); ``5`` -> (5, rounds); ``"off"`` -> (inf, rounds)."""
+        text = str(self.every).strip()
+        if text == "off":
+            return float("inf"), "rounds"
+        try:
+            value = float(text[:-1]) if text.endswith("s") else int(text)
+        except ValueError:
+            value = -1
+        require(
+            value > 0 or text == "0s",
+            f"checkpoint.every must be seconds ('30s'), rounds (5) or 'off', got '{self.every}'",
+        )
+        return value, "seconds" if text.endswith("s") else "rounds"
+
+
+@dataclass(frozen=True)
+class Memo:
+    enabled: bool
+    max_gb: float
+
+    def __post_init__(self) -> None:
+        require(self.max_gb >= 0, f"memo.max_gb must not be negative, got {self.max_gb}")
+
+
+@dataclass(frozen=True)
+class ClientState:
+    memory_gb: float
+
+    def __post_init__(self) -> None:
+        require(self.memory_gb >= 0, f"client_state.memory_gb must not be negative, got {self.memory_gb}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every key of ``conf/config.yaml`` that is not a group."""
+
+    method: str
+    seed: int
+    seed_data: int
+    clients: int
+    clients_per_round: Literal["all"] | int | float
+    sampling: Literal["fixed", "bernoulli"]
+    rounds: int
+    init: Literal["same", "different"]
+    dtype: Literal["float32", "float64"]
+    precision: Precision
+    local: LocalWork
+    eval: Eval
+    trace: TraceOf
+    client_models: ClientModels
+    headline: Headline
+    stop: Stop
+    proxy: dict[str, Any]
+    limit: Limit
+    profile: bool
+    checkpoint: CheckpointEvery
+    memo: Memo
+    client_state: ClientState
+    data_root: str
+    output_root: str
+    device: str
+    threads: Literal["auto"] | int
+    deterministic: bool
+    reuse: bool
+    on_running: Literal["wait", "fail"]
+    on_nonfinite: Literal["raise", "skip_client"]
+
+    def __post_init__(self) -> None:
+        require(
+            self.seed_data >= 0 and self.seed_data < 2**32, f"seed_data must lie in [0, 2^32), got {self.seed_data}"
+        )
+        require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
+        require(self.rounds >= 1, f"rounds must be at least 1, got {self.rounds}")
+        require(
+            self.threads == "auto" or self.threads >= 1, f"threads must be 'auto' or at least 1, got {self.threads}"
+        )
+        require(
+            self.precision == "float32" or self.dtype == "float32",
+            f"precision={self.precision} rounds float32: it does not go with dtype={self.dtype}",
+        )
+        m = self.clients_per_round
+        if isinstance(m, int):
+            require(
+                1 <= m <= self.clients,
+                f"clients_per_round={m} does not fit clients={self.clients}: choose 1 to {self.clients}, a fraction "
+                "between 0 and 1 (written 0.1), or 'all'",
+            )
+        elif isinstance(m, float):
+            require(
+                0 < m <= 1, f"clients_per_round={m} is not a fraction: choose a number in (0, 1], a count, or 'all'"
+            )
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Config:
+        """From a resolved config; refuses unknown keys and wrong types."""
+        rest = {k: v for k, v in config.items() if k not in GROUPS and k not in ("choices", "overrides")}
+        return build(cls, rest, "")
+
+    @property
+    def cohort(self) -> float:
+        """Expected clients a round (m)."""
+        m = self.clients_per_round
+        if m == "all":
+            return float(self.clients)
+        if isinstance(m, float):
+            expected = m * self.clients
+            return expected if self.sampling == "bernoulli" else float(max(1, round(expected)))
+        return float(m)

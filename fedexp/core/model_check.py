@@ -1,0 +1,67 @@
+"""Does a network fit a data set? Found out by running two zeros through it, before anything is loaded."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.net import Net
+from fedexp.core.seeds import seed_of
+from fedexp.core.weights import ModelSpec, Weights, channels_last, computes_channels_last
+
+
+def check_model(spec: ModelSpec, input_shape: tuple[int, ...], num_outputs: int, device: str = "cpu") -> None:
+    """Build the network once and run two zeros through it; a `ConfigError` says what does not fit the data set.
+
+    Args:
+        device: the kind of device it will run on. The check itself needs the CPU only.
+    """
+    try:
+        weights = Weights.init(spec, seed_of("check"), torch.device("cpu"), torch.float32)
+        net = Net(spec, torch.device("cpu"), torch.float32)
+        net.train()
+        net.set_noise(lambda name, shape: torch.full(shape, 0.5))
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            before = torch.random.get_rng_state()
+            output = net(weights.params, weights.buffers, torch.zeros(2, *input_shape))
+            drawn = not torch.equal(before, torch.random.get_rng_state())
+        if len(input_shape) == 3 and computes_channels_last(spec, device):
+            _check_channels_last(net, weights, torch.zeros(2, *input_shape))
+    except (RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ConfigError(
+            f"the model cannot take the data set's inputs: {error}",
+            where="model",
+            expected=f"inputs of shape (batch, {', '.join(map(str, input_shape))})",
+            got=spec.arch,
+            do="choose another model or data set",
+        ) from error
+    if drawn:
+        raise ConfigError(
+            "the model's forward pass draws from torch's global generator: its runs could not be resumed or compared",
+            where="model",
+            got=spec.arch,
+            do="use fedexp.core.dropout.Dropout in place of torch.nn.functional.dropout",
+        )
+    if output.shape != (2, num_outputs):
+        raise ConfigError(
+            "the model's output does not fit the data set",
+            where="model",
+            expected=f"(batch, {num_outputs}) logits",
+            got=f"{tuple(output.shape)} for a batch of 2 from {spec.arch}",
+            do="let the constructor take num_classes and input_shape; fedexp passes the data set's",
+        )
+
+
+def _check_channels_last(net: Net, weights: Weights, x: Tensor) -> None:
+    net.train(False)
+    try:
+        with torch.no_grad():
+            net(channels_last(weights.params), weights.buffers, x.contiguous(memory_format=torch.channels_last))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the model cannot take feature maps that lie channels last, as they do on CUDA: {error}",
+            where="model",
+            got=weights.spec.arch,
+            do="use x.flatten(1) or x.reshape(...) in place of x.view(...), or set `channels_last = False` on the class",
+        ) from error

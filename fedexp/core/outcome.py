@@ -1,0 +1,31 @@
+"""What a method delivers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from fedexp.core.weights import Weights
+
+Delivers = Literal["model", "ensemble", "per_client"]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a method delivers.
+
+    Args:
+        models: one global model, an ensemble's members, or one model a client (in client order).
+        combine: how an ensemble's outputs are combined.
+        weights: (models,) weights of an ensemble's members, or None for equal ones; for ``masked`` (models, classes), 1
+            where a member is asked about a class and 0 where it is not.
+        clients: whose each model is, where it is one client's; None elsewhere.
+    """
+
+    models: tuple[Weights, ...]
+    kind: Delivers
+    combine: Literal["logits", "probs", "masked"] = "logits"
+    weights: Tensor | None = None
+    clients: tuple[int, ...] | None = None

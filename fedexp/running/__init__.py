@@ -1,0 +1,1 @@
+"""A run's life: from a resolved config to a stored result."""

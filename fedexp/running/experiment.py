@@ -1,0 +1,345 @@
+"""From a resolved config to checked objects, data and a runnable method. Nothing here trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedexp.config.keys import Config
+from fedexp.core.aggregator import Aggregator
+from fedexp.core.budget import Budget
+from fedexp.core.build import build
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Engine
+from fedexp.core.env import Env, Sampling
+from fedexp.core.errors import ConfigError, suggest
+from fedexp.core.model_check import check_model
+from fedexp.core.needs import Needs
+from fedexp.core.numerics import Numerics
+from fedexp.core.server_optimizer import ServerOptimizer
+from fedexp.core.task import Task
+from fedexp.core.trainer import Trainer
+from fedexp.core.weights import ModelSpec
+from fedexp.data.dataset import Dataset
+from fedexp.data.federated import Proxy, check_owners, federate
+from fedexp.data.partition import Partitioner
+from fedexp.engines.shares import thread_budget
+from fedexp.engines.stored_models import StoredModels
+from fedexp.evaluation.evaluate import metric_names
+from fedexp.server_optimizers.sgd import Sgd
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """One checked experiment.
+
+    Args:
+        config: its own keys, with ``limit.*`` applied; the rest are the built plug-ins.
+        spec: the network that is trained, on samples of `input_shape`; extractor: the frozen one whose features those are,
+            or None. Where training batches are augmented, features change with every batch: then `spec` is the whole.
+        given: models in place of the first round's local training.
+    """
+
+    config: Config
+    dataset: Dataset
+    partitioner: Partitioner
+    proxy: Proxy
+    spec: ModelSpec
+    input_shape: tuple[int, ...]
+    extractor: ModelSpec | None
+    task: Task
+    trainer: Trainer
+    aggregator: Aggregator
+    server_optimizer: ServerOptimizer
+    engine: Engine
+    stored_models: StoredModels | None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Experiment:
+        """Build and check everything that can be checked without loading data; raises `ConfigError`."""
+        partitioner = build(Partitioner, config["partition"], "partition")  # type: ignore[type-abstract]
+        own = _limited(Config.of(config), partitioner)
+        dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
+        task = build(Task, config["task"], "task")  # type: ignore[type-abstract]
+        whole = ModelSpec.of(config["model"], dataset.shape, task.num_outputs(dataset.num_classes))
+        parts = whole.split() if dataset.augment is None else None
+        extractor, spec, input_shape = parts or (None, whole, dataset.shape)
+        experiment = cls(
+            config=own,
+            dataset=dataset,
+            partitioner=partitioner,
+            proxy=build(Proxy, own.proxy, "proxy"),
+            spec=spec,
+            input_shape=input_shape,
+            extractor=extractor,
+            task=task,
+            trainer=build(Trainer, config["trainer"], "trainer"),
+            aggregator=build(Aggregator, config["aggregator"], "aggregator"),  # type: ignore[type-abstract]
+            server_optimizer=build(ServerOptimizer, config["server_optimizer"], "server_optimizer"),  # type: ignore[type-abstract]
+            engine=build(Engine, config["engine"], "engine"),  # type: ignore[type-abstract]
+            stored_models=_stored_models(own),
+        )
+        experiment._check()
+        return experiment
+
+    def _check(self) -> None:
+        if self.config.device != "auto":
+            check_device(self.config.device)
+        self.partitioner.check(self.config.clients, self.dataset.num_classes)
+        check_owners(self.dataset, self.partitioner)
+        check_needs(self)
+        check_metrics(self)
+        outputs = self.task.num_outputs(self.dataset.num_classes)
+        device = _chosen(self.config.device).partition(":")[0]
+        if self.extractor is not None:
+            _check_model(self.extractor, self.dataset.shape, math.prod(self.input_shape), device)
+        _check_model(self.spec, self.input_shape, outputs, device)
+        self.aggregator.check(self.spec, self.input_shape)
+        if self.stored_models is not None:
+            classes, dtype = self.dataset.num_classes, getattr(torch, self.config.dtype)
+            self.stored_models.check(self.config.clients, self.spec, dtype, classes, self.trainer)
+        self.dataset.check(Path(self.config.data_root).expanduser(), self.dataset.download)
+
+    @property
+    def needs(self) -> Needs:
+        return self.trainer.needs | self.aggregator.needs | self.server_optimizer.needs
+
+    @property
+    def metric_names(self) -> list[str]:
+        """What is measured on the test set and, if there is a share, on the validation set; the headline first."""
+        splits = ("test", "val") if self.partitioner.val_fraction else ("test",)
+        return [name for split in splits for name in metric_names(self.task, self.aggregator.delivers, split)]
+
+    @property
+    def headline(self) -> str:
+        """The metric a run is compared by."""
+        name = self.config.headline.metric
+        return self.metric_names[0] if name == "auto" else name
+
+    @property
+    def stop_metric(self) -> str:
+        """The metric that ``stop.target`` speaks of."""
+        name = self.config.stop.metric
+        return self.headline if name == "auto" else name
+
+    def meets(self, value: float | None, target: float) -> bool:
+        """Whether a value of the stop metric reaches `target`."""
+        if value is None:
+            return False
+        return value >= target if self.task.higher_is_better(self.stop_metric) else value <= target
+
+    def load(self, device: torch.device) -> FederatedData:
+        """Load and split the data, once, onto `device`."""
+        config = self.config
+        return federate(
+            self.dataset,
+            self.partitioner,
+            root=Path(config.data_root).expanduser(),
+            download=self.dataset.download,
+            clients=config.clients,
+            seed_data=config.seed_data,
+            val_fraction=self.partitioner.val_fraction,
+            proxy=self.proxy,
+            limit_train=config.limit.train,
+            limit_test=config.limit.test,
+            device=device,
+            dtype=getattr(torch, config.dtype),
+        )
+
+    def prepare(self, data: FederatedData, note: Callable[[str], None]) -> FederatedData:
+        """What is trained on: `data`, or their features where the model has a frozen extractor."""
+        if self.extractor is None:
+            return data
+        from fedexp.data.features import featured
+
+        config = self.config
+        shared = config.memo.enabled and config.reuse
+        memo = Path(config.output_root).expanduser().resolve() / "memo" if shared else None
+        return featured(data, self.extractor, memo, note)
+
+    def env(self, data: FederatedData, device: torch.device) -> Env:
+        """The world that aggregators see; `data` as `prepare` returned them."""
+        config, local = self.config, self.config.local
+        budget = Budget(
+            epochs=local.epochs,
+            steps=local.steps,
+            batch_size=local.batch_size,
+            optimizer=local.optimizer,
+            lr=local.lr,
+            lr_0=local.lr,
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+            clip=local.clip,
+            betas=local.betas,
+            eps=local.eps,
+            max_steps=config.limit.steps,
+        )
+        return Env(
+            sizes=data.partition.sizes,
+            spec=self.spec,
+            seed=config.seed,
+            trainer=self.trainer,
+            server_optimizer=self.server_optimizer,
+            task=self.task,
+            budget=budget,
+            lr_decay=local.lr_decay,
+            rounds=config.rounds,
+            sampling=Sampling(config.sampling, min(config.cohort, data.partition.num_clients)),
+            init=config.init,
+            device=device,
+            dtype=getattr(torch, config.dtype),
+            num_classes=data.num_classes,
+            input_shape=self.input_shape,
+            proxy=data.proxy,
+        )
+
+
+def check_needs(experiment: Experiment) -> None:
+    """Refuse combinations that a plug-in declares impossible."""
+    config, local, needs = experiment.config, experiment.config.local, experiment.needs
+    method = f"method={config.method}"
+    if (needs.sgd or needs.plain_sgd) and local.optimizer != "sgd":
+        raise ConfigError(
+            f"{method} needs SGD at the clients",
+            where="local.optimizer",
+            expected="sgd",
+            got=local.optimizer,
+            do="set local.optimizer=sgd",
+        )
+    if needs.plain_sgd and local.momentum:
+        raise ConfigError(
+            f"{method} corrects the gradient itself: inside a momentum buffer that diverges",
+            where="local.momentum",
+            expected="0",
+            got=local.momentum,
+            do="set local.momentum=0, or trainer.correction=step, which corrects outside the buffer",
+        )
+    if needs.same_init and config.init != "same":
+        raise ConfigError(
+            f"{method} starts every client from one model", where="init", expected="same", got=config.init
+        )
+    if (needs.proxy or needs.proxy_labels) and experiment.proxy.source == "none":
+        raise ConfigError(
+            f"{method} needs server data and none is configured",
+            where="proxy.source",
+            expected="train or test",
+            got="none",
+            do="set proxy.source=train proxy.size=0.02",
+        )
+    if needs.proxy_labels and not experiment.proxy.labelled:
+        raise ConfigError(f"{method} needs labelled server data", where="proxy.labelled", expected="true", got="false")
+    if needs.local_steps and experiment.stored_models is not None:
+        raise ConfigError(
+            f"{method} weighs models by their numbers of local steps, which models from elsewhere do not have",
+            where="client_models.path",
+            expected="null",
+            got=config.client_models.path,
+            do="set aggregator=mean, or client_models.path=null",
+        )
+    if (needs.validation or config.headline.rule == "best_on_val") and not experiment.partitioner.val_fraction:
+        raise ConfigError(
+            "a validation share is needed and none is cut",
+            where="partition.val_fraction",
+            expected="a fraction, e.g. 0.1",
+            got="0",
+            do="set partition.val_fraction=0.1, or headline.rule=last",
+        )
+    if not experiment.aggregator.averages_updates:
+        name = type(experiment.aggregator).__name__
+        if type(experiment.trainer).init_shared is not Trainer.init_shared:
+            raise ConfigError(
+                f"the trainer sends trees to a server that averages, and aggregator {name} does not average",
+                where="trainer",
+                got=type(experiment.trainer).__name__,
+                do="set aggregator=mean, or another trainer",
+            )
+        if experiment.server_optimizer != Sgd():
+            raise ConfigError(
+                f"a server optimizer has no effect: aggregator {name} makes no averaged update",
+                where="server_optimizer",
+                got=type(experiment.server_optimizer).__name__,
+                do="set server_optimizer=sgd, or aggregator=mean",
+            )
+
+
+def _stored_models(config: Config) -> StoredModels | None:
+    path = config.client_models.path
+    return None if path is None else StoredModels.find(path, config.client_models.sha256)
+
+
+def check_metrics(experiment: Experiment) -> None:
+    """Refuse metric names that no evaluation of this experiment has."""
+    measured = experiment.metric_names
+    for key, name in (
+        ("headline.metric", experiment.config.headline.metric),
+        ("stop.metric", experiment.config.stop.metric),
+    ):
+        if name != "auto" and name not in measured:
+            raise ConfigError(
+                f"'{name}' is not measured here",
+                where=key,
+                expected=", ".join(["auto", *measured]),
+                do=suggest(name, measured),
+            )
+
+
+@cache
+def _check_model(spec: ModelSpec, shape: tuple[int, ...], outputs: int, device: str) -> None:
+    check_model(spec, shape, outputs, device)
+
+
+def _limited(config: Config, partitioner: Partitioner) -> Config:
+    """The config with ``limit.*`` applied; a split that is written out keeps its clients and samples, given models theirs."""
+    limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)
+    if config.client_models.path is not None:
+        limit = replace(limit, clients=None)
+    clients = min(config.clients, limit.clients or config.clients)
+    m = config.clients_per_round
+    return replace(
+        config,
+        limit=limit,
+        rounds=min(config.rounds, limit.rounds or config.rounds),
+        clients=clients,
+        clients_per_round=min(m, clients) if isinstance(m, int) else m,
+    )
+
+
+def load_data(config: Mapping[str, Any], device: str = "cpu") -> FederatedData:
+    """The data and split of a resolved config."""
+    return Experiment.of(config).load(torch.device(device))
+
+
+def choose_numerics(config: Config) -> Numerics:
+    """Device, threads and types for a first launch, the engine still open; an absent device is a `ConfigError`."""
+    device = _chosen(config.device)
+    check_device(device)
+    return Numerics(
+        engine={},
+        threads=thread_budget(config.threads),
+        device=device,
+        dtype=config.dtype,
+        precision=config.precision,
+        deterministic=config.deterministic,
+    )
+
+
+def _chosen(device: str) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device '{device}' cannot be used: {str(error).splitlines()[0]}",
+            where="device",
+            expected="auto | cpu | cuda | cuda:<index>",
+            do="set device=auto",
+        ) from error

@@ -1,0 +1,110 @@
+"""A run under torch's profiler: a trace for Perfetto or chrome://tracing, and where the time went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
+
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Engine
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.phases import PREFIX, phase
+from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
+
+_SHOWN = 5
+
+
+class Profile:
+    """Profiles this process (worker processes are not seen) between ``with`` and its end.
+
+    Args:
+        trace: the file to write, ``.json`` or ``.json.gz``.
+        device: what the run computes on.
+        note: told that the trace is being written, which takes seconds.
+
+    Attributes:
+        report: plain values for ``result.json``: trace, and the costliest phases and ops, each name, seconds and its
+            share of the profiled time. Phases: without what is nested in them. Ops: on CUDA, kernel time.
+    """
+
+    def __init__(self, trace: Path, device: torch.device, note: Callable[[str], None]) -> None:
+        self.report: dict[str, Any] = {}
+        self._trace, self._cuda, self._note = trace, device.type == "cuda", note
+        kinds = torch.profiler.ProfilerActivity
+        self._profiler = torch.profiler.profile(
+            activities=[kinds.CPU, kinds.CUDA] if self._cuda else [kinds.CPU], acc_events=True
+        )
+
+    def watch(self, engine: Engine) -> Engine:
+        """`engine`, its work named in the trace."""
+        return _Named(engine)
+
+    def __enter__(self) -> Profile:
+        self._profiler.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._profiler.stop()
+        if error is None:
+            self._note(f"writing {self._trace}")
+            self._profiler.export_chrome_trace(str(self._trace))
+            phases = phase_seconds(self._profiler.events() or [])  # type: ignore[no-untyped-call]
+            ops = Counter[str]()
+            for op in self._profiler.key_averages():
+                if not op.key.startswith(PREFIX):
+                    ops[op.key] += (op.self_device_time_total if self._cuda else op.self_cpu_time_total) / 1e6
+            total = sum(phases.values())
+            self.report = {"trace": str(self._trace), "phases": _rows(phases, total), "ops": _rows(ops, total)}
+
+
+class _Named(Engine):
+    def __init__(self, inner: Engine) -> None:
+        self._inner = inner
+
+    def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
+        return self._inner.probe(job, weights, data)
+
+    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+        results = self._inner.map(jobs, data)
+        try:
+            while True:
+                with phase("train"):
+                    result = next(results, None)
+                if result is None:
+                    return
+                yield result
+        finally:
+            results.close()
+
+
+def phase_seconds(events: Iterable[FunctionEvent]) -> Counter[str]:
+    """Seconds of each phase by name, without the phases nested in it."""
+    seconds = Counter[str]()
+    for event in events:
+        if not event.name.startswith(PREFIX) or event.device_type != DeviceType.CPU:
+            continue
+        took = (event.time_range.end - event.time_range.start) / 1e6  # of microseconds
+        seconds[event.name.removeprefix(PREFIX)] += took
+        around = event.cpu_parent
+        while around is not None and not around.name.startswith(PREFIX):
+            around = around.cpu_parent
+        if around is not None:
+            seconds[around.name.removeprefix(PREFIX)] -= took
+    return seconds
+
+
+def _rows(seconds: Counter[str], total: float) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "seconds": round(value, 6), "share": round(value / total, 4) if total else 0.0}
+        for name, value in seconds.most_common(_SHOWN)
+    ]

@@ -1,0 +1,104 @@
+"""What a run's rows hold: steps, evaluated and judged. Part of every run's code hash; what records them is not."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedexp.core import trees
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Engine
+from fedexp.core.env import Env
+from fedexp.core.errors import FedexpError
+from fedexp.core.phases import phase
+from fedexp.core.runner import Snapshot, run
+from fedexp.evaluation.evaluate import Evaluator
+from fedexp.evaluation.tracing import Traced, Tracer
+from fedexp.running.experiment import Experiment
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """A finished round.
+
+    Args:
+        after: the snapshot after it; changed: clients whose memories changed.
+        row: its line of metrics.jsonl; seconds: by phase; last: no further round follows.
+        traced: what the method went through within it, where the config asks.
+    """
+
+    after: Snapshot
+    changed: frozenset[int]
+    row: dict[str, Any]
+    seconds: dict[str, float]
+    last: bool
+    traced: Traced
+
+
+def rounds(
+    experiment: Experiment,
+    env: Env,
+    data: FederatedData,
+    engine: Engine,
+    snapshot: Snapshot,
+    on_client: Callable[[int, int], None],
+) -> Iterator[Round]:
+    """The rounds that follow `snapshot`, up to the method's end or the first that meets ``stop.target``.
+
+    Raises:
+        FedexpError: the server's update left NaN or infinity in the model, or a metric is NaN.
+    """
+    config, aggregator = experiment.config, experiment.aggregator
+    evaluator = Evaluator(experiment.task, config.eval.batch_size)
+    tracer = Tracer(evaluator, data, config.trace.every, config.trace.weights)
+    env = replace(env, trace=tracer)
+    steps = run(aggregator, env, engine, data, snapshot, config.on_nonfinite, on_client)
+    while True:
+        with phase("aggregate"):  # training is nested in it: the server consumes results as they come
+            step = next(steps, None)
+        if step is None:
+            return
+        traced = tracer.take()
+        began = time.perf_counter()
+        outcome = aggregator.outcome(step.after.state)
+        if aggregator.delivers == "model":  # clients' own models were checked as they came in
+            bad = trees.nonfinite(outcome.models[0].params)
+            _refuse(
+                None if bad is None else f"the server's update left NaN or infinity in {bad}",
+                step.after.step,
+                experiment,
+            )
+        row = {"round": step.after.step, **step.metrics}
+        done = aggregator.done(step.after.state, env.at(step.after.step))
+        if done or step.after.step % config.eval.every == 0:
+            with phase("evaluate"):
+                row |= evaluator(outcome, data.test, "test")
+                if data.val is not None:
+                    row |= evaluator(outcome, data.val, "val")
+        lost = [name for name, value in row.items() if math.isnan(value)]  # finite weights may overflow in the network
+        _refuse(f"{lost[0]} is NaN" if lost else None, step.after.step, experiment)
+        seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}
+        seconds["aggregate"] -= traced.seconds
+        last = done or reached(experiment, [row])
+        yield Round(step.after, step.changed, row, seconds, last, traced)
+        if last:
+            return
+
+
+def reached(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
+    """Whether one of `rows` meets ``stop.target``."""
+    target = experiment.config.stop.target
+    return target is not None and any(experiment.meets(row.get(experiment.stop_metric), target) for row in rows)
+
+
+def _refuse(problem: str | None, round: int, experiment: Experiment) -> None:
+    if problem:
+        raise FedexpError(
+            f"round {round}: {problem}",
+            where=f"aggregator {type(experiment.aggregator).__name__}, "
+            f"server optimizer {type(experiment.server_optimizer).__name__}",
+            do="lower server_optimizer.lr or local.lr",
+        )

@@ -1,0 +1,145 @@
+"""Runs behind a table's cells, found by the address of their configs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedexp.config.compose import Composer
+from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.storage.files import read_json
+from fedexp.storage.identity import config_hash
+from fedexp.storage.run_folder import RunFolder, address
+from fedexp.storage.stored_run import read_mapping
+from fedexp.tables.cells import Job, Slot
+
+_CODE = re.compile(r"[0-9a-f]{8}")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of a job's run.
+
+    Args:
+        config: resolved; empty where it cannot be composed, for the reason `error`.
+        result: its result.json; empty unless it is done.
+        other_code: the result was made by other code than today's.
+        others: folders of results that other code made, newest first.
+        status: done | failed | missing | running | interrupted ...; error: of a run that failed, in one line.
+        altered: the user's own overrides make it another run than the table's.
+    """
+
+    job: Job
+    folder: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+    other_code: bool = False
+    others: tuple[Path, ...] = ()
+    status: str = "missing"
+    error: str = ""
+    altered: bool = False
+
+
+class Finder:
+    """Looks jobs up; composes each choice of groups once.
+
+    Args:
+        any_code: where today's code made no result, take the newest that other code made.
+    """
+
+    def __init__(self, composer: Composer, *, any_code: bool = False) -> None:
+        self._composer, self._any_code = composer, any_code
+
+    def __call__(self, job: Job) -> Found:
+        """The run of `job` as it is now."""
+        try:
+            config = self._composer(list(job.overrides))
+        except ConfigError as error:
+            return Found(job, Path(), error=f"its config cannot be composed: {error.what}")
+        folder = address(config)
+        run = RunFolder(folder)
+        others = tuple(_other_results(folder))
+        result, other = run.result() or {}, False
+        state = read_mapping(folder / "status.json")
+        if not result and self._any_code and others:
+            folder, other = others[0], True
+            result = RunFolder(folder).result() or {}
+        return Found(
+            job,
+            folder,
+            config,
+            result,
+            other,
+            others,
+            status="done" if result else str(state.get("status", "missing")),
+            error="" if result else str(state.get("error") or ""),
+            altered=self._is_altered(job, config),
+        )
+
+    def _is_altered(self, job: Job, config: Mapping[str, Any]) -> bool:
+        if job.declared == job.overrides:
+            return False
+        try:
+            return config_hash(self._composer(list(job.declared))) != config_hash(config)
+        except FedexpError:
+            return True
+
+
+def _other_results(folder: Path) -> Iterator[Path]:
+    paths = [
+        path.parent
+        for path in folder.parent.glob("*/result.json")
+        if path.parent != folder and _CODE.fullmatch(path.parent.name)
+    ]
+    yield from sorted(paths, key=lambda path: (path / "result.json").stat().st_mtime, reverse=True)
+
+
+def find(cells: Sequence[Slot], finder: Finder) -> dict[tuple[str, ...], Found]:
+    """Every job of `cells`, by its overrides. Where the user's make one run of several jobs, it is altered if it is for any."""
+    found: dict[tuple[str, ...], Found] = {}
+    for job in (job for cell in cells for job in cell.jobs):
+        run = finder(job)
+        if run.altered or job.overrides not in found:
+            found[job.overrides] = run
+    return found
+
+
+def read_value(run: Found, path: str) -> float:
+    """The number at `path` of a run: in result.json or, as ``trace.<round>.<iteration>.<series>/<metric>``, in a traced round.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    head, _, rest = path.partition(".")
+    if head != "trace":
+        return read_path(run.result, path)
+    round, _, rest = rest.partition(".")
+    rows = read_json(run.folder / "trace" / f"{round}.json")
+    if rows is None:
+        raise ConfigError(f"round {round} was not traced", where=str(run.folder), do="set trace.every=1")
+    return read_path({str(row["step"]): row for row in rows}, rest, f"trace/{round}.json")
+
+
+def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -> float:
+    """The number at a dotted path of `result`, what `file` holds; `ConfigError` where there is none."""
+    node: Any = result
+    for part in path.split("."):
+        if isinstance(node, Mapping) and part in node:
+            node = node[part]
+        elif isinstance(node, list) and part.isdigit() and int(part) < len(node):
+            node = node[int(part)]
+        else:
+            has = (
+                ", ".join(map(str, node))
+                if isinstance(node, Mapping)
+                else f"{len(node)} items"
+                if isinstance(node, list)
+                else ""
+            )
+            raise ConfigError(f"{file} has no '{path}'", where=f"part '{part}'", expected=has or None)
+    if isinstance(node, bool) or not isinstance(node, int | float):
+        raise ConfigError(f"'{path}' of {file} is no number", got=repr(node))
+    return float(node)

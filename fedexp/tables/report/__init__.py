@@ -1,0 +1,1 @@
+"""A table's report, and every form in which it is shown."""

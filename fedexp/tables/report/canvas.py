@@ -1,0 +1,121 @@
+"""How pictures of runs are drawn: colours, panels, legends, and a figure as SVG and PNG. The same figure gives the same bytes."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedexp.tables.report import layout
+from fedexp.tables.report.report import Picture, Value
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+# Mid-tones: at least 3:1 on white and on the page's dark ground, told apart by the colour-blind with the marker's help.
+COLOURS = ("#0072b2", "#d55e00", "#009473", "#bf5f96", "#a37800", "#7f7f7f", "#2e90c8", "#b5483c")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+# Drawn like this in the PNG; in the SVG both become the colour of the text around the picture, so that it follows the theme.
+INK, FAINT = "#1b1f26", "#c4c9d1"
+_FAINTNESS = 0.2
+_SALT = "fedexp"
+_DPI = 160
+_LONGEST = 32  # letters of a label
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Inside, matplotlib draws as the framework does, whatever the user's matplotlibrc says."""
+    import matplotlib as mpl
+    from matplotlib import style
+
+    look: dict[Any, Any] = {"svg.hashsalt": _SALT, "svg.fonttype": "path", "font.size": 9.0, "legend.fontsize": 9.0}
+    with style.context("default"), mpl.rc_context(look):
+        yield
+
+
+def look(at: int) -> dict[str, Any]:
+    """Colour and marker of the at-th series."""
+    return {"color": COLOURS[at % len(COLOURS)], "marker": MARKERS[at % len(MARKERS)]}
+
+
+def name(kind: str, where: str) -> str:
+    """A picture's: its kind and, where there are several, of which runs; fit for a file's name."""
+    return "-".join(filter(None, [kind, re.sub(r"[^\w.]+", "-", where).strip("-")]))
+
+
+def figure(width: float, height: float) -> Figure:
+    """Empty, in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(made)
+    return made
+
+
+def axes(figure: Figure, down: int, across: int, at: int, sharey: Axes | None = None) -> Axes:
+    """The at-th of down x across panels, from 1."""
+    axes = figure.add_subplot(down, across, at, sharey=sharey)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.tick_params(colors=INK, labelsize=8.5)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+    axes.grid(visible=True, color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.patch.set_visible(False)
+    return axes
+
+
+def log(axes: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis that says 0.1, 1, 10 rather than powers of ten."""
+    from matplotlib.ticker import FuncFormatter
+
+    axes.set(**{f"{which}scale": "log"})
+    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def picture(name: str, title: str, figure: Figure) -> Picture:
+    """The figure as SVG and PNG."""
+    for _ in range(2):  # a square panel beside a legend settles in the second pass
+        figure.draw_without_rendering()
+    text, data = io.StringIO(), io.BytesIO()
+    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
+    svg = text.getvalue()
+    svg = svg.replace(f"stroke: {FAINT}", f"stroke: currentColor; stroke-opacity: {_FAINTNESS}").replace(
+        INK, "currentColor"
+    )
+    return Picture(name, title, svg, data.getvalue())
+
+
+def named(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
+    """Conditions in lines of at most `width` letters, where one alone is not longer; none of them longer than 32."""
+    lines: list[str] = []
+    for key, value in zip(keys, values, strict=True):
+        text = f"{key} {layout.label(value)}"
+        text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+        if lines and len(lines[-1]) + 2 + len(text) <= width:
+            lines[-1] += f", {text}"
+        else:
+            lines.append(text)
+    return "\n".join(lines)
+
+
+def plain(name: str) -> str:
+    """A label that matplotlib neither hides (leading underscore) nor sets as mathematics, of a length that fits."""
+    short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    return short.replace("$", r"\$").replace("_", "\u200b_", 1) if short.startswith("_") else short.replace("$", r"\$")
+
+
+def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Above the panels, in as many columns as fit."""
+    widest = max(len(str(handle.get_label())) for handle in handles)
+    fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 40))  # points: of a letter, of line and gap
+    columns = max(1, min(len(handles), fitting))
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, labelcolor=INK)

@@ -1,0 +1,119 @@
+"""A report as rows and columns: their order, the digits that are printed, the best of a row."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import get_args
+
+from fedexp.tables.report.report import Agreement, Cell, Report, Value, Verdict
+
+_MOST_PLACES = 4
+_TOO_LONG = 1e7  # from here on a number is written with an exponent
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: all cells under the same conditions, in the report's order."""
+
+    conditions: dict[str, Value]
+    cells: tuple[Cell, ...]
+    agreement: Agreement | None
+
+    def of(self, method: str) -> tuple[Cell, ...]:
+        """The cells of one column; empty where the table has a hole."""
+        return tuple(cell for cell in self.cells if cell.method == method)
+
+
+def rows(report: Report) -> tuple[Row, ...]:
+    """The cells grouped by their conditions, in order of first appearance."""
+    found: dict[tuple[Value, ...], list[Cell]] = {}
+    for cell in report.cells:
+        found.setdefault(_place(report, cell.conditions), []).append(cell)
+    agreement = {_place(report, a.conditions): a for a in report.agreement}
+    return tuple(Row(cells[0].conditions, tuple(cells), agreement.get(place)) for place, cells in found.items())
+
+
+def verdicts(report: Report) -> dict[Verdict, int]:
+    """How many cells got each verdict, those that none got included."""
+    counts = Counter(cell.verdict for cell in report.cells)
+    return {verdict: counts[verdict] for verdict in get_args(Verdict)}
+
+
+def referenced(report: Report) -> bool:
+    """Whether there is a published number to stand beside ours; a demonstration has none."""
+    return any(cell.paper is not None for cell in report.cells)
+
+
+def mean_agreement(report: Report) -> tuple[float | None, int]:
+    """Mean Spearman over the rows that have one, and how many these are."""
+    known = [a.rho for a in report.agreement if a.rho is not None]
+    return (sum(known) / len(known) if known else None), len(known)
+
+
+def places(report: Report) -> int | None:
+    """Decimals of every number of the table: 2 for percent, else as many as the paper prints; None: 4 significant digits."""
+    if report.unit == "percent":
+        return 2
+    published = [cell.paper for cell in report.cells if cell.paper is not None and math.isfinite(cell.paper)]
+    return min(_MOST_PLACES, max(map(_decimals, published))) if published else None
+
+
+def number(value: float, places: int | None) -> str:
+    """A number of ours; `nan`, `inf` and `-inf` by name."""
+    if not math.isfinite(value):
+        return str(float(value))
+    if places is None:
+        return f"{value:.4g}"
+    return f"{value:.3e}" if abs(value) >= _TOO_LONG else f"{value:.{places}f}"
+
+
+def published(value: float, places: int | None) -> str:
+    """A number of the paper: never with fewer digits than it has there."""
+    text = number(value, places)
+    return text if float(text) == value or not math.isfinite(value) else repr(value)
+
+
+def best(values: Iterable[tuple[str, float | None]], places: int | None, *, higher: bool) -> set[str]:
+    """Who is best among (method, value): all that tie as printed; a value that is missing or not finite never is.
+
+    A single value has nothing to be best of: the set is empty.
+    """
+    shown = {name: float(number(v, places)) for name, v in values if v is not None and math.isfinite(v)}
+    if len(shown) < 2:
+        return set()
+    top = max(shown.values()) if higher else min(shown.values())
+    return {name for name, value in shown.items() if value == top}
+
+
+def label(value: Value) -> str:
+    """A condition's value as YAML writes it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def names(report: Report) -> dict[str, str]:
+    """Each method's label; papers call their own one "Ours", which beside our runs needs its key."""
+    return {m.key: f"{m.label} ({m.key})" if m.label.strip().lower() == "ours" else m.label for m in report.methods}
+
+
+def unit(report: Report) -> str:
+    return {"percent": "%"}.get(report.unit, report.unit)
+
+
+def _place(report: Report, conditions: dict[str, Value]) -> tuple[Value, ...]:
+    return tuple(conditions.get(key) for key in report.keys)
+
+
+def _decimals(value: float) -> int:
+    exponent = Decimal(repr(float(value))).normalize().as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
+
+
+def numeric(values: Sequence[Value]) -> bool:
+    """Whether conditions can be an axis: numbers (not flags), at least two different ones."""
+    return len(set(values)) > 1 and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)

@@ -1,0 +1,398 @@
+"""The command line in this process: mistakes are told plainly before anything starts, runs are found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedexp.commands.run import run_command
+
+QUICK = ["rounds=2", "clients=4", "model.hidden=[4]"]
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+
+
+def results() -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(Path().glob("outputs/runs/*/*/result.json"))]
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["sed=1"], ["unknown key 'sed'", "did you mean 'seed'?"]),
+    (["local.batchsize=1"], ["did you mean 'local.batch_size'?"]),
+    (["+local.batchsize=1"], ["did you mean 'batch_size'?"]),
+    (["method=fedavgg"], ["unknown method 'fedavgg'", "did you mean 'fedavg'?", "scaffold"]),
+    (["partition=dirichlt"], ["did you mean 'dirichlet'?"]),
+    (["rounds=abc"], ["'rounds'", "an integer", "'abc'"]),
+    (["trainer=fedprox", "trainer.mu=abc"], ["'trainer.mu'", "a number"]),
+    (["trainer=fedprox", "trainer.mu=-1"], ["mu must not be negative"]),
+    (["local.optimizer=sdg"], ["did you mean 'sgd'?"]),
+    (["clients_per_round=20"], ["clients_per_round=20", "1 to 10"]),
+    (["clients_per_round=1.5"], ["not a fraction"]),
+    (["method=scaffold", "local.momentum=0.9"], ["diverges", "local.momentum", "trainer.correction=step"]),
+    (["method=scaffold", "local.optimizer=adam"], ["needs SGD"]),
+    (["method=local", "trainer=scaffold"], ["does not average"]),
+    (["headline.rule=best_on_val"], ["partition.val_fraction=0.1"]),
+    (["dataset=mnist", "data_root=nowhere"], ["train-images-idx3-ubyte", "FEDEXP_DATA", "dataset.download=true"]),
+    (["model=lenet"], ["too small"]),
+    (["+model.widths=[3]"], ["unknown key 'widths'", "hidden"]),
+    (["partition.alpha=0"], ["alpha"]),
+    (["local.epochs=null"], ["local.epochs or local.steps"]),
+    (["rounds=[1"], ["is not an override"]),
+    (["rounds"], ["is not an override"]),
+    (["device=tpu9"], ["device 'tpu9'"]),
+    (["dtype=float16"], ["float32 | float64"]),
+    (["--config-dir", "x"], ["unknown flag"]),
+    (["trainer._target_=os.system"], ["no class 'system'"]),
+    (["trainer._target_=pathlib.Path"], ["is not a Trainer"]),
+    (["proxy.source=train"], ["proxy.size"]),
+    (["task=cvae"], ["set model=cvae"]),
+    (["partition=natural"], ["does not say whose", "femnist"]),
+    (["model=resnet18_features"], ["model.pretrained=", "model.random_features=true"]),
+    (["checkpoint.every=soon"], ["checkpoint.every"]),
+    (["client_state.memory_gb=-1"], ["client_state.memory_gb"]),
+    (["headline.metric=test/global/ac"], ["did you mean 'test/global/acc'?"]),
+    (["stop.metric=test/local/acc_mean"], ["is not measured here", "test/global/acc"]),
+    (["method=local", "headline.metric=test/global/acc"], ["test/local/acc_mean"]),
+    (["-m", "seed=0,1", "rounds=2,x"], ["job 1", "'rounds'"]),
+    (["-m", "method=fedavg,scaffold", "local.momentum=0,0.9"], ["job 3", "method=scaffold local.momentum=0.9"]),
+])  # fmt: skip
+def test_mistakes_are_told_before_anything_starts(arguments: list[str], said: list[str], capsys) -> None:
+    assert run_command([*arguments]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and "Traceback" not in told
+    for words in said:
+        assert words in told, told
+    assert not Path("outputs").exists()
+
+
+def test_a_run_is_found_again_and_leaves_its_records(capsys) -> None:
+    assert run_command(QUICK) == 0
+    folder = next(Path().glob("outputs/runs/*/*"))
+    assert folder.parent.name.startswith("fedavg-digits-")
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {
+        "config.yaml", "environment.json", "partition.safetensors", "metrics.jsonl", "timing.jsonl", "result.json",
+        "status.json", "model.safetensors", "curve.png", "checkpoint", "numerics.json", "data.json",
+    }  # fmt: skip
+    (result,) = results()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2]
+    assert result["headline"] == {"metric": "test/global/acc", "rule": "last", "value": rows[-1]["test/global/acc"]}
+    assert result["steps"] == sum(row["steps"] for row in rows)
+    parameters = 64 * 4 + 4 + 4 * 10 + 10
+    assert result["bytes"] == {"up": 2 * 4 * parameters * 4, "down": 2 * 4 * parameters * 4}
+    assert result["oracle/test/global/acc"] == max(row["test/global/acc"] for row in rows)
+    before = (folder / "result.json").stat().st_mtime_ns
+    capsys.readouterr()
+    assert run_command([*QUICK, "device=cpu"]) == 0
+    assert "already done" in capsys.readouterr().out
+    assert (folder / "result.json").stat().st_mtime_ns == before
+
+
+def test_unusable_output_root_is_told(capsys) -> None:
+    Path("taken").write_text("a file")
+    assert run_command([*QUICK, "output_root=taken"]) == 1
+    told = capsys.readouterr().err
+    assert "output_root" in told and "Traceback" not in told
+
+
+def test_reuse_false_runs_afresh_and_keeps_the_old(capsys) -> None:
+    assert run_command(QUICK) == run_command([*QUICK, "reuse=false"]) == 0
+    old, new = sorted(Path().glob("outputs/runs/*/*/metrics.jsonl"), key=lambda p: len(p.parent.name))[::-1]
+    assert old.read_bytes() == new.read_bytes()
+    assert old.parent.name == f"{new.parent.name}.1"
+
+
+def test_sweep_resumes_where_something_is_missing(capsys) -> None:
+    assert run_command(["-m", "method=fedavg,fedprox", "seed=0,1", *QUICK]) == 0
+    assert "sweep" in (out := capsys.readouterr().out) and "0 done, 4 to run" in out and "4 done" in out
+    assert len(results()) == 4
+    assert run_command(["-m", "method=fedavg,fedprox", "seed=0,1,2", *QUICK]) == 0
+    out = capsys.readouterr().out
+    assert "6 jobs - 4 done, 2 to run" in out and out.count("already done") == 4
+    assert not list(Path("outputs/sweeps").rglob("0"))
+
+
+def test_a_failing_job_does_not_take_the_sweep_with_it(capsys) -> None:
+    sweep = ["-m", "local.lr=1e30,0.1", "memo.enabled=false", *QUICK]
+    assert run_command(sweep) == 1
+    captured = capsys.readouterr()
+    assert "1 done, 1 failed" in captured.out
+    assert "client 0 returned NaN or infinity in hidden.0.weight" in captured.err
+    assert "training samples" in captured.err and "lr 1e+30" in captured.err and "Traceback" not in captured.err
+    failed = next(p.parent for p in Path().glob("outputs/runs/*/*/error.txt"))
+    assert json.loads((failed / "status.json").read_text())["status"] == "failed"
+    assert "Traceback" in (failed / "error.txt").read_text()
+    assert run_command(sweep) == 1
+    assert "2 jobs - 1 done, 1 to run" in capsys.readouterr().out
+
+
+def test_nonfinite_clients_can_be_skipped() -> None:
+    assert run_command([*QUICK, "local.lr=1e30", "on_nonfinite=skip_client"]) == 0
+    assert results()[0]["metrics"]["skipped_clients"] == 4
+
+
+def test_rounds_to_target_stops_early() -> None:
+    run = ["rounds=30", "clients=4", "local.lr=0.2"]
+    assert run_command([*run, "stop.target=0.7"]) == 0
+    (result,) = results()
+    assert result["rounds"] == result["rounds_to_target"] < 30
+    assert result["headline"]["value"] >= 0.7
+
+
+def test_headline_rules() -> None:
+    base = ["rounds=12", "clients=4", "eval.every=2", "partition.val_fraction=0.2"]
+    for rule in ("last", "mean_last_10", "best_on_val"):
+        assert run_command([*base, f"headline.rule={rule}"]) == 0
+    by_rule = {r["headline"]["rule"]: r for r in results()}
+    rows = [json.loads(x) for x in next(Path().glob("outputs/runs/*/*/metrics.jsonl")).read_text().splitlines()]
+    seen = [row for row in rows if "test/global/acc" in row]
+    assert [row["round"] for row in seen] == [2, 4, 6, 8, 10, 12]
+    assert by_rule["last"]["headline"]["value"] == seen[-1]["test/global/acc"]
+    mean = sum(row["test/global/acc"] for row in seen) / 6
+    assert by_rule["mean_last_10"]["headline"]["value"] == pytest.approx(mean)
+    best = max(seen, key=lambda row: row["val/global/acc"])
+    assert by_rule["best_on_val"]["headline"]["value"] == best["test/global/acc"]
+
+
+def test_smoke_shrinks_anything() -> None:
+    assert run_command(["debug=smoke", "clients=100", "clients_per_round=10", "rounds=500", "model=resnet18_gn"]) == 0
+    (result,) = results()
+    assert result["rounds"] == 2 and result["partition"]["clients"] == 4 and result["steps"] == 16
+
+
+def test_same_seed_gives_every_method_the_same_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedexp.core import env
+
+    drawn: dict[str, list] = {}
+    original = env.Sampling.draw
+
+    for method in ("fedavg", "scaffold", "fedadam", "local"):
+        record = drawn.setdefault(method, [])
+
+        def draw(self, N, seed, round, record=record):
+            chosen = original(self, N, seed, round)
+            record.append((round, chosen))
+            return chosen
+
+        monkeypatch.setattr(env.Sampling, "draw", draw)
+        assert run_command([f"method={method}", "clients_per_round=3", "memo.enabled=false", "rounds=3"]) == 0
+    assert len({json.dumps(record) for record in drawn.values()}) == 1
+    assert len({tuple(chosen) for _, chosen in drawn["fedavg"]}) > 1
+
+
+def test_memo_trains_first_rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedexp.engines import serial
+
+    trained: list[int] = []
+    original = serial.train_client
+
+    def watched(job, *rest):
+        if job.budget.max_steps is None:  # not the memory probe
+            trained.append(job.client)
+        return original(job, *rest)
+
+    monkeypatch.setattr(serial, "train_client", watched)
+    for method in ("local", "ensemble", "fedavg", "fednova", "fedexp"):
+        assert run_command([f"method={method}", "rounds=1", "clients=4", "engine=serial"]) == 0
+    assert trained == [0, 1, 2, 3]
+    with_memo = {r["method"]: r["headline"]["value"] for r in results()}
+    assert run_command(["-m", "method=local,fedavg", "rounds=1", "clients=4", "reuse=false", "engine=serial"]) == 0
+    assert {r["method"]: r["headline"]["value"] for r in results()} == with_memo
+
+
+def test_own_conf_with_a_builtins_name_is_refused(capsys) -> None:
+    Path("conf/method").mkdir(parents=True)
+    Path("conf/method/fedavg.yaml").write_text("# mine\n")
+    assert run_command([]) == 2
+    assert "exists twice" in capsys.readouterr().err
+
+
+def test_readme_example_of_an_own_method_runs(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """The README's code, YAML and command, as they stand there; power 1 must be FedAvg to the bit."""
+    blocks = re.findall(r"```(\w*)\n(.*?)```", README.read_text(), flags=re.S)
+    code = next(text for kind, text in blocks if kind == "python" and text.startswith("# mymethods.py"))
+    yaml = next(text for kind, text in blocks if kind == "yaml")
+    command = next(text for kind, text in blocks if "power_mean" in text and not kind).split()
+    assert len(code.splitlines()) < 30
+    for text in (code, yaml):
+        path = Path(text.splitlines()[0].removeprefix("# "))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    assert run_command([*command[1:], "rounds=2"]) == 0
+    assert run_command(["rounds=2"]) == 0
+    values = {tuple(r["overrides"]): r["metrics"] for r in results()}
+    assert len(values) == 4
+    assert values[("aggregator=power_mean", "aggregator.power=1", "rounds=2")] == values[("rounds=2",)]
+    assert run_command(["aggregator=power_mean", "+aggregator.powr=1"]) == 2
+    assert "did you mean 'power'?" in capsys.readouterr().err
+
+
+def test_searchpath_adds_another_folder(tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere" / "debug"
+    other.mkdir(parents=True)
+    (other / "one.yaml").write_text("# @package _global_\nrounds: 1\n")
+    assert run_command([f"hydra.searchpath=[file://{other.parent}]", "debug=one", "clients=4"]) == 0
+    assert results()[0]["rounds"] == 1
+
+
+def test_users_torch_module_is_a_model() -> None:
+    assert (
+        run_command(
+            [
+                "model._target_=tests.world.Softmax",
+                "~model.hidden",
+                "~model.bias",
+                "~model.init",
+                "~model.dropout",
+                "rounds=1",
+            ]
+        )
+        == 0
+    )
+    assert results()[0]["bytes"]["up"] == 10 * 640 * 4
+
+
+def test_help_and_import_load_no_torch() -> None:
+    script = (
+        "import sys; import fedexp; from fedexp.commands.run import run_command; code = run_command(['--help']);"
+        "bad = {'torch', 'torchvision', 'wandb', 'matplotlib', 'sklearn', 'hydra'} & set(sys.modules);"
+        "sys.exit(f'imported {bad}' if bad or code else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error_of_ours() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from fedexp.commands.run import main; main()", "-h"],
+        stdout=write,
+        stderr=-1,
+        env=clean,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_help_lists_every_group_and_the_users_own_options(capsys) -> None:
+    Path("conf/model").mkdir(parents=True)
+    Path("conf/model/mine.yaml").write_text("_target_: mine.Net")
+    assert run_command(["-h", "rounds=1"]) == 0
+    groups = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
+    assert "mine" in groups["model"].split(", ") and {"fedavg", "scaffold"} <= set(groups["method"].split(", "))
+    assert "ma_echo/table1" in groups["experiment"].split(", ") and "table" not in groups
+
+
+def test_a_split_from_a_file_is_the_same_run_wherever_the_file_lies(capsys) -> None:
+    assert run_command([*QUICK, "partition.alpha=0.3"]) == 0
+    (file,) = Path().glob("outputs/runs/*/*/partition.safetensors")
+    for name in ("a", "b"):
+        Path(name).write_bytes(file.read_bytes())
+        assert run_command([*QUICK, "partition=file", f"partition.path={name}"]) == 0
+    assert "already done" in capsys.readouterr().out
+    drawn, given = sorted(results(), key=lambda r: r["choices"]["partition"])
+    assert drawn["metrics"] == given["metrics"]
+    assert drawn["partition"]["sha256"] == given["partition"]["sha256"]
+
+
+@pytest.mark.parametrize("overrides", [
+    ["partition=label_groups", "partition.groups=[[0,1],[2,3],[4,5],[6,7],[8,9]]", "clients=5"],
+    ["partition=pathological", "clients=20"],
+    ["partition=shards", "clients=50"],
+    ["partition.alpha=0.05", "clients=100", "partition.min_size=1"],
+    ["method=scaffold", "sampling=bernoulli", "clients=200", "clients_per_round=0.05"],
+])  # fmt: skip
+def test_smoke_fits_every_split(overrides: list[str]) -> None:
+    assert run_command(["debug=smoke", *overrides]) == 0
+
+
+def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, capsys) -> None:
+    from PIL import Image
+
+    for root, shade in (("a", 0), ("b", 90)):
+        for split in ("train", "test"):
+            for label in ("x", "y"):
+                folder = tmp_path / root / "pictures" / split / label
+                folder.mkdir(parents=True)
+                for number in range(12):
+                    Image.new("L", (8, 8), shade + number + 20 * (label == "y")).save(folder / f"{number}.png")
+    run = ["dataset=image_folder", "dataset.folder=pictures", "dataset.shape=[1,8,8]", "dataset.num_classes=2",
+           "dataset.mean=[0.5]", "dataset.std=[0.5]", "partition=iid", "rounds=1", "clients=2"]  # fmt: skip
+    assert run_command([*run, "data_root=a"]) == 0
+    assert run_command([*run, "data_root=a"]) == 0
+    assert "already done" in capsys.readouterr().out
+    assert run_command([*run, "data_root=b"]) == 1
+    assert "was made of other data" in capsys.readouterr().err
+    assert run_command([*run, "data_root=b", "output_root=other"]) == 0
+
+
+@pytest.mark.parametrize(("lr", "said"), [
+    ("1e38", "round 1: test/global/loss is NaN"),
+    ("3e38", "round 1: the server's update left NaN or infinity in hidden."),
+])  # fmt: skip
+def test_nan_from_the_server_is_an_error_not_a_result(lr: str, said: str, capsys) -> None:
+    server = (
+        [f"server_optimizer.lr={lr}", "server_optimizer.beta_1=0"] if lr == "3e38" else [f"server_optimizer.lr={lr}"]
+    )
+    assert run_command([*QUICK, "method=fedadam", *server, "local.lr=1"]) == 1
+    told = capsys.readouterr().err
+    assert said in told and "server optimizer FedAdam" in told
+    assert not results()
+
+
+def test_a_crash_between_result_and_status_is_mended(capsys) -> None:
+    sweep = ["-m", "seed=0,1", *QUICK]
+    assert run_command(sweep) == 0
+    for path in Path().glob("outputs/runs/*/*/status.json"):
+        path.write_text(path.read_text().replace('"done"', '"running"'))
+    assert run_command(sweep) == 0
+    assert {json.loads(p.read_text())["status"] for p in Path().glob("outputs/runs/*/*/status.json")} == {"done"}
+
+
+def test_broken_yaml_of_the_users_is_told(capsys) -> None:
+    Path("conf/aggregator").mkdir(parents=True)
+    Path("conf/aggregator/broken.yaml").write_text("a: [1\n")
+    assert run_command(["aggregator=broken"]) == 2
+    told = capsys.readouterr().err
+    assert "not YAML" in told and "broken.yaml" in told and "Traceback" not in told
+
+
+def test_a_sweep_that_a_config_defines_is_checked_and_counted(capsys) -> None:
+    Path("conf/experiment").mkdir(parents=True)
+    Path("conf/experiment/sw.yaml").write_text(
+        "# @package _global_\nrounds: 1\nclients: 4\nhydra:\n  sweeper:\n    params:\n      seed: 0,1\n"
+    )
+    assert run_command(["-m", "experiment=sw"]) == 0
+    out = capsys.readouterr().out
+    assert "2 jobs - 0 done" in out and "2 done" in out
+    assert run_command(["-m", "experiment=sw", "seed=0,1,2"]) == 0
+    assert "3 jobs - 2 done" in capsys.readouterr().out
+
+
+def test_several_values_without_m_point_to_it(capsys) -> None:
+    assert run_command(["seed=0,1"]) == 2
+    assert "-m" in capsys.readouterr().err
+
+
+def test_stop_on_a_loss_waits_until_it_is_small() -> None:
+    assert (
+        run_command(["rounds=30", "clients=4", "local.lr=0.2", "stop.metric=test/global/loss", "stop.target=1.0"]) == 0
+    )
+    (result,) = results()
+    assert 1 < result["rounds"] < 30 and result["metrics"]["test/global/loss"] <= 1.0

@@ -1,0 +1,188 @@
+"""The command, on the digits: runs once, retries what failed, reports in every form, sends W&B a summary."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedexp.commands.table import run_command
+from fedexp.tables.watch import Watch
+from tests.tables.test_schema import TINY
+from tests.tracking.test_trackers import items, parts, records, wandb_home  # noqa: F401
+
+QUICK = ["rounds=1", "model.hidden=[4]", "local.steps=2"]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    write(grids=[{"beta": [1, 2]}])
+
+
+def write(**changes: Any) -> None:
+    """``./conf/table/my/tiny.yaml``: 2 rows, local and ensemble, one seed."""
+    quick = [
+        {"key": "local", "label": "Local acc", "overrides": ["method=local", *QUICK]},
+        {"key": "ensemble", "label": "Ens.", "overrides": ["method=ensemble", *QUICK]},
+        TINY["methods"][2],
+    ]
+    given = {
+        "keys": ["beta"], "conditions": {"beta": "partition.alpha={beta}"}, "methods": quick, "seeds": [0], "tolerance": 100,
+        "reference": [{"beta": 1, "method": "local", "value": 10}, {"beta": 1, "method": "ensemble", "value": 1000}],
+    }  # fmt: skip
+    Path("conf/table/my").mkdir(parents=True, exist_ok=True)
+    Path("conf/table/my/tiny.yaml").write_text(yaml.safe_dump(TINY | given | changes, sort_keys=False))
+
+
+def results() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(Path().glob("outputs/runs/*/*/result.json"))]
+
+
+def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["report", "my/tiny"]) == 0 and not results()
+    capfd.readouterr()
+    assert run_command(["run", "my/tiny"]) == 0
+    told = capfd.readouterr().out
+    assert "table my/tiny: 6 cells, 4 runs - 0 done, 4 to run; 2 cells have no method yet" in told
+    assert len(results()) == 4 and all(r["attempts"] == 1 for r in results())
+    assert {r["partition"]["clients"] for r in results()} == {10}
+    folder = Path("outputs/tables/my/tiny")
+    (folder / "report-old.png").touch()
+    assert run_command(["report", "my/tiny"]) == 0
+    assert re.search(r"page: .*outputs/tables/my/tiny/report.html", told)
+    names = {path.name for path in folder.iterdir()}
+    pictures = {f"report-{name}.{ending}" for name in ("agreement", "curves") for ending in ("png", "svg")}
+    assert names == {"report.md", "report.csv", "report.tex", "report.html", *pictures}
+    with (folder / "report.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["beta"], r["method"], r["verdict"]) for r in rows] == [
+        ("1", "local", "reproduced"), ("1", "ensemble", "deviates"), ("1", "dense", "not run"),
+        ("2", "local", "no reference"), ("2", "ensemble", "no reference"), ("2", "dense", "not run"),
+    ]  # fmt: skip
+    stored = json.loads((Path("outputs") / rows[0]["runs"] / "result.json").read_text())
+    assert float(rows[0]["mean"]) == pytest.approx(100 * stored["headline"]["value"])
+    each = stored["per_client"]["test/local/acc"]
+    assert len(each) == 10 and sum(each) / 10 == pytest.approx(stored["headline"]["value"])
+    assert "(report-agreement.png)" in (folder / "report.md").read_text()
+    assert "Local acc" in (folder / "report.md").read_text() and r"\toprule" in (folder / "report.tex").read_text()
+
+    before = {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
+    assert run_command(["run", "my/tiny", "--strict"]) == 1  # one deviates
+    assert "4 done, 0 to run" in capfd.readouterr().out
+    assert before == {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
+    assert run_command(["run", "my/tiny", "--strict", "--only", "method=local"]) == 0
+    capfd.readouterr()
+    assert run_command(["list", "--json"]) == 0
+    listed = {row["table"]: row for row in json.loads(capfd.readouterr().out)}
+    mine = listed["my/tiny"]
+    assert (mine["cells"], mine["runs"], mine["done"], mine["state"], mine["data"]) == (
+        6,
+        4,
+        4,
+        "done",
+        {"digits": True},
+    )
+    assert mine["seconds"] > 0 and listed["ma_echo/table1"]["cells"] == 72
+
+
+def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(capfd: pytest.CaptureFixture[str]) -> None:
+    methods = [
+        {"key": "bad", "label": "Bad", "overrides": ["method=fedavg", "local.lr=1e38", *QUICK]},
+        {"key": "local", "label": "Local", "overrides": ["method=local", *QUICK]},
+    ]
+    write(grids=[{"beta": 1}], methods=methods, reference=[])
+    assert run_command(["run", "my/tiny"]) == 1
+    told = capfd.readouterr()
+    assert "FAILED" in told.err and len(results()) == 1
+    assert "1 run failed, in bad beta=1" in told.out and re.search(r"failed runs/fedavg-digits", told.out)
+    assert run_command(["run", "my/tiny"]) == 1
+    assert "1 done, 1 to run (1 failed before)" in capfd.readouterr().out
+    states = {
+        p.parent.parent.name.split("-")[0]: json.loads(p.read_text())
+        for p in Path().glob("outputs/runs/*/*/status.json")
+    }
+    assert states["fedavg"]["attempt"] == 2 and states["local"]["attempt"] == 1
+    methods[0]["overrides"][1] = "local.lr=0.1"  # type: ignore[index]
+    write(grids=[{"beta": 1}], methods=methods, reference=[])
+    assert run_command(["run", "my/tiny"]) == 0
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["run", "my/tny"], "did you mean 'my/tiny'?"),
+    (["run", "my/tiny", "rouns=2"], "did you mean 'rounds'?"),
+    (["run", "my/tiny", "--only", "bta=1"], "did you mean 'beta'?"),
+    (["run", "my/tiny", "--smoke"], "has no smoke form"),
+    (["run", "my/tiny", "local.lr=-1"], "local.lr must be positive"),
+    (["run", "my/tiny", "seed=3"], "--seeds 0,1"),
+])  # fmt: skip
+def test_mistakes_are_told_before_anything_runs(
+    arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(arguments) == 2
+    told = capfd.readouterr().err
+    assert said in told and "Traceback" not in told and not Path("outputs/runs").exists()
+
+
+def test_overrides_that_change_the_science_are_marked(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["run", "my/tiny", "--only", "beta=1", "method=local", "clients=3", "--seeds", "5"]) == 0
+    text = Path("outputs/tables/my/tiny/report.md").read_text()
+    assert "These runs are not the table's own: clients=3" in text
+    assert "Seeds 5 were asked for; the table's are 0" in text
+    (run,) = results()
+    assert (run["partition"]["clients"], "seed=5" in run["overrides"]) == (3, True)
+    capfd.readouterr()
+    assert run_command(["report", "my/tiny", "output_root=outputs", "engine=serial", "--only", "beta=1"]) == 0
+    assert "not the table's own" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["0,0", "1,", "x", "-1"])
+def test_seeds_must_be_seeds(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run_command(["report", "my/tiny", f"--seeds={text}"])
+    assert end.value.code == 2 and "whole numbers, each once" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("wandb_home")
+def test_wandb_holds_the_cells_and_a_summary_in_one_group() -> None:
+    assert run_command(["run", "my/tiny", "logger=wandb", "--only", "beta=1"]) == 0
+    groups = []
+    for path in Path("outputs/runs").glob("*/*"):
+        (part,) = parts(path)
+        groups += [r.run.run_group for r in records(part) if r.WhichOneof("record_type") == "run"]
+    assert groups == ["my/tiny"] * 2
+    (part,) = parts(Path("outputs/tables/my/tiny"))
+    found = list(records(part))
+    (run,) = [r.run for r in found if r.WhichOneof("record_type") == "run"]
+    assert (run.run_group, run.job_type, run.display_name) == ("my/tiny", "summary", "my/tiny full")
+    (row,) = [items(r.history.item) for r in found if r.WhichOneof("record_type") == "history"]
+    assert (row["comparison/_type"], row["comparison/nrows"], row["comparison/ncols"]) == ("table-file", 3, 12)
+    stored = json.loads((part.parent / "files" / row["comparison/path"]).read_text())
+    assert stored["columns"][:6] == ["beta", "method", "label", "paper", "paper_sd", "mean"]
+    local = dict(zip(stored["columns"], stored["data"][0], strict=True))
+    assert (local["label"], local["paper"], local["n"], local["verdict"]) == ("Local acc", 10, 1, "reproduced")
+    pictures = [value for name, value in row.items() if name.startswith("pictures/") and name.endswith("/path")]
+    assert pictures and all((part.parent / "files" / picture).is_file() for picture in pictures)
+
+
+def test_time_left_goes_by_what_each_column_cost(tmp_path: Path) -> None:
+    jobs = [(method, tmp_path / f"{method}{row}") for row in range(2) for method in ("local", "ensemble")]
+    watch = Watch("t", jobs, done=3)
+    assert not watch.look() and watch.seconds_left(1.0) == 0
+    for (_, folder), seconds in zip(jobs[:2], (10.0, 2.0), strict=True):
+        folder.mkdir()
+        (folder / "status.json").write_text('{"status": "done", "attempt": 1}')
+        (folder / "result.json").write_text(json.dumps({"seconds": {"total": seconds}}))
+    assert watch.look() and not watch.look()
+    assert watch.seconds_left(6.0) == pytest.approx(6.0)  # 12 s of work took 6, and as much is left
+    jobs[2][1].mkdir()
+    (jobs[2][1] / "status.json").write_text('{"status": "failed", "attempt": 1}')
+    assert watch.look() and watch.seconds_left(6.0) == pytest.approx(1.0)
+    assert watch.line().startswith("table t: 5 of 7 runs done, 1 failed, about ")

@@ -1,0 +1,176 @@
+"""Precision and determinism: switched on for a run, off afterwards, refused where they cannot be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedexp.config.compose import compose
+from fedexp.core import weights
+from fedexp.core.errors import ConfigError
+from fedexp.core.kernel import train_client
+from fedexp.core.model_check import check_model
+from fedexp.core.net import Net
+from fedexp.core.numerics import Numerics
+from fedexp.core.runner import Snapshot, next_jobs
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.engines.exactness import applied
+from fedexp.running.experiment import Experiment, choose_numerics
+from tests.world import CPU, make_world
+
+BASE = Numerics(engine={}, threads=1, device="cpu", dtype="float32")
+CNN = ModelSpec.of(compose(["model=lenet"])["model"], (3, 32, 32), 10)
+
+
+def switches() -> dict[str, Any]:
+    return {
+        "products": torch.get_float32_matmul_precision(),
+        "convolutions": torch.backends.cudnn.allow_tf32,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "benchmark": torch.backends.cudnn.benchmark,
+        "workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+    }
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_switches_are_set_for_a_run_and_put_back(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    found = switches()
+    with applied(BASE):
+        exact = {"products": "highest", "convolutions": False, "deterministic": False}
+        assert switches() == found | exact
+    with applied(replace(BASE, precision="tf32")):
+        assert switches() == found | {"products": "high", "convolutions": True}
+    with pytest.raises(ZeroDivisionError), applied(replace(BASE, deterministic=True)):
+        assert switches() == found | exact | {"deterministic": True, "benchmark": False, "workspace": ":4096:8"}
+        raise ZeroDivisionError
+    assert switches() == found
+
+
+def test_a_workspace_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    with applied(replace(BASE, deterministic=True)):
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_the_config_decides_the_numerics_and_refuses_what_does_not_go_together() -> None:
+    experiment = Experiment.of(compose(["precision=bf16", "deterministic=true", "device=cpu"]))
+    numerics = choose_numerics(experiment.config)
+    assert (numerics.precision, numerics.deterministic, numerics.dtype) == ("bf16", True, "float32")
+    for precision in ("bf16", "tf32"):
+        with pytest.raises(ConfigError, match="float64"):
+            Experiment.of(compose([f"precision={precision}", "dtype=float64"]))
+    with pytest.raises(ConfigError, match="precision"):
+        Experiment.of(compose(["precision=bf61"]))
+
+
+def test_bf16_rounds_the_network_in_training_and_nothing_else() -> None:
+    weights = Weights.init(CNN, 1, CPU, torch.float32)
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    exact, rounded = Net(CNN, CPU, torch.float32), Net(CNN, CPU, torch.float32, "bf16")
+
+    def output(net: Net, training: bool) -> torch.Tensor:
+        net.train(training)
+        return net(weights.params, weights.buffers, x)
+
+    assert torch.equal(output(exact, False), output(rounded, False))  # evaluation
+    a, b = output(exact, True), output(rounded, True)
+    assert b.dtype == torch.float32
+    assert not torch.equal(a, b)
+    torch.testing.assert_close(a, b, rtol=0.05, atol=0.02)  # bf16 has 8 bits
+    assert torch.equal(output(Net(CNN, CPU, torch.float32, "tf32"), True), a)  # a switch of the device, not of the net
+
+
+def test_clients_trained_under_bf16_stay_in_their_dtype() -> None:
+    world = make_world("method=scaffold", "dtype=float32", "model=mlp")
+    job = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))[0]
+    samples = replace(world.data.train, dtype=torch.float32)
+    index = torch.from_numpy(world.data.partition.of(job.client))
+    results = [
+        train_client(job, Net(job.start.spec, CPU, torch.float32, precision), samples, index)
+        for precision in ("float32", "bf16", "bf16")
+    ]
+    for result in results:
+        trees = [result.weights.params, *result.payload.values(), *(result.state or {}).values()]
+        assert {value.dtype for tree in trees for value in tree.values()} == {torch.float32}
+    exact, first, again = ([*result.weights.params.values()] for result in results)
+    assert any(not torch.equal(a, b) for a, b in zip(exact, first, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    for a, b in zip(exact, first, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.02)
+
+
+# ---------------------------------------------------------------- channels last
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Channels last on the CPU, too."""
+    monkeypatch.setattr(weights, "_CHANNELS_LAST_ON", ("cpu", "cuda"))
+    weights.computes_channels_last.cache_clear()
+    yield
+    weights.computes_channels_last.cache_clear()
+
+
+def one_step(x: torch.Tensor) -> tuple[Weights, list[torch.Tensor]]:
+    weights = Weights.init(CNN, 1, CPU, torch.float32)
+    params = {name: value.clone().requires_grad_() for name, value in weights.params.items()}
+    output = Net(CNN, CPU, torch.float32)(params, weights.buffers, x)
+    return weights, [output, *torch.autograd.grad(output.square().mean(), list(params.values()))]
+
+
+def test_channels_last_gives_the_same_numbers(request: pytest.FixtureRequest) -> None:
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    plain, expected = one_step(x)
+    assert all(value.is_contiguous() for value in plain.params.values())
+    request.getfixturevalue("forced")
+    weights, found = one_step(x)
+    maps = [value for value in weights.params.values() if value.dim() == 4]
+    assert maps
+    assert all(value.is_contiguous(memory_format=torch.channels_last) for value in maps)
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    again = Weights(CNN, dict(plain.params), plain.buffers)  # as from a checkpoint
+    assert all(torch.equal(value, plain.params[name]) for name, value in again.params.items())
+    assert [value.stride() for value in again.params.values()] == [value.stride() for value in weights.params.values()]
+    assert Weights(CNN, again.params, again.buffers).params is again.params  # nothing to do, nothing copied
+
+
+class Views(torch.nn.Module):
+    """Flattens by `view`, which needs feature maps one after the other."""
+
+    def __init__(self, *, num_classes: int) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 4, 3)
+        self.conv2 = torch.nn.Conv2d(4, 4, 3)
+        self.fc = torch.nn.Linear(4 * 16, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv2(self.conv(x))
+        return self.fc(x.view(x.shape[0], -1))
+
+
+class OwnLayout(Views):
+    channels_last = False
+
+
+def test_a_model_that_needs_another_layout_is_refused_in_time_or_says_so(request: pytest.FixtureRequest) -> None:
+    views, own = (
+        ModelSpec.of({"_target_": f"tests.engines.test_numerics.{k}"}, (1, 8, 8), 3) for k in ("Views", "OwnLayout")
+    )
+    check_model(views, (1, 8, 8), 3)  # on the CPU all is well
+    with pytest.raises(ConfigError, match="channels last") as error:
+        check_model(views, (1, 8, 8), 3, "cuda")
+    assert "channels_last = False" in str(error.value)
+    check_model(own, (1, 8, 8), 3, "cuda")
+    check_model(CNN, (3, 32, 32), 10, "cuda")
+    request.getfixturevalue("forced")
+    assert all(value.is_contiguous() for value in Weights.init(own, 0, CPU, torch.float32).params.values())

@@ -1,0 +1,264 @@
+"""What a run cost: steps a second, memory before and after, and where the time goes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import mmap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedexp.config.compose import compose
+from fedexp.core.runner import Snapshot, next_jobs
+from fedexp.engines.memo import Memo
+from fedexp.engines.serial import Serial
+from fedexp.running.costs import Meter, costs
+from fedexp.running.execute import Interrupted, execute
+from fedexp.running.experiment import choose_numerics
+from fedexp.running.peak_memory import largest, peak_memory, probe_memory, reset_peak
+from fedexp.storage.files import read_jsonl
+from tests.world import CPU, World, make_world
+
+SMALL = ["rounds=3", "clients=4", "limit.train=200", "limit.test=100", "threads=1", "device=cpu", "engine=serial"]
+
+
+def run(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[str]]:
+    told: list[str] = []
+    result = execute(compose([*SMALL, f"output_root={folder}", *overrides]), say=told.append)
+    return result, told
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[dict[str, Any], list[str]]:
+    return run(tmp_path)
+
+
+def test_every_result_says_what_it_cost(stored: tuple[dict[str, Any], list[str]]) -> None:
+    result, _ = stored
+    seconds, timing = result["seconds"], read_jsonl(Path(result["folder"]) / "timing.jsonl")
+    assert set(seconds) == {"setup", "train", "aggregate", "evaluate", "checkpoint", "log", "total"}
+    assert seconds["total"] == pytest.approx(sum(s for phase, s in seconds.items() if phase != "total"), abs=0.01)
+    assert sum(row["executed"] for row in timing) == result["steps"] > 0
+    trained = sum(row["seconds"]["train"] for row in timing)
+    assert result["steps_per_second"] == pytest.approx(result["steps"] / trained, abs=1e-3)
+    assert result["stacked_share"] == 0.0
+    assert result["peak_memory"]["ram"] >= timing[-1]["peak_memory"]["ram"] >= result["memory_probe"]["ram"] > 50e6
+
+
+def test_work_from_the_memo_is_not_counted_as_executed(tmp_path: Path) -> None:
+    first, _ = run(tmp_path, "rounds=1")
+    second, _ = run(tmp_path, "rounds=1", "headline.rule=mean_last_10")
+    assert second["steps"] == first["steps"]
+    assert first["steps_per_second"] > 0
+    assert second["steps_per_second"] is None
+    assert read_jsonl(Path(second["folder"]) / "timing.jsonl")[0]["executed"] == 0
+
+
+def test_costs_add_up_over_attempts_and_repeated_rounds_count_once() -> None:
+    def row(round: int, train: float, executed: int, stacked: int, **more: Any) -> dict[str, Any]:
+        return {
+            "round": round,
+            "seconds": {"train": train, "log": 1.0},
+            "executed": executed,
+            "stacked": stacked,
+            **more,
+        }
+
+    timing = [row(1, 9.0, 0, 0), row(2, 50.0, 10, 10, peak_memory={"ram": 7}), row(2, 2.0, 10, 4), row(3, 3.0, 10, 6)]
+    found = costs(timing, {"setup": 0.5, "log": 0.25}, {"ram": 5, "gpu": 1})
+    assert found == {
+        "seconds": {"setup": 0.5, "log": 3.25, "train": 14.0, "total": 17.75},
+        "steps_per_second": 4.0,  # of rounds that executed steps
+        "stacked_share": 0.5,
+        "peak_memory": {"ram": 7, "gpu": 1},
+    }
+    assert costs([], {}, {"ram": 5})["steps_per_second"] is None
+
+
+class Stacking(Serial):
+    """Claims that all but a job's first step ran stacked; remembers what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[int] = []
+        self.budgets: set[int | None] = set()
+        self.stacked = 0
+
+    @property
+    def jobs_at_once(self) -> int:
+        return 8
+
+    @property
+    def stacked_steps(self) -> int:
+        return self.stacked
+
+    def map(self, jobs: Any, data: Any) -> Any:
+        self.given += [job.client for job in jobs]
+        self.budgets |= {job.budget.max_steps for job in jobs}
+        for result in super().map(jobs, data):
+            self.stacked += result.num_steps - 1
+            yield result
+
+
+def test_a_meter_counts_from_round_to_round_through_the_memo(tmp_path: Path) -> None:
+    world = make_world()
+    numerics = choose_numerics(world.experiment.config)
+    jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
+    engine = Stacking()
+    memo = Memo(engine, tmp_path, 1.0, numerics, "code")
+    meter = Meter(memo)
+    for asked, fresh in ((jobs[:1], jobs[:1]), (jobs, jobs[1:]), (jobs, [])):
+        steps = {result.client: result.num_steps for result in memo.map(asked, world.data)}
+        executed = [steps[job.client] for job in fresh]
+        assert meter.round(sum(steps.values())) == {"executed": sum(executed), "stacked": sum(executed) - len(executed)}
+    assert meter.round(0) == {"executed": 0, "stacked": 0}
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_peak_memory_is_a_high_water_mark_that_a_run_begins_anew() -> None:
+    reset_peak(CPU)
+    before = peak_memory(CPU)["ram"]
+    with mmap.mmap(-1, 64_000_000) as block:  # malloc may hold as much of earlier tests
+        for page in range(0, len(block), mmap.PAGESIZE):
+            block[page] = 1
+    assert peak_memory(CPU)["ram"] >= before + 50e6
+    reset_peak(CPU)
+    assert peak_memory(CPU)["ram"] <= before + 30e6
+    assert largest({"ram": 1, "gpu": 3}, {"ram": 2}) == {"ram": 2, "gpu": 3}
+
+
+def test_children_count() -> None:
+    import subprocess
+    import sys
+
+    reset_peak(CPU)
+    before = peak_memory(CPU)["ram"]
+    code = "x = bytearray(64_000_000); print('there', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "there\n"
+        assert peak_memory(CPU)["ram"] >= before + 60e6
+        child.communicate("\n")
+
+
+def probe(world: World, engine: Serial, eval_batch: int = 8) -> dict[str, Any]:
+    jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
+    return probe_memory(jobs, world.data, engine, world.experiment.task, None, eval_batch, CPU)
+
+
+def test_the_probe_runs_the_largest_client_two_steps() -> None:
+    sizes: list[int] = []
+
+    class Watching(Serial):
+        def map(self, jobs: Any, data: Any) -> Any:
+            assert [job.client for job in jobs] == [2]
+            for result in super().map(jobs, data):
+                sizes.append(result.num_steps)
+                yield result
+
+    from tests.world import make_data
+
+    found = probe(make_world(data=make_data((20, 12, 57, 9))), Watching())
+    assert sizes == [2]
+    assert (found["clients"], found["steps"]) == ([2], 2)
+    assert "2 steps of client 2, the largest of round 1, and one evaluation batch" in found["text"]
+    assert "1 step of client 2" in probe(make_world("limit.steps=1", data=make_data((20, 12, 57, 9))), Serial())["text"]
+
+
+def test_an_engine_that_stacks_is_probed_with_a_stack() -> None:
+    engine = Stacking()
+    found = probe(make_world(), engine)
+    assert engine.given == found["clients"] == [0, 2, 1, 3]  # by size
+    assert engine.budgets == {2}
+    assert "2 steps of the 4 largest clients of round 1" in found["text"]
+
+
+def test_the_pool_of_all_clients_is_no_client() -> None:
+    assert "2 steps on all clients' data" in probe(make_world("method=centralized"), Serial())["text"]
+
+
+def test_a_server_only_step_is_probed_by_evaluation_alone() -> None:
+    world = make_world()
+    model = world.aggregator.outcome(world.aggregator.init(world.env)).models[0]
+    found = probe_memory([], world.data, Serial(), world.experiment.task, model, 8, CPU)
+    assert (found["clients"], found["steps"]) == ([], 0)
+    assert "(measured: one evaluation batch)" in found["text"]
+
+
+@pytest.mark.parametrize(
+    "overrides", [["method=fedavg"], ["method=scaffold"], ["method=local"], ["method=centralized"]]
+)
+def test_the_probe_is_told_before_round_1_and_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    result, told = run(
+        tmp_path / "with", *overrides, "clients_per_round=2" if "scaffold" in overrides[0] else "eval.every=1"
+    )
+    assert told[0].startswith("peak memory ")
+    assert told[0] == result["memory_probe"]["text"]
+    monkeypatch.setattr("fedexp.running.execute._Run._probe", lambda *args: None)
+    plain, _ = run(
+        tmp_path / "without", *overrides, "clients_per_round=2" if "scaffold" in overrides[0] else "eval.every=1"
+    )
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (Path(result["folder"]) / name).read_bytes() == (Path(plain["folder"]) / name).read_bytes()
+
+
+def test_an_interrupted_run_reports_the_costs_of_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedexp.tracking.progress import Progress
+
+    show = Progress.round
+
+    def stop(self: Progress, row: dict[str, Any], headline: str) -> None:
+        show(self, row, headline)
+        if row["round"] == 2:
+            raise Interrupted(15)
+
+    monkeypatch.setattr(Progress, "round", stop)
+    with pytest.raises(Interrupted):
+        run(tmp_path, "deterministic=true", "checkpoint.every=1")
+    monkeypatch.undo()
+    result, told = run(tmp_path, "deterministic=true", "checkpoint.every=1")
+    assert result["attempts"] == 2
+    assert any("round 3" in line for line in told if line.startswith("peak memory"))
+    assert result["numerics"]["deterministic"] is True
+    timing = read_jsonl(Path(result["folder"]) / "timing.jsonl")
+    assert {row["attempt"] for row in timing} == {1, 2}
+    assert result["seconds"]["train"] == pytest.approx(sum(row["seconds"]["train"] for row in timing), abs=0.002)
+
+
+# ---------------------------------------------------------------- profile
+
+
+def test_a_profile_is_a_trace_with_the_phases_and_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result, _ = run(tmp_path, "debug=profile", "checkpoint.every=1")
+    report = result["profile"]
+    trace = json.loads(gzip.decompress(Path(report["trace"]).read_bytes()))
+    names = {event.get("name") for event in trace["traceEvents"]}
+    assert {f"fedexp: {name}" for name in ("train", "aggregate", "evaluate", "checkpoint", "log")} <= names
+    assert "aten::addmm" in names
+    assert Path(report["trace"]).parent == Path(result["folder"])
+    assert {row["name"] for row in report["phases"]} == {"train", "aggregate", "evaluate", "checkpoint", "log"}
+    assert sum(row["share"] for row in report["phases"]) == pytest.approx(1, abs=0.001)
+    assert all(row["seconds"] > 0 for row in report["phases"])
+    seconds = [row["seconds"] for row in report["phases"]]
+    assert seconds == sorted(seconds, reverse=True)
+    assert report["ops"]
+    measured = sum(row["seconds"]["train"] for row in read_jsonl(Path(result["folder"]) / "timing.jsonl"))
+    (train,) = [row["seconds"] for row in report["phases"] if row["name"] == "train"]
+    assert train <= measured * 1.05  # the profiler's span lies inside the runner's
+
+
+def test_a_profile_trains_the_same_bits_at_an_address_of_its_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    profiled, _ = run(tmp_path, "debug=profile")
+    plain, _ = run(tmp_path, "limit.rounds=3", "limit.steps=50")
+    assert profiled["folder"] != plain["folder"]
+    assert "profile" not in plain
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (Path(profiled["folder"]) / name).read_bytes() == (Path(plain["folder"]) / name).read_bytes()
