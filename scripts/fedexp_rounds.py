@@ -29,7 +29,7 @@ def main(overrides: list[str]) -> dict[str, Any]:
         timing = [row["seconds"] for row in read_jsonl(folder / "timing.jsonl")]
         return {
             "seconds": [sum(v for phase, v in row.items() if phase != "evaluate") for row in timing],
-            "steps": [row["steps"] for row in read_jsonl(folder / "metrics.jsonl")],
+            "steps": [row["local_steps"] for row in read_jsonl(folder / "metrics.jsonl")],
             "engine": read_json(folder / "numerics.json")["engine"],
             "notes": notes,
         }

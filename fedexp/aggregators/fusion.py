@@ -36,7 +36,7 @@ class FusionAggregator(Aggregator):
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         probes = self.probes(env)
-        own = env.round == 0
+        own = env.first
         starts = {
             c: env.initial_weights(c) if own and env.init == "different" else state["weights"] for c in env.sample()
         }

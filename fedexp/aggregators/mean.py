@@ -67,7 +67,7 @@ class Mean(Aggregator):
         }
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
-        own_start = env.init == "different" and env.round == 0
+        own_start = env.init == "different" and env.first
         return [
             env.job(client, env.initial_weights(client) if own_start else state["weights"], state["shared"])
             for client in self.cohort(env)

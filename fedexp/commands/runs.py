@@ -149,7 +149,7 @@ def _show(options: argparse.Namespace) -> int:
         add(title, _pairs(result.get(group)))
     add("seconds", _pairs(result.get("seconds")))
     add("traffic", ", ".join(f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()))
-    add("local steps", result.get("steps"))
+    add("local steps", result.get("local_steps"))
     add("steps a second", result.get("steps_per_second") and f"{result['steps_per_second']:.4g}")
     add("stacked share", result.get("stacked_share") and f"{result['stacked_share']:.0%}")
     add("peak memory", result.get("peak_memory") and memory_text(result["peak_memory"]))

@@ -109,6 +109,7 @@ class Limit:
     steps: int | None
     train: int | None
     test: int | None
+    server_steps: int | None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -122,20 +123,20 @@ class CheckpointEvery:
     def __post_init__(self) -> None:
         self.parsed()
 
-    def parsed(self) -> tuple[float, Literal["rounds", "seconds"]]:
-        """``"30s"`` -> (30, seconds); ``5`` -> (5, rounds); ``"off"`` -> (inf, rounds)."""
+    def parsed(self) -> tuple[float, Literal["steps", "seconds"]]:
+        """``"30s"`` -> (30, seconds); ``5`` -> (5, steps); ``"off"`` -> (inf, steps)."""
         text = str(self.every).strip()
         if text == "off":
-            return float("inf"), "rounds"
+            return float("inf"), "steps"
         try:
             value = float(text[:-1]) if text.endswith("s") else int(text)
         except ValueError:
             value = -1
         require(
             value > 0 or text == "0s",
-            f"checkpoint.every must be seconds ('30s'), rounds (5) or 'off', got '{self.every}'",
+            f"checkpoint.every must be seconds ('30s'), steps (5) or 'off', got '{self.every}'",
         )
-        return value, "seconds" if text.endswith("s") else "rounds"
+        return value, "seconds" if text.endswith("s") else "steps"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,15 @@ class Aggregator(ABC):
     def init(self, env: Env) -> State:
         """State before round 0."""
 
+    def position(self, state: State, step: int) -> tuple[int, int]:
+        """(communication round, step within it) of the step that follows `step` finished ones, both counted from 0.
+
+        By default every step is a round. A method whose round has several steps (a layer each, an epoch of server training
+        each) reads them off its state. Sampling, decay of the step size and evaluation follow the round; checkpoints and the
+        memo follow the step, so long server work is several steps. Positions ascend.
+        """
+        return step, 0
+
     @abstractmethod
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         """This step's client work; an empty list is a server-only step."""
@@ -49,5 +58,5 @@ class Aggregator(ABC):
         """Refuse a model that the method cannot merge, before anything is loaded; `ConfigError` says why."""
 
     def done(self, state: State, env: Env) -> bool:
-        """Whether the run is over before step ``env.round``."""
+        """Whether the run is over before the step at ``env.round``, ``env.step``."""
         return env.round >= env.rounds

@@ -90,6 +90,11 @@ class Engine(ABC):
         """Local steps so far that ran stacked with other clients' steps."""
         return 0
 
+    @property
+    def recalled_steps(self) -> int:
+        """Local steps so far that were recalled from earlier runs and not executed."""
+        return 0
+
     def close(self) -> None:
         """Free processes and memory."""
 

@@ -50,7 +50,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Env:
-    """The world as an aggregator sees it in round `round` (counted from 0).
+    """The world as an aggregator sees it in step `step` of round `round` (both counted from 0).
 
     Args:
         sizes: (clients,) int64 training samples a client.
@@ -60,6 +60,7 @@ class Env:
         budget: the local work of round 0; `job` applies the per-round decay of the step size.
         proxy: server data, or None.
         trace: takes what the server's models go through within a round, where the config asks for it.
+        limit_server_steps: ``limit.server_steps``; methods ask `server_steps`.
     """
 
     sizes: np.ndarray
@@ -79,7 +80,9 @@ class Env:
     input_shape: tuple[int, ...]
     proxy: Samples | None = None
     round: int = 0
+    step: int = 0
     trace: Trace = field(default_factory=Trace)
+    limit_server_steps: int | None = None
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -100,8 +103,17 @@ class Env:
         """The local work of this round, with its step size."""
         return replace(self.budget, lr=self.lr)
 
-    def at(self, round: int) -> Env:
-        return replace(self, round=round)
+    def at(self, round: int, step: int = 0) -> Env:
+        return replace(self, round=round, step=step)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the run's first step: nothing in it depends on earlier ones."""
+        return self.round == self.step == 0
+
+    def server_steps(self, wanted: int) -> int:
+        """How many steps a method's server work may take that would take `wanted`: fewer in smoke forms."""
+        return min(wanted, self.limit_server_steps or wanted)
 
     def sample(self) -> list[int]:
         """This round's participants; a client without data takes part with weight 0, that is, not at all."""
@@ -119,10 +131,12 @@ class Env:
         shared: Trees,
         frozen: frozenset[str] = frozenset(),
         probes: tuple[Probe, ...] = (),
+        budget: Budget | None = None,
     ) -> ClientJob:
-        """Local training of `client` in this round. The runner attaches the client's state.
+        """Local training of `client` in this step. The runner attaches the client's state.
 
         Args:
+            budget: local work of its own, made from `budget_now` by `dataclasses.replace`; None: `budget_now`.
             frozen: names of parameters that must not change, besides those that the model declares.
         """
         return ClientJob(
@@ -130,9 +144,10 @@ class Env:
             start=start,
             trainer=self.trainer,
             task=self.task,
-            budget=self.budget_now,
+            budget=budget or self.budget_now,
             round=self.round,
-            seed=seed_of(self.seed, "client", self.round, client),
+            step=self.step,
+            seed=seed_of(self.seed, "client", self.round, client, *([self.step] if self.step else [])),
             shared=shared,
             frozen=frozen | (start.frozen & start.params.keys()),
             probes=probes,

@@ -14,12 +14,12 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True, eq=False)
 class ClientJob:
-    """One client's work in one round: a pure function of these values and the client's data.
+    """One client's work in one step: a pure function of these values and the client's data.
 
     Args:
         client: index, or `fedexp.core.data.POOLED`.
         start: the model local training starts from.
-        round: counted from 0; 0 means that nothing here depends on earlier rounds.
+        round, step: communication round and step within it, from 0.
         seed: the stream that batch order, augmentation and random layers draw from.
         shared: trees broadcast by the server (control variate, momentum ...).
         state: this client's own state; the runner fills it in and takes it back.
@@ -35,9 +35,15 @@ class ClientJob:
     round: int
     seed: int
     shared: Trees
+    step: int = 0
     state: Trees | None = None
     frozen: frozenset[str] = frozenset()
     probes: tuple[Probe, ...] = ()
+
+    @property
+    def first(self) -> bool:
+        """Whether it belongs to a run's first step, so that nothing here depends on earlier ones."""
+        return self.round == self.step == 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,9 +40,16 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A finished step: the snapshot after it, which client states changed, what to log and what it took."""
+    """A finished step: the snapshot after it, which client states changed, what to log and what it took.
+
+    Args:
+        round: the communication round it belonged to, from 0; last: whether it was that round's last step; over: the run's.
+    """
 
     after: Snapshot
+    round: int
+    last: bool
+    over: bool
     changed: frozenset[int]
     metrics: Metrics
     seconds: dict[str, float]
@@ -62,8 +69,9 @@ def run(
     Client states change once the aggregator consumed the whole stream, so a step happens entirely or not.
     """
     now = snapshot or Snapshot(0, aggregator.init(env))
-    while not aggregator.done(now.state, env.at(now.step)):
-        here = env.at(now.step)
+    here = env_of(aggregator, env, now)
+    over = aggregator.done(now.state, here)
+    while not over:
         began = time.perf_counter()
         states = committed(now.clients)
         jobs = next_jobs(aggregator, env, now)
@@ -79,7 +87,21 @@ def run(
         seconds = {"train": stream.seconds, "aggregate": total - stream.seconds - stream.probe_seconds}
         if any(job.probes for job in jobs):
             seconds["probe"] = stream.probe_seconds
-        yield Step(now, frozenset(stream.states), {**stream.metrics(), **metrics}, seconds)
+        following = env_of(aggregator, env, now)
+        if (following.round, following.step) <= (here.round, here.step):
+            raise RuntimeError(
+                f"{type(aggregator).__name__}.position does not ascend: {here.round, here.step} comes twice"
+            )
+        over = aggregator.done(now.state, following)
+        last = over or following.round > here.round
+        rows = {**stream.metrics(), **metrics}
+        yield Step(now, here.round, last, over, frozenset(stream.states), rows, seconds)
+        here = following
+
+
+def env_of(aggregator: Aggregator, env: Env, now: Snapshot) -> Env:
+    """The world of the step that follows `now`."""
+    return env.at(*aggregator.position(now.state, now.step))
 
 
 def _trained(job: ClientJob) -> Tree:
@@ -88,7 +110,7 @@ def _trained(job: ClientJob) -> Tree:
 
 def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob]:
     """The client work of the step that follows `now`, states attached."""
-    jobs = aggregator.plan(now.state, env.at(now.step))
+    jobs = aggregator.plan(now.state, env_of(aggregator, env, now))
     first: dict[
         tuple[int, int, frozenset[str]], Trees | None
     ] = {}  # many clients share one start, hence one first state
@@ -173,7 +195,7 @@ class _Stream:
         """Facts of the step that do not depend on the method; all deterministic."""
         if not self.jobs:
             return {}
-        facts: Metrics = {"steps": self.steps, "bytes/down": self.down, "bytes/up": self.up}
+        facts: Metrics = {"local_steps": self.steps, "bytes/down": self.down, "bytes/up": self.up}
         if self.examples:
             facts = {"train/loss": self.loss / self.examples, **facts}
         if self.skipped:

@@ -46,15 +46,22 @@ class Memo(Engine):
         self.max_bytes = max_gb * 1e9
         self.hits = self.misses = 0
         self._answered = 0  # bytes of probes' answers stored; what lies in the folder is weighed after jobs alone
-        self.recalled_steps = 0  # local steps of the hits, which nobody executed
+        self._recalled = 0  # local steps of the hits, which nobody executed
         self._base = json.dumps([asdict(numerics), code])
 
     @property
     def stacked_steps(self) -> int:
         return self.inner.stacked_steps
 
+    @property
+    def recalled_steps(self) -> int:
+        return self._recalled
+
+    def close(self) -> None:
+        self.inner.close()
+
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
-        if not jobs or any(job.round for job in jobs):
+        if not jobs or not all(job.first for job in jobs):
             yield from self.inner.map(jobs, data)
             return
         parts = self.inner.split(jobs, data)
@@ -79,7 +86,7 @@ class Memo(Engine):
 
     def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
         """Answers of first rounds are stored beside the models they are about."""
-        if job.round:
+        if not job.first:
             return self.inner.probe(job, weights, data)
         return {probe.name: self._answer(probe, job, weights, data) for probe in job.probes}
 
@@ -155,7 +162,7 @@ class Memo(Engine):
         except (FileNotFoundError, safetensors.SafetensorError):
             return None
         self.hits += 1
-        self.recalled_steps += facts["num_steps"]
+        self._recalled += facts["num_steps"]
         return ClientResult(
             client=job.client,
             weights=Weights(job.start.spec, _under(tree, "params/"), _under(tree, "buffers/")),

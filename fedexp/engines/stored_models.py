@@ -201,15 +201,19 @@ class FromStoredModels(Engine):
     def stacked_steps(self) -> int:
         return self.inner.stacked_steps
 
+    @property
+    def recalled_steps(self) -> int:
+        return self.inner.recalled_steps
+
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
-        if any(job.round for job in jobs):
+        if not all(job.first for job in jobs):
             yield from self.inner.map(jobs, data)
             return
         for job in jobs:
             yield self.models.result(job, data)
 
     def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
-        counts = None if job.round else self.models.class_counts(job.client)
+        counts = self.models.class_counts(job.client) if job.first else None
         if counts is None:
             return self.inner.probe(job, weights, data)
         others = tuple(probe for probe in job.probes if not isinstance(probe, ClassCounts))

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedexp.core.engine import Engine
-from fedexp.engines.memo import Memo
 from fedexp.running.peak_memory import Peak, largest
 
 
 class Meter:
-    """Counts the local steps that an engine executes, a round at a time; work that the memo recalls is none.
+    """Counts the local steps that an engine executes, a step of the run at a time; work that the memo recalls is none.
 
     Args:
         engine: what runs the jobs, a `Memo` around it included.
@@ -21,26 +20,25 @@ class Meter:
         self._engine = engine
         self._seen = self._totals()
 
-    def round(self, steps: int) -> dict[str, int]:
-        """Of a round whose results have `steps` steps: how many were executed since the last call, how many of them stacked."""
+    def step(self, steps: int) -> dict[str, int]:
+        """Of a step with `steps` local steps in its results: how many were executed since the last call, how many stacked."""
         recalled, stacked = self._totals()
         before, self._seen = self._seen, (recalled, stacked)
         return {"executed": steps - (recalled - before[0]), "stacked": stacked - before[1]}
 
     def _totals(self) -> tuple[int, int]:
-        recalled = self._engine.recalled_steps if isinstance(self._engine, Memo) else 0
-        return recalled, self._engine.stacked_steps
+        return self._engine.recalled_steps, self._engine.stacked_steps
 
 
 def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak) -> dict[str, Any]:
     """The costs in ``result.json``.
 
     Args:
-        timing: rows of ``timing.jsonl``; of a round that was computed again, the last counts.
-        others: seconds outside rounds, by phase.
+        timing: rows of ``timing.jsonl``; of a step that was computed again, the last counts.
+        others: seconds outside steps, by phase.
         peak: memory of this attempt; earlier ones' are in `timing`.
 
-    ``steps_per_second`` are executed steps over the training seconds of rounds that executed some, None without any;
+    ``steps_per_second`` are executed steps over the training seconds of steps of the run that executed some, None without any;
     ``stacked_share`` is the share of executed steps that ran stacked with other clients'.
     """
     seconds = dict(others)
@@ -48,7 +46,7 @@ def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak
     training = 0.0
     for row in timing:
         peak = largest(peak, row.get("peak_memory", {}))
-    for row in {row["round"]: row for row in timing}.values():
+    for row in {row["step"]: row for row in timing}.values():
         for phase, value in row["seconds"].items():
             seconds[phase] = seconds.get(phase, 0.0) + value
         if row["executed"]:

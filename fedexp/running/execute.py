@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +16,28 @@ import torch
 
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial, describe
+from fedexp.core.engine import Engine
 from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError, StorageError
-from fedexp.core.jobs import ClientJob
-from fedexp.core.numerics import Numerics
 from fedexp.core.outcome import Outcome
 from fedexp.core.phases import phase
-from fedexp.core.runner import Snapshot, next_jobs
+from fedexp.core.runner import Snapshot, env_of, next_jobs
 from fedexp.data.partition import save_partition
 from fedexp.engines.allocator import keep_freed_memory
-from fedexp.engines.choice import ChoiceStore
 from fedexp.engines.exactness import applied
-from fedexp.engines.memo import Memo
-from fedexp.engines.shares import thread_budget
 from fedexp.engines.stored_models import FromStoredModels
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.running.costs import Meter, costs
-from fedexp.running.experiment import Experiment, check_device, choose_numerics
-from fedexp.running.peak_memory import peak_memory, probe_memory, reset_peak
-from fedexp.running.profile import Profile
-from fedexp.running.rounds import Round, reached, rounds
+from fedexp.running.experiment import Experiment
+from fedexp.running.peak_memory import peak_memory, reset_peak
+from fedexp.running.profile import PROFILE, Profile
+from fedexp.running.run_engine import RunEngine, first_numerics
+from fedexp.running.steps import Recorded, reached, steps
 from fedexp.running.summary import summarise
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
-from fedexp.storage.identity import code_hash, config_hash, training_code_hash
+from fedexp.storage.identity import code_hash, config_hash
 from fedexp.storage.model_folder import Clients, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder, address
 from fedexp.storage.tensors import save_tree
@@ -73,22 +69,22 @@ def execute(
         the content of ``result.json``.
     """
     began = time.perf_counter()
-    shown = say is not None
-    say = say or (lambda text: None)
     folder = RunFolder(address(config))
     addressed = time.perf_counter() - began
     own = config["reuse"]
-    folder.acquire(config["on_running"], say)
+    announce = say or (lambda text: None)
+    folder.acquire(config["on_running"], announce)
     try:
         if own and (stored := folder.result()) is not None:
             folder.set_done()
             _check_data(config, stored)
-            say(f"already done: {folder.path}")
+            announce(f"already done: {folder.path}")
             return {**stored, "folder": str(folder.path)}  # it may have been moved
         if not own and (aside := folder.set_aside()) is not None:
-            say(f"reuse=false: earlier files moved to {aside}")
+            announce(f"reuse=false: earlier files moved to {aside}")
         with terminable():
-            return _Run(config, folder, group, say, addressed, shown).execute()
+            note = _Notes(folder.path / "run.log", say)
+            return _Run(config, folder, group, note, {"setup": addressed}).execute()
     finally:
         folder.release()
 
@@ -110,35 +106,53 @@ def _check_data(config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         )
 
 
-class _Run:
-    """The pieces of one execution. Lives only while its folder is locked."""
+class _Notes:
+    """What the user is shown besides results; all of it is in the run's log as well.
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        folder: RunFolder,
-        group: str | None,
-        say: Callable[[str], None],
-        setup: float,
-        shown: bool,
-    ) -> None:
-        self.shown = shown  # is progress?
-        self.raw, self.folder, self.group, self._say = config, folder, group, say
-        self.attempt = folder.attempt + 1
-        self.seconds = {"setup": setup}
-        self.memory_probe: dict[str, Any] | None = None
-        self.profile: Profile | None = None
+    Args:
+        say: shows a line; None: nothing is shown.
+    """
 
-    def note(self, text: str) -> None:
-        """Tell the user and the run's log."""
+    def __init__(self, log: Path, say: Callable[[str], None] | None) -> None:
+        self._log, self._say = log, say or (lambda text: None)
+        self.shown = say is not None
+
+    def __call__(self, text: str) -> None:
         self._say(text)
-        with (self.folder.path / "run.log").open("a") as log:
+        with self._log.open("a") as log:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
-    def execute(self) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def through(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Meanwhile `say` shows them: a progress bar must not be written across."""
+        before, self._say = self._say, say
         try:
-            self.folder.set_status("running", attempt=self.attempt)
-            return self._execute()
+            yield
+        finally:
+            self._say = before
+
+
+@dataclass(eq=False)
+class _Run:
+    """One execution of a run whose folder is locked.
+
+    Args:
+        raw: the resolved config; group: the sweep it belongs to.
+        seconds: outside steps, by phase.
+    """
+
+    raw: Mapping[str, Any]
+    folder: RunFolder
+    group: str | None
+    note: _Notes
+    seconds: dict[str, float]
+
+    def execute(self) -> dict[str, Any]:
+        """The content of ``result.json``; the folder's status says how it ended."""
+        attempt = self.folder.attempt + 1
+        try:
+            self.folder.set_status("running", attempt=attempt)
+            return self._execute(attempt)
         except (KeyboardInterrupt, Interrupted):
             if self.folder.result() is None:
                 self.folder.set_status("interrupted")
@@ -151,16 +165,15 @@ class _Run:
             self.folder.set_status("failed", error=text.splitlines()[0] if text else type(error).__name__)
             raise
 
-    def _execute(self) -> dict[str, Any]:
+    def _execute(self, attempt: int) -> dict[str, Any]:
+        """Set up, go through the steps that are left, write the result."""
         began = time.perf_counter()
         path = self.folder.path
         (path / "error.txt").unlink(missing_ok=True)
         write_text(path / "config.yaml", _yaml(self.raw))
-        self.environment = environment()
-        write_json(path / "environment.json", self.environment)
+        write_json(path / "environment.json", environment())
         experiment = Experiment.of(self.raw)
-        numerics = self._stored_numerics(experiment)
-        budget = thread_budget(experiment.config.threads)
+        numerics = first_numerics(experiment.config, self.folder, self.note)
         keep_freed_memory()
         with contextlib.ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -173,172 +186,23 @@ class _Run:
             checkpoint = Checkpoint(path, device, experiment.config.client_state.memory_gb)
             snapshot, offset = checkpoint.load() or (None, 0)
             stack.callback(checkpoint.close)
-            journal = Journal(path, offset, self.attempt)
-            if snapshot is not None:
-                self.note(f"resuming after round {snapshot.step} of {env.rounds}")
+            journal = stack.enter_context(contextlib.closing(Journal(path, offset, attempt)))
             snapshot = snapshot or Snapshot(0, experiment.aggregator.init(env), checkpoint.client_states)
-            over = experiment.aggregator.done(snapshot.state, env.at(snapshot.step)) or reached(
-                experiment, journal.rows
-            )
-            jobs = [] if over else self._first_jobs(experiment, env, data, snapshot)
-            trial = Trial(jobs, data, env.rounds - snapshot.step, budget, numerics, self.note)
-            engine = self._engine(experiment, trial)
+            self._check_stored_models(experiment, env, data, snapshot)
+            engine = RunEngine(experiment, self.raw, self.folder, numerics, env.rounds, self.note)
             stack.callback(engine.close)
-            torch.set_num_threads(self.numerics.threads)
-            engine.open(self.numerics, budget)
-            if not over:
-                self._probe(experiment, trial, engine, snapshot)
             feed = self._feed(experiment, journal)
             self.seconds["setup"] += time.perf_counter() - began
-            status = "failed"
+            status, result = "failed", None
             try:
-                engine = self._trained_before(experiment, engine)
-                outcome = self._loop(experiment, env, data, engine, journal, checkpoint, snapshot, feed)
-                result = self._finish(experiment, data, journal, outcome)
+                snapshot = self._steps(experiment, env, data, engine, journal, checkpoint, snapshot, feed)
+                result = self._finish(experiment, data, journal, engine, experiment.aggregator.outcome(snapshot.state))
                 status = "done"
             except (KeyboardInterrupt, Interrupted):
                 status = "interrupted"
                 raise
             finally:
-                journal.close()
-                feed.close(status, result if status == "done" else None)
-        return result
-
-    def _stored_numerics(self, experiment: Experiment) -> Numerics:
-        """Those of the first launch, or, at a first launch, those that the config asks for, the engine still open."""
-        wanted = choose_numerics(experiment.config)
-        stored = read_json(self.folder.path / "numerics.json")
-        if stored is None:
-            return wanted
-        first = Numerics(**stored)
-        check_device(first.device)
-        asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != stored[k]}
-        if asked:
-            kept = {k: stored[k] for k in asked}
-            self.note(f"resuming with the numerics of the first launch: {kept} (asked for now: {asked})")
-        return first
-
-    def _engine(self, experiment: Experiment, trial: Trial) -> Engine:
-        """The engine with every choice made; fixes `self.numerics`."""
-        wanted, budget = experiment.engine, trial.threads
-        if trial.numerics.engine:
-            self.numerics = trial.numerics
-            computing = build(Engine, self.numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
-            return wanted.adopt(computing, self.numerics.threads, budget)
-        root = Path(experiment.config.output_root).expanduser().resolve() / "engines"
-        engine = ChoiceStore(root, training_code_hash(self.raw), not experiment.config.reuse).settle(wanted, trial)
-        numerics = replace(trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
-        self.numerics = Numerics(**self.folder.once("numerics.json", asdict(numerics)))
-        return engine
-
-    def _first_jobs(self, experiment: Experiment, env: Env, data: FederatedData, snapshot: Snapshot) -> list[ClientJob]:
-        """What an engine may be tried on: the coming step's jobs, none where nothing will be trained."""
-        jobs = next_jobs(experiment.aggregator, env, snapshot)
-        if experiment.stored_models is None or snapshot.step:
-            return jobs
-        told = experiment.stored_models.check_clients(jobs, data)
-        if told:
-            self.note(told)
-        return jobs if env.rounds > 1 else []
-
-    def _probe(self, experiment: Experiment, trial: Trial, engine: Engine, snapshot: Snapshot) -> None:
-        """Say what the peak of memory will be before the rounds begin."""
-        models = experiment.aggregator.outcome(snapshot.state).models
-        model = models[0] if models else None
-        batch, device = experiment.config.eval.batch_size, torch.device(self.numerics.device)
-        probe = probe_memory(list(trial.jobs), trial.data, engine, experiment.task, model, batch, device)
-        self.note(probe["text"])
-        self.memory_probe = probe
-
-    def _loop(
-        self,
-        experiment: Experiment,
-        env: Env,
-        data: FederatedData,
-        engine: Engine,
-        journal: Journal,
-        checkpoint: Checkpoint,
-        snapshot: Snapshot,
-        feed: Feed,
-    ) -> Outcome:
-        """Record and checkpoint rounds until none follows."""
-        every, unit = experiment.config.checkpoint.parsed()
-        saver, meter = _Saver(checkpoint, journal, snapshot), Meter(engine)
-        with contextlib.ExitStack() as stack:
-            progress = stack.enter_context(Progress(self._title(), env.rounds, snapshot.step, self.shown))
-            self._say = progress.note
-            ended = reached(experiment, journal.rows)
-            if experiment.config.profile and not ended:
-                self.profile = stack.enter_context(Profile(self.folder.path / "trace.json.gz", env.device, self.note))
-                engine = self.profile.watch(engine)
-            following = () if ended else rounds(experiment, env, data, engine, snapshot, progress.client)
-            try:
-                for round in following:
-                    snapshot = round.after
-                    facts: dict[str, Any] = meter.round(int(round.row.get("steps", 0)))
-                    began = time.perf_counter()
-                    with phase("log"):
-                        self._store_trace(round)
-                        journal.append(round.row)
-                        saver.note(round)
-                        feed.log(round.row)
-                        progress.round(round.row, experiment.headline)
-                    logged = time.perf_counter()
-                    if round.last or saver.waited(unit) >= every:
-                        with phase("checkpoint"):
-                            saver.save()
-                            self.folder.set_status("running", round=snapshot.step, rounds=env.rounds)
-                        facts["peak_memory"] = peak_memory(env.device)
-                    saved = time.perf_counter()
-                    seconds = {**round.seconds, "log": logged - began, "checkpoint": saved - logged}
-                    journal.time(snapshot.step, seconds, **facts)
-            except (KeyboardInterrupt, Interrupted):
-                saver.save()
-                raise
-        return experiment.aggregator.outcome(snapshot.state)
-
-    def _finish(
-        self, experiment: Experiment, data: FederatedData, journal: Journal, outcome: Outcome
-    ) -> dict[str, Any]:
-        """Write the outcome and the result; ``done`` is the last thing that happens."""
-        began = time.perf_counter()
-        path = self.folder.path
-        config = experiment.config
-        summary = summarise(journal.rows, experiment)
-        save_outcome(outcome, Clients.of(outcome, config.clients, data), path)
-        if journal.rows:
-            draw_curve(journal.rows, path / "curve.png", self._title())
-        self.seconds["log"] = time.perf_counter() - began
-        peak = peak_memory(torch.device(self.numerics.device))
-        result = {
-            "status": "done",
-            "method": config.method,
-            "choices": self.raw["choices"],
-            "overrides": self.raw["overrides"],
-            **summary,
-            **costs(read_jsonl(path / "timing.jsonl"), self.seconds, peak),
-            "memory_probe": self.memory_probe,
-            "bytes": {k: sum(row.get(f"bytes/{k}", 0) for row in journal.rows) for k in ("up", "down")},
-            "steps": sum(row.get("steps", 0) for row in journal.rows),
-            "partition": {
-                "sha256": data.partition.sha256,
-                "clients": data.partition.num_clients,
-                "data_sha256": data.fingerprint,
-                **data.partition.info,
-            },
-            "hashes": {"config": config_hash(self.raw), "code": code_hash(self.raw)},
-            "numerics": asdict(self.numerics),
-            "environment": self.environment,
-            "attempts": self.attempt,
-            "folder": str(path),
-        }
-        if outcome.kind == "per_client":
-            evaluator = Evaluator(experiment.task, config.eval.batch_size)
-            result["per_client"] = evaluator.each(outcome, data.test, "test")
-        if self.profile is not None:
-            result["profile"] = self.profile.report
-        write_json(path / "result.json", result)
-        self.folder.set_done()
+                feed.close(status, result)
         return result
 
     def _load(self, experiment: Experiment, device: torch.device) -> FederatedData:
@@ -348,7 +212,7 @@ class _Run:
         return experiment.prepare(data, self.note)
 
     def _store_partition(self, data: FederatedData) -> None:
-        """The split is an artifact of the run; a resumed run must find the same one."""
+        """The split is an artifact of the run; a resumed run must have the same one."""
         facts = {"partition": data.partition.sha256, "data": data.fingerprint}
         stored = self.folder.once("data.json", facts)
         if stored != facts:
@@ -363,21 +227,121 @@ class _Run:
         if not path.exists():
             save_partition(data.partition, path)
 
-    def _store_trace(self, round: Round) -> None:
-        """A file a round, so that a round that is executed again after a crash leaves the same files."""
-        folder, name = self.folder.path / "trace", str(round.after.step)
-        if round.traced.rows:
-            write_json(folder / f"{name}.json", round.traced.rows)
-        if round.traced.weights:
-            save_tree(folder / f"{name}.safetensors", round.traced.weights, {})
+    def _check_stored_models(self, experiment: Experiment, env: Env, data: FederatedData, snapshot: Snapshot) -> None:
+        """Before the first step, every client that takes part in it must have its model."""
+        if experiment.stored_models is None or snapshot.step:
+            return
+        warning = experiment.stored_models.check_clients(next_jobs(experiment.aggregator, env, snapshot), data)
+        if warning:
+            self.note(warning)
 
-    def _trained_before(self, experiment: Experiment, engine: Engine) -> Engine:
-        """The engine behind what need not be trained: models that are given, and the memo."""
+    def _steps(
+        self,
+        experiment: Experiment,
+        env: Env,
+        data: FederatedData,
+        engine: RunEngine,
+        journal: Journal,
+        checkpoint: Checkpoint,
+        snapshot: Snapshot,
+        feed: Feed,
+    ) -> Snapshot:
+        """Go through the steps that follow `snapshot`; record and checkpoint each. Returns the last snapshot."""
         config = experiment.config
-        if config.memo.enabled and config.reuse:
-            root = Path(config.output_root).expanduser().resolve() / "memo"
-            engine = Memo(engine, root, config.memo.max_gb, self.numerics, training_code_hash(self.raw))
-        return engine if experiment.stored_models is None else FromStoredModels(engine, experiment.stored_models)
+        if reached(experiment, journal.rows):
+            return snapshot
+        here = env_of(experiment.aggregator, env, snapshot)
+        if snapshot.step:
+            within = f", step {here.step}" if here.step else ""
+            self.note(f"resuming after round {here.round}{within} of {env.rounds}")
+        every, unit = config.checkpoint.parsed()
+        saver, meter = _Saver(checkpoint, journal, snapshot), Meter(engine)
+        with contextlib.ExitStack() as stack:
+            progress = stack.enter_context(Progress(self._title(), env.rounds, here.round, self.note.shown))
+            stack.enter_context(self.note.through(progress.note))
+            trainer: Engine = (
+                engine if experiment.stored_models is None else FromStoredModels(engine, experiment.stored_models)
+            )
+            if config.profile:
+                profile = stack.enter_context(Profile(self.folder.path / "trace.json.gz", env.device, self.note))
+                trainer = profile.watch(trainer)
+            try:
+                for step in steps(experiment, env, data, trainer, snapshot, progress.client):
+                    snapshot = step.after
+                    facts: dict[str, Any] = meter.step(int(step.row.get("local_steps", 0)))
+                    began = time.perf_counter()
+                    with phase("log"):
+                        self._store_trace(step)
+                        journal.append(step.row)
+                        saver.note(step)
+                        feed.log(step.row)
+                        progress.step(step.row, experiment.headline, step.ends_round)
+                    logged = time.perf_counter()
+                    if step.last or saver.waited(unit) >= every:
+                        with phase("checkpoint"):
+                            saver.save()
+                            done = step.row["round"] if step.ends_round else step.row["round"] - 1
+                            self.folder.set_status("running", round=done, rounds=env.rounds)
+                        facts["peak_memory"] = peak_memory(env.device)
+                    saved = time.perf_counter()
+                    seconds = {**step.seconds, "log": logged - began, "checkpoint": saved - logged}
+                    journal.time(step.row["round"], snapshot.step, seconds, **facts)
+            except (KeyboardInterrupt, Interrupted):
+                saver.save()
+                raise
+        return snapshot
+
+    def _store_trace(self, step: Recorded) -> None:
+        """A file a step, so that a step that is executed again after a crash leaves the same files."""
+        folder, name = self.folder.path / "trace", str(step.after.step)
+        if step.traced.rows:
+            write_json(folder / f"{name}.json", step.traced.rows)
+        if step.traced.weights:
+            save_tree(folder / f"{name}.safetensors", step.traced.weights, {})
+
+    def _finish(
+        self, experiment: Experiment, data: FederatedData, journal: Journal, engine: RunEngine, outcome: Outcome
+    ) -> dict[str, Any]:
+        """Write the outcome and the result; ``done`` is the last thing that happens."""
+        began = time.perf_counter()
+        path = self.folder.path
+        config = experiment.config
+        summary = summarise(journal.rows, experiment)
+        save_outcome(outcome, Clients.of(outcome, config.clients, data), path)
+        if journal.rows:
+            draw_curve(journal.rows, path / "curve.png", self._title())
+        self.seconds["log"] = time.perf_counter() - began
+        peak = peak_memory(torch.device(engine.numerics.device))
+        result = {
+            "status": "done",
+            "method": config.method,
+            "choices": self.raw["choices"],
+            "overrides": self.raw["overrides"],
+            **summary,
+            **costs(read_jsonl(path / "timing.jsonl"), self.seconds, peak),
+            "memory_probe": engine.memory_probe,
+            "bytes": {k: sum(row.get(f"bytes/{k}", 0) for row in journal.rows) for k in ("up", "down")},
+            "local_steps": sum(row.get("local_steps", 0) for row in journal.rows),
+            "partition": {
+                "sha256": data.partition.sha256,
+                "clients": data.partition.num_clients,
+                "data_sha256": data.fingerprint,
+                **data.partition.info,
+            },
+            "hashes": {"config": config_hash(self.raw), "code": code_hash(self.raw)},
+            "numerics": asdict(engine.numerics),
+            "environment": read_json(path / "environment.json"),
+            "attempts": self.folder.attempt,
+            "folder": str(path),
+        }
+        if outcome.kind == "per_client":
+            evaluator = Evaluator(experiment.task, config.eval.batch_size)
+            result["per_client"] = evaluator.each(outcome, data.test, "test")
+        if (profiled := read_json(path / PROFILE)) is not None:
+            result["profile"] = profiled
+        write_json(path / "result.json", result)
+        self.folder.set_done()
+        return result
 
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
         logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
@@ -420,13 +384,13 @@ class _Saver:
         self._changed: set[int] = set()
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 
-    def note(self, round: Round) -> None:
-        """A round whose row is in the journal."""
-        self._changed |= round.changed
-        self._pending = round.after, self._journal.length
+    def note(self, step: Recorded) -> None:
+        """A step whose row is in the journal."""
+        self._changed |= step.changed
+        self._pending = step.after, self._journal.length
 
     def waited(self, unit: str) -> float:
-        """Rounds or seconds since the last save."""
+        """Steps or seconds since the last save."""
         if unit == "seconds":
             return time.monotonic() - self._saved_at
         return self._pending[0].step - self._saved_step if self._pending else 0

@@ -197,6 +197,7 @@ class Experiment:
             num_classes=data.num_classes,
             input_shape=self.input_shape,
             proxy=data.proxy,
+            limit_server_steps=config.limit.server_steps,
         )
 
 

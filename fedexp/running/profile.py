@@ -18,8 +18,10 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.phases import PREFIX, phase
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
+from fedexp.storage.files import write_json
 
 _SHOWN = 5
+PROFILE = "profile.json"
 
 
 class Profile:
@@ -30,13 +32,11 @@ class Profile:
         device: what the run computes on.
         note: told that the trace is being written, which takes seconds.
 
-    Attributes:
-        report: plain values for ``result.json``: trace, and the costliest phases and ops, each name, seconds and its
-            share of the profiled time. Phases: without what is nested in them. Ops: on CUDA, kernel time.
+    It leaves `PROFILE` beside the trace: trace, and the costliest phases and ops, each name, seconds and its share of the
+    profiled time. Phases: without what is nested in them. Ops: on CUDA, kernel time.
     """
 
     def __init__(self, trace: Path, device: torch.device, note: Callable[[str], None]) -> None:
-        self.report: dict[str, Any] = {}
         self._trace, self._cuda, self._note = trace, device.type == "cuda", note
         kinds = torch.profiler.ProfilerActivity
         self._profiler = torch.profiler.profile(
@@ -64,7 +64,8 @@ class Profile:
                 if not op.key.startswith(PREFIX):
                     ops[op.key] += (op.self_device_time_total if self._cuda else op.self_cpu_time_total) / 1e6
             total = sum(phases.values())
-            self.report = {"trace": str(self._trace), "phases": _rows(phases, total), "ops": _rows(ops, total)}
+            report = {"trace": str(self._trace), "phases": _rows(phases, total), "ops": _rows(ops, total)}
+            write_json(self._trace.with_name(PROFILE), report)
 
 
 class _Named(Engine):

@@ -28,7 +28,7 @@ def summarise(rows: Sequence[dict[str, Any]], experiment: Experiment) -> dict[st
             "the run delivered no model to evaluate: no client ever took part", where="partition, sampling"
         )
     measured = [key for key in evaluated[-1] if key.startswith(("test/", "val/"))]
-    last = {key: value for key, value in evaluated[-1].items() if key != "round"}
+    last = {key: value for key, value in evaluated[-1].items() if key not in ("round", "step")}
     tail = evaluated[-10:]
     means = {key: statistics.fmean(row[key] for row in tail) for key in measured}
     best = {key: _best([row[key] for row in evaluated], higher(key)) for key in measured}

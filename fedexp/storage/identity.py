@@ -42,7 +42,7 @@ _BY_HASH = {
 _ALWAYS = (
     "fedexp.running.experiment",
     "fedexp.engines.exactness",
-    "fedexp.running.rounds",
+    "fedexp.running.steps",
     "fedexp.core.kernel",
     "fedexp.engines.memo",
     "fedexp.engines.serial",

@@ -155,10 +155,11 @@ class Journal:
         self._metrics.write((json.dumps(row) + "\n").encode())
         self._metrics.flush()
 
-    def time(self, round: int, seconds: dict[str, float], **facts: Any) -> None:
-        """What a round took by phase, and other facts that another run of it need not repeat."""
+    def time(self, round: int, step: int, seconds: dict[str, float], **facts: Any) -> None:
+        """What a step took by phase, and other facts that another run of it need not repeat."""
         row = {
             "round": round,
+            "step": step,
             "attempt": self._attempt,
             "seconds": {k: round_6(v) for k, v in seconds.items()},
             **facts,

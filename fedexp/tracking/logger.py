@@ -58,7 +58,7 @@ class Logger(ABC):
 
     @abstractmethod
     def log(self, row: dict[str, Any]) -> None:
-        """One round; ``row["round"]`` counts from 1."""
+        """One step; ``row["round"]`` and ``row["step"]`` (finished steps in all) count from 1."""
 
     @abstractmethod
     def close(self, status: str, result: dict[str, Any] | None) -> None:

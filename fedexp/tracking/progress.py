@@ -59,8 +59,11 @@ class Progress:
             self._shown = now
             self._bar.update(self._task, completed=self._done + done / of, clients=f"client {done}/{of}")
 
-    def round(self, row: dict[str, Any], headline: str) -> None:
-        """A round finished; `headline` names the metric to show, with the last value where it was not measured now."""
+    def step(self, row: dict[str, Any], headline: str, ends_round: bool) -> None:
+        """A step finished; `headline` names the metric to show, with the last value where it was not measured now."""
+        if not ends_round:
+            self._within(row)
+            return
         self._done = row["round"]
         if self._silent:
             return
@@ -77,6 +80,18 @@ class Progress:
             self._shown = now
             print(self._unsaid, flush=True)
             self._unsaid = ""
+
+    def _within(self, row: dict[str, Any]) -> None:
+        """A step that does not end its round: shown now and then."""
+        now = time.monotonic()
+        if self._silent or now - self._shown < (_LINE_SECONDS if self._bar is None else _BAR_SECONDS):
+            return
+        self._shown = now
+        text = f"round {row['round']}/{self._rounds}, step {row['step']}"
+        if self._bar is None:
+            print(text, flush=True)
+        else:
+            self._bar.update(self._task, clients=f"step {row['step']}")
 
     def note(self, text: str) -> None:
         """Print a line without breaking the bar."""

@@ -42,10 +42,10 @@ class TensorBoard(Logger):
             self.log(row)
 
     def log(self, row: dict[str, Any]) -> None:
-        """One scalar a metric, at step ``round``."""
+        """One scalar a metric, at ``step``, the finished steps."""
         for name, value in row.items():
-            if name != "round" and isinstance(value, int | float):
-                self._writer.add_scalar(name, value, row["round"])
+            if name not in ("round", "step") and isinstance(value, int | float):
+                self._writer.add_scalar(name, value, row["step"])
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
         """Flush to disk, with the headline as text."""

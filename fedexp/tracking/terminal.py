@@ -26,7 +26,7 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     if last is not None and name in result["best"]:
         table.add_row("", f"last {last:.4f}, mean of last 10 {result['mean_last_10'][name]:.4f}, "
                           f"best (oracle) {result['best'][name]:.4f}")  # fmt: skip
-    rounds = f"{result['rounds']}, {result['steps']} local steps"
+    rounds = f"{result['rounds']}, {result['local_steps']} local steps"
     if result["rounds_to_target"] is not None:
         rounds += f"; target reached in round {result['rounds_to_target']}"
     table.add_row("rounds", rounds)

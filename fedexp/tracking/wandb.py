@@ -38,7 +38,7 @@ class Wandb(Logger):
     entity: str | None = None
     mode: Literal["offline", "online"] = "offline"
     _run: Any = field(init=False, default=None, repr=False)
-    _sent: int = field(init=False, default=0, repr=False)  # rounds up to here are in W&B already
+    _sent: int = field(init=False, default=0, repr=False)  # steps up to here are in W&B already
 
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
         """Start or resume the W&B run and send the rows of earlier attempts that it lacks."""
@@ -50,7 +50,7 @@ class Wandb(Logger):
             _open.add(id(self))
         self._run.define_metric("*", step_metric="round")
         # an interrupted attempt may have sent rounds that are computed again now, to the same values
-        self._sent = int(self._run.summary.get("round", 0)) if self._run.resumed else 0
+        self._sent = int(self._run.summary.get("step", 0)) if self._run.resumed else 0
         for row in history:
             self.log(row)
         for part in (run.folder / "wandb").glob(f"offline-run-*-{run.id}*"):
@@ -60,9 +60,9 @@ class Wandb(Logger):
 
     def log(self, row: dict[str, Any]) -> None:
         """Send one round, unless W&B has it."""
-        if row["round"] > self._sent:
-            self._run.log(row, step=row["round"], commit=True)  # now, not with the next round
-            self._sent = row["round"]
+        if row["step"] > self._sent:
+            self._run.log(row, step=row["step"], commit=True)  # now, not with the next step
+            self._sent = row["step"]
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
         """Fill the summary and finish; failed and interrupted runs show as such."""
@@ -181,7 +181,7 @@ def _summary(result: dict[str, Any]) -> dict[str, Any]:
         for name, value in (result.get(group) or {}).items():
             summary[f"{group}/{name}"] = value
     summary["partition/sha256"] = (result.get("partition") or {}).get("sha256")
-    for name in ("rounds", "rounds_to_target", "steps", "steps_per_second", "stacked_share", "attempts"):
+    for name in ("rounds", "rounds_to_target", "local_steps", "steps_per_second", "stacked_share", "attempts"):
         summary[name] = result.get(name)
     summary |= {name: value for name, value in result.items() if name.startswith("oracle/")}
     return {

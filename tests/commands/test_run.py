@@ -89,7 +89,7 @@ def test_a_run_is_found_again_and_leaves_its_records(capsys) -> None:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]
     assert result["headline"] == {"metric": "test/global/acc", "rule": "last", "value": rows[-1]["test/global/acc"]}
-    assert result["steps"] == sum(row["steps"] for row in rows)
+    assert result["local_steps"] == sum(row["local_steps"] for row in rows)
     parameters = 64 * 4 + 4 + 4 * 10 + 10
     assert result["bytes"] == {"up": 2 * 4 * parameters * 4, "down": 2 * 4 * parameters * 4}
     assert result["oracle/test/global/acc"] == max(row["test/global/acc"] for row in rows)
@@ -169,7 +169,7 @@ def test_headline_rules() -> None:
 def test_smoke_shrinks_anything() -> None:
     assert run_command(["debug=smoke", "clients=100", "clients_per_round=10", "rounds=500", "model=resnet18_gn"]) == 0
     (result,) = results()
-    assert result["rounds"] == 2 and result["partition"]["clients"] == 4 and result["steps"] == 16
+    assert result["rounds"] == 2 and result["partition"]["clients"] == 4 and result["local_steps"] == 16
 
 
 def test_same_seed_gives_every_method_the_same_clients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,11 @@ def make(root: Path, status: str, *, name: str = f"fedavg-digits-{CONFIG_HASH}",
     if status == "done":
         headline = {"metric": "test/global/acc", "rule": "last", "value": value}
         result = {"status": "done", "choices": choices, "overrides": ["seed=0"], "headline": headline, "rounds": 3}
-        result |= {"partition": {"sha256": "5" * 64}, "hashes": {"config": "c" * 32, "code": "d" * 32}, "steps": 9}
+        result |= {
+            "partition": {"sha256": "5" * 64},
+            "hashes": {"config": "c" * 32, "code": "d" * 32},
+            "local_steps": 9,
+        }
         write_json(folder / "result.json", result)
     return folder
 

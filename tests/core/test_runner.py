@@ -85,7 +85,7 @@ def test_bytes_and_steps_are_counted() -> None:
     (step,) = run(world.aggregator, world.env, Serial(), world.data)
     size = 8 * sum(v.numel() for v in world.env.initial_weights().params.values())
     assert step.metrics["bytes/up"] == step.metrics["bytes/down"] == 4 * 2 * size
-    assert step.metrics["steps"] == 3 + 2 + 3 + 2
+    assert step.metrics["local_steps"] == 3 + 2 + 3 + 2
     local = make_world("method=local", "rounds=1")
     (step,) = run(local.aggregator, local.env, Serial(), local.data)
     assert step.metrics["bytes/up"] == step.metrics["bytes/down"] == 0

@@ -104,7 +104,7 @@ def test_fusing_another_runs_models_is_training_them(method: str, overrides: lis
     assert_same_models(direct, given)
     assert result(given)["metrics"] == {
         **{name: value for name, value in result(direct)["metrics"].items() if name != "train/loss"},
-        "steps": 0,
+        "local_steps": 0,
     }
 
 
@@ -184,7 +184,7 @@ def test_smoke_keeps_the_folders_clients() -> None:
     (["client_models.path=LOCAL", "model.hidden=[7]"], ["another network", "hidden=(6,)", "hidden=(7,)"]),
     (["client_models.path=LOCAL", "model=cnn_mcmahan"], ["another network", "models.mlp.MLP", "models.cnn."]),
     (["client_models.path=LOCAL", "dtype=float64"], ["another type of numbers", "F32", "dtype=float64"]),
-    (["client_models.path=LOCAL", "method=scaffold"], ["keeps memory at the clients", "Scaffold"]),
+    (["client_models.path=LOCAL", "method=scaffold"], ["keeps a state at the clients", "Scaffold"]),
     (["client_models.path=LOCAL", "method=fednova"], ["numbers of local steps", "aggregator=mean"]),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused_before_anything_runs(

@@ -40,9 +40,9 @@ def test_every_result_says_what_it_cost(stored: tuple[dict[str, Any], list[str]]
     seconds, timing = result["seconds"], read_jsonl(Path(result["folder"]) / "timing.jsonl")
     assert set(seconds) == {"setup", "train", "aggregate", "evaluate", "checkpoint", "log", "total"}
     assert seconds["total"] == pytest.approx(sum(s for phase, s in seconds.items() if phase != "total"), abs=0.01)
-    assert sum(row["executed"] for row in timing) == result["steps"] > 0
+    assert sum(row["executed"] for row in timing) == result["local_steps"] > 0
     trained = sum(row["seconds"]["train"] for row in timing)
-    assert result["steps_per_second"] == pytest.approx(result["steps"] / trained, abs=1e-3)
+    assert result["steps_per_second"] == pytest.approx(result["local_steps"] / trained, abs=1e-3)
     assert result["stacked_share"] == 0.0
     assert result["peak_memory"]["ram"] >= timing[-1]["peak_memory"]["ram"] >= result["memory_probe"]["ram"] > 50e6
 
@@ -50,7 +50,7 @@ def test_every_result_says_what_it_cost(stored: tuple[dict[str, Any], list[str]]
 def test_work_from_the_memo_is_not_counted_as_executed(tmp_path: Path) -> None:
     first, _ = run(tmp_path, "rounds=1")
     second, _ = run(tmp_path, "rounds=1", "headline.rule=mean_last_10")
-    assert second["steps"] == first["steps"]
+    assert second["local_steps"] == first["local_steps"]
     assert first["steps_per_second"] > 0
     assert second["steps_per_second"] is None
     assert read_jsonl(Path(second["folder"]) / "timing.jsonl")[0]["executed"] == 0
@@ -60,6 +60,7 @@ def test_costs_add_up_over_attempts_and_repeated_rounds_count_once() -> None:
     def row(round: int, train: float, executed: int, stacked: int, **more: Any) -> dict[str, Any]:
         return {
             "round": round,
+            "step": round,
             "seconds": {"train": train, "log": 1.0},
             "executed": executed,
             "stacked": stacked,
@@ -112,8 +113,8 @@ def test_a_meter_counts_from_round_to_round_through_the_memo(tmp_path: Path) -> 
     for asked, fresh in ((jobs[:1], jobs[:1]), (jobs, jobs[1:]), (jobs, [])):
         steps = {result.client: result.num_steps for result in memo.map(asked, world.data)}
         executed = [steps[job.client] for job in fresh]
-        assert meter.round(sum(steps.values())) == {"executed": sum(executed), "stacked": sum(executed) - len(executed)}
-    assert meter.round(0) == {"executed": 0, "stacked": 0}
+        assert meter.step(sum(steps.values())) == {"executed": sum(executed), "stacked": sum(executed) - len(executed)}
+    assert meter.step(0) == {"executed": 0, "stacked": 0}
 
 
 # ---------------------------------------------------------------- memory
@@ -211,14 +212,14 @@ def test_the_probe_is_told_before_round_1_and_changes_no_bit(
 def test_an_interrupted_run_reports_the_costs_of_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedexp.tracking.progress import Progress
 
-    show = Progress.round
+    show = Progress.step
 
-    def stop(self: Progress, row: dict[str, Any], headline: str) -> None:
-        show(self, row, headline)
+    def stop(self: Progress, row: dict[str, Any], headline: str, ends_round: bool) -> None:
+        show(self, row, headline, ends_round)
         if row["round"] == 2:
             raise Interrupted(15)
 
-    monkeypatch.setattr(Progress, "round", stop)
+    monkeypatch.setattr(Progress, "step", stop)
     with pytest.raises(Interrupted):
         run(tmp_path, "deterministic=true", "checkpoint.every=1")
     monkeypatch.undo()

@@ -22,7 +22,8 @@ from fedexp.tracking.tensorboard import TensorBoard
 from fedexp.tracking.wandb import Wandb, flat_config
 
 ROWS: list[dict[str, Any]] = [
-    {"round": n, "train/loss": 1 / n} | ({"test/global/acc": n / 10} if n % 2 == 0 else {}) for n in range(1, 6)
+    {"round": n, "step": n, "train/loss": 1 / n} | ({"test/global/acc": n / 10} if n % 2 == 0 else {})
+    for n in range(1, 6)
 ]
 RESULT = {
     "status": "done",
@@ -176,14 +177,14 @@ class FakeRun:
     """Stands for a run on a server that has some rounds."""
 
     def __init__(self, has: int) -> None:
-        self.resumed, self.summary, self.rows, self.code = has > 0, {"round": has} if has else {}, [], None
+        self.resumed, self.summary, self.rows, self.code = has > 0, {"step": has} if has else {}, [], None
         self.settings = type("Settings", (), {"sync_dir": "none"})
         self.url = "https://wandb.test/run"
 
     def define_metric(self, name: str, step_metric: str) -> None: ...
 
     def log(self, row: dict[str, Any], step: int, commit: bool) -> None:
-        assert step == row["round"] and commit
+        assert step == row["step"] and commit
         self.rows.append(row)
 
     def finish(self, exit_code: int) -> None:
@@ -289,7 +290,7 @@ def test_csv_holds_every_round_once_with_all_columns(tmp_path: Path) -> None:
     interrupted_and_resumed(Csv, tmp_path)
     with (tmp_path / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["round", "train/loss", "test/global/acc"]
+    assert list(rows[0]) == ["round", "step", "train/loss", "test/global/acc"]
     read = [{name: float(value) for name, value in row.items() if value} for row in rows]
     assert read == ROWS  # floats survive to the last bit
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]

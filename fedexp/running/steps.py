@@ -1,4 +1,4 @@
-"""What a run's rows hold: steps, evaluated and judged. Part of every run's code hash; what records them is not."""
+"""What a run's rows hold: steps, evaluated where they end a round. Part of every run's code hash; what records them is not."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fedexp.running.experiment import Experiment
 
 
 @dataclass(frozen=True, eq=False)
-class Round:
-    """A finished round.
+class Recorded:
+    """A finished step.
 
     Args:
-        after: the snapshot after it; changed: clients whose memories changed.
-        row: its line of metrics.jsonl; seconds: by phase; last: no further round follows.
+        after: the snapshot after it; changed: clients whose states changed.
+        row: its line of metrics.jsonl; seconds: by phase; ends_round: no further step of its round follows; last: none at all.
         traced: what the method went through within it, where the config asks.
     """
 
@@ -34,19 +34,20 @@ class Round:
     changed: frozenset[int]
     row: dict[str, Any]
     seconds: dict[str, float]
+    ends_round: bool
     last: bool
     traced: Traced
 
 
-def rounds(
+def steps(
     experiment: Experiment,
     env: Env,
     data: FederatedData,
     engine: Engine,
     snapshot: Snapshot,
     on_client: Callable[[int, int], None],
-) -> Iterator[Round]:
-    """The rounds that follow `snapshot`, up to the method's end or the first that meets ``stop.target``.
+) -> Iterator[Recorded]:
+    """The steps that follow `snapshot`, up to the method's end or the first that meets ``stop.target``.
 
     Raises:
         FedexpError: the server's update left NaN or infinity in the model, or a metric is NaN.
@@ -55,10 +56,10 @@ def rounds(
     evaluator = Evaluator(experiment.task, config.eval.batch_size)
     tracer = Tracer(evaluator, data, config.trace.every, config.trace.weights)
     env = replace(env, trace=tracer)
-    steps = run(aggregator, env, engine, data, snapshot, config.on_nonfinite, on_client)
+    following = run(aggregator, env, engine, data, snapshot, config.on_nonfinite, on_client)
     while True:
         with phase("aggregate"):  # training is nested in it: the server consumes results as they come
-            step = next(steps, None)
+            step = next(following, None)
         if step is None:
             return
         traced = tracer.take()
@@ -68,22 +69,21 @@ def rounds(
             bad = trees.nonfinite(outcome.models[0].params)
             _refuse(
                 None if bad is None else f"the server's update left NaN or infinity in {bad}",
-                step.after.step,
+                step.round,
                 experiment,
             )
-        row = {"round": step.after.step, **step.metrics}
-        done = aggregator.done(step.after.state, env.at(step.after.step))
-        if done or step.after.step % config.eval.every == 0:
+        row = {"round": step.round + 1, "step": step.after.step, **step.metrics}
+        if step.over or (step.last and (step.round + 1) % config.eval.every == 0):
             with phase("evaluate"):
                 row |= evaluator(outcome, data.test, "test")
                 if data.val is not None:
                     row |= evaluator(outcome, data.val, "val")
         lost = [name for name, value in row.items() if math.isnan(value)]  # finite weights may overflow in the network
-        _refuse(f"{lost[0]} is NaN" if lost else None, step.after.step, experiment)
+        _refuse(f"{lost[0]} is NaN" if lost else None, step.round, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}
         seconds["aggregate"] -= traced.seconds
-        last = done or reached(experiment, [row])
-        yield Round(step.after, step.changed, row, seconds, last, traced)
+        last = step.over or reached(experiment, [row])
+        yield Recorded(step.after, step.changed, row, seconds, step.last, last, traced)
         if last:
             return
 
@@ -97,7 +97,7 @@ def reached(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
 def _refuse(problem: str | None, round: int, experiment: Experiment) -> None:
     if problem:
         raise FedexpError(
-            f"round {round}: {problem}",
+            f"round {round + 1}: {problem}",
             where=f"aggregator {type(experiment.aggregator).__name__}, "
             f"server optimizer {type(experiment.server_optimizer).__name__}",
             do="lower server_optimizer.lr or local.lr",

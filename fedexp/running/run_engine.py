@@ -1,0 +1,117 @@
+"""The engine of a run: settled on the first jobs that are trained, and part of the run's numerics from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedexp.config.keys import Config
+from fedexp.core.build import build
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Engine, Trial, describe
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.numerics import Numerics
+from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
+from fedexp.engines.choice import ChoiceStore
+from fedexp.engines.memo import Memo
+from fedexp.engines.shares import thread_budget
+from fedexp.running.experiment import Experiment, check_device, choose_numerics
+from fedexp.running.peak_memory import probe_memory
+from fedexp.storage.files import read_json
+from fedexp.storage.identity import training_code_hash
+from fedexp.storage.run_folder import RunFolder
+
+_FILE = "numerics.json"
+
+
+def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None]) -> Numerics:
+    """Those of the run's first launch; at a first launch those that the config asks for, the engine still open."""
+    wanted = choose_numerics(config)
+    stored = read_json(folder.path / _FILE)
+    if stored is None:
+        return wanted
+    first = Numerics(**stored)
+    check_device(first.device)
+    asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != stored[k]}
+    if asked:
+        kept = {k: stored[k] for k in asked}
+        note(f"resuming with the numerics of the first launch: {kept} (asked for now: {asked})")
+    return first
+
+
+class RunEngine(Engine):
+    """Settles and opens the config's engine, the memo around it, when the first jobs come.
+
+    Attributes:
+        numerics: stored in the run's folder once the engine is settled.
+        memory_probe: what `probe_memory` measured on those first jobs.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        raw: Mapping[str, Any],
+        folder: RunFolder,
+        numerics: Numerics,
+        rounds: int,
+        note: Callable[[str], None],
+    ) -> None:
+        self.numerics = numerics
+        self.memory_probe: dict[str, Any] | None = None
+        self._experiment, self._raw, self._folder = experiment, raw, folder
+        self._rounds, self._note = rounds, note
+        self._engine: Engine | None = None
+
+    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+        if jobs:
+            yield from self._settled(jobs, data).map(jobs, data)
+
+    def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
+        return self._settled([job], data).probe(job, weights, data)
+
+    @property
+    def stacked_steps(self) -> int:
+        return 0 if self._engine is None else self._engine.stacked_steps
+
+    @property
+    def recalled_steps(self) -> int:
+        return 0 if self._engine is None else self._engine.recalled_steps
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+    def _settled(self, jobs: Sequence[ClientJob], data: FederatedData) -> Engine:
+        if self._engine is not None:
+            return self._engine
+        config = self._experiment.config
+        budget = thread_budget(config.threads)
+        trial = Trial(jobs, data, self._rounds - jobs[0].round, budget, self.numerics, self._note)
+        engine = self._chosen(trial)
+        self._engine = engine  # from here on to be closed
+        torch.set_num_threads(self.numerics.threads)
+        engine.open(self.numerics, budget)
+        task, batch, device = self._experiment.task, config.eval.batch_size, torch.device(self.numerics.device)
+        self.memory_probe = probe_memory(list(jobs), data, engine, task, None, batch, device)
+        self._note(self.memory_probe["text"])
+        if config.memo.enabled and config.reuse:
+            root = Path(config.output_root).expanduser().resolve() / "memo"
+            self._engine = Memo(engine, root, config.memo.max_gb, self.numerics, training_code_hash(self._raw))
+        return self._engine
+
+    def _chosen(self, trial: Trial) -> Engine:
+        """The engine with every choice made; fixes `numerics`."""
+        wanted, budget, config = self._experiment.engine, trial.threads, self._experiment.config
+        if self.numerics.engine:
+            computing = build(Engine, self.numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
+            return wanted.adopt(computing, self.numerics.threads, budget)
+        root = Path(config.output_root).expanduser().resolve() / "engines"
+        engine = ChoiceStore(root, training_code_hash(self._raw), not config.reuse).settle(wanted, trial)
+        numerics = replace(trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
+        self.numerics = Numerics(**self._folder.once(_FILE, asdict(numerics)))
+        return engine
