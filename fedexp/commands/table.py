@@ -15,7 +15,7 @@ from fedexp.core.errors import ConfigError, FedexpError
 
 if TYPE_CHECKING:
     from fedexp.tables.cells import Job, Slot
-    from fedexp.tables.lookup import Found
+    from fedexp.tables.lookup import CellRun
     from fedexp.tables.report.report import Form, Report
     from fedexp.tables.schema import Table
 
@@ -102,18 +102,18 @@ class _Request:
             self.table, self.form, only=only, seeds=options.seeds, extra=[o for o in options.overrides if not _is_hydra(o)]
         )  # fmt: skip
         self._finder = Finder(self.composer, any_code=options.any_code)
-        self.found = self.look()
+        self.cell_runs = self.look()
 
-    def look(self) -> dict[tuple[str, ...], Found]:
+    def look(self) -> dict[tuple[str, ...], CellRun]:
         from fedexp.tables.lookup import find
 
-        self.found = find(self.cells, self._finder)
-        return self.found
+        self.cell_runs = find(self.cells, self._finder)
+        return self.cell_runs
 
     @property
     def root(self) -> Path:
         """The output root."""
-        config = next((run.config for run in self.found.values() if run.config), None)
+        config = next((run.config for run in self.cell_runs.values() if run.config), None)
         return Path((config or self.composer(self.extra_root()))["output_root"]).expanduser().resolve()
 
     def extra_root(self) -> list[str]:
@@ -145,11 +145,11 @@ def _run(options: argparse.Namespace) -> int:
 
     request = _Request(options)
     jobs = request.jobs()
-    todo = [job for job in jobs if not _is_done(request.found[job.overrides])]
+    todo = [job for job in jobs if not _is_done(request.cell_runs[job.overrides])]
     _check(request, todo)
     methods = {job.overrides: slot.method for slot in request.cells for job in slot.jobs}
-    waiting = [(methods[job.overrides], request.found[job.overrides].folder) for job in todo]
-    failed = sum(request.found[job.overrides].status == "failed" for job in todo)
+    waiting = [(methods[job.overrides], request.cell_runs[job.overrides].folder) for job in todo]
+    failed = sum(request.cell_runs[job.overrides].status == "failed" for job in todo)
     again = f" ({failed} failed before)" if failed else ""
     absent = sum(not slot.jobs for slot in request.cells)
     without = f"; {absent} cells have no method yet" if absent else ""
@@ -166,7 +166,7 @@ def _run(options: argparse.Namespace) -> int:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         return code
     report = _finish(request)
-    if any(run.status != "done" for run in request.found.values()):
+    if any(run.status != "done" for run in request.cell_runs.values()):
         return JOB_ERROR
     return _strict(options, report)
 
@@ -175,7 +175,7 @@ def _report(options: argparse.Namespace) -> int:
     return _strict(options, _finish(_Request(options)))
 
 
-def _is_done(run: Found) -> bool:
+def _is_done(run: CellRun) -> bool:
     return bool(run.result) and not run.other_code and bool(run.config["reuse"])
 
 
@@ -196,7 +196,7 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
 
     for job in todo:
         try:
-            config = request.found[job.overrides].config or request.composer(list(job.overrides))
+            config = request.cell_runs[job.overrides].config or request.composer(list(job.overrides))
             Experiment.of(config)
             build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
         except FedexpError as error:
@@ -216,17 +216,17 @@ def _finish(request: _Request) -> Report:
         request.table,
         request.form,
         request.cells,
-        request.found,
+        request.cell_runs,
         root=root,
         command=options.typed,
         extra=request.extra,
     )
-    report = with_pictures(report, request.table, request.cells, request.found)
+    report = with_pictures(report, request.table, request.cells, request.cell_runs)
     print_report(report)
     folder = options.out or report_folder(root, report.name, report.form)
     page = write_report(report, folder)
-    logger = next((run.config["logger"] for run in request.found.values() if run.config), None)
-    if logger is not None and any(run.result for run in request.found.values()):
+    logger = next((run.config["logger"] for run in request.cell_runs.values() if run.config), None)
+    if logger is not None and any(run.result for run in request.cell_runs.values()):
         from fedexp.tables.report.wandb import send_summary
 
         if send_summary(report, logger, group(options), folder):
@@ -272,11 +272,11 @@ def _state(name: str, composer: Any, overrides: Sequence[str]) -> dict[str, Any]
 
     table = load_table(name)
     cells = slots(table, extra=overrides)
-    found = find(cells, Finder(composer))
-    statuses = [run.status for run in found.values()]
-    unready = sorted({run.error for run in found.values() if not run.config})
+    cell_runs = find(cells, Finder(composer))
+    statuses = [run.status for run in cell_runs.values()]
+    unready = sorted({run.error for run in cell_runs.values() if not run.config})
     done, failed = statuses.count("done"), statuses.count("failed")
-    state = "done" if done == len(found) else f"{failed} failed" if failed else "missing" if not done else "in part"
+    state = "done" if done == len(cell_runs) else f"{failed} failed" if failed else "missing" if not done else "in part"
     return {
         "table": name,
         "paper": table.paper,
@@ -284,23 +284,23 @@ def _state(name: str, composer: Any, overrides: Sequence[str]) -> dict[str, Any]
         "title": table.title,
         "cells": len(cells),
         "without_method": sum(not slot.jobs for slot in cells),
-        "runs": len(found),
+        "runs": len(cell_runs),
         "done": done,
         "failed": failed,
-        "data": _data(found.values()),
-        "seconds": sum(float(run.result["seconds"]["total"]) for run in found.values() if run.result),
+        "data": _data(cell_runs.values()),
+        "seconds": sum(float(run.result["seconds"]["total"]) for run in cell_runs.values() if run.result),
         "state": state if not unready else f"{state}; {unready[0]}",
         "forms": ["full", *(form for form in ("reduced", "smoke") if table.shrunk(form))],
     }
 
 
-def _data(found: Iterable[Found]) -> dict[str, bool]:
+def _data(cell_runs: Iterable[CellRun]) -> dict[str, bool]:
     """The data sets that a table needs, and whether their files are there."""
     from fedexp.core.build import build
     from fedexp.data.dataset import Dataset
 
     there: dict[str, bool] = {}
-    for run in found:
+    for run in cell_runs:
         name = str(run.config.get("choices", {}).get("dataset"))
         if run.config and name not in there:
             try:

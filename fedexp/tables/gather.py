@@ -12,7 +12,7 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import NON_SCIENTIFIC
 from fedexp.tables.cells import Slot, declared_seeds, key_of
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.lookup import Found, read_value
+from fedexp.tables.lookup import CellRun, read_value
 from fedexp.tables.ranks import spearman, tied
 from fedexp.tables.report import layout
 from fedexp.tables.report.report import Agreement, Cell, Form, Picture, Report, Verdict
@@ -25,7 +25,7 @@ def make_report(
     table: Table,
     form: Form,
     cells: Sequence[Slot],
-    found: Mapping[tuple[str, ...], Found],
+    cell_runs: Mapping[tuple[str, ...], CellRun],
     *,
     root: Path,
     command: str,
@@ -34,13 +34,13 @@ def make_report(
     """The report of `cells`, from the runs that are there.
 
     Args:
-        found: by a job's overrides; root: the output root, to which folders are relative.
+        cell_runs: by a job's overrides; root: the output root, to which folders are relative.
         extra: the user's own overrides; command: what was typed.
     """
     shrunk = table.shrunk(form)
     blamed = [override for override in extra if _alters(override, table)]
-    made = [_cell(table, slot, _runs(slot, found), shrunk.what if shrunk else "", root, blamed) for slot in cells]
-    used = [found[overrides] for overrides in dict.fromkeys(job.overrides for slot in cells for job in slot.jobs)]
+    made = [_cell(table, slot, _runs(slot, cell_runs), shrunk.what if shrunk else "", root, blamed) for slot in cells]
+    used = [cell_runs[overrides] for overrides in dict.fromkeys(job.overrides for slot in cells for job in slot.jobs)]
     done = [run for run in used if run.result]
     present = {cell.method for cell in made}
     return Report(
@@ -58,14 +58,14 @@ def make_report(
         agreement=tuple(_agreement(made, table.tie)),
         tolerance=table.tolerance,
         assumptions=tuple((a.what, a.why) for a in table.assumptions),
-        warnings=tuple(_warnings(table, form, cells, made, found, blamed)),
+        warnings=tuple(_warnings(table, form, cells, made, cell_runs, blamed)),
         facts=tuple(_facts(table, cells, done)),
         command=command,
     )
 
 
 def with_pictures(
-    report: Report, table: Table, cells: Sequence[Slot], found: Mapping[tuple[str, ...], Found]
+    report: Report, table: Table, cells: Sequence[Slot], cell_runs: Mapping[tuple[str, ...], CellRun]
 ) -> Report:
     """The report with the table's own drawings and the numbers as pictures, these where the paper prints some or else nothing
     was drawn. A drawing that cannot be made is a warning.
@@ -84,7 +84,7 @@ def with_pictures(
         )
         for slot in cells
         for job in slot.jobs
-        if (run := found[job.overrides]).result
+        if (run := cell_runs[job.overrides]).result
     ]
     drawings = [build(Drawing, node, f"drawings[{number}]") for number, node in enumerate(table.drawings)]  # type: ignore[type-abstract]
     drawn: tuple[Picture, ...] = ()
@@ -102,9 +102,9 @@ def with_pictures(
     return replace(report, pictures=drawn, warnings=(*report.warnings, *missed))
 
 
-def _runs(slot: Slot, found: Mapping[tuple[str, ...], Found]) -> list[Found]:
+def _runs(slot: Slot, cell_runs: Mapping[tuple[str, ...], CellRun]) -> list[CellRun]:
     """A cell's runs, each once: the user's overrides may make one of several."""
-    return [found[overrides] for overrides in dict.fromkeys(job.overrides for job in slot.jobs)]
+    return [cell_runs[overrides] for overrides in dict.fromkeys(job.overrides for job in slot.jobs)]
 
 
 def _alters(override: str, table: Table) -> bool:
@@ -113,7 +113,7 @@ def _alters(override: str, table: Table) -> bool:
     return key not in table.given and not any(f"{key}.".startswith(f"{own}.") for own in NON_SCIENTIFIC)
 
 
-def _cell(table: Table, slot: Slot, runs: Sequence[Found], reduced: str, root: Path, extra: Sequence[str]) -> Cell:
+def _cell(table: Table, slot: Slot, runs: Sequence[CellRun], reduced: str, root: Path, extra: Sequence[str]) -> Cell:
     column = table.columns[slot.method]
     paper, sd = table.printed(slot.conditions, slot.method)
     path = (column.value or table.headline.value).format(**slot.conditions)
@@ -171,7 +171,7 @@ def judge(cell: Cell, tolerance: float | None, unit: str, objection: str) -> tup
     return "deviates", f"{cell.delta:+.4g} {unit}, and the tolerance is {tolerance:g}"
 
 
-def _objection(runs: Iterable[Found], reduced: str, extra: Sequence[str]) -> str:
+def _objection(runs: Iterable[CellRun], reduced: str, extra: Sequence[str]) -> str:
     done = [run for run in runs if run.result]
     if reduced:
         return reduced
@@ -190,7 +190,7 @@ def _lossy(config: Mapping[str, Any]) -> str:
     return "" if getattr(kind, "faithful", True) else str(config["choices"].get("dataset"))
 
 
-def _why_not_run(runs: Sequence[Found]) -> str:
+def _why_not_run(runs: Sequence[CellRun]) -> str:
     failed = next((run for run in runs if run.status == "failed"), None)
     if failed is not None:
         return f"failed: {failed.error}"
@@ -212,7 +212,7 @@ def _warnings(
     form: Form,
     cells: Sequence[Slot],
     made: Sequence[Cell],
-    found: Mapping[tuple[str, ...], Found],
+    cell_runs: Mapping[tuple[str, ...], CellRun],
     extra: Sequence[str],
 ) -> Iterable[str]:
     shrunk = table.shrunk(form)
@@ -221,30 +221,37 @@ def _warnings(
     asked, declared = {job.seed for slot in cells for job in slot.jobs}, set(declared_seeds(table, form))
     if asked and asked != declared:
         yield f"Seeds {_listed(asked)} were asked for; the table's are {_listed(declared)}"
-    if extra and any(run.altered for run in found.values()):
+    if extra and any(run.altered for run in cell_runs.values()):
         yield f"These runs are not the table's own: {' '.join(extra)}"
     yield from _few_runs(cells, made)
     failed = [cell for cell in made if cell.failed]
     if failed:
         yield f"{_count(sum(len(cell.failed) for cell in failed), 'run')} failed, in {_names(table, failed)}"
-    yield from _mixed_splits(table, cells, found)
-    done = [run for run in found.values() if run.result]
-    for name, key in (("rounds", "rule"), ("metric", "metric")):
-        kinds = {
-            (run.result["choices"].get("method") if key == "metric" else "", run.result["headline"][key])
-            for run in done
-        }
-        if len(kinds) > len({method for method, _ in kinds}):
-            yield f"The headline's {name} differ between runs of one kind: {', '.join(sorted(k for _, k in kinds))}"
+    yield from _mixed_splits(table, cells, cell_runs)
+    done = [run for run in cell_runs.values() if run.result]
+    yield from _mixed_headlines(done)
     other = [run for run in done if run.other_code]
     if other:
         yield (
             f"{_count(len(other), 'run')} of {len(done)} {'was' if len(other) == 1 else 'were'} made by other code than today's "
             f"({', '.join(sorted({run.folder.name for run in other}))}); rows may mix code"
         )
-    waiting = [run for run in found.values() if not run.result and run.others]
+    waiting = [run for run in cell_runs.values() if not run.result and run.others]
     if waiting:
         yield f"{_count(len(waiting), 'run')} exist that other code than today's made: --any-code shows them"
+
+
+def _mixed_headlines(done: Sequence[CellRun]) -> Iterable[str]:
+    """A table's runs must have one rule of which rounds count; those of one method one metric."""
+    rules = {run.result["headline"]["rule"] for run in done}
+    if len(rules) > 1:
+        yield f"Runs have different headline rules: {', '.join(sorted(rules))}"
+    metrics: dict[str, set[str]] = {}
+    for run in done:
+        metrics.setdefault(str(run.result["choices"].get("method")), set()).add(run.result["headline"]["metric"])
+    for method, names in metrics.items():
+        if len(names) > 1:
+            yield f"Runs of {method} have different headline metrics: {', '.join(sorted(names))}"
 
 
 def _few_runs(cells: Sequence[Slot], made: Sequence[Cell]) -> Iterable[str]:
@@ -258,13 +265,13 @@ def _few_runs(cells: Sequence[Slot], made: Sequence[Cell]) -> Iterable[str]:
         yield f"{_count(len(partial), 'cell')} with runs missing: {shown}{_more(len(partial))}"
 
 
-def _mixed_splits(table: Table, cells: Sequence[Slot], found: Mapping[tuple[str, ...], Found]) -> Iterable[str]:
+def _mixed_splits(table: Table, cells: Sequence[Slot], cell_runs: Mapping[tuple[str, ...], CellRun]) -> Iterable[str]:
     """Methods in one row and seed must see one split; one data set must have one fingerprint."""
     splits: dict[str, set[str]] = {}
     data: dict[str, set[str]] = {}
     for slot in cells:
         for job in slot.jobs:
-            run = found[job.overrides]
+            run = cell_runs[job.overrides]
             if run.result:
                 row = " ".join(f"{k}={v}" for k, v in {**slot.conditions, **job.pooled, "seed": job.seed}.items())
                 splits.setdefault(row, set()).add(str(run.result["partition"]["sha256"]))
@@ -279,7 +286,7 @@ def _mixed_splits(table: Table, cells: Sequence[Slot], found: Mapping[tuple[str,
             yield f"Data set {name} was not the same in all runs: {', '.join(sorted(h[:8] for h in hashes))}"
 
 
-def _facts(table: Table, cells: Sequence[Slot], done: Sequence[Found]) -> Iterable[tuple[str, str]]:
+def _facts(table: Table, cells: Sequence[Slot], done: Sequence[CellRun]) -> Iterable[tuple[str, str]]:
     if not done:
         return
     results = [run.result for run in done]

@@ -1,4 +1,4 @@
-"""Runs behind a table's cells, found by the address of their configs."""
+"""Runs behind a table's cells, by the address of their configs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CODE = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
-class Found:
+class CellRun:
     """What is known of a job's run.
 
     Args:
@@ -53,12 +53,12 @@ class Finder:
     def __init__(self, composer: Composer, *, any_code: bool = False) -> None:
         self._composer, self._any_code = composer, any_code
 
-    def __call__(self, job: Job) -> Found:
+    def __call__(self, job: Job) -> CellRun:
         """The run of `job` as it is now."""
         try:
             config = self._composer(list(job.overrides))
         except ConfigError as error:
-            return Found(job, Path(), error=f"its config cannot be composed: {error.what}")
+            return CellRun(job, Path(), error=f"its config cannot be composed: {error.what}")
         folder = address(config)
         run = RunFolder(folder)
         others = tuple(_other_results(folder))
@@ -67,7 +67,7 @@ class Finder:
         if not result and self._any_code and others:
             folder, other = others[0], True
             result = RunFolder(folder).result() or {}
-        return Found(
+        return CellRun(
             job,
             folder,
             config,
@@ -97,17 +97,17 @@ def _other_results(folder: Path) -> Iterator[Path]:
     yield from sorted(paths, key=lambda path: (path / "result.json").stat().st_mtime, reverse=True)
 
 
-def find(cells: Sequence[Slot], finder: Finder) -> dict[tuple[str, ...], Found]:
+def find(cells: Sequence[Slot], finder: Finder) -> dict[tuple[str, ...], CellRun]:
     """Every job of `cells`, by its overrides. Where the user's make one run of several jobs, it is altered if it is for any."""
-    found: dict[tuple[str, ...], Found] = {}
+    cell_runs: dict[tuple[str, ...], CellRun] = {}
     for job in (job for cell in cells for job in cell.jobs):
         run = finder(job)
-        if run.altered or job.overrides not in found:
-            found[job.overrides] = run
-    return found
+        if run.altered or job.overrides not in cell_runs:
+            cell_runs[job.overrides] = run
+    return cell_runs
 
 
-def read_value(run: Found, path: str) -> float:
+def read_value(run: CellRun, path: str) -> float:
     """The number at `path` of a run: in result.json or, as ``trace.<round>.<iteration>.<series>/<metric>``, in a traced round.
 
     Raises:

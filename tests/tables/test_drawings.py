@@ -16,7 +16,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.tables.cells import Job
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.panels import deviation, mean
-from fedexp.tables.lookup import Found, read_value
+from fedexp.tables.lookup import CellRun, read_value
 from fedexp.tables.schema import load_table, table_names
 from tests.tables.test_schema import TINY, table
 
@@ -144,7 +144,7 @@ def test_mean_and_deviation_are_over_what_all_curves_have() -> None:
 
 def test_a_cell_reads_a_traced_iteration(tmp_path: Path) -> None:
     folder = run(tmp_path, "ours", 0, "diff", rows(0.2, 0.5, step=10)).folder
-    found = Found(Job(0, {}, (), ()), folder, result={"headline": {"value": 0.9}})
+    found = CellRun(Job(0, {}, (), ()), folder, result={"headline": {"value": 0.9}})
     assert read_value(found, "trace.1.10.mean_v/acc") == 0.5
     assert read_value(found, "trace.1.0.V/acc.1") == pytest.approx(0.3)
     assert read_value(found, "headline.value") == 0.9

@@ -15,7 +15,7 @@ from fedexp.core.errors import ConfigError, DataError
 from fedexp.tables.cells import Job, slots
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.gather import judge, make_report, with_pictures
-from fedexp.tables.lookup import Found, read_path
+from fedexp.tables.lookup import CellRun, read_path
 from fedexp.tables.ranks import spearman, tied
 from fedexp.tables.report.report import Cell, Picture, Report
 from tests.tables.test_schema import table
@@ -75,7 +75,7 @@ def result(
 
 
 def report(tmp_path: Path, change: Any = None, **changes: Any) -> Report:
-    """Of a table with rows beta 1, 2 and seeds 0, 1; `change(job, cell)` gives a run's result, or None, or a `Found`."""
+    """Of a table with rows beta 1, 2 and seeds 0, 1; `change(job, cell)` gives a run's result, or None, or a `CellRun`."""
     printed = [
         {"beta": 1, "method": "local", "value": 50.0},
         {"beta": 1, "method": "ensemble", "value": 60.0},
@@ -91,10 +91,10 @@ def report(tmp_path: Path, change: Any = None, **changes: Any) -> Report:
     for slot in cells:
         for job in slot.jobs:
             run = change(job, slot.method) if change else result(0.5)
-            if not isinstance(run, Found):
+            if not isinstance(run, CellRun):
                 config = {"dataset": DATASET, "choices": {"dataset": "digits"}}
                 folder = tmp_path / "runs" / slot.method / f"{job.seed}"
-                run = Found(job, folder, config, run or {}, status="done" if run else "missing")
+                run = CellRun(job, folder, config, run or {}, status="done" if run else "missing")
             found[job.overrides] = run
     return make_report(made, form, cells, found, root=tmp_path, command="typed", extra=extra)
 
@@ -133,18 +133,18 @@ def test_mixed_splits_data_rules_and_code_are_told(tmp_path: Path) -> None:
     data = report(tmp_path, lambda job, m: result(0.5, data=f"d{job.seed}"))
     assert ["Data set digits was not the same" in w for w in data.warnings] == [True]
     rules = report(tmp_path, lambda job, m: result(0.5, rule="last" if job.seed else "best_on_val", method=m))
-    assert ["headline's rounds differ" in w for w in rules.warnings] == [True]
+    assert ["different headline rules: best_on_val, last" in w for w in rules.warnings] == [True]
 
-    def other(job: Job, method: str) -> Found:
+    def other(job: Job, method: str) -> CellRun:
         config = {"dataset": DATASET, "choices": {"dataset": "digits"}}
-        return Found(job, tmp_path / "cafe", config, result(0.5), other_code=job.seed == 1, status="done")
+        return CellRun(job, tmp_path / "cafe", config, result(0.5), other_code=job.seed == 1, status="done")
 
     code = report(tmp_path, other)
     assert ["4 runs of 8 were made by other code" in w for w in code.warnings] == [True]
     assert "made by other code" in code.cells[0].reason
 
-    def waiting(job: Job, method: str) -> Found:
-        return Found(job, tmp_path / "cafe", others=(tmp_path,))
+    def waiting(job: Job, method: str) -> CellRun:
+        return CellRun(job, tmp_path / "cafe", others=(tmp_path,))
 
     assert any("--any-code" in w for w in report(tmp_path, waiting).warnings)
 
@@ -154,9 +154,9 @@ def test_what_is_smaller_altered_or_lossy_is_never_reproduced(tmp_path: Path, mo
     assert {c.verdict for c in smaller.cells if c.values} == {"not comparable"}
     assert smaller.cells[0].reduced == smaller.cells[0].reason == "tiny data"
 
-    def altered(job: Job, method: str) -> Found:
+    def altered(job: Job, method: str) -> CellRun:
         config = {"dataset": DATASET, "choices": {"dataset": "digits"}}
-        return Found(job, tmp_path, config, result(0.5), altered=True, status="done")
+        return CellRun(job, tmp_path, config, result(0.5), altered=True, status="done")
 
     changed = report(tmp_path, altered, extra=["rounds=3"])
     assert changed.cells[0].verdict == "not comparable" and changed.cells[0].reason == "run with rounds=3"
@@ -175,9 +175,9 @@ def test_a_run_counts_once_however_many_conditions_it_stands_for(tmp_path: Path)
 
 
 def test_failures_are_told_with_their_error(tmp_path: Path) -> None:
-    def failing(job: Job, method: str) -> Found | dict[str, Any]:
+    def failing(job: Job, method: str) -> CellRun | dict[str, Any]:
         if method == "local":
-            return Found(job, tmp_path / "runs" / "x", status="failed", error="loss is NaN")
+            return CellRun(job, tmp_path / "runs" / "x", status="failed", error="loss is NaN")
         return result(0.5)
 
     made = report(tmp_path, failing)
@@ -218,7 +218,7 @@ def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path
     nodes = [{"_target_": f"{__name__}.Torn"}, {"_target_": f"{__name__}.Square"}]
     made = table(tmp_path, drawings=[*nodes, nodes[1]])
     cells = slots(made)
-    found = {job.overrides: Found(job, tmp_path, {}, result(0.5), status="done") for s in cells for job in s.jobs}
+    found = {job.overrides: CellRun(job, tmp_path, {}, result(0.5), status="done") for s in cells for job in s.jobs}
     whole = with_pictures(report(tmp_path), made, cells, found)
     assert "Torn is not drawn: the paper is torn" in whole.warnings
     assert "Square is not drawn: another picture is called square: give it a name" in whole.warnings
