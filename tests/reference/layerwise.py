@@ -1,0 +1,71 @@
+"""A method whose round has several steps: train, grow a hidden layer on the server, retrain what lies above it.
+
+Step 0 of a round: clients train the model; the server averages. Step 1, on the server alone: hidden layer 0 gets `grow` more
+units, whose outgoing weights are zero, so that the function stays. Step 2: clients retrain everything above hidden layer 0,
+which is frozen, for one epoch; the server averages. It needs `Aggregator.position`, a job's own budget, frozen parameters by
+job and widths as data (`with_widths`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedexp.core.aggregator import Aggregator, State
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.outcome import Outcome
+from fedexp.core.task import Metrics
+from fedexp.core.weights import Weights, with_widths
+
+STEPS = 3
+FROZEN = frozenset({"hidden.0.weight", "hidden.0.bias"})
+
+
+@dataclass(frozen=True)
+class Layerwise(Aggregator):
+    """Args: grow: units that hidden layer 0 of an MLP gains a round."""
+
+    grow: int = 2
+
+    def position(self, state: State, step: int) -> tuple[int, int]:
+        return divmod(step, STEPS)
+
+    def init(self, env: Env) -> State:
+        return {"weights": env.initial_weights()}
+
+    def plan(self, state: State, env: Env) -> list[ClientJob]:
+        if env.step == 1:
+            return []
+        clients, start = env.sample(), state["weights"]
+        if env.step == 0:
+            return [env.job(c, start, {}) for c in clients]
+        return [env.job(c, start, {}, frozen=FROZEN, budget=replace(env.budget_now, epochs=1)) for c in clients]
+
+    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        if env.step == 1:
+            grown = widened(state["weights"], self.grow, env)
+            return {"weights": grown}, {"layerwise/width": len(grown.params["hidden.0.bias"])}
+        models = [result.weights for result in results]
+        mean = {name: torch.stack([m.params[name] for m in models]).mean(0) for name in models[0].params}
+        return {"weights": Weights(models[0].spec, mean, models[0].buffers)}, {"clients": len(models)}
+
+    def outcome(self, state: State) -> Outcome:
+        return Outcome((state["weights"],), self.delivers)
+
+
+def widened(old: Weights, grow: int, env: Env) -> Weights:
+    """`old` with `grow` more units in hidden layer 0, the new ones' incoming weights those of a fresh network's."""
+    width = len(old.params["hidden.0.bias"]) + grow
+    spec = with_widths(old.spec, env.input_shape, {"hidden.0": width})
+    fresh = Weights.init(spec, env.seed + env.round, env.device, env.dtype)
+    params = {}
+    for name, value in fresh.params.items():
+        before = old.params[name]
+        if name == "hidden.1.weight":  # its new columns are zero
+            value = torch.zeros_like(value)
+        value[tuple(slice(0, size) for size in before.shape)] = before
+        params[name] = value
+    return Weights(spec, params, fresh.buffers)
