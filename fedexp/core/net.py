@@ -67,9 +67,9 @@ class Net:
             self._module = _own_dropout(spec.module().to(device, dtype))
         self._parts = dict(self._module.named_modules())
         self._layers = {_joined(name, "weight"): name for name, m in self._parts.items() if isinstance(m, LAYERS)}
-        self._norms = [n for n, m in self._parts.items() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self._norms = {name for name, m in self._parts.items() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
         linear = [name for name, m in self._parts.items() if isinstance(m, nn.Linear)]
-        self._head: str | None = getattr(type(self._module), "head_module", linear[-1] if linear else None)
+        self._head: str = getattr(type(self._module), "head_module", linear[-1] if linear else "")
         self._slots = _slots(self._module, "_parameters")
         self._buffer_slots = _slots(self._module, "_buffers")
         self._bound: tuple[Tree, Tree] | None = None
@@ -115,11 +115,8 @@ class Net:
     def head(self, params: Tree, buffers: Tree, features: Tensor) -> Tensor:
         """The output for penultimate features (batch, ...): what comes after them, alone.
 
-        Raises:
-            ConfigError: the network has none; `fedexp.core.layers.check_head` says so before anything is trained.
+        A method that calls it checks with `fedexp.core.layers.check_head`, before anything is trained, that there is one.
         """
-        if self._head is None:
-            raise self._headless()
         return self._run(self._parts[self._head], params, buffers, (features,))
 
     def observe(
@@ -140,40 +137,32 @@ class Net:
             ConfigError: `features` of a network without a head.
         """
         shown = self._layers if layers == "all" else {weight: self._layers[weight] for weight in layers}
-        names = {*shown.values(), *(self._norms if norms else ())}
-        if features:
-            if self._head is None:
-                raise self._headless()
-            names |= {self._head, ""}
-        calls: dict[str, tuple[tuple[Tensor, ...], Tensor]] = {}
+        names = {*shown.values(), *(self._norms if norms else ()), *((self._head, "") if features else ())}
         watched = [(name, self._parts[name]) for name in names]
-        for name, module in watched:  # several times faster than hooks of torch's, and nothing where nobody looks
+        calls: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, module in watched:  # cheaper than hooks of torch's, and nothing where nobody looks
             module.__dict__["forward"] = partial(_witnessed, module.forward, calls, name)
         try:
             output = self(params, buffers, *inputs)
         finally:
             for _, module in watched:
                 del module.__dict__["forward"]
-        if features and (self._head not in calls or calls[self._head][1] is not calls[""][1]):
-            raise self._headless()
-        seen = {name: given[0] for name, (given, _) in calls.items()}
-        if self.precision == "bf16" and self._module.training:
-            seen = {name: value.to(self._dtype) for name, value in seen.items()}
-        by_module = {name: weight for weight, name in shown.items()}
+        if features and (not self._head or self._head not in calls or calls[self._head][1] is not calls[""][1]):
+            raise ConfigError(
+                "the network has no head that runs on penultimate features: "
+                + (f"its output is not that of '{self._head}' alone" if self._head else "it has no linear layer"),
+                where="model",
+                got=self.spec.arch,
+                do="choose another model, a method that needs no features, or declare `head_module` on the class",
+            )
+        rounded = self.precision == "bf16" and self._module.training
+        seen = {name: x.to(self._dtype) if rounded else x for name, (x, _) in calls.items()}
+        weight_of = {name: weight for weight, name in shown.items()}
         return Observed(
             output,
-            {by_module[name]: value for name, value in seen.items() if name in by_module},
-            seen[self._head] if features and self._head is not None else None,
-            {name: value for name, value in seen.items() if name in self._norms} if norms else {},
-        )
-
-    def _headless(self) -> ConfigError:
-        last = "it has no linear layer" if self._head is None else f"its output is not that of '{self._head}' alone"
-        return ConfigError(
-            f"the network has no head that runs on penultimate features: {last}",
-            where="model",
-            got=self.spec.arch,
-            do="choose another model, a method that does not look at features, or declare `head_module` on the class",
+            {weight_of[name]: x for name, x in seen.items() if name in weight_of},
+            seen[self._head] if features else None,
+            {name: x for name, x in seen.items() if name in self._norms} if norms else {},
         )
 
     def _run(self, module: nn.Module, params: Tree, buffers: Tree, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -190,10 +179,10 @@ class Net:
 
 
 def _witnessed(
-    forward: Callable[..., Tensor], calls: dict[str, tuple[tuple[Tensor, ...], Tensor]], name: str, *inputs: Tensor
+    forward: Callable[..., Tensor], calls: dict[str, tuple[Tensor, Tensor]], name: str, *inputs: Tensor
 ) -> Tensor:
     output = forward(*inputs)
-    calls[name] = inputs, output
+    calls[name] = inputs[0], output
     return output
 
 

@@ -55,9 +55,7 @@ class Declared(Bounded):
 
 
 class Convolutional(nn.Module):
-    """No linear layer at all; the head is a convolution, whose features are maps."""
-
-    head_module = "output"
+    """No linear layer at all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,8 +65,10 @@ class Convolutional(nn.Module):
         return self.output(torch.relu(self.conv(x)))
 
 
-class Headless(Convolutional):
-    head_module = None  # type: ignore[assignment]
+class Dense(Convolutional):
+    """Its head is a convolution, whose features are maps."""
+
+    head_module = "output"
 
 
 HERE = "tests.core.test_observe"
@@ -207,7 +207,7 @@ def test_under_bf16_all_that_is_shown_is_in_the_models_dtype_and_the_head_rounds
         (config_of("cvae", (1, 8, 8)), (1, 8, 8), "not that of 'logvar' alone"),
         (spec_of("TwoHeads"), IMAGE, "not that of"),
         (spec_of(f"{HERE}.Bounded"), IMAGE, "not that of 'output' alone"),
-        (spec_of(f"{HERE}.Headless"), IMAGE, "no linear layer"),
+        (spec_of(f"{HERE}.Convolutional"), IMAGE, "no linear layer"),
     ],
 )
 def test_networks_without_a_head_are_refused(spec: ModelSpec, shape: tuple[int, ...], match: str) -> None:
@@ -215,7 +215,7 @@ def test_networks_without_a_head_are_refused(spec: ModelSpec, shape: tuple[int, 
         check_head(spec, shape)
 
 
-@pytest.mark.parametrize(("name", "features"), [("Declared", (4, 3)), ("Convolutional", (4, 4, 6, 6))])
+@pytest.mark.parametrize(("name", "features"), [("Declared", (4, 3)), ("Dense", (4, 4, 6, 6))])
 def test_a_class_may_declare_its_head(name: str, features: tuple[int, ...]) -> None:
     weights, net = weights_of(spec_of(f"{HERE}.{name}"), 0), net_of(spec_of(f"{HERE}.{name}"), False)
     check_head(weights.spec, IMAGE)
