@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import torch
@@ -23,7 +22,7 @@ from fedexp.core.layers import Layer, layers_of
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
-from fedexp.core.weights import ModelSpec, Weights
+from fedexp.core.weights import ModelSpec, Weights, by_spec
 from fedexp.probes.class_counts import ClassCounts, counts
 
 LastLayer = Literal["plain", "masked"]
@@ -74,7 +73,7 @@ def check_mask(choice: str, spec: ModelSpec, input_shape: tuple[int, ...], key: 
         )
 
 
-@cache
+@by_spec
 def _output_rows(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[int, str]:
     """Rows of the last layer's weight, and its name."""
     name = layers_of(spec, input_shape)[-1].weight

@@ -1,20 +1,17 @@
-"""What a network is made of, to methods that look into it: its linear and convolutional layers, and what each is given."""
+"""What a network is made of, to methods that look into it: its linear and convolutional layers, and whether it has a head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.net import Net
+from fedexp.core.net import LAYERS, Net
 from fedexp.core.seeds import seed_of
-from fedexp.core.trees import Tree
-from fedexp.core.weights import ModelSpec, Weights
+from fedexp.core.weights import ModelSpec, Weights, by_spec
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Layer:
 
 
 def _layer(name: str, module: nn.Module) -> Layer | None:
-    if not isinstance(module, nn.Linear | nn.Conv2d):
+    if not isinstance(module, LAYERS):
         return None
     weight, bias = f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".") if module.bias is not None else None
     if isinstance(module, nn.Linear):
@@ -52,32 +49,32 @@ def _layer(name: str, module: nn.Module) -> Layer | None:
     return Layer(weight, bias, "conv", *pairs)
 
 
-@cache
+def layers_in(net: Net) -> dict[str, Layer]:
+    """The network's linear and convolutional layers by the names of their weights, in no order that means anything."""
+    layers = (_layer(name, module) for name, module in net.named_modules())
+    return {layer.weight: layer for layer in layers if layer is not None}
+
+
+@by_spec
 def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...]:
     """The network's linear and convolutional layers in the order in which a forward pass meets them; the last is the output."""
+    net, weights = _trial(spec)
+    layers = layers_in(net)
+    with torch.no_grad():
+        seen = net.observe(weights.params, weights.buffers, torch.zeros(1, *input_shape), layers="all")
+    return tuple(layers[name] for name in seen.layers)
+
+
+@by_spec
+def check_head(spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+    """Refuse a network that has no penultimate features with a head that runs on them alone; `ConfigError` says why."""
+    net, weights = _trial(spec)
+    with torch.no_grad():
+        net.observe(weights.params, weights.buffers, torch.zeros(1, *input_shape), features=True)
+
+
+def _trial(spec: ModelSpec) -> tuple[Net, Weights]:
     cpu = torch.device("cpu")
-    weights = Weights.init(spec, seed_of("layers"), cpu, torch.float32)
     net = Net(spec, cpu, torch.float32)
     net.train(False)
-    with torch.no_grad():
-        return tuple(layer_inputs(net, weights.params, weights.buffers, torch.zeros(1, *input_shape)))
-
-
-def layer_inputs(net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> dict[Layer, Tensor]:
-    """What every linear and convolutional layer is given, in the order in which the forward pass meets them."""
-    seen: dict[Layer, Tensor] = {}
-
-    def keep(layer: Layer) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-            seen[layer] = given[0]
-
-        return hook
-
-    layers = [(module, _layer(name, module)) for name, module in net.named_modules()]
-    handles = [m.register_forward_pre_hook(keep(layer)) for m, layer in layers if layer is not None]
-    try:
-        net(params, buffers, *inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen
+    return net, Weights.init(spec, seed_of("layers"), cpu, torch.float32)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,26 @@ from fedexp.core.numerics import Precision
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, computes_channels_last
 
+LAYERS = (nn.Linear, nn.Conv2d)
 _RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """What one run of a network showed. Under ``torch.vmap``, return its tensors, not itself.
+
+    Args:
+        output: the network's.
+        layers: inputs of linear and convolutional layers by the names of their weights, in forward order.
+        features: the head's input, (batch, ...); None unless asked for.
+        norms: inputs (batch, channels, ...) of BatchNorms by module name, in forward order; the statistics that each keeps
+            of them are the buffers ``<name>.running_mean`` and ``<name>.running_var``.
+    """
+
+    output: Tensor
+    layers: Tree
+    features: Tensor | None
+    norms: Tree
 
 
 class Net:
@@ -31,7 +52,9 @@ class Net:
             ``flatten``, then these layers with ReLU between them, and nothing else. Engines have a faster way to train it.
         has_batch_norm: whether a training batch needs two samples; what the module keeps in evaluation mode does not count.
 
-    A class may declare ``frozen_parameters``, fnmatch patterns of the names of what clients never train.
+    A class may declare ``frozen_parameters``, fnmatch patterns of the names of what clients never train, and
+    ``head_module``, the name of the module that makes the network's output of the penultimate features (by default its
+    last linear layer).
     """
 
     def __init__(
@@ -42,19 +65,22 @@ class Net:
         self._device, self._dtype = device.type, dtype
         with torch.random.fork_rng(devices=[]):
             self._module = _own_dropout(spec.module().to(device, dtype))
+        self._parts = dict(self._module.named_modules())
+        self._layers = {_joined(name, "weight"): name for name, m in self._parts.items() if isinstance(m, LAYERS)}
+        self._norms = {name for name, m in self._parts.items() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+        linear = [name for name, m in self._parts.items() if isinstance(m, nn.Linear)]
+        self._head: str = getattr(type(self._module), "head_module", linear[-1] if linear else "")
         self._slots = _slots(self._module, "_parameters")
         self._buffer_slots = _slots(self._module, "_buffers")
         self._bound: tuple[Tree, Tree] | None = None
         self._dropouts = [m for m in self._module.modules() if isinstance(m, Dropout)]
-        for name, module in self._module.named_modules():
+        for name, module in self._parts.items():
             if isinstance(module, Dropout):
                 module.stream = name
         self.linear_chain = _linear_chain(self._module)
         has_maps = any(value.dim() == 4 for value in self._module.parameters())
         self._channels_last = has_maps and computes_channels_last(spec, device.type)
-        self.has_batch_norm = any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self._module.modules()
-        )
+        self.has_batch_norm = any(self._parts[name].training for name in self._norms)
 
     def train(self, mode: bool = True) -> None:
         if self._module.training != mode:
@@ -67,7 +93,7 @@ class Net:
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The network's parts by name, for those who look into it."""
-        yield from self._module.named_modules()
+        yield from self._parts.items()
 
     def bind(self, params: Tree, buffers: Tree) -> None:
         """Put tensors into the module. The same dictionaries again cost nothing; change tensors in place, not the dicts."""
@@ -84,16 +110,84 @@ class Net:
         self._bound = None
 
     def __call__(self, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
+        return self._run(self._module, params, buffers, inputs)
+
+    def head(self, params: Tree, buffers: Tree, features: Tensor) -> Tensor:
+        """The output for penultimate features (batch, ...): what comes after them, alone.
+
+        A method that calls it checks with `fedexp.core.layers.check_head`, before anything is trained, that there is one.
+        """
+        return self._run(self._parts[self._head], params, buffers, (features,))
+
+    def observe(
+        self,
+        params: Tree,
+        buffers: Tree,
+        *inputs: Tensor,
+        layers: Collection[str] | Literal["all"] = (),
+        features: bool = False,
+        norms: bool = False,
+    ) -> Observed:
+        """Run the network as a call does and keep what was asked for; of a layer that runs twice, its last input.
+
+        Args:
+            layers: names of the weights of linear and convolutional layers.
+
+        Raises:
+            ConfigError: `features` of a network without a head.
+        """
+        shown = self._layers if layers == "all" else {weight: self._layers[weight] for weight in layers}
+        names = {*shown.values(), *(self._norms if norms else ()), *((self._head, "") if features else ())}
+        watched = [(name, self._parts[name]) for name in names]
+        calls: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, module in watched:  # cheaper than hooks of torch's, and nothing where nobody looks
+            module.__dict__["forward"] = partial(_witnessed, module.forward, calls, name)
+        try:
+            output = self(params, buffers, *inputs)
+        finally:
+            for _, module in watched:
+                del module.__dict__["forward"]
+        if features and (not self._head or self._head not in calls or calls[self._head][1] is not calls[""][1]):
+            raise ConfigError(
+                "the network has no head that runs on penultimate features: "
+                + (f"its output is not that of '{self._head}' alone" if self._head else "it has no linear layer"),
+                where="model",
+                got=self.spec.arch,
+                do="choose another model, a method that needs no features, or declare `head_module` on the class",
+            )
+        rounded = self.precision == "bf16" and self._module.training
+        seen = {name: x.to(self._dtype) if rounded else x for name, (x, _) in calls.items()}
+        weight_of = {name: weight for weight, name in shown.items()}
+        return Observed(
+            output,
+            {weight_of[name]: x for name, x in seen.items() if name in weight_of},
+            seen[self._head] if features else None,
+            {name: x for name, x in seen.items() if name in self._norms} if norms else {},
+        )
+
+    def _run(self, module: nn.Module, params: Tree, buffers: Tree, inputs: tuple[Tensor, ...]) -> Tensor:
         self.bind(params, buffers)
         if self._channels_last:
             inputs = tuple(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs)
         output: Tensor
         if self.precision == "bf16" and self._module.training:
             with torch.autocast(self._device, torch.bfloat16):
-                output = self._module(*inputs)
+                output = module(*inputs)
             return output.to(self._dtype)
-        output = self._module(*inputs)
+        output = module(*inputs)
         return output
+
+
+def _witnessed(
+    forward: Callable[..., Tensor], calls: dict[str, tuple[Tensor, Tensor]], name: str, *inputs: Tensor
+) -> Tensor:
+    output = forward(*inputs)
+    calls[name] = inputs[0], output
+    return output
+
+
+def _joined(module: str, name: str) -> str:
+    return f"{module}.{name}" if module else name
 
 
 def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any], str]]]:
@@ -104,7 +198,7 @@ def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any],
         for key, value in getattr(child, kind).items():
             if value is None:
                 continue
-            name = first.setdefault(id(value), f"{prefix}.{key}" if prefix else key)
+            name = first.setdefault(id(value), _joined(prefix, key))
             slots.setdefault(name, []).append((getattr(child, kind), key))
     return slots
 
@@ -135,7 +229,7 @@ def _own_dropout(module: nn.Module) -> nn.Module:
                 setattr(child, key, Dropout(layer.p))
             elif isinstance(layer, _RANDOM_LAYERS):
                 raise ConfigError(
-                    f"layer '{f'{name}.{key}' if name else key}' ({type(layer).__name__}) draws from torch's global generator",
+                    f"layer '{_joined(name, key)}' ({type(layer).__name__}) draws from torch's global generator",
                     where="model",
                     do="use fedexp.core.dropout.Dropout, or draw through its `noise`",
                 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ from fedexp.core.errors import ConfigError, suggest
 from fedexp.core.trees import Tree
 
 _CHANNELS_LAST_ON = ("cuda",)  # kinds of device whose convolutions are faster so
+
+by_spec = lru_cache(maxsize=16)
+"""Keeps what a function of specs (or `Net`) returned for those used last: widths may change every round."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,30 @@ class ModelSpec:
         parts = getattr(locate(self.arch, nn.Module, "model"), "extractor_and_head", None)
         answer: tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None = parts and parts(dict(self.kwargs))
         return answer
+
+    def variant(self, rule: str, refusal: str, *arguments: Any) -> ModelSpec:
+        """The network that a rule of its class makes of it.
+
+        A rule is a static method; of all constructor arguments (defaults included) and `arguments` it makes those that change.
+
+        Raises:
+            ConfigError: the class has no such rule; says `refusal`.
+        """
+        kind = locate(self.arch, nn.Module, "model")
+        changes: Callable[..., Mapping[str, Any]] | None = getattr(kind, rule, None)
+        if changes is None:
+            raise ConfigError(
+                refusal,
+                where="model",
+                expected=f"a class with a static method `{rule}`",
+                got=self.arch,
+                do="choose another model (MLP, ConvNet), or a method that does not ask for it",
+            )
+        signature = inspect.signature(kind).parameters.values()
+        whole = {p.name: p.default for p in signature if p.default is not p.empty} | dict(self.kwargs)
+        changed = {key: _freeze(value) for key, value in changes(whole, *arguments).items()}
+        own = dict(self.kwargs) | {key: value for key, value in changed.items() if value != whole[key]}
+        return ModelSpec(self.arch, tuple(sorted(own.items())))
 
     def module(self) -> nn.Module:
         """A new module; its initialisation draws from torch's global generator, so call it through `Weights.init`."""
@@ -172,7 +199,7 @@ def frozen_of(arch: str, names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(name for name in names for pattern in patterns if fnmatchcase(name, pattern))
 
 
-@cache
+@by_spec
 def computes_channels_last(spec: ModelSpec, device: str) -> bool:
     """Whether 4-D tensors of this network lie channels last; its class may refuse with ``channels_last = False``."""
     return device in _CHANNELS_LAST_ON and getattr(locate(spec.arch, nn.Module, "model"), "channels_last", True)

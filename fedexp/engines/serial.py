@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import train_client
 from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics, Precision
-from fedexp.core.weights import ModelSpec
+from fedexp.core.weights import by_spec
 from fedexp.engines.kernels.kernel import NotStackableError
 
 
@@ -24,13 +24,11 @@ from fedexp.engines.kernels.kernel import NotStackableError
 class Serial(Engine):
     """Executes jobs in this process, in order."""
 
-    _nets: dict[ModelSpec, Net] = field(init=False, default_factory=dict)
+    _nets: Callable[..., Net] = field(init=False, repr=False, compare=False, default_factory=lambda: by_spec(Net))
     _precision: Precision = field(init=False, default="float32")
 
     def open(self, numerics: Numerics, threads: int) -> None:
-        if numerics.precision != self._precision:
-            self._precision = numerics.precision
-            self._nets.clear()
+        self._precision = numerics.precision
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         for job in jobs:
@@ -44,11 +42,8 @@ class Serial(Engine):
 
     def net(self, job: ClientJob) -> Net:
         """The network that trains `job`, reused for all of its spec."""
-        spec = job.start.spec
-        if spec not in self._nets:
-            first = next(iter(job.start.params.values()))
-            self._nets[spec] = Net(spec, first.device, first.dtype, self._precision)
-        return self._nets[spec]
+        first = next(iter(job.start.params.values()))
+        return self._nets(job.start.spec, first.device, first.dtype, self._precision)
 
 
 def positions(data: FederatedData, client: int) -> Tensor:

@@ -11,7 +11,7 @@ from fedexp.core.data import Samples
 from fedexp.core.net import Net
 from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Batch, Metrics, Task
-from fedexp.core.weights import ModelSpec, Weights
+from fedexp.core.weights import Weights, by_spec
 
 _PLACES: dict[Delivers, tuple[str, tuple[str, ...]]] = {  # where a metric is filed, and what of its spread is kept
     "model": ("global", ("",)),
@@ -27,7 +27,7 @@ def metric_names(task: Task, delivers: Delivers, split: str) -> list[str]:
 
 
 class Evaluator:
-    """Measures outcomes; keeps one network an architecture.
+    """Measures outcomes; keeps the networks of the architectures it met last.
 
     Args:
         batch_size: inputs a forward pass.
@@ -36,7 +36,7 @@ class Evaluator:
     def __init__(self, task: Task, batch_size: int) -> None:
         self.task = task
         self.batch_size = batch_size
-        self._nets: dict[ModelSpec, Net] = {}
+        self._nets = by_spec(Net)
 
     def __call__(self, outcome: Outcome, samples: Samples, split: str) -> Metrics:
         """``<split>/global/*`` for one model, ``<split>/ensemble/*`` for an ensemble, ``<split>/local/*_mean|_std|_min``
@@ -60,11 +60,15 @@ class Evaluator:
     @torch.no_grad()
     def _measure(self, models: Sequence[Weights], outcome: Outcome, samples: Samples) -> Metrics:
         totals: dict[str, torch.Tensor] = {}
+        nets = [self._net(model) for model in models]
         for start in range(0, len(samples), self.batch_size):
             part = slice(start, start + self.batch_size)
             batch = Batch(samples.inputs(part), samples.y[part])
             inputs = self.task.inputs(batch)
-            outputs = [self.task.predict(self._net(model), model.params, model.buffers, *inputs) for model in models]
+            outputs = [
+                self.task.predict(net, model.params, model.buffers, *inputs)
+                for net, model in zip(nets, models, strict=True)
+            ]
             together = outcome.kind == "ensemble"
             output = self.task.combine(outputs, outcome.combine, outcome.weights) if together else outputs[0]
             for name, value in self.task.totals(output, batch.y).items():
@@ -72,8 +76,7 @@ class Evaluator:
         return self.task.metrics({name: float(value) for name, value in totals.items()}, len(samples))
 
     def _net(self, model: Weights) -> Net:
-        if model.spec not in self._nets:
-            first = next(iter(model.params.values()))
-            self._nets[model.spec] = Net(model.spec, first.device, first.dtype)
-            self._nets[model.spec].train(False)
-        return self._nets[model.spec]
+        first = next(iter(model.params.values()))
+        net = self._nets(model.spec, first.device, first.dtype)
+        net.train(False)
+        return net

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 
+from fedexp.core.errors import ConfigError, suggest
 from fedexp.core.layers import Layer, layers_of
 from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.trees import Tree
-from fedexp.core.weights import ModelSpec, Weights
+from fedexp.core.weights import ModelSpec, Weights, by_spec
 from fedexp.matching.tainting import Flows, flows_of, refusal
 
 Maps = Mapping[str, Tensor]
@@ -140,7 +140,7 @@ def _moved(value: Tensor, axis: int, positions: Tensor, by: Tensor) -> Tensor:
     return moved.movedim(0, axis).contiguous()
 
 
-@cache
+@by_spec
 def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     """Derive and check the structure; raises ConfigError for a network that has none.
 
@@ -187,6 +187,29 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     return structure
 
 
+def with_widths(spec: ModelSpec, input_shape: tuple[int, ...], widths: Mapping[str, int]) -> ModelSpec:
+    """The network with other numbers of hidden units, by name of their group; groups that are not named keep theirs.
+
+    Its class says which constructor arguments these are: a static method ``with_widths(kwargs, widths)`` makes of all
+    arguments and the widths of all groups the arguments that change.
+
+    Raises:
+        ConfigError: the network has no such method, group or width. No widths at all: a check before anything is trained.
+    """
+    groups = structure_of(spec, input_shape).groups
+    sizes = {group.name: group.size for group in groups}
+    for name in widths:
+        if name not in sizes:
+            raise ConfigError(f"'{name}' is no group of hidden units", where="model", do=suggest(name, sizes))
+    sizes |= widths
+    changed = spec.variant("with_widths", "the network's widths cannot be changed", sizes)
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        rows = {name: len(value) for name, value in changed.module().named_parameters() if value.dim()}
+    if any(rows.get(layer) != sizes[group.name] for group in groups for layer in group.layers):
+        raise ConfigError("`with_widths` does not make these widths", where=spec.arch, expected=sizes, got=rows)
+    return changed
+
+
 def _tied(flows: Flows) -> dict[str, str]:
     """Layers whose units meet in one input column move together: layer -> the first layer of its group."""
     group_of = {name: name for name in flows.sizes}
@@ -212,23 +235,35 @@ def _weight(layer: str) -> str:
 
 def _check(structure: Structure, input_shape: tuple[int, ...]) -> None:
     """A network with random parameters and its permuted copy agree on random inputs, in float64."""
-    spec, cpu, double = structure.spec, torch.device("cpu"), torch.float64
     seed = seed_of("structure")
     generator = torch_generator(seed, "values")
+    weights = random_weights(structure.spec, generator)
+    moved = structure.permute_weights(weights, structure.random(seed))
+    if not same_function(weights, moved, input_shape, generator):
+        raise refusal("the network computes another function once its hidden units are re-ordered")
 
-    def noisy(tree: Tree) -> Tree:  # no two units alike, variances positive
+
+def random_weights(spec: ModelSpec, generator: torch.Generator) -> Weights:
+    """For checks, in float64: no two units alike, variances positive."""
+
+    def noisy(tree: Tree) -> Tree:
         def draw(value: Tensor) -> Tensor:
-            return torch.rand(value.shape, generator=generator, dtype=double)
+            return torch.rand(value.shape, generator=generator, dtype=torch.float64)
 
         return {k: v * (0.5 + draw(v)) + 0.01 * draw(v) if v.is_floating_point() else v for k, v in tree.items()}
 
-    weights = Weights.init(spec, seed, cpu, double)
-    weights = Weights(spec, noisy(weights.params), noisy(weights.buffers))
-    moved = structure.permute_weights(weights, structure.random(seed))
-    x = torch.randn(2, *input_shape, generator=generator, dtype=double)
-    net = Net(spec, cpu, double)
-    net.train(False)
-    with torch.no_grad():
-        a, b = (net(model.params, model.buffers, x) for model in (weights, moved))
-    if not bool((a - b).abs().max() <= _TOLERANCE * a.abs().max()):
-        raise refusal("the network computes another function once its hidden units are re-ordered")
+    weights = Weights.init(spec, seed_of("structure"), torch.device("cpu"), torch.float64)
+    return Weights(spec, noisy(weights.params), noisy(weights.buffers))
+
+
+def same_function(one: Weights, other: Weights, input_shape: tuple[int, ...], generator: torch.Generator) -> bool:
+    """Whether two models in float64 agree in evaluation mode, on random inputs and up to rounding."""
+    x = torch.randn(2, *input_shape, generator=generator, dtype=torch.float64)
+    outputs = []
+    for model in (one, other):
+        net = Net(model.spec, x.device, x.dtype)
+        net.train(False)
+        with torch.no_grad():
+            outputs.append(net(model.params, model.buffers, x))
+    a, b = outputs
+    return bool((a - b).abs().max() <= _TOLERANCE * a.abs().max())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,8 @@ from fedexp.core.dropout import Dropout
 
 
 class ConvNet(nn.Module):
-    """Convolutions of stride 1, each followed by ReLU, dropout and max pooling; then linear layers with ReLU between.
+    """Convolutions of stride 1, each followed by BatchNorm (or none), ReLU, dropout and max pooling; then linear layers with
+    ReLU between.
 
     Args:
         input_shape: (channels, height, width).
@@ -29,6 +31,7 @@ class ConvNet(nn.Module):
         conv_dropout: probability after each convolution's ReLU, element by element.
         fc_init: ``default`` is torch's, ``xavier_normal`` draws the linear layers' weights from
             N(0, 2 / (fan_in + fan_out)); convolutions have torch's default in both.
+        norm: ``batch`` puts a BatchNorm (momentum 0.1, affine, eps 1e-5) behind each convolution.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class ConvNet(nn.Module):
         bias: bool = True,
         conv_dropout: float = 0.0,
         fc_init: Literal["default", "xavier_normal"] = "default",
+        norm: Literal["none", "batch"] = "none",
     ) -> None:
         super().__init__()
         require(
@@ -67,6 +71,7 @@ class ConvNet(nn.Module):
         self.pool = pool
         depths = (input_shape[0], *channels)
         self.convs = nn.ModuleList(nn.Conv2d(a, b, kernel, padding=pad, bias=bias) for a, b in pairwise(depths))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(depth) for depth in channels if norm == "batch")
         drops = (Dropout(conv_dropout) for _ in channels)
         self.dropouts = nn.ModuleList(drops if conv_dropout else ())
         widths = (depths[-1] * math.prod(side), *hidden)
@@ -77,11 +82,27 @@ class ConvNet(nn.Module):
                 if isinstance(module, nn.Linear):
                     nn.init.xavier_normal_(module.weight)
 
+    @staticmethod
+    def with_widths(kwargs: Mapping[str, Any], widths: Mapping[str, int]) -> dict[str, Any]:
+        """The arguments that `widths` of convolutions and hidden layers make, by the names of their weights."""
+        convs, hidden = range(len(kwargs["channels"])), range(len(kwargs["hidden"]))
+        return {
+            "channels": tuple(widths[f"convs.{i}.weight"] for i in convs),
+            "hidden": tuple(widths[f"hidden.{i}.weight"] for i in hidden),
+        }
+
+    @staticmethod
+    def without_batch_norm(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of the network that takes each BatchNorm into the convolution before it."""
+        return {"norm": "none", "bias": True}
+
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) -> logits (batch, num_classes)."""
         x = _channels_innermost(x)
         for index, conv in enumerate(self.convs):
             x = conv(x)
+            if self.norms:
+                x = self.norms[index](x)
             if self.dropouts:
                 x = self.dropouts[index](x)
             if self.pool > 1:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,11 @@ class MLP(nn.Module):
                     nn.init.normal_(parameter, 0.0, 0.1)
                 else:
                     nn.init.constant_(parameter, 0.1)
+
+    @staticmethod
+    def with_widths(kwargs: Mapping[str, Any], widths: Mapping[str, int]) -> dict[str, Any]:
+        """The arguments that `widths` of the hidden layers make, by the names of their weights."""
+        return {"hidden": tuple(widths[f"hidden.{i}.weight"] for i in range(len(kwargs["hidden"])))}
 
     @property
     def linear_chain(self) -> tuple[tuple[str, str | None], ...]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedexp.core.build import require
 from fedexp.core.data import Samples
-from fedexp.core.layers import layer_inputs
 from fedexp.core.net import Net
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import torch_generator
@@ -41,5 +40,4 @@ class Activations(Probe):
         order = torch.randperm(len(index), generator=torch_generator(seed, "order"))
         part = index[order[: self.samples].to(index.device)]
         batch = Batch(samples.inputs(part), samples.y.index_select(0, part))
-        given = layer_inputs(net, weights.params, weights.buffers, *task.inputs(batch))
-        return {layer.weight: value for layer, value in given.items()}
+        return net.observe(weights.params, weights.buffers, *task.inputs(batch), layers="all").layers

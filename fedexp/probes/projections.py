@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedexp.core.build import require
 from fedexp.core.data import Samples
-from fedexp.core.layers import Layer, layer_inputs
+from fedexp.core.layers import Layer, layers_in
 from fedexp.core.net import Net
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import torch_generator
@@ -86,12 +86,12 @@ class Projections(Probe):
         self, net: Net, weights: Weights, task: Task, samples: Samples, order: Tensor
     ) -> Iterator[dict[Layer, Tensor]]:
         """Inputs of the layers asked for, [b, ...] float, in whole batches."""
-        chunk = self.batch_size * _BATCHES_AT_ONCE
+        chunk, layers = self.batch_size * _BATCHES_AT_ONCE, layers_in(net)
         for start in range(0, len(order), chunk):
             part = order[start : start + chunk]
             batch = Batch(samples.inputs(part), samples.y.index_select(0, part))
-            given = layer_inputs(net, weights.params, weights.buffers, *task.inputs(batch))
-            yield {layer: value for layer, value in given.items() if layer.weight in self.layers}
+            seen = net.observe(weights.params, weights.buffers, *task.inputs(batch), layers=self.layers)
+            yield {layers[name]: value for name, value in seen.layers.items()}
 
     def _begin(self, layer: Layer, x: Tensor, updates: int) -> _Recursion | _Gram:
         columns = _patches(layer, x[:1]) if layer.kind == "conv" else x[:1, None]

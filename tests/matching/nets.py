@@ -144,6 +144,9 @@ MODELS = {
     "linear": spec_of("fedexp.models.mlp.MLP", hidden=[]),
     "cnn": spec_of("fedexp.models.cnn.ConvNet", channels=[4, 6], kernel=3, hidden=[9], conv_dropout=0.2),
     "cnn, flattened at once": spec_of("fedexp.models.cnn.ConvNet", channels=[5], kernel=3, hidden=[], bias=False),
+    "cnn, BatchNorm": spec_of(
+        "fedexp.models.cnn.ConvNet", channels=[4, 6], kernel=3, hidden=[9], norm="batch", bias=False
+    ),
     "resnet, BatchNorm": spec_of("fedexp.models.resnet.ResNet", norm="batch", width=4, stem="cifar"),
     "resnet, one group": spec_of("fedexp.models.resnet.ResNet", norm="group", groups=1, width=2),
     "concatenated": spec_of("Concatenated"),

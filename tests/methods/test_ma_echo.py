@@ -17,7 +17,7 @@ from fedexp.aggregators.ot_fusion import aligned
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
-from fedexp.core.layers import Layer, layer_inputs
+from fedexp.core.layers import Layer
 from fedexp.core.net import Net
 from fedexp.core.runner import run
 from fedexp.engines.serial import Serial
@@ -208,8 +208,7 @@ def batch_means(world: World, name: str, batch_size: int) -> Tensor:
     index = index[torch.randperm(len(index), generator=torch_generator(0, "order"))]
     rows = []
     for part in index.split(batch_size):
-        given = layer_inputs(net, weights.params, weights.buffers, world.data.train.inputs(part))
-        x = next(value for layer, value in given.items() if layer.weight == name)
+        x = net.observe(weights.params, weights.buffers, world.data.train.inputs(part), layers=[name]).layers[name]
         rows.append(torch.cat([x.mean(0), torch.ones(1, dtype=torch.float64)]))
     return torch.stack(rows)
 

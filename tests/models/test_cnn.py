@@ -157,3 +157,16 @@ def test_images_too_small_for_the_pools():
 def test_impossible_networks(arguments, message):
     with pytest.raises(ValueError, match=message):
         ConvNet(**(MNIST | arguments))
+
+
+def test_batch_norm_follows_each_convolution() -> None:
+    model = ConvNet(input_shape=(2, 8, 8), num_classes=3, channels=(4, 5), kernel=3, norm="batch").double()
+    assert not any(name.startswith("norms") for name, _ in ConvNet(**MNIST).named_parameters())
+    x = torch.randn(6, 2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = x
+    for conv in model.convs:
+        y = functional.conv2d(expected, conv.weight, conv.bias, padding=1)
+        y = (y - y.mean((0, 2, 3), keepdim=True)) / (y.var((0, 2, 3), keepdim=True, correction=0) + 1e-5).sqrt()
+        expected = functional.max_pool2d(y.relu(), 2)  # scale 1, shift 0
+    h = torch.relu(model.hidden[0](expected.flatten(1)))
+    torch.testing.assert_close(model.train()(x), model.output(h))

@@ -18,7 +18,8 @@ from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.outcome import Outcome
 from fedexp.core.task import Metrics
-from fedexp.core.weights import Weights, with_widths
+from fedexp.core.weights import Weights
+from fedexp.matching.structure import with_widths
 
 STEPS = 3
 FROZEN = frozenset({"hidden.0.weight", "hidden.0.bias"})
@@ -59,13 +60,12 @@ class Layerwise(Aggregator):
 def widened(old: Weights, grow: int, env: Env) -> Weights:
     """`old` with `grow` more units in hidden layer 0, the new ones' incoming weights those of a fresh network's."""
     width = len(old.params["hidden.0.bias"]) + grow
-    spec = with_widths(old.spec, env.input_shape, {"hidden.0": width})
+    spec = with_widths(old.spec, env.input_shape, {"hidden.0.weight": width})
     fresh = Weights.init(spec, env.seed + env.round, env.device, env.dtype)
     params = {}
-    for name, value in fresh.params.items():
+    for name, drawn in fresh.params.items():
         before = old.params[name]
-        if name == "hidden.1.weight":  # its new columns are zero
-            value = torch.zeros_like(value)
+        value = torch.zeros_like(drawn) if name == "hidden.1.weight" else drawn  # its new columns are zero
         value[tuple(slice(0, size) for size in before.shape)] = before
         params[name] = value
     return Weights(spec, params, fresh.buffers)

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from fedexp.config.compose import compose
 from fedexp.core.data import Samples
-from fedexp.core.layers import layer_inputs
 from fedexp.core.net import Net
 from fedexp.core.outcome import Outcome
 from fedexp.core.runner import Snapshot, run
@@ -92,7 +91,7 @@ def plain_forward(params: Tree, x: torch.Tensor, y: torch.Tensor, z_noise: torch
 def test_layers_meet_their_inputs_as_the_papers_fusion_asks(world) -> None:
     """MA-Echo projects onto what a layer is given: the decoder's is [z, one-hot label], z being the posterior's mean."""
     task, net, weights, batch = parts(world)
-    found = {k.weight: v for k, v in layer_inputs(net, weights.params, {}, *task.inputs(batch)).items()}
+    found = net.observe(weights.params, {}, *task.inputs(batch), layers="all").layers
     x = world[1].test.x[:12].double().flatten(1) / 255
     _, mean, _ = plain_forward(weights.params, x, batch.y, None)
     code = torch.cat([mean, torch.eye(10, dtype=x.dtype)[batch.y]], 1)
