@@ -77,7 +77,7 @@ def test_sam_is_its_formula(engine: str, changes: tuple[str, ...]) -> None:
             if budget.clip is not None:
                 torch.nn.utils.clip_grad_norm_(live, budget.clip)
             optimizer.step()
-            losses.append(float(loss))
+            losses.append(loss.item())
             norms.append(float(e.norm()))
         for name, value in module.named_parameters():
             torch.testing.assert_close(result.weights.params[name], value.detach(), rtol=1e-9, atol=1e-11)
@@ -152,7 +152,7 @@ def test_ascents_that_differ_between_clients_run_serially() -> None:
     @dataclass(frozen=True)
     class BySize(Trainer):
         def ascent(self, ctx: Ctx) -> Ascent:
-            return Ascent(1 / ctx.num_steps)
+            return Ascent(1 / ctx.num_examples)
 
     world = world_of(BySize(), sizes=UNEQUAL)
     engine = Vectorized(3)
