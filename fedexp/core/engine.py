@@ -41,6 +41,10 @@ class Trial:
 class Engine(ABC):
     """Runs jobs on the clients' data. Its dataclass fields are its config; life: `settle` or `adopt`, `open`, `map`s, `close`."""
 
+    note: Callable[[str], None] = staticmethod(
+        lambda text: None
+    )  # tells the user why jobs run as they do; set by the run
+
     def settle(self, trial: Trial) -> Engine:
         """This engine with every choice made that bits depend on; may time candidates on the trial's jobs."""
         return self

@@ -54,7 +54,8 @@ class ClientResult:
         weights: the locally trained model.
         num_examples: size of its training data; num_steps: optimizer steps taken (tau_i).
         payload: further trees sent to the server; state: the new client state (None: it keeps none).
-        metrics: ``loss``, the mean training loss over the steps; none where nothing was trained.
+        metrics: ``loss``, the mean training loss over the steps, ``loss_last_epoch``, that over the steps of the last
+            epoch alone, and what the trainer measured besides, averaged over the steps; none where nothing was trained.
         probes: answers to ``job.probes`` by name; the runner fills them in.
     """
 

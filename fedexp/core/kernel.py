@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 
 import torch
@@ -17,16 +18,32 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.local_optimizers import LocalOptimizer, make_optimizer
 from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of, torch_generator
-from fedexp.core.task import Batch
-from fedexp.core.trainer import Adjustment, Ctx, Trainer
+from fedexp.core.task import Batch, Metrics
+from fedexp.core.trainer import Adjustment, Ascent, Ctx, Measured, Received, Trainer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
 # Inputs gathered and normalised at a time: large enough to save calls, small enough for the cache.
 CHUNK_BYTES = 1 << 22
 
+Schedule = list[tuple[int, int, int]]  # (epoch, start, stop) of every step
 
-def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> ClientResult:
+
+class Vectors:
+    """What is done with a client's gradients as one vector."""
+
+    @staticmethod
+    def norm(tensors: list[Tensor]) -> Tensor:
+        """Euclidean norm over all tensors; no synchronisation."""
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+        return norm
+
+    @staticmethod
+    def scaled(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
+        return list(torch._foreach_mul(tensors, factor))
+
+
+def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor, num_classes: int) -> ClientResult:
     """Run `job` on the client's data.
 
     Args:
@@ -42,20 +59,25 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> C
     trainable = {name: value.requires_grad_() for name, value in params.items() if name not in job.frozen}
     values = {name: value.detach() for name, value in trainable.items()}  # the same memory, unknown to autograd
     noise = StepNoise(job.seed, samples.x.device)
-    ctx = context(job, net, samples, index, len(schedule), noise)
+    ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
     correct = partial(trainer.correct, ctx=ctx) if overrides(trainer, "correct") else None
     after_step = partial(trainer.after_step, ctx=ctx) if overrides(trainer, "after_step") else None
     optimizer = make_optimizer(budget)
-    losses: list[Tensor] = []
+    measured: defaultdict[str, list[Tensor]] = defaultdict(list)
     net.train()
     net.set_noise(noise)
-    adjustment = trainer.adjustment(ctx)
+    adjustment, ascent = trainer.adjustment(ctx), trainer.ascent(ctx)
     for step, batch in enumerate(batches(job, samples, index, schedule, noise)):
-        noise.step = step
+        noise.step, noise.epoch = step, schedule[step][0]
         grad, loss = trainer.grad(net, params, buffers, batch, ctx)
-        losses.append(loss)
-        take_step(grad, values, ctx.start, budget, optimizer, adjustment, correct, clipped, after_step)
-    payload, state = trainer.finish(values, ctx)
+        scalars = by_name(loss)
+        if ascent is not None:
+            again = partial(trainer.grad, net, params, trees.clone(buffers), batch, ctx)
+            grad, scalars["perturbation"] = ascended(ascent, grad, values, again, Vectors)
+        for name, value in scalars.items():
+            measured[name].append(value)
+        take_step(grad, values, ctx.start, budget, optimizer, adjustment, correct, Vectors, after_step)
+    payload, state = trainer.finish(values, buffers, ctx)
     net.set_noise(None)
     return ClientResult(
         client=job.client,
@@ -64,8 +86,45 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor) -> C
         num_steps=len(schedule),
         payload=payload,
         state=state,
-        metrics={"loss": float(torch.stack(losses).double().mean())},
+        metrics=means({name: torch.stack(values) for name, values in measured.items()}, schedule),
     )
+
+
+def by_name(loss: Tensor | Measured) -> dict[str, Tensor]:
+    """What one step measured, its loss first."""
+    return {"loss": loss.loss, **loss.scalars} if isinstance(loss, Measured) else {"loss": loss}
+
+
+def means(measured: Mapping[str, Tensor], schedule: Schedule) -> Metrics:
+    """A client's metrics from (steps,) values of each scalar, in float64: means over all steps, and the last epoch's loss."""
+    for name, values in measured.items():
+        if len(values) != len(schedule):
+            raise ValueError(
+                f"'{name}' was measured {len(values)} times in {len(schedule)} steps; it must be once in each"
+            )
+    last = sum(epoch == schedule[-1][0] for epoch, _, _ in schedule)
+    found = {name: values.double().mean() for name, values in measured.items()}
+    found["loss_last_epoch"] = measured["loss"][-last:].double().mean()
+    return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+
+
+def ascended(
+    ascent: Ascent, grad: Tree, values: Tree, again: Callable[[], tuple[Tree, object]], vectors: type[Vectors]
+) -> tuple[Tree, Tensor]:
+    """The gradient at the parameters that `ascent` climbs to from `values`, and the norm of that perturbation.
+
+    Args:
+        again: computes the gradient once more; `values` are changed in place meanwhile and restored from a copy, for adding
+            and subtracting would not give the same bits.
+    """
+    live, uphill = list(values.values()), list(grad.values())
+    here = [value.clone() for value in live]
+    norm = vectors.norm(uphill)
+    factor = ascent.rho / (norm + ascent.eps)
+    torch._foreach_add_(live, vectors.scaled(uphill, factor))
+    there, _ = again()
+    torch._foreach_copy_(live, here)
+    return there, norm * factor
 
 
 def take_step(
@@ -76,7 +135,7 @@ def take_step(
     optimizer: LocalOptimizer,
     adjustment: Adjustment | None,
     correct: Callable[[Tree, Tree], Tree] | None,
-    clip: Callable[[list[Tensor], float], list[Tensor]],
+    vectors: type[Vectors],
     after_step: Callable[[Tree], Tree] | None,
 ) -> None:
     """All of a step that follows the gradient, in the order that `Trainer` documents; `values` are changed in place."""
@@ -87,7 +146,7 @@ def take_step(
         grad = correct(grad, values)
     direction = list(grad.values())
     if budget.clip is not None:
-        direction = clip(direction, budget.clip)
+        direction = clipped(direction, budget.clip, vectors)
     if budget.weight_decay:
         direction = list(torch._foreach_add(direction, live, alpha=budget.weight_decay))
     optimizer.step(live, direction)
@@ -103,27 +162,34 @@ def overrides(trainer: Trainer, hook: str) -> bool:
 
 
 def context(
-    job: ClientJob, net: Net, samples: Samples, index: Tensor, num_steps: int, noise: Callable[..., Tensor]
+    job: ClientJob, net: Net, samples: Samples, index: Tensor, num_classes: int, num_steps: int, noise: StepNoise
 ) -> Ctx:
     """What the trainer's hooks may know of one client."""
 
     def full_gradient(at: Tree) -> Tree:
-        return _full_gradient(job, net, samples, index, at, ctx)
+        return _full_gradient(job, net, samples, index, at, noise)
 
-    ctx = Ctx(
+    def count_classes() -> Tensor:
+        return torch.bincount(samples.y.index_select(0, index), minlength=num_classes)
+
+    return Ctx(
         start={name: value for name, value in job.start.params.items() if name not in job.frozen},
+        received=Received(job.start.params, job.start.buffers),
         shared=job.shared,
         state=job.state or {},
         task=job.task,
         budget=job.budget,
+        num_examples=len(index),
         num_steps=num_steps,
+        net=net,
+        clock=noise,
         noise=noise,
         full_gradient=full_gradient,
+        count_classes=count_classes,
     )
-    return ctx
 
 
-def schedule_of(job: ClientJob, net: Net, n: int) -> list[tuple[int, int, int]]:
+def schedule_of(job: ClientJob, net: Net, n: int) -> Schedule:
     """(epoch, start, stop) of every step of a client with `n` samples; raises `ClientError` if it cannot take any."""
     schedule = list(batch_ranges(n, job.budget, smallest=2 if net.has_batch_norm else 1))
     if not schedule:
@@ -145,11 +211,10 @@ def adjusted(grad: Tree, params: Tree, start: Tree, how: Adjustment) -> Tree:
     return grad if how.shift is None else trees.add(grad, how.shift)
 
 
-def clipped(grads: list[Tensor], bound: float) -> list[Tensor]:
-    """``g * bound / (||g|| + 1e-6)`` where the norm over all tensors exceeds `bound`; no synchronisation."""
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    factor = torch.where(norm > bound, bound / (norm + 1e-6), torch.ones_like(norm))
-    return list(torch._foreach_mul(grads, factor))
+def clipped(grads: list[Tensor], bound: float, vectors: type[Vectors]) -> list[Tensor]:
+    """``g * bound / (||g|| + 1e-6)`` where the norm over all tensors exceeds `bound`."""
+    norm = vectors.norm(grads)
+    return vectors.scaled(grads, torch.where(norm > bound, bound / (norm + 1e-6), torch.ones_like(norm)))
 
 
 def batch_ranges(n: int, budget: Budget, smallest: int) -> Iterator[tuple[int, int, int]]:
@@ -171,9 +236,7 @@ def batch_ranges(n: int, budget: Budget, smallest: int) -> Iterator[tuple[int, i
         epoch += 1
 
 
-def batches(
-    job: ClientJob, samples: Samples, index: Tensor, schedule: list[tuple[int, int, int]], noise: StepNoise
-) -> Iterator[Batch]:
+def batches(job: ClientJob, samples: Samples, index: Tensor, schedule: Schedule, noise: StepNoise) -> Iterator[Batch]:
     """The training batches of `schedule`: shuffled anew every epoch, normalised in chunks, augmented one by one."""
     sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
     chunk = max(1, CHUNK_BYTES // (sample_bytes * job.budget.batch_size))
@@ -205,10 +268,13 @@ def epoch_order(job: ClientJob, index: Tensor, epoch: int) -> Tensor:
 
 
 class StepNoise:
-    """Uniform numbers as a function of (client seed, step, name): the same batch sees the same mask in every pass."""
+    """Uniform numbers as a function of (client seed, step, name): the same batch sees the same mask in every pass.
+
+    It is the client's clock besides.
+    """
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self.step = 0
+        self.step = self.epoch = 0
         self._seed, self._device = seed, device
 
     @cached_property
@@ -220,14 +286,14 @@ class StepNoise:
         return torch.rand(shape, generator=self._generator, device=self._generator.device)
 
 
-def _full_gradient(job: ClientJob, net: Net, samples: Samples, index: Tensor, at: Tree, ctx: Ctx) -> Tree:
+def _full_gradient(job: ClientJob, net: Net, samples: Samples, index: Tensor, at: Tree, noise: StepNoise) -> Tree:
     """Mean gradient of the task's loss over the client's data at parameters `at`, in training mode, buffers untouched."""
     params = {**job.start.params, **{name: value.detach().clone().requires_grad_() for name, value in at.items()}}
     total = trees.zeros_like(at)
     parts = -(-len(index) // max(job.budget.batch_size, 512))
     for part in torch.tensor_split(index, parts):  # equal parts: BatchNorm has no statistics of one left-over sample
         batch = Batch(samples.inputs(part), samples.y[part])
-        loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, ctx.noise)
+        loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, noise)
         grads = torch.autograd.grad(loss, [params[name] for name in at], allow_unused=True, materialize_grads=True)
         torch._foreach_add_(list(total.values()), grads, alpha=len(part) / len(index))
     return total

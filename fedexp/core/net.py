@@ -73,6 +73,7 @@ class Net:
         self._slots = _slots(self._module, "_parameters")
         self._buffer_slots = _slots(self._module, "_buffers")
         self._bound: tuple[Tree, Tree] | None = None
+        self._beside: dict[ModelSpec, Net] = {}
         self._dropouts = [m for m in self._module.modules() if isinstance(m, Dropout)]
         for name, module in self._parts.items():
             if isinstance(module, Dropout):
@@ -108,6 +109,16 @@ class Net:
     def release(self) -> None:
         """Forget the bound tensors' identity, so that nothing outlives its client by mistake."""
         self._bound = None
+        for net in self._beside.values():
+            net.release()
+
+    def beside(self, spec: ModelSpec) -> Net:
+        """Another network, of `spec`, in evaluation mode: running it leaves this one's tensors and mode alone. Kept."""
+        if spec not in self._beside:
+            first = next(self._module.parameters())
+            self._beside[spec] = Net(spec, first.device, self._dtype, self.precision)
+            self._beside[spec].train(False)
+        return self._beside[spec]
 
     def __call__(self, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
         return self._run(self._module, params, buffers, inputs)

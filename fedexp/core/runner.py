@@ -19,6 +19,7 @@ from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult, bytes_down, bytes_up
 from fedexp.core.phases import phase
 from fedexp.core.task import Metrics
+from fedexp.core.trainer import Received
 from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import Weights
 
@@ -121,7 +122,7 @@ def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob
             return known
         key = id(job.trainer), id(job.start), job.frozen
         if key not in first:
-            first[key] = job.trainer.init_state(_trained(job))
+            first[key] = job.trainer.init_state(_trained(job), Received(job.start.params, job.start.buffers))
         return first[key]
 
     states = [state(job) for job in jobs]
@@ -145,8 +146,9 @@ class _Stream:
         self.on_nonfinite, self.on_client, self.communicates = on_nonfinite, on_client, communicates
         self.states: dict[int, Trees] = {}
         self.seconds = self.probe_seconds = 0.0
-        self.examples = self.steps = self.up = self.down = self.skipped = 0
-        self.loss = 0.0
+        self.steps = self.up = self.down = self.skipped = 0
+        self.examples: dict[str, int] = {}  # by metric, of the clients that measured it
+        self.totals: Metrics = {}
 
     def __iter__(self) -> Iterator[ClientResult]:
         for done, job in enumerate(self.jobs, start=1):
@@ -167,9 +169,9 @@ class _Stream:
             if not finite:
                 self.skipped += 1
                 continue
-            if "loss" in result.metrics:
-                self.examples += result.num_examples
-                self.loss += result.metrics["loss"] * result.num_examples
+            for name, value in result.metrics.items():
+                self.examples[name] = self.examples.get(name, 0) + result.num_examples
+                self.totals[name] = self.totals.get(name, 0.0) + value * result.num_examples
             if result.state is not None:
                 self.states[result.client] = owned(result.state)
             yield result
@@ -195,9 +197,8 @@ class _Stream:
         """Facts of the step that do not depend on the method; all deterministic."""
         if not self.jobs:
             return {}
-        facts: Metrics = {"local_steps": self.steps, "bytes/down": self.down, "bytes/up": self.up}
-        if self.examples:
-            facts = {"train/loss": self.loss / self.examples, **facts}
+        facts: Metrics = {f"train/{name}": total / self.examples[name] for name, total in self.totals.items()}
+        facts |= {"local_steps": self.steps, "bytes/down": self.down, "bytes/up": self.up}
         if self.skipped:
             facts["skipped_clients"] = self.skipped
         return facts

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from fedexp.core.needs import Needs
 from fedexp.core.net import Net
 from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree, Trees
+from fedexp.core.weights import ModelSpec
 
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 
@@ -53,25 +55,81 @@ def gradient(loss: Tensor, params: Tree) -> Tree:
     }
 
 
+class Received(NamedTuple):
+    """A whole model, as a network takes it: every parameter, frozen ones included, and every buffer."""
+
+    params: Tree
+    buffers: Tree
+
+
+class Measured(NamedTuple):
+    """A loss and further scalar tensors of the batch by name, the same ones at every step; logged as ``train/NAME``."""
+
+    loss: Tensor
+    scalars: Mapping[str, Tensor]
+
+
+class Clock(Protocol):
+    """Where a client stands in its round: steps and epochs begun before this one. Kernels move it on."""
+
+    step: int
+    epoch: int
+
+
 @dataclass(frozen=True, eq=False)
 class Ctx:
     """What a trainer may know during a client's round.
 
     Args:
-        start: the received parameters (w^t); shared: the server's trees; state: the client state from earlier rounds.
-        num_steps: optimizer steps of this round (tau_i).
+        start: the received parameters that are trained (w^t); received: the whole received model.
+        shared: the server's trees; state: the client state from earlier rounds.
+        num_examples: training samples (n_i); num_steps: optimizer steps of this round (tau_i).
+        net: the network that is trained; clock: what `step` and `epoch` read.
         noise: uniform [0, 1) numbers by name and shape, a function of client, round and step.
         full_gradient: mean task gradient over the whole local data at given parameters, in training mode.
+        count_classes: computes `class_counts`.
     """
 
     start: Tree
+    received: Received
     shared: Trees
     state: Mapping[str, Tree]
     task: Task
     budget: Budget
+    num_examples: int
     num_steps: int
+    net: Net
+    clock: Clock
     noise: Noise
     full_gradient: Callable[[Tree], Tree]
+    count_classes: Callable[[], Tensor]
+
+    @property
+    def step(self) -> int:
+        """This step's number in the client's round, from 0."""
+        return self.clock.step
+
+    @property
+    def epoch(self) -> int:
+        """This step's epoch, from 0."""
+        return self.clock.epoch
+
+    @cached_property
+    def class_counts(self) -> Tensor:
+        """(classes,) int64: the client's training samples of each class, on the device; counted when first asked for."""
+        return self.count_classes()
+
+    @property
+    def reference(self) -> Net:
+        """A second network like the trained one, in evaluation mode: it runs any parameters and buffers and changes none.
+
+        ``ctx.reference(*ctx.received, batch.x)`` is the received model's output.
+        """
+        return self.net.beside(self.net.spec)
+
+    def network(self, spec: ModelSpec) -> Net:
+        """Another network, in evaluation mode: a generator whose parameters and buffers come in `shared`."""
+        return self.net.beside(spec)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +144,19 @@ class Adjustment:
     pull: float = 0.0
     shift: Tree | None = None
     outside: Tree | None = None
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """The step's gradient is that at ``w + e``, ``e = rho * g / (||g|| + eps)``, g being the gradient at w.
+
+    Foret et al. 2021 (SAM). Both gradients are of the same batch under the same random numbers; the norm is over all trained
+    parameters of one client. The loss and BatchNorm's statistics are those at w; ``||e||`` is logged as
+    ``train/perturbation``. It stays the same for a whole round and for all clients.
+    """
+
+    rho: float
+    eps: float = 1e-12
 
 
 @dataclass(frozen=True)
@@ -113,8 +184,11 @@ class RoundStats:
 class Trainer:
     """Local training as pure functions of trees. Override the hooks a method needs; the others cost nothing.
 
-    A step is, in this order (spec: multi-round 1.2): ``grad``, ``adjustment``, ``correct``, clip, weight decay, local
-    optimizer, ``after_step``; frozen parameters never change.
+    A step is, in this order (spec: multi-round 1.2): ``grad`` (twice where there is an ``ascent``: at w, then at w + e; w
+    is restored to the bit), ``adjustment``, ``correct``, clip, weight decay, local optimizer, ``after_step``; frozen
+    parameters never change. ``adjustment`` and ``ascent`` are asked once a round, before its first step.
+
+    Engines stack clients whatever the hooks do, with one exception: a trainer with a `grad` of its own runs serially.
     """
 
     @property
@@ -122,18 +196,26 @@ class Trainer:
         """What must hold for this trainer, checked before anything runs."""
         return Needs()
 
-    def init_state(self, start: Tree) -> Trees | None:
-        """A client state before its first round, from the received parameters that it will train; None: it keeps none."""
+    def init_state(self, start: Tree, received: Received) -> Trees | None:
+        """A client state before its first round, from what ``ctx.start`` and ``ctx.received`` will be; None: it keeps none."""
         return None
 
-    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
-        """Scalar training loss: the task's, plus the method's own terms."""
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
+        """Scalar training loss: the task's, plus the method's own terms; with named scalars, if it measures any."""
         return ctx.task.loss(net, params, buffers, batch, ctx.noise)
 
-    def grad(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> tuple[Tree, Tensor]:
-        """Gradient with respect to the parameters that require one, and the loss."""
-        loss = self.loss(net, params, buffers, batch, ctx)
-        return gradient(loss, {name: value for name, value in params.items() if value.requires_grad}), loss.detach()
+    def grad(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> tuple[Tree, Tensor | Measured]:
+        """Gradient with respect to the parameters that require one, and what `loss` returned, detached."""
+        found = self.loss(net, params, buffers, batch, ctx)
+        live = {name: value for name, value in params.items() if value.requires_grad}
+        if not isinstance(found, Measured):
+            return gradient(found, live), found.detach()
+        scalars = {name: value.detach() for name, value in found.scalars.items()}
+        return gradient(found.loss, live), Measured(found.loss.detach(), scalars)
+
+    def ascent(self, ctx: Ctx) -> Ascent | None:
+        """Where gradients are taken, if not at w itself: the SAM family."""
+        return None
 
     def adjustment(self, ctx: Ctx) -> Adjustment | None:
         """How this round's gradients are changed before clipping: proximal pull, control variate, client momentum."""
@@ -147,8 +229,8 @@ class Trainer:
         """Change the parameters after the optimizer's step: a correction outside the momentum buffer."""
         return params
 
-    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
-        """Payload for the server and the new client state, from the trained parameters."""
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+        """Payload for the server and the new client state, from the trained parameters and the buffers after training."""
         return {}, None
 
     def init_shared(self, start: Tree) -> Trees:

@@ -104,6 +104,7 @@ class Ray(Engine):
         return self._stacked
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
+        self._computing.note = self.note
         return self._computing.split(jobs, data)
 
     def open(self, numerics: Numerics, threads: int) -> None:

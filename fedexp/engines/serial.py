@@ -35,7 +35,7 @@ class Serial(Engine):
             net = self.net(job)
             try:
                 with named([job], data):
-                    result = train_client(job, net, data.train, positions(data, job.client))
+                    result = train_client(job, net, data.train, positions(data, job.client), data.num_classes)
             finally:
                 net.release()
             yield result

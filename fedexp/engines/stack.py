@@ -7,29 +7,60 @@ alone, and no client's numbers depend on another's, their last bits aside: who i
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from fedexp.core import trees
 from fedexp.core.data import Samples
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.kernel import CHUNK_BYTES, StepNoise, context, epoch_order, overrides, schedule_of, take_step
+from fedexp.core.kernel import (
+    CHUNK_BYTES,
+    Schedule,
+    StepNoise,
+    Vectors,
+    ascended,
+    by_name,
+    context,
+    epoch_order,
+    means,
+    overrides,
+    schedule_of,
+    take_step,
+)
 from fedexp.core.local_optimizers import make_optimizer
 from fedexp.core.net import Net
-from fedexp.core.trainer import Adjustment, Ctx, Trainer
+from fedexp.core.trainer import Adjustment, Ascent, Ctx, Received, Trainer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.engines.kernels.kernel import NotStackableError, StackBatch, StackKernel, StackTrees
 
-Schedule = list[tuple[int, int, int]]
+
+@dataclass(frozen=True, eq=False)
+class _Member:
+    """One client of a stack."""
+
+    job: ClientJob
+    index: Tensor
+    schedule: Schedule
+    noise: StepNoise
+    ctx: Ctx
 
 
 def train_stack(
-    jobs: Sequence[ClientJob], net: Net, samples: Samples, indices: Sequence[Tensor], kind: type[StackKernel]
+    jobs: Sequence[ClientJob],
+    net: Net,
+    samples: Samples,
+    indices: Sequence[Tensor],
+    num_classes: int,
+    kind: type[StackKernel],
 ) -> Iterator[ClientResult]:
     """Train `jobs`, which agree in everything but client, start, seed and trees, as one; results in the jobs' order.
 
@@ -39,84 +70,123 @@ def train_stack(
     Args:
         indices: each client's (n,) int64 positions in `samples`, on its device.
     """
-    schedules = [schedule_of(job, net, len(index)) for job, index in zip(jobs, indices, strict=True)]
-    order = sorted(range(len(jobs)), key=lambda i: -len(schedules[i]))  # those that still train are the first ones
-    jobs, indices = [jobs[i] for i in order], [indices[i] for i in order]
-    schedules = [schedules[i] for i in order]
-    first, trainer, budget = jobs[0], jobs[0].trainer, jobs[0].budget
-    steps = [len(schedule) for schedule in schedules]
-    noises = [StepNoise(job.seed, samples.x.device) for job in jobs]
-    own = [
-        context(job, net, samples, index, count, noise)
-        for job, index, count, noise in zip(jobs, indices, steps, noises, strict=True)
-    ]
-    hooks = [_on_stack(trainer, name, net) if overrides(trainer, name) else None for name in ("correct", "after_step")]
-    whole = _stacked(jobs, own, steps, state=any(hooks) or kind.reads_state)
-    kernel = kind(first, net)
-    optimizer = make_optimizer(budget)
-    between = any(hooks) or budget.clip is not None or budget.weight_decay or budget.optimizer != "sgd"
-    fused = not between and kind.descend is not StackKernel.descend
-    losses = torch.zeros(len(jobs), dtype=torch.float64, device=samples.x.device)
+    members = []
+    for job, index in zip(jobs, indices, strict=True):
+        schedule, noise = schedule_of(job, net, len(index)), StepNoise(job.seed, samples.x.device)
+        ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
+        members.append(_Member(job, index, schedule, noise, ctx))
+    order = sorted(range(len(jobs)), key=lambda i: -len(members[i].schedule))  # who still trains is among the first
+    members = [members[i] for i in order]
     net.train()
-    adjustment = _adjustment(trainer, own, net)
-    stack, active = whole, len(jobs)
-    together = _together(first, stack)
-    for step, batch in enumerate(_batches(jobs, samples, indices, schedules, noises)):
-        count = len(batch.y)
-        if count < active:
-            active = count
-            stack = _first(whole, count)
-            together = _together(first, stack)
-            adjustment = adjustment and _cut_adjustment(adjustment, count)
-            optimizer.keep(count)
-            kernel.keep(count)
-        for noise in batch.noises:
-            noise.step = step
-        loss = kernel.descend(stack, batch, adjustment) if fused else None
-        if loss is None:
-            grads, loss = kernel.gradients(stack, batch)
-            correct, after_step = (hook and partial(hook, together, own[:count]) for hook in hooks)
-            take_step(grads, stack.live, stack.start, budget, optimizer, adjustment, correct, _clipped, after_step)
-        losses[:count] += loss
-    means = (losses / torch.tensor(steps, device=losses.device)).tolist()
-    place = {i: at for at, i in enumerate(order)}
-    return (
-        _result(at, jobs[at], net, whole, own[at], noises[at], len(indices[at]), means[at])
-        for at in (place[i] for i in range(len(jobs)))
-    )
+    training = _Training(members, net, kind)
+    for batch in _batches(members, samples):
+        training.step(batch)
+    training.end()
+    return (training.result(order.index(i)) for i in range(len(jobs)))
 
 
-def _result(
-    i: int, job: ClientJob, net: Net, whole: StackTrees, ctx: Ctx, noise: StepNoise, n: int, loss: float
-) -> ClientResult:
-    params = {name: value[i] for name, value in whole.params.items()}
-    buffers = {name: value[i] for name, value in whole.buffers.items()}
-    net.train()
-    net.set_noise(noise)
-    payload, state = job.trainer.finish({name: params[name] for name in whole.live}, ctx)
-    net.set_noise(None)
-    return ClientResult(
-        client=job.client,
-        weights=Weights(job.start.spec, params, buffers),
-        num_examples=n,
-        num_steps=ctx.num_steps,
-        payload=payload,
-        state=state,
-        metrics={"loss": loss},
-    )
+class _Training:
+    """The clients' steps, taken together: the trees of those that still train, and everything that changes these."""
+
+    def __init__(self, members: Sequence[_Member], net: Net, kind: type[StackKernel]) -> None:
+        """`members` have fewer and fewer steps."""
+        first = members[0].job
+        own, trainer, budget = [member.ctx for member in members], first.trainer, first.budget
+        hooks = [
+            _on_stack(trainer, name, net) if overrides(trainer, name) else None for name in ("correct", "after_step")
+        ]
+        self._members, self._net, self._first, self._hooks = members, net, first, hooks
+        self._whole = _stacked(members, state=any(hooks) or kind.reads_context(trainer))
+        self._kernel = kind(first, net)
+        self._optimizer = make_optimizer(budget)
+        self._ascent = _ascent(trainer, own)
+        self._adjustment = _adjustment(trainer, own, net)
+        between = any(hooks) or self._ascent or budget.clip is not None or budget.weight_decay
+        self._fused = not between and budget.optimizer == "sgd" and kind.descend is not StackKernel.descend
+        self._measured: defaultdict[str, list[Tensor]] = defaultdict(list)  # (clients that still train,) of every step
+        self._active = len(members)
+        self._stack = self._whole
+        self._bind_hooks()
+
+    def step(self, batch: StackBatch) -> None:
+        """One step of each client in `batch`: the first ones, never more than before."""
+        if len(batch.y) < self._active:
+            self._go_on_with(len(batch.y))
+        stack, kernel = self._stack, self._kernel
+        if self._fused:
+            self._measured["loss"].append(kernel.descend(stack, batch, self._adjustment))
+            return
+        grads, loss = kernel.gradients(stack, batch)
+        scalars = by_name(loss)
+        if self._ascent is not None:
+            again = partial(kernel.gradients, replace(stack, buffers=trees.clone(stack.buffers)), batch)
+            grads, scalars["perturbation"] = ascended(self._ascent, grads, stack.live, again, _StackedVectors)
+        for name, values in scalars.items():
+            self._measured[name].append(values)
+        take_step(
+            grads,
+            stack.live,
+            stack.start,
+            self._first.budget,
+            self._optimizer,
+            self._adjustment,
+            self._correct,
+            _StackedVectors,
+            self._after_step,
+        )
+
+    def _go_on_with(self, count: int) -> None:
+        """The others have taken all their steps."""
+        self._active = count
+        self._stack = _first(self._whole, count)
+        self._adjustment = self._adjustment and _cut_adjustment(self._adjustment, count)
+        self._optimizer.keep(count)
+        self._kernel.keep(count)
+        self._bind_hooks()
+
+    def _bind_hooks(self) -> None:
+        together = _together(self._first, self._stack)
+        own = [member.ctx for member in self._members[: self._active]]
+        self._correct, self._after_step = (hook and partial(hook, together, own) for hook in self._hooks)
+
+    def end(self) -> None:
+        """Nothing follows but `result`."""
+        self._series = {name: pad_sequence(values, batch_first=True) for name, values in self._measured.items()}
+
+    def result(self, i: int) -> ClientResult:
+        """Of the i-th member."""
+        member, net = self._members[i], self._net
+        job, steps = member.job, len(member.schedule)
+        params = {name: value[i] for name, value in self._whole.params.items()}
+        buffers = {name: value[i] for name, value in self._whole.buffers.items()}
+        net.train()
+        net.set_noise(member.noise)
+        payload, state = job.trainer.finish({name: params[name] for name in self._whole.live}, buffers, member.ctx)
+        net.set_noise(None)
+        return ClientResult(
+            client=job.client,
+            weights=Weights(job.start.spec, params, buffers),
+            num_examples=len(member.index),
+            num_steps=steps,
+            payload=payload,
+            state=state,
+            metrics=means({name: values[:steps, i] for name, values in self._series.items()}, member.schedule),
+        )
 
 
-def _stacked(jobs: Sequence[ClientJob], own: Sequence[Ctx], steps: list[int], state: bool) -> StackTrees:
-    first = jobs[0]
-    params = _own(_joined([job.start.params for job in jobs]))
+def _stacked(members: Sequence[_Member], state: bool) -> StackTrees:
+    first, own = members[0].job, [member.ctx for member in members]
+    received = Received(_joined([ctx.received.params for ctx in own]), _joined([ctx.received.buffers for ctx in own]))
+    params = _own(received.params)
+    trained = own[0].start
     return StackTrees(
         params=params,
-        live={name: value for name, value in params.items() if name not in first.frozen},
-        buffers=_own(_joined([job.start.buffers for job in jobs])),
-        start=_joined([ctx.start for ctx in own]),
-        shared={name: _joined([job.shared[name] for job in jobs]) for name in first.shared},
+        live={name: params[name] for name in trained},
+        buffers=_own(received.buffers),
+        start={name: received.params[name] for name in trained},
+        received=received,
+        shared={name: _joined([ctx.shared[name] for ctx in own]) for name in first.shared},
         state={name: _joined([ctx.state[name] for ctx in own]) for name in own[0].state} if state else {},
-        num_steps=steps[0] if len(set(steps)) == 1 else None,
     )
 
 
@@ -149,9 +219,9 @@ def _first(stack: StackTrees, count: int) -> StackTrees:
         live={name: params[name] for name in stack.live},
         buffers=_cut(stack.buffers, count),
         start=_cut(stack.start, count),
+        received=Received(_cut(stack.received.params, count), _cut(stack.received.buffers, count)),
         shared={name: _cut(tree, count) for name, tree in stack.shared.items()},
         state={name: _cut(tree, count) for name, tree in stack.state.items()},
-        num_steps=stack.num_steps,
     )
 
 
@@ -160,14 +230,38 @@ def _together(job: ClientJob, stack: StackTrees) -> Ctx:
 
     def refuse(*arguments: Any, **named: Any) -> NoReturn:
         raise RuntimeError(
-            f"a hook of {type(job.trainer).__name__} is marked elementwise and uses noise or full gradients"
+            f"a hook of {type(job.trainer).__name__} is marked elementwise and uses noise, full gradients or class counts"
         )
 
-    steps: Any = math.nan
-    return Ctx(stack.start, stack.shared, stack.state, job.task, job.budget, steps, refuse, refuse)
+    unknown: Any = math.nan
+    return Ctx(
+        start=stack.start,
+        received=stack.received,
+        shared=stack.shared,
+        state=stack.state,
+        task=job.task,
+        budget=job.budget,
+        num_examples=unknown,
+        num_steps=unknown,
+        net=SimpleNamespace(beside=refuse, spec=None),  # type: ignore[arg-type]
+        clock=SimpleNamespace(step=unknown, epoch=unknown),
+        noise=refuse,
+        full_gradient=refuse,
+        count_classes=refuse,
+    )
 
 
 StackHook = Callable[..., Tree]  # (context of all, contexts of each, trees ...)
+
+
+def _ascent(trainer: Trainer, own: Sequence[Ctx]) -> Ascent | None:
+    """The stack's ascent; raises `NotStackableError` where clients differ."""
+    if not overrides(trainer, "ascent"):
+        return None
+    ascents = {trainer.ascent(ctx) for ctx in own}
+    if len(ascents) > 1:
+        raise NotStackableError("its ascents differ from client to client")
+    return ascents.pop()
 
 
 def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | None:
@@ -191,7 +285,7 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
         how = trainer.adjustment(ctx)
         kinds.add(how and (how.gradient, how.pull, how.shift is None, how.outside is None))
         if len(kinds) > 1:
-            raise NotStackableError
+            raise NotStackableError("its adjustments differ from client to client in more than their trees")
         for rows, tree in ((shift, how.shift), (outside, how.outside)) if how is not None else ():
             for name, value in (tree or {}).items():
                 if not i:
@@ -228,24 +322,26 @@ def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
     return at_once if getattr(hook, "elementwise", False) else one_by_one
 
 
-def _clipped(grads: list[Tensor], bound: float) -> list[Tensor]:
-    """As the step kernel's, with a norm for each client."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in grads]), dim=0)
-    factor = torch.where(norm > bound, bound / (norm + 1e-6), torch.ones_like(norm))
-    return [g * factor.reshape(-1, *[1] * (g.dim() - 1)) for g in grads]
+class _StackedVectors(Vectors):
+    """One vector a client: tensors have a leading axis of k, norms and factors are (k,)."""
+
+    @staticmethod
+    def norm(tensors: list[Tensor]) -> Tensor:
+        norms = [torch.linalg.vector_norm(value.flatten(1), dim=1) for value in tensors]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        return norm
+
+    @staticmethod
+    def scaled(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
+        return [value * factor.reshape(-1, *[1] * (value.dim() - 1)) for value in tensors]
 
 
-def _batches(
-    jobs: Sequence[ClientJob],
-    samples: Samples,
-    indices: Sequence[Tensor],
-    schedules: Sequence[Schedule],
-    noises: list[StepNoise],
-) -> Iterator[StackBatch]:
+def _batches(members: Sequence[_Member], samples: Samples) -> Iterator[StackBatch]:
     """Every step's batches of the clients that still train: each client's own order, gathered in chunks of steps."""
+    schedules = [member.schedule for member in members]
     b = max(stop - start for schedule in schedules for _, start, stop in schedule)
     sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
-    orders: list[tuple[int, Tensor]] = [(-1, index) for index in indices]
+    orders: list[tuple[int, Tensor]] = [(-1, member.index) for member in members]
     device = samples.x.device
     position, last = 0, len(schedules[0])
     while position < last:
@@ -257,7 +353,7 @@ def _batches(
             for at, run in _runs(schedules[c][position : position + steps]):
                 epoch, start = run[0][:2]
                 if orders[c][0] != epoch:
-                    orders[c] = epoch, epoch_order(jobs[c], indices[c], epoch)
+                    orders[c] = epoch, epoch_order(members[c].job, members[c].index, epoch)
                 index[c, at : at + len(run)].view(-1)[: run[-1][2] - start] = orders[c][1][start : run[-1][2]]
                 for i, (_, a, z) in enumerate(run):
                     sizes[at + i][c] = z - a
@@ -266,11 +362,13 @@ def _batches(
         y = samples.y.index_select(0, flat).view(steps, k, b, *samples.y.shape[1:])
         for i in range(steps):
             count = sum(size > 0 for size in sizes[i])
-            yield _batch(x[i, :count], y[i, :count], sizes[i][:count], position + i, samples, noises[:count])
+            yield _batch(x[i, :count], y[i, :count], sizes[i][:count], position + i, samples, members[:count])
         position += steps
 
 
-def _batch(x: Tensor, y: Tensor, sizes: list[int], step: int, samples: Samples, noises: list[StepNoise]) -> StackBatch:
+def _batch(
+    x: Tensor, y: Tensor, sizes: list[int], step: int, samples: Samples, members: Sequence[_Member]
+) -> StackBatch:
     longest = max(sizes)
     share: float | Tensor = 1 / longest
     if longest < x.shape[1]:
@@ -280,10 +378,11 @@ def _batch(x: Tensor, y: Tensor, sizes: list[int], step: int, samples: Samples, 
         share = (torch.arange(longest, device=x.device) < n).to(x.dtype) / n
     if samples.augment is not None:
         x = x.clone()
-        for c, (size, noise) in enumerate(zip(sizes, noises, strict=True)):
-            noise.step = step
-            x[c, :size] = samples.augment(x[c, :size], noise)
-    return StackBatch(x, y, share, noises)
+    for c, member in enumerate(members):
+        member.noise.step, member.noise.epoch = step, member.schedule[step][0]
+        if samples.augment is not None:
+            x[c, : sizes[c]] = samples.augment(x[c, : sizes[c]], member.noise)
+    return StackBatch(x, y, share, [member.ctx for member in members])
 
 
 def _runs(schedule: Schedule) -> Iterator[tuple[int, Schedule]]:

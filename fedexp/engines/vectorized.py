@@ -59,7 +59,7 @@ class Vectorized(Engine):
         self.open(trial.numerics, trial.threads)
         asked = self.stack != "auto" or self.kernel != "auto"
         if asked and jobs and not any(self._kind(job) for job in jobs):
-            trial.note("engine: clients run one after the other, for no kernel fits this method, model and task")
+            trial.note(self._alone(jobs[0]))
         if self.stack != "auto" or not jobs:
             return self
         names: list[Kernel] = [name for name in self._names if all(self._fits(name, job) for job in jobs)]
@@ -106,6 +106,8 @@ class Vectorized(Engine):
         for i, job in enumerate(jobs):
             block = i // (_WINDOW * size)
             kind = self._kind(job)
+            if kind is None:
+                self.note(self._alone(job))
             n = data.partition.size(job.client)
             steps[i] = sum(1 for _ in batch_ranges(n, job.budget, 1))
             alike = i if kind is None else (n if kind.same_sizes else None)
@@ -141,11 +143,12 @@ class Vectorized(Engine):
         results: Iterator[ClientResult] | None = None
         try:
             with named(jobs, data):
-                results = train_stack(jobs, net, data.train, indices, kind)
+                results = train_stack(jobs, net, data.train, indices, data.num_classes, kind)
                 if data.train.x.is_cuda:  # all at once, while smaller stacks can still answer a lack of memory
                     results = iter(list(results))
-        except NotStackableError:  # if the loss itself fails, serial says so
+        except NotStackableError as error:  # if the loss itself fails, serial says so
             self._unstackable.add(_code_of(jobs[0]))
+            self.note(_one_by_one(jobs[0], str(error)))
         except torch.cuda.OutOfMemoryError:
             if not half:
                 raise
@@ -167,10 +170,19 @@ class Vectorized(Engine):
         return ["linear", "vmap"] if self.kernel == "auto" else [self.kernel]
 
     def _fits(self, name: Kernel, job: ClientJob) -> bool:
-        return KERNELS[name].fits(job, self._serial.net(job))
+        return KERNELS[name].misfit(job, self._serial.net(job)) is None
 
     def _kind(self, job: ClientJob) -> type[StackKernel] | None:
         return next((KERNELS[name] for name in self._names if self._fits(name, job)), None)
+
+    def _alone(self, job: ClientJob) -> str:
+        """Why no kernel takes `job`: the most general one's reason."""
+        reason = KERNELS[self._names[-1]].misfit(job, self._serial.net(job))
+        return _one_by_one(job, str(reason))
+
+
+def _one_by_one(job: ClientJob, reason: str) -> str:
+    return f"engine: clients train one after the other (trainer {type(job.trainer).__name__}): {reason}"
 
 
 def _attempt(engine: Vectorized, jobs: list[ClientJob], data: FederatedData) -> float:

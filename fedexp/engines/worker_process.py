@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -98,6 +98,7 @@ class Done:
     results: list[ClientResult]
     error: FedexpError | None = None
     trace: str = ""
+    notes: list[str] = field(default_factory=list)  # for the user
 
 
 def send(to: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
@@ -195,6 +196,7 @@ class _Worker:
         keep_freed_memory()
         self.device = torch.device(self.setup.numerics.device)
         self.round, self.constants, self.numbers = 0, [], {}  # type: tuple[int, list[Any], dict[int, int]]
+        self.notes: list[str] = []
         self.data: FederatedData | None = None
         self.data_segment: Segment | None = None
 
@@ -206,6 +208,7 @@ class _Worker:
         try:
             inner = build(Engine, self.setup.inner, "engine.inner")  # type: ignore[type-abstract]
             inner.open(self.setup.numerics, self.setup.threads)
+            inner.note = self.notes.append
             send(self.run, Message(READY, fact=os.getpid()))
             while True:
                 message, fds = receive(self.run)
@@ -228,7 +231,8 @@ class _Worker:
         began, stacked = time.perf_counter(), inner.stacked_steps
         done = Done([])
         if read_header(self.board)[0] == message.number:  # else nobody waits for it any more
-            done = self._train(inner, message)
+            done = replace(self._train(inner, message), notes=self.notes[:])
+            self.notes.clear()
         outbox = self.outboxes[message.slot]
         try:
             extent = pack(done, outbox, constants=self.numbers)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -115,9 +115,11 @@ class Workers(Engine):
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         if not self._open:
             raise RuntimeError("the workers engine is not open")
+        self._inner.note = self.note
         if self._pool is None:
             yield from self._inner.map(jobs, data)
         elif jobs:
+            self._pool.note = self.note
             yield from self._pool.run(jobs, self._inner.split(jobs, data), data)
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
@@ -146,6 +148,7 @@ class _Pool:
         self.device = device
         self.board = Segment()
         self.stacked_steps = 0
+        self.note: Callable[[str], None] = lambda text: None
         self._round = 0
         self._data: tuple[FederatedData, Segment, Message] | None = None
         self._poll = select.poll()
@@ -247,7 +250,10 @@ class _Pool:
             if round == work.round:
                 if not link.held and (following := work.next()) is not None:  # first, as the worker has nothing to do
                     link.give(following, work, avoid=message.slot)
-                work.finish(chunk, unpack(outbox, extent, self.device, work.constants, copy=True))
+                done = unpack(outbox, extent, self.device, work.constants, copy=True)
+                for text in done.notes:
+                    self.note(text)
+                work.finish(chunk, done)
 
     def _replace(self, link: _Link, work: _Work) -> None:
         """A new process in place of one that died; its chunks are handed out again."""

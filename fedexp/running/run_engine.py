@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class RunEngine(Engine):
         self.numerics = numerics
         self.memory_probe: dict[str, Any] | None = None
         self._experiment, self._raw, self._folder = experiment, raw, folder
-        self._rounds, self._note = rounds, note
+        self._rounds, self._note = rounds, cache(note)  # each note once
         self._engine: Engine | None = None
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
@@ -94,6 +95,7 @@ class RunEngine(Engine):
         trial = Trial(jobs, data, self._rounds - jobs[0].round, budget, self.numerics, self._note)
         engine = self._chosen(trial)
         self._engine = engine  # from here on to be closed
+        engine.note = self._note
         torch.set_num_threads(self.numerics.threads)
         engine.open(self.numerics, budget)
         task, batch, device = self._experiment.task, config.eval.batch_size, torch.device(self.numerics.device)

@@ -18,7 +18,7 @@ import torch
 
 from fedexp.core import trees
 from fedexp.core.needs import Needs
-from fedexp.core.trainer import Adjustment, Ctx, RoundStats, Trainer, elementwise
+from fedexp.core.trainer import Adjustment, Ctx, Received, RoundStats, Trainer, elementwise
 from fedexp.core.trees import Tree, Trees
 
 
@@ -36,7 +36,7 @@ class Scaffold(Trainer):
     def needs(self) -> Needs:
         return Needs(plain_sgd=self.correction == "gradient", sgd=True, same_init=True)
 
-    def init_state(self, start: Tree) -> Trees:
+    def init_state(self, start: Tree, received: Received) -> Trees:
         return {"c_i": trees.zeros_like(start)}
 
     def init_shared(self, start: Tree) -> Trees:
@@ -47,7 +47,7 @@ class Scaffold(Trainer):
         drift = trees.sub(ctx.shared["c"], ctx.state["c_i"])
         return Adjustment(shift=drift) if self.correction == "gradient" else Adjustment(outside=drift)
 
-    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
         old = ctx.state["c_i"]
         if self.option == "I":
             change = trees.sub(ctx.full_gradient(ctx.start), old)

@@ -13,7 +13,7 @@ from fedexp.core.budget import Budget
 from fedexp.core.data import Samples
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob
-from fedexp.core.kernel import batch_ranges, batches, clipped, train_client
+from fedexp.core.kernel import Vectors, batch_ranges, batches, clipped, train_client
 from fedexp.core.net import Net
 from fedexp.core.trainer import Ctx, Trainer
 from fedexp.core.trees import Tree
@@ -50,7 +50,7 @@ def make_job(spec: ModelSpec = MLP, trainer: Trainer | None = None, **changes) -
 
 def train(job: ClientJob, n: int = 20, samples: Samples | None = None):
     samples = samples or make_data((n,)).train
-    return train_client(job, Net(job.start.spec, CPU, torch.float64), samples, torch.arange(len(samples)))
+    return train_client(job, Net(job.start.spec, CPU, torch.float64), samples, torch.arange(len(samples)), 3)
 
 
 def reference(job: ClientJob, optimizer, clip: float | None = None, n: int = 20) -> Tree:
@@ -93,8 +93,8 @@ def test_clipping_is_torchs_and_before_decay() -> None:
 
 def test_clip_leaves_short_gradients_alone() -> None:
     grads = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])]
-    assert all(torch.equal(a, b) for a, b in zip(clipped(grads, 5.0), grads, strict=True))
-    assert float(torch.cat(clipped(grads, 1.0)).norm()) == pytest.approx(1.0, rel=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(clipped(grads, 5.0, Vectors), grads, strict=True))
+    assert float(torch.cat(clipped(grads, 1.0, Vectors)).norm()) == pytest.approx(1.0, rel=1e-5)
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ def test_job_is_left_alone_and_gives_the_same_bits_again() -> None:
     before = {k: v.clone() for k, v in {**job.start.params, **job.start.buffers}.items()}
     net = Net(SMALL, CPU, torch.float64)
     samples = make_data((20,)).train
-    first = train_client(job, net, samples, torch.arange(20))
-    train_client(replace(job, seed=99), net, samples, torch.arange(10))
-    again = train_client(job, net, samples, torch.arange(20))
+    first = train_client(job, net, samples, torch.arange(20), 3)
+    train_client(replace(job, seed=99), net, samples, torch.arange(10), 3)
+    again = train_client(job, net, samples, torch.arange(20), 3)
     for a, b in ((first.weights.params, again.weights.params), (first.weights.buffers, again.weights.buffers)):
         assert all(torch.equal(a[k], b[k]) for k in a)
     assert all(torch.equal(v, {**job.start.params, **job.start.buffers}[k]) for k, v in before.items())

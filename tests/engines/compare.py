@@ -30,7 +30,9 @@ def assert_same_results(found: Sequence[ClientResult], expected: Sequence[Client
     assert [r.client for r in found] == [r.client for r in expected]
     for a, b in zip(found, expected, strict=True):
         assert (a.num_steps, a.num_examples) == (b.num_steps, b.num_examples)
-        assert abs(a.metrics["loss"] - b.metrics["loss"]) <= max(tolerance, 1e-12) * max(1, abs(b.metrics["loss"]))
+        assert list(a.metrics) == list(b.metrics)
+        for name, value in b.metrics.items():
+            assert abs(a.metrics[name] - value) <= max(tolerance, 1e-12) * max(1, abs(value)), name
         left, right = trees_of(a), trees_of(b)
         assert list(left) == list(right)
         for name, value in right.items():

@@ -20,16 +20,16 @@ class Slow(Sgd):
 
     seconds: float = 0.2
 
-    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
         time.sleep(self.seconds)
-        return super().finish(params, ctx)
+        return super().finish(params, buffers, ctx)
 
 
 @dataclass(frozen=True)
 class Deadly(Sgd):
     """Ends its process, as the system does where memory is short."""
 
-    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
         os._exit(1)
 
 

@@ -95,7 +95,7 @@ def test_clients_trained_under_bf16_stay_in_their_dtype() -> None:
     samples = replace(world.data.train, dtype=torch.float32)
     index = torch.from_numpy(world.data.partition.of(job.client))
     results = [
-        train_client(job, Net(job.start.spec, CPU, torch.float32, precision), samples, index)
+        train_client(job, Net(job.start.spec, CPU, torch.float32, precision), samples, index, world.data.num_classes)
         for precision in ("float32", "bf16", "bf16")
     ]
     for result in results:

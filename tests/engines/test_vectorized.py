@@ -15,7 +15,7 @@ from fedexp.core.errors import ClientError
 from fedexp.core.net import Net
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Adjustment, Ctx, Trainer, elementwise
+from fedexp.core.trainer import Adjustment, Ctx, Received, Trainer, elementwise
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec
 from fedexp.data.augment import Augment
@@ -135,7 +135,7 @@ class Normed(Trainer):
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
         return trees.scale(grad, 1 / (trees.norm(grad) + ctx.num_steps))
 
-    def finish(self, params: Tree, ctx: Ctx):
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx):
         return {"moved": trees.sub(params, ctx.start)}, {"full": ctx.full_gradient(params)}
 
 
@@ -168,7 +168,7 @@ class Overreaching(Trainer):
 class Adjusted(Trainer):
     """Every part of an adjustment, different for every client."""
 
-    def init_state(self, start: Tree):
+    def init_state(self, start: Tree, received: Received):
         return {"mine": trees.scale(start, 0.1)}
 
     @elementwise
@@ -176,7 +176,7 @@ class Adjusted(Trainer):
         shift = trees.add(ctx.state["mine"], ctx.start, alpha=0.3)
         return Adjustment(gradient=0.5, pull=0.7, shift=shift, outside=trees.scale(ctx.state["mine"], 0.2))
 
-    def finish(self, params: Tree, ctx: Ctx):
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx):
         return {}, {"mine": trees.sub(params, ctx.start)}
 
 

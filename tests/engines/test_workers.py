@@ -21,7 +21,7 @@ from fedexp.core.errors import ClientError, ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs
-from fedexp.core.trainer import Ctx, Trainer
+from fedexp.core.trainer import Ctx, Received, Trainer
 from fedexp.core.trees import Tree, Trees
 from fedexp.engines.serial import Serial
 from fedexp.engines.workers import Workers, _only
@@ -85,10 +85,10 @@ def test_every_method_has_serials_bits(method: str, pools: dict[int, Workers]) -
 class Chatty(Trainer):
     """Sends and keeps trees: one tensor under two names, a transposed one, a 0-dimensional and an empty one."""
 
-    def init_state(self, start: Tree) -> Trees:
+    def init_state(self, start: Tree, received: Received) -> Trees:
         return {"seen": {"rounds": torch.zeros((), dtype=torch.int64)}}
 
-    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
         first = next(iter(params.values())).detach()
         sent = {
             "a": first,
@@ -104,7 +104,7 @@ class Chatty(Trainer):
 def test_payloads_memories_and_buffers_travel(pools: dict[int, Workers], workers: int) -> None:
     model = {"_target_": "tests.engines.test_workers.WithBuffers"}
     world = make_world("method=fedavg", model=model)
-    jobs = [replace(job, trainer=Chatty(), state=Chatty().init_state({})) for job in jobs_of(world)]
+    jobs = [replace(job, trainer=Chatty(), state=Chatty().init_state({}, Received({}, {}))) for job in jobs_of(world)]
     expected = list(Serial().map(jobs, world.data))
     for order in (jobs, jobs[::-1], jobs * 5):
         got = list(pools[workers].map(order, world.data))
@@ -171,7 +171,7 @@ class Fails(Trainer):
 
     size: int = 0
 
-    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, None]:
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, None]:
         if ctx.num_steps == self.size:
             raise KeyError("no such thing")
         return {}, None
@@ -204,7 +204,7 @@ class Dies(Trainer):
     times: int = 1
     steps: int = 0
 
-    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, None]:
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, None]:
         if ctx.num_steps == self.steps:
             for number in range(self.times):
                 try:

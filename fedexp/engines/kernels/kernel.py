@@ -9,14 +9,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedexp.core.jobs import ClientJob
-from fedexp.core.kernel import StepNoise
 from fedexp.core.net import Net
-from fedexp.core.trainer import Adjustment
+from fedexp.core.trainer import Adjustment, Ctx, Measured, Received, Trainer
 from fedexp.core.trees import Tree, Trees
 
 
 class NotStackableError(Exception):
-    """A trainer's loss cannot be computed for several clients at once."""
+    """What a trainer does cannot be done for several clients at once; says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,59 +25,65 @@ class StackBatch:
     Args:
         x, y: (k, b, ...) inputs and (k, b) targets; rows beyond a client's own batch are padding.
         share: what each row counts in its client's mean: 1 / b, or (k, b) with zeros for padding where sizes differ.
-        noises: each client's random numbers, set to this step.
+        own: each client's context, at this step.
     """
 
     x: Tensor
     y: Tensor
     share: float | Tensor
-    noises: list[StepNoise]
+    own: list[Ctx]
 
 
 @dataclass(eq=False)
 class StackTrees:
-    """The trees of k clients, each tensor with a leading axis of k; `start` and `shared` may repeat one client's.
+    """The trees of k clients, each tensor with a leading axis of k; `received` and `shared` may repeat one client's.
 
     Args:
-        live: the parameters that are trained; params: those and the frozen ones.
+        live: the parameters that are trained; params: those and the frozen ones; start: those of `live` as `received`.
         state: the client states; empty where neither kernel nor hooks read them.
-        num_steps: steps of each client in this round; None where they differ.
     """
 
     params: Tree
     live: Tree
     buffers: Tree
     start: Tree
+    received: Received
     shared: Trees
     state: Trees
-    num_steps: int | None
 
 
 class StackKernel(ABC):
     """Computes gradients for one stack; made anew for each."""
 
     same_sizes: ClassVar[bool]  # must all clients of a stack have equally many samples?
-    reads_state: ClassVar[bool]  # does it look at ``stack.state``?
 
     @classmethod
     @abstractmethod
-    def fits(cls, job: ClientJob, net: Net) -> bool:
-        """Whether it computes what the job's trainer, task and network say."""
+    def misfit(cls, job: ClientJob, net: Net) -> str | None:
+        """Why it does not compute what the job's trainer, task and network say; None where it does."""
+
+    @classmethod
+    def reads_context(cls, trainer: Trainer) -> bool:
+        """Whether it looks at ``stack.state``."""
+        return False
 
     @abstractmethod
     def __init__(self, job: ClientJob, net: Net) -> None:
         """For a stack of jobs that agree with `job` in trainer, task, budget, network and frozen parameters."""
 
     @abstractmethod
-    def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor]:
-        """Gradients of every client's own loss by the names of ``stack.live``, and the (k,) losses."""
+    def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor | Measured]:
+        """Gradients of every client's own loss by the names of ``stack.live``, and the (k,) losses and scalars.
 
-    def descend(self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None) -> Tensor | None:
-        """Take a whole step of plain SGD or heavy ball, in place, and return the (k,) losses; None: not offered.
+        Training statistics in ``stack.buffers`` move on.
+        """
+
+    def descend(self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None) -> Tensor:
+        """Take a whole step of plain SGD or heavy ball, in place, and return the (k,) losses. A kernel may offer it.
 
         Asked for only where nothing but an adjustment happens between gradient and optimizer.
         """
-        return None
+        raise NotImplementedError
 
     def keep(self, count: int) -> None:
         """Go on with the first `count` clients."""

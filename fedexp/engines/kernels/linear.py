@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -15,22 +15,24 @@ from fedexp.core.trainer import Adjustment
 from fedexp.core.trees import Tree
 from fedexp.engines.kernels.kernel import StackBatch, StackKernel, StackTrees
 
-Sink = Callable[[str, str | None, Tensor, Tensor], None]  # (weight, bias or None, layer's input, output's gradient)
+Layer = tuple[str, str | None]  # names of weight and bias
 
 
 class Linear(StackKernel):
     """Padding rows have no share in the loss, so clients of unequal sizes go together."""
 
     same_sizes: ClassVar[bool] = False
-    reads_state: ClassVar[bool] = False
 
     @classmethod
-    def fits(cls, job: ClientJob, net: Net) -> bool:
-        own = overrides(job.trainer, "loss") or overrides(job.trainer, "grad")
-        known = job.task.cross_entropy and same_author(type(job.task), "cross_entropy", "loss")
-        if own or not known or net.precision == "bf16":
-            return False
-        return bool(_trained(job, net))
+    def misfit(cls, job: ClientJob, net: Net) -> str | None:
+        if not _trained(job, net):
+            return "the network is no chain of linear layers with ReLU, or all of it is frozen"
+        for hook in ("grad", "loss"):
+            if overrides(job.trainer, hook):
+                return f"the trainer has a {hook} of its own"
+        if not job.task.cross_entropy or not same_author(type(job.task), "cross_entropy", "loss"):
+            return "the task's loss is not plain cross-entropy"
+        return "under bf16 it has no arithmetic" if net.precision == "bf16" else None
 
     def __init__(self, job: ClientJob, net: Net) -> None:
         self._chain = net.linear_chain
@@ -40,63 +42,68 @@ class Linear(StackKernel):
         self._buffer: Tree = {}
 
     def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor]:
+        losses, inputs, top = self._forward(stack.params, batch)
         grads: Tree = {}
-
-        def collect(weight: str, bias: str | None, a: Tensor, d: Tensor) -> None:
+        for (weight, bias), a, d in self._backward(stack.params, inputs, top):
             if weight in self._trained:
                 grads[weight] = torch.bmm(d.mT, a)
             if bias in self._trained:
                 grads[str(bias)] = d.sum(1)
-
-        losses = self._backward(stack, batch, collect)
         return {name: grads[name] for name in stack.live}, losses
 
     def descend(self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None) -> Tensor:
         """The products are accumulated straight into the weights (or the momentum buffer): no gradient is stored."""
-        lr, momentum = self._lr, self._momentum
         how = adjustment or Adjustment()
-        if momentum and not self._buffer:
+        if self._momentum and not self._buffer:
             self._buffer = {name: torch.zeros_like(value) for name, value in stack.live.items()}
-
-        def target(name: str) -> tuple[Tensor, float, float]:
-            """What the gradient is added to, what that is multiplied by before, and the gradient's factor."""
-            w = stack.live[name]
-            into, keep, factor = (self._buffer[name], momentum, 1.0) if momentum else (w, 1.0, -lr)
-            if how.pull and momentum:
-                into.mul_(keep).add_(w, alpha=how.pull).sub_(stack.start[name], alpha=how.pull)
-                keep = 1.0
-            elif how.pull:
-                into.lerp_(stack.start[name], lr * how.pull)
-            if how.shift is not None:
-                if keep != 1.0:
-                    into.mul_(keep)
-                into.add_(how.shift[name], alpha=factor)
-                keep = 1.0
-            return into, keep, factor * how.gradient
-
-        def accumulate(weight: str, bias: str | None, a: Tensor, d: Tensor) -> None:
+        losses, inputs, top = self._forward(stack.params, batch)
+        for (weight, bias), a, d in self._backward(stack.params, inputs, top):
             if weight in self._trained:
-                into, keep, factor = target(weight)
+                into, keep, factor = self._prepared(weight, stack, how)
                 into.baddbmm_(d.mT, a, beta=keep, alpha=factor)
-                if momentum:
-                    stack.live[weight].add_(into, alpha=-lr)
+                self._follow_buffer(weight, stack)
             if bias is not None and bias in self._trained:
-                into, keep, factor = target(bias)
+                into, keep, factor = self._prepared(bias, stack, how)
                 into.mul_(keep).add_(d.sum(1), alpha=factor)
-                if momentum:
-                    stack.live[bias].add_(into, alpha=-lr)
-
-        losses = self._backward(stack, batch, accumulate)
+                self._follow_buffer(bias, stack)
         if how.outside is not None:
-            torch._foreach_add_(list(stack.live.values()), list(how.outside.values()), alpha=-lr)
+            torch._foreach_add_(list(stack.live.values()), list(how.outside.values()), alpha=-self._lr)
         return losses
+
+    def _prepared(self, name: str, stack: StackTrees, how: Adjustment) -> tuple[Tensor, float, float]:
+        """Where the gradient g of parameter `name` goes, as ``into = keep * into + factor * g``: (into, keep, factor).
+
+        Everything else that is added in the same step has been added when this returns. Without momentum that is
+        ``w -= lr * (pull * (w - w^t) + shift)``, else the same sum, without -lr, on ``momentum * b``. A decay of b by which
+        nothing comes first is left to `keep`: the product that adds g does it on its way.
+        """
+        w, start = stack.live[name], stack.start[name]
+        if not self._momentum:
+            if how.pull:
+                w.lerp_(start, self._lr * how.pull)
+            if how.shift is not None:
+                w.add_(how.shift[name], alpha=-self._lr)
+            return w, 1.0, -self._lr * how.gradient
+        b = self._buffer[name]
+        if not how.pull and how.shift is None:
+            return b, self._momentum, how.gradient
+        b.mul_(self._momentum)
+        if how.pull:
+            b.add_(w, alpha=how.pull).sub_(start, alpha=how.pull)
+        if how.shift is not None:
+            b.add_(how.shift[name])
+        return b, 1.0, how.gradient
+
+    def _follow_buffer(self, name: str, stack: StackTrees) -> None:
+        """``w -= lr * b``, where there is momentum."""
+        if self._momentum:
+            stack.live[name].add_(self._buffer[name], alpha=-self._lr)
 
     def keep(self, count: int) -> None:
         self._buffer = {name: value[:count] for name, value in self._buffer.items()}
 
-    def _backward(self, stack: StackTrees, batch: StackBatch, sink: Sink) -> Tensor:
-        """Send every layer's input and output gradient to `sink`, last layer first; a layer's weights are read before."""
-        params = stack.params
+    def _forward(self, params: Tree, batch: StackBatch) -> tuple[Tensor, list[Tensor], Tensor]:
+        """The (k,) losses, every layer's (k, b, width) input and the losses' gradient at the last layer's output."""
         inputs = [batch.x.flatten(2)]
         for number, (weight, bias) in enumerate(self._chain):
             a, w = inputs[-1], params[weight].mT
@@ -108,14 +115,16 @@ class Linear(StackKernel):
         d = log_p.exp_()
         d.scatter_add_(-1, target, d.new_full((), -1.0).expand(target.shape))
         d.mul_(batch.share.unsqueeze(-1) if isinstance(batch.share, Tensor) else batch.share)
+        return losses, inputs, d
+
+    def _backward(self, params: Tree, inputs: list[Tensor], d: Tensor) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+        """(layer, its input, its output's gradient), last layer first. A layer's weights are read before it is yielded."""
         for number in range(len(self._chain) - 1, self._lowest - 1, -1):
-            weight, bias = self._chain[number]
-            a = inputs[number]
-            below = torch.bmm(d, params[weight]) if number > self._lowest else None
-            sink(weight, bias, a, d)
+            layer, a = self._chain[number], inputs[number]
+            below = torch.bmm(d, params[layer[0]]) if number > self._lowest else None
+            yield layer, a, d
             if below is not None:
                 d = torch.ops.aten.threshold_backward(below, a, 0)
-        return losses
 
 
 def _trained(job: ClientJob, net: Net) -> set[str]:

@@ -7,11 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedexp.core import trees
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
 from fedexp.core.net import Net
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Ctx
+from fedexp.core.trainer import Ctx, Measured, Received, Trainer
 from fedexp.core.trees import Tree
 from fedexp.engines.kernels.kernel import NotStackableError, StackBatch, StackKernel, StackTrees
 
@@ -26,74 +27,114 @@ class Vmapped(StackKernel):
     """
 
     same_sizes: ClassVar[bool] = True  # a mean over padding rows, or BatchNorm's statistics, would be another loss
-    reads_state: ClassVar[bool] = True
 
     @classmethod
-    def fits(cls, job: ClientJob, net: Net) -> bool:
-        return not overrides(job.trainer, "grad") and len(job.frozen) < len(job.start.params)
+    def misfit(cls, job: ClientJob, net: Net) -> str | None:
+        if overrides(job.trainer, "grad"):
+            return "the trainer has a grad of its own (`adjustment`, `correct` and `ascent` can be stacked)"
+        return None if len(job.frozen) < len(job.start.params) else "every parameter is frozen"
+
+    @classmethod
+    def reads_context(cls, trainer: Trainer) -> bool:
+        return overrides(trainer, "loss")
 
     def __init__(self, job: ClientJob, net: Net) -> None:
         self._job, self._net = job, net
         self._draws: dict[tuple[int, ...], list[Draw]] = {}
+        self._counts: Tree = {}  # class counts, once they were asked for
 
-    def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor]:
+    def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor | Measured]:
         try:
             return self._gradients(stack, batch)
-        except torch.cuda.OutOfMemoryError:
+        except (torch.cuda.OutOfMemoryError, NotStackableError):
             raise
         except Exception as error:  # where the loss itself is at fault, serial training says so
-            raise NotStackableError from error
+            text = str(error).partition("\n")[0]
+            raise NotStackableError(f"its loss cannot be vectorised ({type(error).__name__}: {text})") from error
 
-    def _gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor]:
+    def _gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor | Measured]:
         live = [value.requires_grad_() for value in stack.live.values()]
         draws = self._draws.get(batch.x.shape)
-        if draws is None:  # which random numbers does a step ask for? Find out on copies of the buffers
+        if draws is None:  # what does a step ask for? Find out on copies of the buffers
             draws = self._draws[batch.x.shape] = []
-            copies = {name: value.clone() for name, value in stack.buffers.items()}
             with torch.no_grad():
-                self._losses(stack, copies, batch, {}, draws)
-        noise = {draw: torch.stack([own(*draw) for own in batch.noises]) for draw in draws}
-        losses = self._losses(stack, stack.buffers, batch, noise, None)
+                self._losses(stack, trees.clone(stack.buffers), batch, {}, draws)
+        noise = {draw: torch.stack([ctx.noise(*draw) for ctx in batch.own]) for draw in draws}
+        losses, scalars = self._losses(stack, stack.buffers, batch, noise, None)
         grads = torch.autograd.grad(losses.sum(), live, allow_unused=True, materialize_grads=True)
         for value in live:
             value.requires_grad_(False)
-        return dict(zip(stack.live, grads, strict=True)), losses.detach()
+        named = {name: value.detach() for name, value in scalars.items()}
+        found = Measured(losses.detach(), named) if named else losses.detach()
+        return dict(zip(stack.live, grads, strict=True)), found
 
     def _losses(
         self, stack: StackTrees, buffers: Tree, batch: StackBatch, noise: dict[Draw, Tensor], asked: list[Draw] | None
-    ) -> Tensor:
-        """(k,) losses; what is asked of the noise goes to `asked`, if given, and is answered with zeros."""
-        job, net = self._job, self._net
+    ) -> tuple[Tensor, Tree]:
+        """(k,) losses and other scalars.
+
+        Where there is `asked`, what the loss asks of the noise goes there and is answered with zeros; class counts that it
+        asks for are computed, and answered with the first client's.
+        """
+        job, net, first = self._job, self._net, batch.own[0]  # sizes, steps and epochs are the same for all
 
         def loss(
             params: Tree,
             buffers: Tree,
-            start: Tree,
+            received: tuple[Tree, Tree],
             shared: dict[str, Tree],
             state: dict[str, Tree],
             x: Tensor,
             y: Tensor,
             numbers: dict[Draw, Tensor],
-        ) -> Tensor:
+            counts: Tree,
+        ) -> tuple[Tensor, Tree]:
             def draw(name: str, shape: tuple[int, ...]) -> Tensor:
                 if asked is None:
                     return numbers[name, tuple(shape)]
                 asked.append((name, tuple(shape)))
                 return torch.zeros(shape, device=x.device)
 
+            def count_classes() -> Tensor:
+                if asked is None:
+                    return counts["of each class"]
+                self._counts = {"of each class": torch.stack([ctx.class_counts for ctx in batch.own])}
+                return first.class_counts
+
             def refuse(at: Tree) -> Tree:
-                raise NotStackableError  # it would run the network on all of one client's data
+                raise NotStackableError(
+                    "its loss uses full gradients, which run the network on all of one client's data"
+                )
 
-            ctx = Ctx(start, shared, state, job.task, job.budget, num_steps, draw, refuse)
+            ctx = Ctx(
+                start={name: received[0][name] for name in stack.live if name in received[0]},
+                received=Received(*received),
+                shared=shared,
+                state=state,
+                task=job.task,
+                budget=job.budget,
+                num_examples=first.num_examples,
+                num_steps=first.num_steps,
+                net=net,
+                clock=first.clock,
+                noise=draw,
+                full_gradient=refuse,
+                count_classes=count_classes,
+            )
             net.set_noise(draw)
-            return job.trainer.loss(net, params, buffers, Batch(x, y), ctx)
+            found = job.trainer.loss(net, params, buffers, Batch(x, y), ctx)
+            return (found.loss, dict(found.scalars)) if isinstance(found, Measured) else (found, {})
 
-        num_steps = stack.num_steps or 0  # all have equally many
-        shared = {name: dict(tree) for name, tree in stack.shared.items()}
+        received: tuple[Tree, Tree] = ({}, {})
+        shared: dict[str, Tree] = {}
+        if self.reads_context(job.trainer):
+            received = (dict(stack.received.params), dict(stack.received.buffers))
+            shared = {name: dict(tree) for name, tree in stack.shared.items()}
         state = {name: dict(tree) for name, tree in stack.state.items()}
+        randomness = "same" if asked is not None else "error"  # a second network is built, and initialised, when first asked for
         try:
-            losses: Tensor = torch.vmap(loss)(
-                stack.params, buffers, stack.start, shared, state, batch.x, batch.y, noise
+            losses: tuple[Tensor, Tree] = torch.vmap(loss, randomness=randomness)(
+                stack.params, buffers, received, shared, state, batch.x, batch.y, noise, self._counts
             )
         finally:
             net.release()

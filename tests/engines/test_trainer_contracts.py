@@ -1,0 +1,309 @@
+"""What a trainer may do and know, on every engine that computes in this process: see `fedexp.core.trainer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedexp.core.engine import Engine
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.kernel import batch_ranges, batches
+from fedexp.core.net import Net
+from fedexp.core.runner import Snapshot, next_jobs, run
+from fedexp.core.task import Batch
+from fedexp.core.trainer import Adjustment, Ascent, Ctx, Measured, Trainer, elementwise
+from fedexp.core.trees import Tree, Trees
+from fedexp.engines.serial import Serial
+from fedexp.engines.vectorized import Vectorized
+from tests.engines.compare import assert_matches_serial, assert_same_results, second_round_jobs
+from tests.reference.generated import Generated
+from tests.reference.moon_like import MoonLike
+from tests.reference.sam import Sam
+from tests.world import MLP, World, make_data, make_world
+
+EQUAL = (18,) * 5
+UNEQUAL = (20, 12, 17, 9, 12, 20, 20)
+CONV = {"_target_": "tests.core.test_kernel.Small"}  # convolution, BatchNorm, dropout
+ENGINES = {"serial": Serial, "linear": lambda: Vectorized(3, "linear"), "vmap": lambda: Vectorized(3, "vmap")}
+
+
+def world_of(trainer: Trainer, *overrides: str, sizes: tuple[int, ...] = EQUAL, model: dict = MLP) -> World:
+    world = make_world("method=fedavg", "local.epochs=2", *overrides, data=make_data(sizes), model=model)
+    world.env = replace(world.env, trainer=trainer)
+    return world
+
+
+def first_jobs(world: World) -> list[ClientJob]:
+    return next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
+
+
+def trained(world: World, trainer: Trainer, engine: Engine | None = None) -> list[ClientResult]:
+    """The first round of another trainer on the same jobs."""
+    world.env = replace(world.env, trainer=trainer)
+    return list((engine or Serial()).map(first_jobs(world), world.data))
+
+
+# ---------------------------------------------------------------- ascent
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("changes", [(), ("local.momentum=0.6", "local.weight_decay=0.1"), ("local.clip=0.05",)])
+def test_sam_is_its_formula(engine: str, changes: tuple[str, ...]) -> None:
+    """A loop of torch's own: autograd, flat vectors, `torch.optim.SGD`."""
+    rho = 0.3
+    world = world_of(Sam(rho), *changes, sizes=(18, 11, 18))
+    found = list(ENGINES[engine]().map(first_jobs(world), world.data))
+    for job, result in zip(first_jobs(world), found, strict=True):
+        module = job.start.module().train()
+        live = list(module.parameters())
+        budget, index = job.budget, torch.from_numpy(world.data.partition.of(job.client))
+        optimizer = torch.optim.SGD(live, budget.lr, budget.momentum, weight_decay=budget.weight_decay)
+        losses, norms = [], []
+        schedule = list(batch_ranges(len(index), budget, 1))
+        for batch in batches(job, world.data.train, index, schedule, None):  # type: ignore[arg-type]
+            loss = F.cross_entropy(module(batch.x), batch.y)
+            g = torch.cat([v.flatten() for v in torch.autograd.grad(loss, live)])
+            e = rho * g / (g.norm() + 1e-12)
+            here = torch.nn.utils.parameters_to_vector(live).detach().clone()
+            torch.nn.utils.vector_to_parameters(here + e, live)
+            optimizer.zero_grad()
+            F.cross_entropy(module(batch.x), batch.y).backward()
+            torch.nn.utils.vector_to_parameters(here, live)
+            if budget.clip is not None:
+                torch.nn.utils.clip_grad_norm_(live, budget.clip)
+            optimizer.step()
+            losses.append(loss.item())
+            norms.append(float(e.norm()))
+        for name, value in module.named_parameters():
+            torch.testing.assert_close(result.weights.params[name], value.detach(), rtol=1e-9, atol=1e-11)
+        assert result.metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+        assert result.metrics["perturbation"] == pytest.approx(np.mean(norms), rel=1e-9) == pytest.approx(rho)
+
+
+@pytest.mark.parametrize("model", [MLP, CONV], ids=["mlp", "conv"])
+def test_an_ascent_of_radius_0_is_plain_training_to_the_bit(model: dict) -> None:
+    """BatchNorm's statistics and the parameters that are climbed from, too."""
+    world = world_of(Trainer(), "local.momentum=0.5", model=model)
+    plain, sam = trained(world, Trainer()), trained(world, Sam(0.0))
+    assert all(result.metrics.pop("perturbation") == 0 for result in sam)
+    assert_same_results(sam, plain, 0)
+    assert [r.metrics for r in sam] == [r.metrics for r in plain]
+
+
+@pytest.mark.parametrize("engine", ["serial", "vmap"])
+def test_statistics_move_in_the_first_pass_alone(engine: str) -> None:
+    world = world_of(Trainer(), "local.epochs=null", "local.steps=1", model=CONV)
+    plain, sam = (trained(world, trainer, ENGINES[engine]()) for trainer in (Trainer(), Sam(0.5)))
+    for a, b in zip(plain, sam, strict=True):
+        assert a.weights.buffers
+        assert not torch.equal(a.weights.params["conv.weight"], b.weights.params["conv.weight"])
+        for name, value in a.weights.buffers.items():
+            assert torch.equal(value, b.weights.buffers[name]), name
+
+
+@dataclass(frozen=True)
+class MomentumSam(Trainer):
+    """An ascent beside an adjustment, a hook that needs one client's whole gradient, and a scalar of its own."""
+
+    def ascent(self, ctx: Ctx) -> Ascent:
+        return Ascent(0.2, eps=1e-7)
+
+    @elementwise
+    def adjustment(self, ctx: Ctx) -> Adjustment:
+        return Adjustment(gradient=0.3, shift={k: 0.1 * v for k, v in ctx.start.items()})
+
+    def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
+        return {k: v * (1 + 0.1 * ctx.step + 0.01 * ctx.epoch) for k, v in grad.items()}
+
+
+@dataclass(frozen=True)
+class Margins(Trainer):
+    """LDAM's margins (Cao et al. 2019), from class counts; a client without a class has none for it."""
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Measured:
+        counts = ctx.class_counts.to(batch.x)
+        margins = torch.where(counts > 0, counts.clamp(min=1) ** -0.25, 0.0)
+        margins = 0.5 * margins / margins.max()
+        logits = net(params, buffers, batch.x) - margins * F.one_hot(batch.y, len(counts))
+        loss = F.cross_entropy(logits, batch.y) * (1 + 0.1 * ctx.step + 0.2 * ctx.epoch) * ctx.num_examples / 20
+        return Measured(loss, {"margin": margins[batch.y].mean()})
+
+
+@pytest.mark.parametrize("model", [MLP, CONV], ids=["mlp", "conv"])
+@pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
+@pytest.mark.parametrize(
+    "trainer", [Sam(0.3), MomentumSam(), MoonLike(), Generated(), Margins()], ids=lambda t: type(t).__name__
+)
+def test_stacked_is_serial(trainer: Trainer, sizes: tuple[int, ...], model: dict) -> None:
+    world = world_of(trainer, sizes=sizes, model=model)
+    jobs = second_round_jobs(world)
+    for kernel in ("auto", "vmap"):
+        engine = Vectorized(3, kernel)  # type: ignore[arg-type]
+        assert_matches_serial(engine, world, jobs, 1e-9)
+        assert engine.stacked_steps
+
+
+def test_ascents_that_differ_between_clients_run_serially() -> None:
+    @dataclass(frozen=True)
+    class BySize(Trainer):
+        def ascent(self, ctx: Ctx) -> Ascent:
+            return Ascent(1 / ctx.num_examples)
+
+    world = world_of(BySize(), sizes=UNEQUAL)
+    engine = Vectorized(3)
+    said: list[str] = []
+    engine.note = said.append
+    assert_matches_serial(engine, world, first_jobs(world), 1e-9)
+    assert any("ascents differ" in text for text in said)
+
+
+# ---------------------------------------------------------------- received and previous models
+
+
+def test_other_models_leave_training_alone() -> None:
+    """With a weight of 0 the term changes no bit, though two more models, of other buffers, ran in every step."""
+    world = world_of(Trainer(), model=CONV)
+
+    @dataclass(frozen=True)
+    class OnceThrough(Trainer):
+        def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+            return F.cross_entropy(net(params, buffers, batch.x), batch.y)
+
+    moon = [replace(job, trainer=MoonLike(0.0)) for job in second_round_jobs(world_of(MoonLike(0.0), model=CONV))]
+    before = [(dict(j.start.params), {k: v.clone() for k, v in j.start.buffers.items()}) for j in moon]
+    found = list(Serial().map(moon, world.data))
+    plain = list(Serial().map([replace(job, trainer=OnceThrough(), state=None) for job in moon], world.data))
+    for a, b, job, (params, buffers) in zip(found, plain, moon, before, strict=True):
+        assert a.metrics.pop("contrast") > 0
+        assert a.metrics == b.metrics
+        assert all(torch.equal(job.start.buffers[k], v) for k, v in buffers.items()) and job.start.params == params
+        assert a.state is not None
+        for kind, tree in (("params", a.weights.params), ("buffers", a.weights.buffers)):
+            assert list(a.state[kind]) == list(tree) and all(torch.equal(a.state[kind][k], tree[k]) for k in tree)
+    assert_same_results([replace(result, state=None) for result in found], plain, 0)
+
+
+def test_the_reference_is_the_received_model_in_evaluation_mode() -> None:
+    """Frozen parameters and buffers included; so is the generator that comes from the server."""
+
+    @dataclass(frozen=True)
+    class Look(Trainer):
+        def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, None]:
+            x = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(2, 1, 2, 2)
+            return {
+                "seen": {"received": ctx.reference(*ctx.received, x), "own": ctx.reference(params, buffers, x)}
+            }, None
+
+    world = world_of(Look(), "local.lr=0.5", model=CONV)
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(2, 1, 2, 2)
+    jobs = first_jobs(world)
+    jobs = [replace(job, start=after.weights) for job, after in zip(jobs, Serial().map(jobs, world.data), strict=True)]
+    for engine in (Serial(), Vectorized(3)):
+        for job, result in zip(jobs, engine.map(jobs, world.data), strict=True):
+            for name, weights in (("received", job.start), ("own", result.weights)):
+                torch.testing.assert_close(result.payload["seen"][name], weights.module()(x))
+
+
+def test_a_state_begins_with_the_whole_received_model() -> None:
+    world = world_of(MoonLike(), model=CONV)
+    jobs = first_jobs(world)
+    frozen = frozenset({"conv.bias"})
+    assert all(job.state is not None and job.state["buffers"] is job.start.buffers for job in jobs)
+    jobs = [replace(job, frozen=frozen) for job in jobs]
+    engine = Vectorized(5)
+    assert_matches_serial(engine, world, jobs, 1e-9)
+    assert engine.stacked_steps
+
+
+# ---------------------------------------------------------------- what a trainer knows and measures
+
+
+def test_class_counts_are_a_bincount() -> None:
+    @dataclass(frozen=True)
+    class Counts(Trainer):
+        def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, None]:
+            return {"facts": {"counts": ctx.class_counts, "n": torch.tensor(ctx.num_examples)}}, None
+
+    world = world_of(Counts(), sizes=(7, 1, 12, 9))
+    for engine in (Serial(), Vectorized(3)):
+        results = engine.map(first_jobs(world), world.data)
+        counts = torch.stack([result.payload["facts"]["counts"] for result in results])
+        assert torch.equal(counts, torch.from_numpy(world.data.class_counts()))
+    assert (counts == 0).any()
+
+
+@pytest.mark.parametrize("work", [("local.epochs=3",), ("local.epochs=null", "local.steps=8")], ids=["epochs", "steps"])
+def test_losses_of_all_steps_and_of_the_last_epoch(work: tuple[str, ...]) -> None:
+    told: list[tuple[int, int, float]] = []
+
+    @dataclass(frozen=True)
+    class Listening(Trainer):
+        def grad(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx):
+            grad, loss = super().grad(net, params, buffers, batch, ctx)
+            assert isinstance(loss, Tensor)
+            told.append((ctx.epoch, ctx.step, float(loss)))
+            return grad, loss
+
+    world = world_of(Listening(), *work, "local.batch_size=7", sizes=(20, 15, 9))
+    jobs = first_jobs(world)
+    for job in jobs:
+        told.clear()
+        (result,) = Serial().map([job], world.data)
+        per_epoch = -(-world.data.partition.size(job.client) // 7)
+        assert [(epoch, step) for epoch, step, _ in told] == [(i // per_epoch, i) for i in range(result.num_steps)]
+        last = [loss for epoch, _, loss in told if epoch == told[-1][0]]
+        assert 0 < len(last) < len(told)
+        assert result.metrics["loss"] == pytest.approx(np.mean([loss for *_, loss in told]), rel=1e-12)
+        assert result.metrics["loss_last_epoch"] == pytest.approx(np.mean(last), rel=1e-12)
+    plain = [replace(job, trainer=Trainer()) for job in jobs]
+    for kernel in ("linear", "vmap"):
+        assert_matches_serial(Vectorized(3, kernel), world, plain, 1e-9)  # type: ignore[arg-type]
+
+
+def test_a_row_holds_the_clients_means_by_samples() -> None:
+    world = world_of(MoonLike(), sizes=(20, 12, 5))
+    results = trained(world, MoonLike())
+    (step, *_) = run(world.aggregator, world.env, Serial(), world.data)
+    sizes = [result.num_examples for result in results]
+    for name in ("loss", "loss_last_epoch", "contrast"):
+        expected = np.average([result.metrics[name] for result in results], weights=sizes)
+        assert step.metrics[f"train/{name}"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_scalar_that_is_not_measured_in_every_step_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Sometimes(Trainer):
+        def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
+            loss = super().loss(net, params, buffers, batch, ctx)
+            assert isinstance(loss, Tensor)
+            return Measured(loss, {"rare": loss}) if ctx.step == 1 else loss
+
+    world = world_of(Sometimes())
+    for engine in (Serial(), Vectorized(3)):
+        with pytest.raises(Exception, match="'rare' was measured 1 times in 6 steps"):
+            list(engine.map(first_jobs(world), world.data))
+
+
+# ---------------------------------------------------------------- notes
+
+
+def test_a_run_says_once_why_its_clients_are_not_stacked() -> None:
+    from tests.engines.test_vectorized import NoBatchingRule, OwnGrad
+
+    for trainer, reason in ((OwnGrad(), "a grad of its own"), (NoBatchingRule(), "cannot be vectorised")):
+        world = world_of(trainer)
+        said: list[str] = []
+        engine = Vectorized(3)
+        engine.note = said.append
+        list(engine.map(first_jobs(world), world.data))
+        assert said and all(reason in text and type(trainer).__name__ in text for text in said)
+    quiet = Vectorized(3)
+    quiet.note = said.append
+    said.clear()
+    list(quiet.map(first_jobs(world_of(Sam())), world.data))
+    assert not said

@@ -1,0 +1,38 @@
+"""A contrastive term, as MOON's: outputs near the received model's, far from those of the client's own last model.
+
+Li, He and Song 2021, Eq. 3, of logits in place of projected features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedexp.core.net import Net
+from fedexp.core.task import Batch
+from fedexp.core.trainer import Ctx, Measured, Received, Trainer
+from fedexp.core.trees import Tree, Trees
+
+
+@dataclass(frozen=True)
+class MoonLike(Trainer):
+    """Args: mu: weight of the term; temperature: tau."""
+
+    mu: float = 1.0
+    temperature: float = 0.5
+
+    def init_state(self, start: Tree, received: Received) -> Trees:
+        return {"params": received.params, "buffers": received.buffers}
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Measured:
+        z = net(params, buffers, batch.x)
+        near = F.cosine_similarity(z, ctx.reference(*ctx.received, batch.x), dim=-1) / self.temperature
+        last = ctx.reference(ctx.state["params"], ctx.state["buffers"], batch.x)
+        far = F.cosine_similarity(z, last, dim=-1) / self.temperature
+        term: Tensor = F.softplus(far - near).mean()
+        return Measured(F.cross_entropy(z, batch.y) + self.mu * term, {"contrast": term})
+
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
+        return {}, {"params": {**ctx.received.params, **params}, "buffers": buffers}
