@@ -187,7 +187,7 @@ class Watching(Sgd):
 @pytest.mark.parametrize("alike", ["true", "false"])
 def test_the_server_half_sees_payloads_the_mean_and_what_was_applied(alike: str) -> None:
     watching = ("trainer._target_=tests.methods.test_averaging.Watching", f"+trainer.alike={alike}")
-    world = softmax_world(*watching, "server_optimizer.lr=0.5", rounds=1)
+    world = softmax_world(*watching, "server_optimizer.lr=0.5", rounds=1, m=3)
     clients, u = updates(world, 0, np.zeros((3, 4)), lambda _, g, __: g)
     shared = world.run().state["shared"]
     mean = np.einsum("i,icf->cf", shares(world, clients), u)
