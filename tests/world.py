@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedexp.core.runner import Snapshot, run
 from fedexp.core.weights import ModelSpec
 from fedexp.engines.serial import Serial
 from fedexp.running.experiment import Experiment
+from fedexp.storage.checkpoint import Checkpoint
 
 CPU = torch.device("cpu")
 
@@ -102,6 +104,21 @@ def make_world(
     if m is not None:
         env = replace(env, sampling=Sampling("fixed", min(m, clients)))
     return World(experiment, env, data)
+
+
+def resumed(make: Callable[[int], World], rounds: int, folder: Path) -> Snapshot:
+    """`rounds` rounds, each by a world of its own, ``make(rounds so far)``, from what the one before has left on disk."""
+    snapshot = None
+    for stop in range(1, rounds + 1):
+        after = make(stop).run(snapshot)
+        saver = Checkpoint(folder, CPU)
+        saver.load()
+        saver.save(after, set(after.clients), 0)
+        loaded = Checkpoint(folder, CPU).load()
+        assert loaded is not None
+        snapshot = loaded[0]
+    assert snapshot is not None
+    return snapshot
 
 
 class Backwards(Engine):

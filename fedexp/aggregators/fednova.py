@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from fedexp.aggregators.mean import Mean
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
-from fedexp.core.needs import Needs
+from fedexp.core.needs import SGD, Needs
+from fedexp.core.trainer import RoundStats
+from fedexp.core.trees import Tree
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,12 @@ class FedNova(Mean):
 
     @property
     def needs(self) -> Needs:
-        return Needs(sgd=True, local_steps=True)
+        return Needs((SGD,), local_steps=True)
 
     def normalizer(self, result: ClientResult, env: Env) -> float:
         return env.trainer.normalizer(result.num_steps, env.budget_now)
+
+    def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
+        """tau_eff (Eq. 10)."""
+        a = [env.trainer.normalizer(tau, env.budget_now) for tau in stats.tau]
+        return sum(p * a_i for p, a_i in zip(stats.p, a, strict=True))

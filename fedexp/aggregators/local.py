@@ -86,7 +86,8 @@ class Ensemble(Local):
         present = state["present"]
         mask = torch.stack([present[client] for client in state["models"]]).float() if present else None
         members = super().outcome(state)
-        return Outcome(members.models, self.delivers, self.combine, mask, members.clients)
+        combine: Literal["logits", "probs"] = "probs" if self.combine == "probs" else "logits"
+        return Outcome(members.models, self.delivers, combine, mask, members.clients)
 
 
 def _with(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

@@ -16,11 +16,11 @@ Groups (group=option):
 Keys and their defaults are commented in conf/config.yaml; fedexp --cfg job prints them resolved.
 
 Examples:
-  fedexp                                                   FedAvg on the embedded digits
-  fedexp method=scaffold dataset=mnist model=mlp_784_200   another method, data set, model
-  fedexp -m method=fedavg,fedprox seed=0,1,2               a sweep; launch it again and it resumes
-  fedexp debug=smoke method=fedadam                        any experiment in seconds
-  fedexp --cfg job method=fedprox                          print the config and stop
+  fedexp                                                   the defaults, on the embedded digits
+  fedexp method=NAME dataset=mnist model=mlp_784_200       another method, data set, model
+  fedexp -m method=NAME,NAME seed=0,1,2                    a sweep; launch it again and it resumes
+  fedexp debug=smoke method=NAME                           any experiment in seconds
+  fedexp --cfg job method=NAME                             print the config and stop
   fedexp --hydra-help                                      Hydra's own flags
 Also: fedexp-data list|show|prepare, fedexp-runs list|show|diff|clean, fedexp-table list|run|report
 """

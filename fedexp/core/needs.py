@@ -6,27 +6,46 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
+class Demand:
+    """One key of the config that must have one value.
+
+    Args:
+        key: as in the config, ``local.momentum`` say, or a group of plug-ins, ``server_optimizer`` say.
+        value: what it must be; of a group the class, or one that it derives from.
+        why: goes after the plug-in's name: "needs SGD at the clients".
+        instead: what else could be set, in words.
+    """
+
+    key: str
+    value: object
+    why: str
+    instead: str = ""
+
+
+SGD = Demand("local.optimizer", "sgd", "needs SGD at the clients")
+SAME_INIT = Demand("init", "same", "starts every client from one model")
+
+
+@dataclass(frozen=True)
 class Needs:
     """What a plug-in cannot do without.
 
     Args:
-        plain_sgd: the local optimizer must be SGD without momentum (a control variate inside the gradient).
-        sgd: the local optimizer must be SGD, with or without momentum.
+        demands: values that keys of the config must have; those of two plug-ins must agree.
         proxy, proxy_labels: server data must be configured, with labels.
         validation: the config must cut a validation share.
         update_norms: RoundStats.squared_norms must be filled.
-        same_init: every client must start from the global model.
         local_steps: the numbers of local steps must be known, so models from elsewhere will not do.
     """
 
-    plain_sgd: bool = False
-    sgd: bool = False
+    demands: tuple[Demand, ...] = ()
     proxy: bool = False
     proxy_labels: bool = False
     validation: bool = False
     update_norms: bool = False
-    same_init: bool = False
     local_steps: bool = False
 
     def __or__(self, other: Needs) -> Needs:
-        return Needs(**{field.name: getattr(self, field.name) or getattr(other, field.name) for field in fields(self)})
+        """What two plug-ins need together."""
+        either = {field.name: getattr(self, field.name) or getattr(other, field.name) for field in fields(self)}
+        return Needs(**{**either, "demands": self.demands + other.demands})

@@ -19,13 +19,13 @@ class Outcome:
     Args:
         models: one global model, an ensemble's members, or one model a client (in client order).
         combine: how an ensemble's outputs are combined.
-        weights: (models,) weights of an ensemble's members, or None for equal ones; for ``masked`` (models, classes), 1
-            where a member is asked about a class and 0 where it is not.
+        weights: (models,) weights of an ensemble's members, or None for equal ones; with ``logits`` also (models, classes):
+            class c's logit is ``sum_i w_ic z_ic / sum_i w_ic``, 0 where every w_ic is.
         clients: whose each model is, where it is one client's; None elsewhere.
     """
 
     models: tuple[Weights, ...]
     kind: Delivers
-    combine: Literal["logits", "probs", "masked"] = "logits"
+    combine: Literal["logits", "probs"] = "logits"
     weights: Tensor | None = None
     clients: tuple[int, ...] | None = None

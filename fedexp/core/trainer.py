@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -146,6 +146,19 @@ class Adjustment:
     outside: Tree | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class ServerUpdate:
+    """A round's step of the server: trees of the trained parameters, new minus old.
+
+    Args:
+        mean: what the aggregator made of the clients' updates, as the server optimizer received it.
+        applied: what the server optimizer made of that, as added to the weights.
+    """
+
+    mean: Tree
+    applied: Tree
+
+
 @dataclass(frozen=True)
 class Ascent:
     """The step's gradient is that at ``w + e``, ``e = rho * g / (||g|| + eps)``, g being the gradient at w.
@@ -167,7 +180,8 @@ class RoundStats:
         round: counted from 0; N: clients in all; m: clients whose results were aggregated.
         lr, lr_0: local step size of this round and of the first.
         p: aggregation weights, summing to 1; tau: local steps; both in client order.
-        squared_norms: ||u_i||^2 of the aggregated updates in float64, in client order; empty unless a plug-in needs them.
+        squared_norms: ||u_i||^2 of the updates, in float64, in client order, each as long as it entered the mean; empty
+            unless a plug-in needs them.
     """
 
     round: int
@@ -237,14 +251,23 @@ class Trainer:
         """The server half's trees before round 0, from the parameters that are trained; broadcast to every client."""
         return {}
 
-    def update_shared(self, shared: Trees, payload_mean: Trees, stats: RoundStats) -> Trees:
-        """The server half after a round; `payload_mean` is the plain mean of the participants' payloads."""
+    @property
+    def payload_weights(self) -> Literal["uniform", "models"]:
+        """Weights of the mean of payloads: each participant's alike, or the models' p_i."""
+        return "uniform"
+
+    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+        """The server half after a round; it moves no weights.
+
+        Args:
+            payload_mean: mean of the participants' payloads, weighted as `payload_weights` says.
+        """
         return shared
 
     def normalizer(self, tau: int, budget: Budget) -> float:
-        """FedNova's a_i: how far `tau` steps with a constant unit gradient move the weights, in units of lr.
+        """How far `tau` steps with a constant unit gradient move the weights, in units of lr.
 
-        Wang et al. 2020: ``tau`` for plain SGD, ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)`` with momentum rho.
+        By Wang et al. 2020: ``tau`` for plain SGD, ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)`` with momentum rho.
         """
         rho = budget.momentum
         return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)

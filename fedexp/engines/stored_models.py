@@ -140,7 +140,7 @@ class StoredModels:
             if job.client not in self:
                 if job.client == POOLED:
                     raise ConfigError(
-                        "centralized training has no clients whose models could be given",
+                        "training on pooled data has no clients whose models could be given",
                         where="client_models.path",
                         expected="null",
                         got=str(self.folder.path),

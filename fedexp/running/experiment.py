@@ -32,7 +32,7 @@ from fedexp.data.partition import Partitioner
 from fedexp.engines.shares import thread_budget
 from fedexp.engines.stored_models import StoredModels
 from fedexp.evaluation.evaluate import metric_names
-from fedexp.server_optimizers.sgd import Sgd
+from fedexp.running.needs import check_needs
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,8 @@ class Experiment:
             check_device(self.config.device)
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
         check_owners(self.dataset, self.partitioner)
-        check_needs(self)
+        plugins = (self.trainer, self.aggregator, self.server_optimizer)
+        check_needs(self.config, *plugins, self.proxy, self.partitioner.val_fraction)
         check_metrics(self)
         outputs = self.task.num_outputs(self.dataset.num_classes)
         device = _chosen(self.config.device).partition(":")[0]
@@ -199,74 +200,6 @@ class Experiment:
             proxy=data.proxy,
             limit_server_steps=config.limit.server_steps,
         )
-
-
-def check_needs(experiment: Experiment) -> None:
-    """Refuse combinations that a plug-in declares impossible."""
-    config, local, needs = experiment.config, experiment.config.local, experiment.needs
-    method = f"method={config.method}"
-    if (needs.sgd or needs.plain_sgd) and local.optimizer != "sgd":
-        raise ConfigError(
-            f"{method} needs SGD at the clients",
-            where="local.optimizer",
-            expected="sgd",
-            got=local.optimizer,
-            do="set local.optimizer=sgd",
-        )
-    if needs.plain_sgd and local.momentum:
-        raise ConfigError(
-            f"{method} corrects the gradient itself: inside a momentum buffer that diverges",
-            where="local.momentum",
-            expected="0",
-            got=local.momentum,
-            do="set local.momentum=0, or trainer.correction=step, which corrects outside the buffer",
-        )
-    if needs.same_init and config.init != "same":
-        raise ConfigError(
-            f"{method} starts every client from one model", where="init", expected="same", got=config.init
-        )
-    if (needs.proxy or needs.proxy_labels) and experiment.proxy.source == "none":
-        raise ConfigError(
-            f"{method} needs server data and none is configured",
-            where="proxy.source",
-            expected="train or test",
-            got="none",
-            do="set proxy.source=train proxy.size=0.02",
-        )
-    if needs.proxy_labels and not experiment.proxy.labelled:
-        raise ConfigError(f"{method} needs labelled server data", where="proxy.labelled", expected="true", got="false")
-    if needs.local_steps and experiment.stored_models is not None:
-        raise ConfigError(
-            f"{method} weighs models by their numbers of local steps, which models from elsewhere do not have",
-            where="client_models.path",
-            expected="null",
-            got=config.client_models.path,
-            do="set aggregator=mean, or client_models.path=null",
-        )
-    if (needs.validation or config.headline.rule == "best_on_val") and not experiment.partitioner.val_fraction:
-        raise ConfigError(
-            "a validation share is needed and none is cut",
-            where="partition.val_fraction",
-            expected="a fraction, e.g. 0.1",
-            got="0",
-            do="set partition.val_fraction=0.1, or headline.rule=last",
-        )
-    if not experiment.aggregator.averages_updates:
-        name = type(experiment.aggregator).__name__
-        if type(experiment.trainer).init_shared is not Trainer.init_shared:
-            raise ConfigError(
-                f"the trainer sends trees to a server that averages, and aggregator {name} does not average",
-                where="trainer",
-                got=type(experiment.trainer).__name__,
-                do="set aggregator=mean, or another trainer",
-            )
-        if experiment.server_optimizer != Sgd():
-            raise ConfigError(
-                f"a server optimizer has no effect: aggregator {name} makes no averaged update",
-                where="server_optimizer",
-                got=type(experiment.server_optimizer).__name__,
-                do="set server_optimizer=sgd, or aggregator=mean",
-            )
 
 
 def _stored_models(config: Config) -> StoredModels | None:

@@ -100,5 +100,5 @@ def _refuse(problem: str | None, round: int, experiment: Experiment) -> None:
             f"round {round + 1}: {problem}",
             where=f"aggregator {type(experiment.aggregator).__name__}, "
             f"server optimizer {type(experiment.server_optimizer).__name__}",
-            do="lower server_optimizer.lr or local.lr",
+            do="lower local.lr, or the server optimizer's step size",
         )

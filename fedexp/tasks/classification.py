@@ -31,13 +31,14 @@ class Classification(Task):
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """Mean of logits, or log of the mean of softmax probabilities (``rule='probs'``); weighted if asked.
 
-        ``rule='masked'``: each class's mean over the members with ``weights[i, c] = 1``, 0 where there is none.
+        Weights (models, classes) of logits: each class's own weighted mean, 0 where its weights are.
         """
         stacked = torch.stack(list(outputs))
-        if rule == "masked":
-            assert weights is not None
-            mask = weights.to(stacked)
-            return (stacked * mask[:, None]).sum(0) / mask.sum(0).clamp(min=1)
+        if weights is not None and weights.dim() == 2:
+            if rule != "logits":
+                raise ValueError(f"weights of classes are for logits, got rule '{rule}'")
+            shares, totals = weights.to(stacked), weights.to(stacked).sum(0)
+            return (stacked * shares[:, None]).sum(0) / totals.where(totals > 0, 1)
         share = torch.full((len(outputs),), 1 / len(outputs)) if weights is None else weights / weights.sum()
         share = share.to(stacked).reshape(-1, 1, 1)
         if rule == "probs":

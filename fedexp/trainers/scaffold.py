@@ -17,9 +17,16 @@ from typing import Literal
 import torch
 
 from fedexp.core import trees
-from fedexp.core.needs import Needs
-from fedexp.core.trainer import Adjustment, Ctx, Received, RoundStats, Trainer, elementwise
+from fedexp.core.needs import SAME_INIT, SGD, Demand, Needs
+from fedexp.core.trainer import Adjustment, Ctx, Received, RoundStats, ServerUpdate, Trainer, elementwise
 from fedexp.core.trees import Tree, Trees
+
+PLAIN = Demand(
+    "local.momentum",
+    0,
+    "corrects the gradient itself: inside a momentum buffer that diverges",
+    "trainer.correction=step, which corrects outside the buffer",
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Scaffold(Trainer):
 
     @property
     def needs(self) -> Needs:
-        return Needs(plain_sgd=self.correction == "gradient", sgd=True, same_init=True)
+        return Needs((SGD, SAME_INIT) if self.correction == "step" else (SGD, SAME_INIT, PLAIN))
 
     def init_state(self, start: Tree, received: Received) -> Trees:
         return {"c_i": trees.zeros_like(start)}
@@ -57,5 +64,5 @@ class Scaffold(Trainer):
             torch._foreach_sub_(list(change.values()), list(ctx.shared["c"].values()))
         return {"dc_i": change}, {"c_i": trees.add(old, change)}
 
-    def update_shared(self, shared: Trees, payload_mean: Trees, stats: RoundStats) -> Trees:
+    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
         return {"c": trees.add(shared["c"], payload_mean["dc_i"], alpha=stats.m / stats.N)}

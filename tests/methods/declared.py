@@ -6,64 +6,102 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Declared:
-    """Contracts of one method.
+class Reduction:
+    """Overrides under which a method is FedAvg.
 
     Args:
-        reduction: overrides under which it is FedAvg (with `against` added to FedAvg), or None with a reason.
-        exact: to the bit, else to `tolerance` (relative).
-        averages: identical clients give back the single client's model; else why not.
-        ordered_reason: why the order of the clients matters, where it does.
+        against: overrides added to FedAvg.
+        tolerance: relative; 0 is to the bit.
     """
 
-    reduction: tuple[str, ...] | None
-    reason: str = ""
+    overrides: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
     tolerance: float = 0.0
-    averages: bool = True
-    averages_reason: str = ""
-    ordered_reason: str = ""
+
+
+@dataclass(frozen=True)
+class Exempt:
+    """A contract that a method cannot keep.
+
+    Args:
+        why: in words.
+        instead: the test that holds the method to something else, ``module.function`` of this folder.
+    """
+
+    why: str
+    instead: str
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Contracts of one method; every other test of `test_contracts` holds for all of them.
+
+    Args:
+        reduction: to FedAvg.
+        order: exempt where the order of the clients matters; `test_contracts` sees that it does.
+    """
+
+    reduction: Reduction | Exempt
+    order: Exempt | None = None
 
 
 DECLARED = {
-    "fedavg": Declared(()),
-    "fedprox": Declared(("trainer.mu=0.0",)),
-    "scaffold": Declared(("rounds=1",), against=("rounds=1", "aggregator.weights=uniform")),
-    "fednova": Declared(("local.epochs=null", "local.steps=3"), against=("local.steps=3",), tolerance=1e-12),
-    "fedavgm": Declared(("server_optimizer.beta=0.0",)),
+    "fedavg": Declared(Reduction()),
+    "fedprox": Declared(Reduction(("trainer.mu=0.0",))),
+    "scaffold": Declared(Reduction(("rounds=1",), against=("rounds=1", "aggregator.weights=uniform"))),
+    "fednova": Declared(Reduction(("local.epochs=null", "local.steps=3"), against=("local.steps=3",), tolerance=1e-12)),
+    "fedavgm": Declared(Reduction(("server_optimizer.beta=0.0",))),
     "fedadam": Declared(
-        (
-            "server_optimizer.beta_1=0",
-            "server_optimizer.beta_2=0",
-            "server_optimizer.lr=1e9",
-            "server_optimizer.tau=1e9",
-        ),
-        tolerance=1e-6,
-        averages=False,
-        averages_reason="the step's length is not the mean update's",
+        Reduction(
+            (
+                "server_optimizer.beta_1=0",
+                "server_optimizer.beta_2=0",
+                "server_optimizer.lr=1e9",
+                "server_optimizer.tau=1e9",
+            ),
+            tolerance=1e-6,
+        )
     ),
     "fedyogi": Declared(
-        None,
-        reason="beta_2=0 leaves v at tau^2 - U^2 sign(tau^2 - U^2); the limit is tested for FedAdam, Yogi against formulas",
-        averages=False,
-        averages_reason="the step's length is not the mean update's",
+        Exempt(
+            "beta_2=0 leaves v at tau^2 - U^2 sign(tau^2 - U^2); the limit is FedAdam's",
+            "test_server_steps.test_adaptive_steps_follow_algorithm_2",
+        )
     ),
-    "fedexp": Declared(("server_optimizer.eps=1e12",)),
-    "average": Declared((), against=("aggregator.weights=uniform",), tolerance=1e-12),
+    "fedexp": Declared(Reduction(("server_optimizer.eps=1e12",))),
+    "average": Declared(Reduction(against=("aggregator.weights=uniform",), tolerance=1e-12)),
     "ot_fusion": Declared(
-        None, reason="the mean of models that alignment moved; with nothing to move it is average (test_ot_fusion)"
+        Exempt("the mean of models that alignment moved", "test_ot_fusion.test_nothing_to_move_is_the_average")
     ),
     "ot_fusion_nafi": Declared(
-        None,
-        reason="sequential halves weigh later models more",
-        ordered_reason="sequential halves weigh later models more",
+        Exempt(
+            "sequential halves weigh later models more",
+            "test_ot_fusion.test_running_fusion_halves_and_later_models_weigh_more",
+        ),
+        order=Exempt(
+            "sequential halves weigh later models more",
+            "test_ot_fusion.test_running_fusion_halves_and_later_models_weigh_more",
+        ),
     ),
     "ma_echo": Declared(
-        ("aggregator.T=0", "aggregator.last_layer=plain"), against=("aggregator.weights=uniform",), tolerance=1e-12
+        Reduction(
+            ("aggregator.T=0", "aggregator.last_layer=plain"), against=("aggregator.weights=uniform",), tolerance=1e-12
+        )
     ),
-    "ma_echo_ot": Declared(None, reason="models are moved first; with nothing to move it is ma_echo (test_ma_echo)"),
-    "ma_echo_algorithm1": Declared(("aggregator.T=0",), against=("aggregator.weights=uniform",), tolerance=1e-12),
-    "local": Declared(None, reason="nothing is averaged; one client alone is FedAvg (test_reference_points)"),
-    "ensemble": Declared(None, reason="nothing is averaged; its members are `local`'s (test_reference_points)"),
-    "centralized": Declared(None, reason="one pooled client; a full-batch step is FedAvg's (test_reference_points)"),
+    "ma_echo_ot": Declared(
+        Exempt(
+            "models are moved first; with nothing to move it is ma_echo",
+            "test_ma_echo.test_alignment_of_models_that_agree_changes_nothing",
+        )
+    ),
+    "ma_echo_algorithm1": Declared(
+        Reduction(("aggregator.T=0",), against=("aggregator.weights=uniform",), tolerance=1e-12)
+    ),
+    "local": Declared(Exempt("nothing is averaged", "test_reference_points.test_one_client_alone_is_fedavg")),
+    "ensemble": Declared(
+        Exempt("nothing is averaged", "test_reference_points.test_ensemble_members_are_the_local_models")
+    ),
+    "centralized": Declared(
+        Exempt("one pooled client", "test_reference_points.test_a_full_batch_step_of_the_pool_is_fedavgs")
+    ),
 }

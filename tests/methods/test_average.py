@@ -9,10 +9,9 @@ import torch
 
 from fedexp.aggregators.average import averaged, masked_output, presence
 from fedexp.evaluation.evaluate import Evaluator
-from fedexp.storage.checkpoint import Checkpoint
 from tests.matching.nets import MODELS
 from tests.methods.fusion_world import fused, models_of, results_of, tensors, world_of
-from tests.world import CPU, assert_same, make_data, make_world
+from tests.world import CPU, World, assert_same, make_data, make_world, resumed
 
 SPEC = MODELS["mlp"]
 ALL = [[5, 2, 9]] * 4
@@ -109,11 +108,16 @@ def test_masked_ensemble_averages_over_the_members_that_know_a_class() -> None:
     mask = torch.stack([torch.bincount(y[world.data.partition.of(c)], minlength=3) > 1 for c in range(4)])
     assert not mask.all() and torch.equal(outcome.weights, mask.float())
     logits = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
-    together = world.experiment.task.combine(list(logits), "masked", mask.float())
+    together = world.experiment.task.combine(list(logits), "logits", mask.float())
     for c in range(3):
         known = logits[mask[:, c], :, c]
         torch.testing.assert_close(together[:, c], known.mean(0) if len(known) else torch.zeros(5))
-    nowhere = world.experiment.task.combine(list(logits), "masked", torch.zeros(4, 3))
+    share = torch.rand(4, 3, generator=torch.Generator().manual_seed(1))  # any weights of a class, not only 0 and 1
+    weighted = world.experiment.task.combine(list(logits), "logits", share)
+    torch.testing.assert_close(weighted, torch.einsum("ic,inc->nc", share / share.sum(0), logits))
+    with pytest.raises(ValueError, match="for logits"):
+        world.experiment.task.combine(list(logits), "probs", share)
+    nowhere = world.experiment.task.combine(list(logits), "logits", torch.zeros(4, 3))
     assert not nowhere.any()
 
 
@@ -132,16 +136,11 @@ def test_a_masked_ensemble_of_one_is_masked_too() -> None:
 def test_what_members_know_survives_a_checkpoint_and_absent_clients(tmp_path: Path) -> None:
     straight = make_world("method=ensemble", "aggregator.combine=masked", "rounds=4", m=2)
     expected = straight.aggregator.outcome(straight.run().state)
-    snapshot = None
-    for stop in range(1, 5):
-        world = make_world("method=ensemble", "aggregator.combine=masked", f"rounds={stop}", m=2)
-        saver = Checkpoint(tmp_path, CPU)
-        saver.load()
-        saver.save(world.run(snapshot), set(), 0)
-        loaded = Checkpoint(tmp_path, CPU).load()
-        assert loaded is not None
-        snapshot = loaded[0]
-    outcome = world.aggregator.outcome(snapshot.state)
+
+    def make(rounds: int) -> World:
+        return make_world("method=ensemble", "aggregator.combine=masked", f"rounds={rounds}", m=2)
+
+    outcome = straight.aggregator.outcome(resumed(make, 4, tmp_path).state)
     assert torch.equal(outcome.weights, expected.weights) and len(outcome.models) == len(outcome.weights)
     assert_same([m.params for m in outcome.models], [m.params for m in expected.models])
 
@@ -155,5 +154,5 @@ def test_a_masked_ensembles_run_keeps_its_mask(tmp_path: Path, monkeypatch: pyte
     assert run_command([*arguments, "model.hidden=[4]"]) == 0
     (path,) = tmp_path.glob("outputs/runs/*/*/model.safetensors")
     tensors, facts = load_tree(path, CPU)
-    assert facts["combine"] == "masked"
+    assert facts["combine"] == "logits"
     assert tensors["weights"].shape == (3, 10) and set(tensors["weights"].unique().tolist()) == {0.0, 1.0}

@@ -1,0 +1,131 @@
+"""Combinations that a plug-in declares impossible, refused in words before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+from fedexp.config.keys import Config
+from fedexp.core.aggregator import Aggregator
+from fedexp.core.errors import ConfigError
+from fedexp.core.needs import Demand, Needs
+from fedexp.core.server_optimizer import ServerOptimizer
+from fedexp.core.trainer import Trainer
+from fedexp.data.federated import Proxy
+from fedexp.server_optimizers.sgd import Sgd
+
+Plugins = Mapping[str, Trainer | Aggregator | ServerOptimizer]  # by config group
+
+
+def check_needs(
+    config: Config,
+    trainer: Trainer,
+    aggregator: Aggregator,
+    server_optimizer: ServerOptimizer,
+    proxy: Proxy,
+    val_fraction: float,
+) -> None:
+    """Hold what plug-ins need against each other, and against the config."""
+    plugins: Plugins = {"trainer": trainer, "aggregator": aggregator, "server_optimizer": server_optimizer}
+    names = {group: f"{group.replace('_', ' ')} {type(plugin).__name__}" for group, plugin in plugins.items()}
+    for one, other in combinations(plugins, 2):
+        for a in plugins[one].needs.demands:
+            for b in plugins[other].needs.demands:
+                if a.key == b.key and not _agree(a.value, b.value):
+                    raise ConfigError(
+                        f"{names[one]} and {names[other]} exclude each other: "
+                        f"{names[one]} {a.why}, {names[other]} {b.why}",
+                        where=a.key,
+                        expected=f"{_text(a.value)} and {_text(b.value)}",
+                        do=f"set another {one} or another {other}",
+                    )
+    for group, plugin in plugins.items():
+        for demand in plugin.needs.demands:
+            _check_demand(names[group], demand, config, plugins)
+        _check_data(names[group], plugin.needs, config, proxy)
+    users = [names[group] for group, plugin in plugins.items() if plugin.needs.validation]
+    users += ["headline.rule=best_on_val"] if config.headline.rule == "best_on_val" else []
+    if users and not val_fraction:
+        raise ConfigError(
+            f"{users[0]} needs a validation share and none is cut",
+            where="partition.val_fraction",
+            expected="a fraction, e.g. 0.1",
+            got="0",
+            do="set partition.val_fraction=0.1",
+        )
+    if not aggregator.averages_updates:
+        if type(trainer).init_shared is not Trainer.init_shared:
+            raise ConfigError(
+                f"the trainer sends trees to a server that averages, and {names['aggregator']} does not average",
+                where="trainer",
+                got=type(trainer).__name__,
+                do="set aggregator=mean, or another trainer",
+            )
+        if server_optimizer != Sgd():
+            raise ConfigError(
+                f"a server optimizer has no effect: {names['aggregator']} makes no averaged update",
+                where="server_optimizer",
+                got=type(server_optimizer).__name__,
+                do="set server_optimizer=sgd, or aggregator=mean",
+            )
+
+
+def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
+    if (needs.proxy or needs.proxy_labels) and proxy.source == "none":
+        raise ConfigError(
+            f"{name} needs server data and none is configured",
+            where="proxy.source",
+            expected="train or test",
+            got="none",
+            do="set proxy.source=train proxy.size=0.02",
+        )
+    if needs.proxy_labels and not proxy.labelled:
+        raise ConfigError(f"{name} needs labelled server data", where="proxy.labelled", expected="true", got="false")
+    if needs.local_steps and config.client_models.path is not None:
+        raise ConfigError(
+            f"{name} weighs models by their numbers of local steps, which models from elsewhere do not have",
+            where="client_models.path",
+            expected="null",
+            got=config.client_models.path,
+            do="set aggregator=mean, or client_models.path=null",
+        )
+
+
+def _check_demand(name: str, demand: Demand, config: Config, plugins: Plugins) -> None:
+    group, *path = demand.key.split(".")
+    found: Any = plugins[group] if group in plugins else getattr(config, group)
+    for step in path:
+        if group in plugins and not hasattr(found, step):
+            raise ConfigError(
+                f"{name} {demand.why}, and {type(plugins[group]).__name__} has no such key",
+                where=demand.key,
+                expected=_text(demand.value),
+                do=f"set another {group}",
+            )
+        found = getattr(found, step)
+    if isinstance(found, demand.value) if isinstance(demand.value, type) else found == demand.value:
+        return
+    do = f"set {demand.key}={_text(demand.value)}"
+    if isinstance(demand.value, type):
+        do = f"set {demand.key} to an option whose _target_ is {_text(demand.value)}"
+    raise ConfigError(
+        f"{name} {demand.why}",
+        where=demand.key,
+        expected=_text(demand.value),
+        got=_text(type(found) if isinstance(demand.value, type) else found),
+        do=f"{do}, or {demand.instead}" if demand.instead else do,
+    )
+
+
+def _agree(a: object, b: object) -> bool:
+    if isinstance(a, type) and isinstance(b, type):
+        return issubclass(a, b) or issubclass(b, a)
+    return a == b
+
+
+def _text(value: object) -> str:
+    """A value as it is written in a config; a class as a ``_target_``."""
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    return str(value).lower() if isinstance(value, bool) else str(value)

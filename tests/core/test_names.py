@@ -1,0 +1,44 @@
+"""No method's name outside its own files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fedexp
+from fedexp.config.folders import conf_dir
+
+ROOT = Path(fedexp.__file__).parent
+GENERIC = {  # words of the field, and the package's own name
+    "average", "averaging", "ensemble", "fedexp", "fusion", "local", "mean", "sgd",
+}  # fmt: skip
+
+
+def names() -> tuple[set[str], set[str]]:
+    """File names of the plug-ins and of the presets; and the plug-ins' classes."""
+    files = {path.stem for path in (conf_dir() / "method").glob("*.yaml")}
+    classes: set[str] = set()
+    for folder in ("trainers", "aggregators", "server_optimizers"):
+        for path in (ROOT / folder).glob("[!_]*.py"):
+            files.add(path.stem)
+            if path.stem not in GENERIC - {"fedexp"}:
+                classes |= set(re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE))
+    return files - GENERIC, classes
+
+
+def test_there_are_names_to_look_for() -> None:
+    files, classes = names()
+    assert {"fedavg", "scaffold", "ma_echo", "null_space"} <= files
+    assert {"FedExP", "Scaffold", "FedNova", "FedAdam"} <= classes
+
+
+@pytest.mark.parametrize("folder", ["core", "engines", "running", "commands"])
+def test_no_method_is_named(folder: str) -> None:
+    """File names in any spelling of capitals, classes in their own."""
+    files, classes = (re.compile(rf"\b({'|'.join(group)})\b") for group in names())
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            hit = files.search(line.lower()) or classes.search(line)
+            assert not hit, f"{path}:{number}: {line.strip()}"

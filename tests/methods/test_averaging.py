@@ -1,0 +1,363 @@
+"""Averaging in parts: server halves that see what was applied, rules that collect the cohort, against plain loops.
+
+The plug-ins are those of `tests.reference`; the problem is softmax regression with full-batch steps, written out in numpy.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedexp.aggregators.mean import Mean
+from fedexp.core import trees
+from fedexp.core.engine import Engine
+from fedexp.core.jobs import ClientResult
+from fedexp.core.runner import run
+from fedexp.core.trainer import Ctx, RoundStats, ServerUpdate, Trainer
+from fedexp.core.trees import Tree, Trees
+from fedexp.core.weights import Weights
+from fedexp.engines.serial import Serial
+from fedexp.engines.vectorized import Vectorized
+from fedexp.trainers.sgd import Sgd
+from tests.reference.dynamic_regularization import DynamicServer, DynamicTrainer
+from tests.world import MLP, SOFTMAX, World, assert_same, make_data, make_world, resumed
+
+LR, DECAY, TAU, N, M = 0.3, 0.9, 3, 4, 2
+FULL_BATCH = (f"local.lr={LR}", f"local.lr_decay={DECAY}", f"local.epochs={TAU}", "local.batch_size=100")
+MOMENTUM = ("trainer._target_=tests.reference.server_momentum.ServerMomentum", "+trainer.alpha=0.3")
+MEDIAN = "aggregator._target_=tests.reference.median.Median"
+NORMALIZED = "aggregator._target_=tests.reference.normalized_mean.NormalizedMean"
+DYNAMIC = (
+    "trainer._target_=tests.reference.dynamic_regularization.DynamicTrainer",
+    "+trainer.a=0.2",
+    "server_optimizer._target_=tests.reference.dynamic_regularization.DynamicServer",
+    "~server_optimizer.lr",
+    "aggregator.weights=uniform",
+)
+
+
+def softmax_world(*overrides: str, rounds: int = 3, m: int = M) -> World:
+    data = make_data((20, 12, 20, 12))  # those of one size are stacked
+    return make_world("method=fedavg", *FULL_BATCH, f"rounds={rounds}", *overrides, data=data, model=SOFTMAX, m=m)
+
+
+def gradient(world: World, client: int, w: np.ndarray) -> np.ndarray:
+    """Of the mean cross-entropy of `client`'s data at softmax weights (classes, features)."""
+    index = world.data.partition.of(client)
+    x, y = world.data.train.x[index].flatten(1).numpy(), world.data.train.y[index].numpy()
+    p = np.exp(x @ w.T) / np.exp(x @ w.T).sum(1, keepdims=True)
+    return (p - np.eye(3)[y]).T @ x / len(y)
+
+
+Local = Callable[[int, np.ndarray, np.ndarray], np.ndarray]  # (client, gradient, w - w^t) -> what is subtracted, per lr
+
+
+def updates(world: World, round: int, w: np.ndarray, local: Local) -> tuple[list[int], np.ndarray]:
+    """The round's clients and their u_i, (m, classes, features)."""
+    clients, moved = world.env.at(round).sample(), []
+    for client in clients:
+        y = w.copy()
+        for _ in range(TAU):
+            y = y - LR * DECAY**round * local(client, gradient(world, client, y), y - w)
+        moved.append(y - w)
+    return clients, np.stack(moved)
+
+
+def shares(world: World, clients: list[int]) -> np.ndarray:
+    sizes = world.data.partition.sizes[clients]
+    return sizes / sizes.sum()
+
+
+def weights_of(world: World, snapshot) -> np.ndarray:
+    return world.models(snapshot)[0]["fc.weight"].numpy()
+
+
+def server_momentum(world: World) -> np.ndarray:
+    """FedAvgM's step on top, so that what is applied is not the mean update."""
+    w, m, b = np.zeros((3, 4)), np.zeros((3, 4)), np.zeros((3, 4))
+    for round in range(3):
+        clients, u = updates(world, round, w, lambda _, g, __, m=m: 0.3 * g - 0.7 * m)
+        b = 0.9 * b + np.einsum("i,icf->cf", shares(world, clients), u)
+        w, m = w + 0.5 * b, 0.5 * b / (TAU * LR * DECAY**round)
+    return w
+
+
+def dynamic(world: World) -> np.ndarray:
+    """Acar et al. 2021 with h: ``w = mean y_i - h / a``, ``h -= (a / N) sum_i u_i``, ``g_i -= a u_i``."""
+    a, w, h, g_i = 0.2, np.zeros((3, 4)), np.zeros((3, 4)), np.zeros((N, 3, 4))
+    for round in range(3):
+        clients, u = updates(world, round, w, lambda c, g, moved: g - g_i[c] + a * moved)
+        for client, moved in zip(clients, u, strict=True):
+            g_i[client] -= a * moved
+        h -= a / N * u.sum(0)
+        w = w + u.mean(0) - h / a
+    return w
+
+
+def median(world: World) -> np.ndarray:
+    w = np.zeros((3, 4))
+    for round in range(3):
+        w = w + np.sort(updates(world, round, w, lambda _, g, __: g)[1], 0)[1]  # the middle one of three
+    return w
+
+
+def normalized_mean(world: World) -> np.ndarray:
+    w = np.zeros((3, 4))
+    for round in range(3):
+        clients, u = updates(world, round, w, lambda _, g, __: g)
+        p = shares(world, clients)
+        mean = np.einsum("i,icf->cf", p, u)
+        w = w + mean / np.linalg.norm(mean) * (p * np.linalg.norm(u.reshape(len(u), -1), axis=1)).sum()
+    return w
+
+
+def results_of(start: Weights, moves: Sequence[torch.Tensor]) -> list[ClientResult]:
+    """One client a move of ``fc.weight``, all of one size."""
+    models = [replace(start, params={"fc.weight": start.params["fc.weight"] + move}) for move in moves]
+    return [ClientResult(c, model, 10, 1, {}, None, {"loss": 0.0}) for c, model in enumerate(models)]
+
+
+CASES = {
+    "server momentum": ((*MOMENTUM, "server_optimizer=fedavgm", "server_optimizer.lr=0.5"), server_momentum, 2),
+    "dynamic regularisation": (DYNAMIC, dynamic, 2),
+    "median": ((MEDIAN,), median, 3),
+    "normalised mean": ((NORMALIZED,), normalized_mean, 3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_three_rounds_are_the_plain_loop(case: str, tmp_path: Path) -> None:
+    """With partial participation: on the serial engine, stacked, and every round in a process of its own."""
+    overrides, plain, m = CASES[case]
+    world = softmax_world(*overrides, m=m)
+    expected, after = plain(world), world.run()
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(weights_of(world, after), expected, rtol=1e-9, atol=1e-12)
+    engine = Vectorized(stack=m)
+    np.testing.assert_allclose(weights_of(world, world.run(engine=engine)), expected, rtol=1e-9, atol=1e-12)
+    assert engine.stacked_steps
+    stored = resumed(lambda rounds: softmax_world(*overrides, rounds=rounds, m=m), 3, tmp_path)
+    assert_same(world.models(stored), world.models(after))
+    for group, tree in after.state["shared"].items():
+        assert_same([stored.state["shared"][group]], [tree])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_network_stacked_is_serial(case: str) -> None:
+    overrides, _, m = CASES[case]
+    world = make_world("method=fedavg", *overrides, "local.batch_size=8", m=m, model=MLP)
+    assert_same(world.models(world.run(engine=Vectorized(stack=m))), world.models(world.run()), 1e-9)
+
+
+def test_momentum_of_one_part_gradient_is_fedavg() -> None:
+    a, b = softmax_world(MOMENTUM[0], "+trainer.alpha=1.0"), softmax_world()
+    assert_same(a.models(a.run()), b.models(b.run()))
+
+
+def test_broadcasts_are_counted_and_nothing_further_is_sent_up() -> None:
+    world = softmax_world(*MOMENTUM)
+    size = 8 * 12
+    for step in run(world.aggregator, world.env, Serial(), world.data):
+        assert step.metrics["bytes/down"] == M * 2 * size and step.metrics["bytes/up"] == M * size
+
+
+@dataclass(frozen=True)
+class Watching(Sgd):
+    """Keeps all that its server half sees; sends the client's own size."""
+
+    alike: bool = True
+
+    @property
+    def payload_weights(self):
+        return "uniform" if self.alike else "models"
+
+    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+        return {"sent": {"u": trees.sub(params, ctx.start)["fc.weight"][None]}}, None
+
+    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+        return {"sent": payload_mean["sent"], "mean": update.mean, "applied": update.applied}
+
+
+@pytest.mark.parametrize("alike", ["true", "false"])
+def test_the_server_half_sees_payloads_the_mean_and_what_was_applied(alike: str) -> None:
+    watching = ("trainer._target_=tests.methods.test_averaging.Watching", f"+trainer.alike={alike}")
+    world = softmax_world(*watching, "server_optimizer.lr=0.5", rounds=1, m=3)
+    clients, u = updates(world, 0, np.zeros((3, 4)), lambda _, g, __: g)
+    shared = world.run().state["shared"]
+    mean = np.einsum("i,icf->cf", shares(world, clients), u)
+    np.testing.assert_allclose(shared["mean"]["fc.weight"].numpy(), mean, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(shared["applied"]["fc.weight"].numpy(), mean / 2, rtol=1e-10, atol=1e-14)
+    sent = u.mean(0) if alike == "true" else mean
+    np.testing.assert_allclose(shared["sent"]["u"][0].numpy(), sent, rtol=1e-10, atol=1e-14)
+
+
+def test_a_server_half_that_is_not_overridden_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One subtraction a client, none for what was applied; and the trainer's own hook is not called."""
+    world, calls = softmax_world(rounds=1), []
+    original = trees.sub
+    monkeypatch.setattr(trees, "sub", lambda *a, **k: calls.append(a) or original(*a, **k))
+    monkeypatch.setattr(Trainer, "update_shared", lambda *a: pytest.fail("called"))
+    world.run()
+    assert len(calls) == M
+
+
+class Frozen(torch.nn.Module):
+    frozen_parameters = ("first.*",)
+
+    def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.first, self.fc = torch.nn.Linear(4, 4), torch.nn.Linear(4, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.first(x.flatten(1)).tanh())
+
+
+def test_the_server_half_knows_no_frozen_parameters() -> None:
+    model = {"_target_": "tests.methods.test_averaging.Frozen"}
+    world = make_world("method=fedavg", *MOMENTUM, model=model)
+    assert list(world.run().state["shared"]["m"]) == ["fc.weight", "fc.bias"]
+
+
+CONV = {"_target_": "tests.core.test_kernel.Small"}  # convolution, BatchNorm, dropout
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_median_is_torchs_and_buffers_are_averaged(count: int) -> None:
+    world = make_world("method=fedavg", MEDIAN, "rounds=1", data=make_data((20, 12, 17, 9)[:count]), model=CONV)
+    state = world.aggregator.init(world.env)
+    results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
+    after, metrics = world.aggregator.update(state, results, world.env)
+    assert metrics == {"clients": count}
+    p = world.data.partition.sizes / world.data.partition.sizes.sum()
+    for name, old in state["weights"].params.items():
+        expected = torch.median(torch.stack([r.weights.params[name] - old for r in results]), 0).values
+        torch.testing.assert_close(after["weights"].params[name], old + expected, rtol=1e-12, atol=1e-14)
+    for name, value in after["weights"].buffers.items():
+        each = [r.weights.buffers[name] for r in results]
+        if value.is_floating_point():
+            expected = sum(share * one for share, one in zip(p, each, strict=True))
+            torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
+        else:
+            assert value == max(each)
+
+
+def test_the_median_ignores_one_client_gone_astray() -> None:
+    world = softmax_world(MEDIAN, rounds=1, m=4)
+    state = world.aggregator.init(world.env)
+    results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
+    astray = replace(
+        results[1], weights=replace(results[1].weights, params={"fc.weight": torch.full((3, 4), 1e9).double()})
+    )
+    after, _ = world.aggregator.update(state, [results[0], astray, *results[2:]], world.env)
+    assert after["weights"].params["fc.weight"].abs().max() < 1
+
+
+def test_collected_updates_come_normalised_with_weights_that_sum_to_one() -> None:
+    from tests.reference.median import Median
+
+    seen: list[tuple[list[Tree], list[float]]] = []
+
+    class Seeing(Median):
+        def merge(self, updates, p):
+            seen.append((list(updates), list(p)))
+            return super().merge(updates, p)
+
+        def normalizer(self, result, env):
+            return 2.0 + result.client
+
+    world = softmax_world(rounds=1, m=3)
+    aggregator, state = Seeing(), world.aggregator.init(world.env)
+    results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
+    aggregator.update(state, results, world.env)
+    ((collected, p),) = seen
+    np.testing.assert_allclose(p, shares(world, [r.client for r in results]), rtol=1e-14)
+    for result, update in zip(results, collected, strict=True):
+        expected = (result.weights.params["fc.weight"] - state["weights"].params["fc.weight"]) / (2 + result.client)
+        torch.testing.assert_close(update["fc.weight"], expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("aggregator", [MEDIAN, NORMALIZED])
+def test_other_rules_keep_a_trainers_server_half(aggregator: str) -> None:
+    """SCAFFOLD's c stays the mean of its c_i, and a server optimizer applies, whatever the direction is made of."""
+    overrides = ("trainer=scaffold", "server_optimizer=fedadam", aggregator)
+    world = make_world("method=fedavg", *overrides, "rounds=4", m=3)
+    after = world.run()
+    total = trees.zeros_like(after.state["shared"]["c"])
+    for memory in after.clients.values():
+        total = trees.add(total, memory["c_i"], alpha=1 / world.env.num_clients)
+    assert_same([after.state["shared"]["c"]], [total], 1e-10)
+    assert float(trees.norm(after.state["server"]["b"])) > 0
+
+
+@pytest.mark.parametrize("aggregator", [MEDIAN, NORMALIZED])
+def test_copies_and_one_client_give_the_mean(aggregator: str) -> None:
+    for data in (make_data((14,) * 3, copies=True), make_data((14,))):
+        overrides = ("method=fedavg", "local.batch_size=100")
+        a, b = make_world(*overrides, aggregator, data=data), make_world(*overrides, data=data)
+        assert_same(a.models(a.run()), b.models(b.run()), 1e-12)
+
+
+def test_updates_that_cancel_are_not_blown_up() -> None:
+    world = softmax_world(NORMALIZED, rounds=1, m=2)
+    state = world.aggregator.init(world.env)
+    start = state["weights"]
+    results = results_of(start, [torch.full((3, 4), sign).double() for sign in (1.0, -1.0)])
+    after, _ = world.aggregator.update(state, results, world.env)
+    assert torch.equal(after["weights"].params["fc.weight"], start.params["fc.weight"])
+
+
+def test_server_optimizers_see_the_updates_as_long_as_they_entered_the_direction() -> None:
+    """Twice the direction, twice every update: FedExP's ratio does not change with a factor."""
+
+    class Doubled(Mean):
+        def factor(self, merged, stats, env):
+            return 2.0
+
+    world = softmax_world("server_optimizer=fedexp", "server_optimizer.eps=0.0", rounds=1)
+    state = world.aggregator.init(world.env)
+    moves = [torch.eye(12, dtype=torch.float64)[c].reshape(3, 4) for c in range(4)]  # orthogonal: eta_g is m / 2
+    results = results_of(state["weights"], moves)
+    (once, a), (twice, b) = (x.update(state, results, world.env) for x in (Mean(), Doubled()))
+    assert a["server/eta_g"] == pytest.approx(2.0) and b["server/eta_g"] == pytest.approx(2.0)
+    assert_same([twice["weights"].params], [trees.scale(once["weights"].params, 2.0)], 1e-12)
+
+
+@pytest.mark.parametrize("overrides", [(), ("server_optimizer=fedexp",), ("trainer=scaffold",)])
+def test_a_stream_holds_no_update_while_a_client_trains(
+    overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a mean's clients at most the last result is alive when the next is asked for, and no update."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    results: list[weakref.ref[torch.Tensor]] = []
+    original = trees.sub
+
+    class Looking(Engine):
+        def map(self, jobs, data):
+            for job in jobs:
+                assert not [ref for ref in alive if ref() is not None]
+                assert len([ref for ref in results if ref() is not None]) <= 1
+                (result,) = Serial().map([job], data)
+                alive.clear()  # what the trainer itself subtracted
+                results.append(weakref.ref(result.weights.params["fc.weight"]))
+                yield result
+                del result
+
+    def sub(*arguments, **options):
+        tree = original(*arguments, **options)
+        alive.append(weakref.ref(tree["fc.weight"]))
+        return tree
+
+    monkeypatch.setattr(trees, "sub", sub)
+    softmax_world(*overrides, rounds=2, m=4).run(engine=Looking())
+    assert len(results) == 8
+
+
+def test_the_pair_is_one_file() -> None:
+    """What the trainer demands is the class beside it."""
+    assert any(demand.value is DynamicServer for demand in DynamicTrainer().needs.demands)

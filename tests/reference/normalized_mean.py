@@ -1,0 +1,28 @@
+"""The mean update's direction with the mean of the updates' lengths (An et al., NeurIPS 2023, Algorithm 1, line 15)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedexp.aggregators.mean import Mean
+from fedexp.core import trees
+from fedexp.core.env import Env
+from fedexp.core.needs import Needs
+from fedexp.core.trainer import RoundStats
+from fedexp.core.trees import Tree
+
+
+@dataclass(frozen=True)
+class NormalizedMean(Mean):
+    """``(sum_i p_i ||u_i||) U / ||U||``; a mean of zero stays zero."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(update_norms=True)
+
+    def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
+        length = math.sqrt(trees.squared_norm(merged))
+        return (
+            sum(p * math.sqrt(s) for p, s in zip(stats.p, stats.squared_norms, strict=True)) / length if length else 1.0
+        )

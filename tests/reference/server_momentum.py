@@ -1,0 +1,31 @@
+"""A momentum in the server half: what the server last applied, in units of a gradient, is mixed into every local one.
+
+``alpha g - (1 - alpha) m`` with ``m = (w^{t+1} - w^t) / (tau lr)``, tau the mean number of local steps. Up: y_i alone.
+Down: w and m.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedexp.core import trees
+from fedexp.core.trainer import Adjustment, Ctx, RoundStats, ServerUpdate, Trainer, elementwise
+from fedexp.core.trees import Tree, Trees
+
+
+@dataclass(frozen=True)
+class ServerMomentum(Trainer):
+    """Args: alpha: share of the fresh gradient; 1 is FedAvg."""
+
+    alpha: float = 0.1
+
+    def init_shared(self, start: Tree) -> Trees:
+        return {"m": trees.zeros_like(start)}
+
+    @elementwise
+    def adjustment(self, ctx: Ctx) -> Adjustment:
+        return Adjustment(gradient=self.alpha, shift=trees.scale(ctx.shared["m"], self.alpha - 1))
+
+    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+        tau = sum(p * tau for p, tau in zip(stats.p, stats.tau, strict=True))
+        return {"m": trees.scale(update.applied, 1 / (tau * stats.lr))}

@@ -1,0 +1,134 @@
+"""What plug-ins need is held against each other and against the config, in words, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from fedexp.aggregators.mean import Mean
+from fedexp.config.compose import compose
+from fedexp.core.errors import ConfigError
+from fedexp.core.needs import SAME_INIT, SGD, Demand, Needs
+from fedexp.data.federated import Proxy
+from fedexp.running.experiment import Experiment
+from fedexp.running.needs import check_needs
+from fedexp.server_optimizers import fedadam, fedexp
+from fedexp.server_optimizers.fedyogi import FedYogi
+from fedexp.server_optimizers.sgd import Sgd
+from fedexp.trainers import sgd
+
+REFERENCE = "tests.reference.dynamic_regularization"
+TRAINER = f"trainer._target_={REFERENCE}.DynamicTrainer"
+SERVER = (f"server_optimizer._target_={REFERENCE}.DynamicServer", "~server_optimizer.lr")
+HERE = "tests.running.test_needs"
+
+
+@dataclass(frozen=True)
+class Asking(Mean):
+    """An aggregator that needs a server optimizer of its own liking."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs((Demand("server_optimizer", fedadam.FedAdam, "adapts its steps"),))
+
+
+@dataclass(frozen=True)
+class Sampled(sgd.Sgd):
+    @property
+    def needs(self) -> Needs:
+        return Needs((Demand("aggregator.weights", "samples", "counts samples"),))
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        Experiment.of(compose([*overrides]))
+    return str(error.value)
+
+
+def test_a_trainer_and_its_server_optimizer_go_together() -> None:
+    Experiment.of(compose([TRAINER, *SERVER, "aggregator.weights=uniform"]))
+    Experiment.of(compose([*SERVER, "aggregator.weights=uniform"]))
+
+
+def test_a_trainer_without_its_server_optimizer_is_refused() -> None:
+    said = refused(TRAINER, "aggregator.weights=uniform")
+    for words in (
+        "trainer DynamicTrainer needs the server",
+        "fedexp.server_optimizers.sgd.Sgd",
+        f"set server_optimizer to an option whose _target_ is {REFERENCE}.DynamicServer",
+    ):
+        assert words in said
+
+
+def test_a_rule_of_aggregation_is_asked_for() -> None:
+    said = refused(TRAINER, *SERVER)
+    assert "server optimizer DynamicServer needs the plain mean" in said and "set aggregator.weights=uniform" in said
+    assert "set another aggregator" in refused("method=local", *SERVER)
+
+
+def test_two_plugins_that_want_different_things_are_refused_by_name() -> None:
+    said = refused(TRAINER, *SERVER, f"aggregator._target_={HERE}.Asking", "aggregator.weights=uniform")
+    for words in (
+        "trainer DynamicTrainer and aggregator Asking exclude each other",
+        "needs the server that corrects its drift",
+        "adapts its steps",
+        f"{REFERENCE}.DynamicServer and fedexp.server_optimizers.fedadam.FedAdam",
+        "set another trainer or another aggregator",
+    ):
+        assert words in said
+    said = refused(f"trainer._target_={HERE}.Sampled", *SERVER)
+    assert "trainer Sampled and server optimizer DynamicServer exclude each other" in said
+    assert "samples and uniform" in said
+
+
+def checked(*needs: Needs, server_optimizer=None, proxy=None, val_fraction=0.0, **config) -> None:
+    """Three plug-ins of the given needs, by default none."""
+    kinds = [sgd.Sgd, Mean, type(server_optimizer or Sgd())]
+    plugins = []
+    for number, kind in enumerate(kinds):
+        wanted = needs[number] if number < len(needs) else Needs()
+        plugins.append(type(kind.__name__, (kind,), {"needs": property(lambda self, wanted=wanted: wanted)})())
+    base = Experiment.of(compose([])).config
+    check_needs(replace(base, **config), *plugins, proxy or Proxy(), val_fraction)
+
+
+def test_needs_that_agree_unite() -> None:
+    derived, base = (Demand("server_optimizer", kind, "adapts") for kind in (FedYogi, fedadam.FedAdam))
+    checked(Needs((SGD,)), Needs((SGD, SAME_INIT)), Needs((SGD,)))
+    checked(Needs((derived,)), Needs((base,)), server_optimizer=FedYogi())
+    with pytest.raises(ConfigError, match="adapts"):
+        checked(Needs((derived,)), Needs((base,)), server_optimizer=fedadam.FedAdam())
+    with pytest.raises(ConfigError, match="exclude each other"):
+        checked(Needs((derived,)), Needs((Demand("server_optimizer", fedexp.FedExP, "extrapolates"),)))
+
+
+def test_data_that_a_plugin_needs() -> None:
+    for number, name in enumerate(("trainer Sgd", "aggregator Mean", "server optimizer Sgd")):
+
+        def only(needs: Needs, number: int = number) -> list[Needs]:
+            return [Needs()] * number + [needs]
+
+        for needs in (Needs(proxy=True), Needs(proxy_labels=True)):
+            with pytest.raises(ConfigError, match=f"{name} needs server data"):
+                checked(*only(needs))
+        unlabelled = Proxy(source="train", size=0.1, labelled=False)
+        checked(*only(Needs(proxy=True)), proxy=unlabelled)
+        with pytest.raises(ConfigError, match=f"{name} needs labelled server data"):
+            checked(*only(Needs(proxy_labels=True)), proxy=unlabelled)
+        with pytest.raises(ConfigError, match=f"{name} needs a validation share"):
+            checked(*only(Needs(validation=True)))
+        checked(*only(Needs(validation=True)), val_fraction=0.1)
+
+
+def test_numbers_of_local_steps_are_not_in_a_folder_of_models() -> None:
+    stored = Experiment.of(compose([])).config.client_models
+    checked(Needs(), Needs(local_steps=True))
+    with pytest.raises(ConfigError, match="aggregator Mean weighs models by their numbers of local steps"):
+        checked(Needs(), Needs(local_steps=True), client_models=replace(stored, path="somewhere"))
+
+
+def test_hints_name_what_the_plugin_says() -> None:
+    said = refused("method=scaffold", "local.momentum=0.9")
+    assert "set local.momentum=0, or trainer.correction=step, which corrects outside the buffer" in said
+    assert "trainer Scaffold corrects the gradient itself" in said
