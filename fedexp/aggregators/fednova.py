@@ -22,7 +22,7 @@ class FedNova(Mean):
 
     @property
     def needs(self) -> Needs:
-        return Needs(sgd=True, local_steps=True)
+        return super().needs | Needs(sgd=True, local_steps=True)
 
     def normalizer(self, result: ClientResult, env: Env) -> float:
         return env.trainer.normalizer(result.num_steps, env.budget_now)

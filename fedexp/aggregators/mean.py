@@ -18,6 +18,7 @@ from fedexp.core import trees
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats
@@ -40,6 +41,10 @@ class Mean(Aggregator):
     weights: Literal["samples", "uniform"] = "samples"
 
     averages_updates: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_architecture=True)
 
     def cohort(self, env: Env) -> list[int]:
         """Who trains in this round."""

@@ -16,6 +16,7 @@ class Needs:
         validation: the config must cut a validation share.
         update_norms: RoundStats.squared_norms must be filled.
         same_init: every client must start from the global model.
+        same_architecture: every client and the server must have one network (whatever averages or matches models).
         local_steps: the numbers of local steps must be known, so models from elsewhere will not do.
     """
 
@@ -26,6 +27,7 @@ class Needs:
     validation: bool = False
     update_norms: bool = False
     same_init: bool = False
+    same_architecture: bool = False
     local_steps: bool = False
 
     def __or__(self, other: Needs) -> Needs:
