@@ -8,6 +8,7 @@ from typing import Any
 
 from fedexp.config.keys import Config
 from fedexp.core.aggregator import Aggregator
+from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.server_optimizer import ServerOptimizer
@@ -23,6 +24,7 @@ def check_needs(
     trainer: Trainer,
     aggregator: Aggregator,
     server_optimizer: ServerOptimizer,
+    specs: Specs,
     proxy: Proxy,
     val_fraction: float,
 ) -> None:
@@ -44,6 +46,14 @@ def check_needs(
         for demand in plugin.needs.demands:
             _check_demand(names[group], demand, config, plugins)
         _check_data(names[group], plugin.needs, config, proxy)
+        if plugin.needs.same_architecture and len(specs.distinct) > 1:
+            raise ConfigError(
+                f"{names[group]} averages or matches models: the server and all clients must have one architecture",
+                where="architectures",
+                expected="one model for all",
+                got=", ".join(spec.arch.rpartition(".")[2] for spec in specs.distinct),
+                do="set architectures.clients=null architectures.server=null, or a method such as local or ensemble",
+            )
     users = [names[group] for group, plugin in plugins.items() if plugin.needs.validation]
     users += ["headline.rule=best_on_val"] if config.headline.rule == "best_on_val" else []
     if users and not val_fraction:
