@@ -12,6 +12,7 @@ import torch
 from fedexp.core.budget import Budget
 from fedexp.core.data import Samples
 from fedexp.core.jobs import ClientJob
+from fedexp.core.kept import Kept, ModelStore
 from fedexp.core.layers import Layer, layers_of
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import numpy_generator, seed_of
@@ -60,6 +61,7 @@ class Env:
         budget: the local work of round 0; `job` applies the per-round decay of the step size.
         proxy: server data, or None.
         trace: takes what the server's models go through within a round, where the config asks for it.
+        models: where `keep` puts models.
         limit_server_steps: ``limit.server_steps``; methods ask `server_steps`.
     """
 
@@ -82,6 +84,7 @@ class Env:
     round: int = 0
     step: int = 0
     trace: Trace = field(default_factory=Trace)
+    models: ModelStore = field(default_factory=ModelStore)
     limit_server_steps: int | None = None
 
     @property
@@ -123,6 +126,10 @@ class Env:
         """The global model's initialisation, or client `client`'s own where ``init`` is ``different``."""
         names = ("init",) if client is None or self.init == "same" else ("init", client)
         return Weights.init(self.spec, seed_of(self.seed, *names), self.device, self.dtype)
+
+    def keep(self, weights: Weights) -> Kept:
+        """A reference for the state in place of `weights`: a run moves the model to disk and reads it when asked for."""
+        return self.models.keep(weights)
 
     def job(
         self,

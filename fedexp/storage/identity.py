@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 # Keys that do not change what is computed, only where, how fast and what is shown. Version the list when it changes.
-NON_SCIENTIFIC_VERSION = 3
+NON_SCIENTIFIC_VERSION = 4
 NON_SCIENTIFIC = (
     "checkpoint",
     "choices",
     "client_models.path",  # its sha256 counts
-    "client_state",
     "data_root",
     "dataset.download",
     "deterministic",
@@ -34,6 +33,7 @@ NON_SCIENTIFIC = (
     "overrides",
     "partition.path",  # its sha256 counts
     "reuse",
+    "state",
     "threads",
 )
 _BY_HASH = {
