@@ -49,4 +49,4 @@ class KeepLast(Aggregator):
         return {"weights": mean, "kept": kept}, {"kept": count}
 
     def outcome(self, state: State) -> Outcome:
-        return Outcome((state["weights"],))
+        return Outcome((state["weights"],), self.delivers)

@@ -15,8 +15,8 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage import identity
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.files import read_jsonl, write_text
-from fedexp.storage.run_folder import Journal, RunFolder, address
 from fedexp.storage.kept_models import KeptModels
+from fedexp.storage.run_folder import Journal, RunFolder, address
 from fedexp.storage.tensors import TensorStore, decode, encode, load_tree, save_tree
 
 CPU = torch.device("cpu")
