@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +23,7 @@ from fedexp.engines.serial import Serial
 from fedexp.running.execute import execute
 from fedexp.storage import tensors
 from fedexp.storage.checkpoint import Checkpoint
+from fedexp.storage.kept_models import StoredModel
 from tests.reference.keeper import KeepLast
 from tests.storage.crashes import before_every_change, interrupted_at
 from tests.world import CPU, World, assert_same, make_data, make_world
@@ -144,15 +144,13 @@ def test_memory_and_disk_hold_what_they_should(tmp_path: Path, held: int) -> Non
     saver = Checkpoint(tmp_path, CPU, held * SIZE / 1e9)
     for snapshot, expected, saves in play(saver, 20, every=3):
         assert_kept(snapshot.state, expected)
-        kept = list(kept_in(snapshot.state))
-        assert (
-            sum(model._weights is not None for model in kept) == min(len(saver.models._held), len(kept))
-            and saver.models._bytes + saver.client_states.bytes <= held * SIZE
-        )
+        kept = [model for model in kept_in(snapshot.state) if isinstance(model, StoredModel)]
+        in_memory = sum(model.bytes for model in kept if model._weights is not None)
+        assert in_memory + saver.client_states.bytes <= held * SIZE
+        assert held < 100 or in_memory == sum(map(len, expected.values())) * SIZE
         if saves:
             saver.save(snapshot, set(), 0)
             assert files(tmp_path) == {model.digest for model in kept}
-    assert files(tmp_path) >= saver.models.saved
 
 
 def test_without_checkpoints_the_disk_holds_the_state_and_in_the_end_nothing(tmp_path: Path) -> None:
@@ -292,8 +290,6 @@ def test_neither_a_limit_nor_resuming_after_any_step_changes_bits(tmp_path: Path
     assert list(found) == list(original)
     for client in original:
         assert_same(found[client], original[client])
-    weights = {node for node in json.dumps(tensors.encode(expected.state["weights"], lambda t: "", str))}
-    assert weights
 
 
 @pytest.mark.parametrize("every", ["1", "off"])
