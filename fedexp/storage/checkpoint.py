@@ -11,6 +11,7 @@ import torch
 from fedexp.core.client_states import After, committed
 from fedexp.core.kept import Kept
 from fedexp.core.runner import Snapshot
+from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec
 from fedexp.storage.client_states import StoredClientStates
 from fedexp.storage.files import read_json, write_text
@@ -51,11 +52,18 @@ class Checkpoint:
             for client in sorted(changed):
                 self.client_states.put(client, clients[client])
             self.client_states.settle()
+        stored: dict[int, tuple[Tree, str]] = {}
+
+        def put(tree: Tree) -> str:
+            if id(tree) not in stored:  # one model may stand in several places
+                stored[id(tree)] = tree, self._store.put(tree)
+            return stored[id(tree)][1]
+
         manifest = {
             "version": _VERSION,
             "step": snapshot.step,
             "metrics_offset": offset,
-            "state": encode(snapshot.state, self._store.put, self.models.name_of),
+            "state": encode(snapshot.state, put, self.models.name_of),
             "client_states": self.client_states.flush(),
         }
         names = set(references(manifest["state"]))

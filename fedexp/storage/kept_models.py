@@ -30,8 +30,7 @@ class StoredModel(Kept):
     def write(self) -> None:
         """Make sure that it lies on disk."""
         if not self.written:
-            tree, known = flat(self.load()), "digest" in self.__dict__
-            self.digest = self.store.put(tree, self.digest) if known else self.store.put_new(tree)
+            self.digest = self.store.put(flat(self.load()), self.__dict__.get("digest"))
             self.written = True
 
     def release(self) -> None:

@@ -57,24 +57,29 @@ class TensorStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._glimpsed: set[int] = set()  # of what was put
 
     def put(self, tree: Tree, name: str | None = None) -> str:
-        """Store `tree` unless it is there; returns its name, which is computed where it is not known."""
-        name = name or digest(tree)
-        path = self._path(name)
-        if not path.exists():
-            save_tree(path, tree)
-        return name
+        """Store `tree` unless it is there; returns its name, which is computed if it is not known.
 
-    def put_new(self, tree: Tree) -> str:
-        """`put` of what is most likely not there yet: it is hashed while it is written."""
-        tree = {key: value.detach().cpu() for key, value in tree.items()}
-        written = self._path("new")
-        with ThreadPoolExecutor(1) as thread:
-            name = thread.submit(digest, tree)
-            save_tree(written, tree)
-        written.replace(self._path(name.result()))
-        return name.result()
+        What differs at a glimpse from all that was put before is hashed while it is written.
+        """
+        tree = {key: value.detach().cpu().contiguous() for key, value in tree.items()}
+        glimpse = hash(
+            str([(key, value.dtype, value.shape, value.view(-1)[:4].tolist()) for key, value in tree.items()])
+        )
+        if name is None and glimpse not in self._glimpsed:
+            written = self._path("new")
+            with ThreadPoolExecutor(1) as thread:
+                hashed = thread.submit(digest, tree)
+                save_tree(written, tree)
+            name = hashed.result()
+            written.replace(self._path(name))
+        name = name or digest(tree)
+        if not self._path(name).exists():
+            save_tree(self._path(name), tree)
+        self._glimpsed.add(glimpse)
+        return name
 
     def get(self, name: str, device: torch.device) -> Tree:
         try:
