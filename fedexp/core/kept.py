@@ -18,7 +18,7 @@ class Kept:
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights | None) -> None:
-        self.spec, self._weights = spec, weights
+        self.spec, self.weights = spec, weights
 
     @cached_property
     def digest(self) -> str:
@@ -31,8 +31,8 @@ class Kept:
         Raises:
             StorageError: its file is missing or damaged.
         """
-        assert self._weights is not None
-        return self._weights
+        assert self.weights is not None
+        return self.weights
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Kept) and (self.spec, self.digest) == (other.spec, other.digest))
@@ -45,7 +45,7 @@ class ModelStore:
     """Where kept models lie: here in memory, for as long as somebody refers to them."""
 
     def keep(self, weights: Weights) -> Kept:
-        return Kept(weights.spec, _owned(weights))
+        return Kept(weights.spec, unflat(weights.spec, owned({"all": flat(weights)})["all"]))
 
     def retain(self, state: Any) -> None:
         """From here on only what `state` refers to is needed; called before a step with the state it begins with."""
@@ -73,7 +73,3 @@ def unflat(spec: ModelSpec, tree: Tree) -> Weights:
         part, _, name = path.partition("/")
         parts[part][name] = value
     return Weights(spec, **parts)
-
-
-def _owned(weights: Weights) -> Weights:
-    return unflat(weights.spec, owned({"all": flat(weights)})["all"])

@@ -9,10 +9,7 @@ from typing import Any
 import torch
 
 from fedexp.core.client_states import After, committed
-from fedexp.core.kept import Kept
 from fedexp.core.runner import Snapshot
-from fedexp.core.trees import Tree
-from fedexp.core.weights import ModelSpec
 from fedexp.storage.client_states import StoredClientStates
 from fedexp.storage.files import read_json, write_text
 from fedexp.storage.kept_models import KeptModels
@@ -52,18 +49,11 @@ class Checkpoint:
             for client in sorted(changed):
                 self.client_states.put(client, clients[client])
             self.client_states.settle()
-        stored: dict[int, tuple[Tree, str]] = {}
-
-        def put(tree: Tree) -> str:
-            if id(tree) not in stored:  # one model may stand in several places
-                stored[id(tree)] = tree, self._store.put(tree)
-            return stored[id(tree)][1]
-
         manifest = {
             "version": _VERSION,
             "step": snapshot.step,
             "metrics_offset": offset,
-            "state": encode(snapshot.state, put, self.models.name_of),
+            "state": encode(snapshot.state, self._store.put, self.models.name_of),
             "client_states": self.client_states.flush(),
         }
         names = set(references(manifest["state"]))
@@ -83,7 +73,7 @@ class Checkpoint:
         manifest = read_json(self._manifest)
         if manifest is None or manifest["version"] != _VERSION:
             self.client_states.restore(None)
-            self.models.restore(set())
+            self.models.secure(set())
             return None
         trees: dict[str, Any] = {}
 
@@ -92,18 +82,12 @@ class Checkpoint:
                 trees[name] = self._store.get(name, self._device)
             return trees[name]
 
-        def kept(spec: ModelSpec, name: str) -> Kept:
-            if name not in present:
-                raise self._store.unusable(name)
-            return self.models.stored(spec, name)
-
-        present = self._store.names()
         self.client_states.restore(manifest["client_states"])
-        self.models.restore(set(references(manifest["state"])))
-        state = decode(manifest["state"], get, kept)
+        self.models.secure(set(references(manifest["state"])))
+        state = decode(manifest["state"], get, self.models.stored)
         return Snapshot(manifest["step"], state, self.client_states), manifest["metrics_offset"]
 
     def close(self) -> None:
         """Delete what the last save does not refer to."""
         self.client_states.close()
-        self.models.close()
+        self.models.secure(self.models.saved)

@@ -19,33 +19,22 @@ class StoredModel(Kept):
     def __init__(self, store: TensorStore, device: torch.device, spec: ModelSpec, weights: Weights | None) -> None:
         super().__init__(spec, weights)
         self.store, self._device = store, device
-        self.written = weights is None
+        self.on_disk = weights is None
         self.bytes = 0 if weights is None else num_bytes(flat(weights))
 
     def load(self) -> Weights:
-        if self._weights is not None:
-            return self._weights
+        if self.weights is not None:
+            return self.weights
         return unflat(self.spec, self.store.get(self.digest, self._device))
-
-    def write(self) -> None:
-        """Make sure that it lies on disk."""
-        if not self.written:
-            self.digest = self.store.put(flat(self.load()), self.__dict__.get("digest"))
-            self.written = True
-
-    def release(self) -> None:
-        """Leave memory, once on disk."""
-        self._weights = None
 
 
 class KeptModels(ModelStore):
     """Models of the state of a run, whose checkpoints and whose memory limit they share with the client states.
 
-    A model goes to disk when a checkpoint refers to it or when the limit is exceeded, the longest kept first. A file is
+    A model goes to disk when a checkpoint refers to it or when the limit is exceeded, the longest kept first. Its file is
     deleted once neither the last checkpoint nor the state of the last step refers to it.
 
     Args:
-        store: where the last checkpoint may refer to any file that is there.
         device: where models that are read from disk are put.
         room: bytes of memory for them, at present.
     """
@@ -57,21 +46,19 @@ class KeptModels(ModelStore):
         self._spilled: set[str] = set()  # files written since the last checkpoint
         self.saved = store.names()  # files that the last checkpoint may refer to
 
-    def keep(self, weights: Weights) -> StoredModel:
-        kept = super().keep(weights)
-        model = StoredModel(self._store, self._device, kept.spec, kept.load())
+    def keep(self, weights: Weights) -> Kept:
+        model = StoredModel(self._store, self._device, weights.spec, super().keep(weights).load())
         self._held[id(model)] = model
         self._bytes += model.bytes
         self._settle()
         return model
 
     def retain(self, state: Any) -> None:
-        used = list(kept_in(state))
-        ids = {id(kept) for kept in used}
-        self._held = {key: model for key, model in self._held.items() if key in ids}
+        used = {id(kept): kept for kept in kept_in(state)}
+        self._held = {key: model for key, model in self._held.items() if key in used}
         self._bytes = sum(model.bytes for model in self._held.values())
         if self._spilled:
-            needed = {kept.digest for kept in used if isinstance(kept, StoredModel) and kept.written}
+            needed = {kept.digest for kept in used.values() if isinstance(kept, StoredModel) and kept.on_disk}
             for name in self._spilled - needed - self.saved:
                 self._store.delete(name)
             self._spilled &= needed
@@ -79,14 +66,15 @@ class KeptModels(ModelStore):
 
     def name_of(self, kept: Kept) -> str:
         """The name of its file, written now if it is not there."""
-        if not isinstance(kept, StoredModel) or kept.store is not self._store:
-            return self._store.put(flat(kept.load()), kept.digest)
-        if not kept.written:
-            kept.write()
+        mine = kept if isinstance(kept, StoredModel) and kept.store is self._store else None
+        if mine is None or not mine.on_disk:
+            kept.digest = self._store.put(flat(kept.load()), kept.__dict__.get("digest"))
             self._spilled.add(kept.digest)
+        if mine is not None:
+            mine.on_disk = True
         return kept.digest
 
-    def stored(self, spec: ModelSpec, name: str) -> StoredModel:
+    def stored(self, spec: ModelSpec, name: str) -> Kept:
         """The model that `name_of` named; it is not read yet."""
         model = StoredModel(self._store, self._device, spec, None)
         model.digest = name
@@ -98,21 +86,12 @@ class KeptModels(ModelStore):
         self._spilled.clear()
         self._store.keep_only(names)
 
-    def restore(self, names: set[str]) -> None:
-        """Hold nothing, with no more on disk than the checkpoint that refers to `names`."""
-        self._held, self._bytes = {}, 0
-        self.secure(names)
-
-    def close(self) -> None:
-        """Delete what no checkpoint refers to."""
-        self._store.keep_only(self.saved)
-
     def _settle(self) -> None:
         """Move what exceeds the limit to disk."""
         room = self._room()
         while self._held and self._bytes > room:
             key, model = next(iter(self._held.items()))
             self.name_of(model)
-            model.release()
+            model.weights = None
             del self._held[key]
             self._bytes -= model.bytes

@@ -85,14 +85,11 @@ class TensorStore:
         try:
             return load_tree(self._path(name), device)[0]
         except (FileNotFoundError, safetensors.SafetensorError) as error:
-            raise self.unusable(name) from error
-
-    def unusable(self, name: str) -> StorageError:
-        return StorageError(
-            "a stored tensor file is missing or damaged",
-            where=str(self._path(name)),
-            do="start the run afresh with reuse=false",
-        )
+            raise StorageError(
+                "a stored tensor file is missing or damaged",
+                where=str(self._path(name)),
+                do="start the run afresh with reuse=false",
+            ) from error
 
     def names(self) -> set[str]:
         """What is stored."""

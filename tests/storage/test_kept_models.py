@@ -145,7 +145,7 @@ def test_memory_and_disk_hold_what_they_should(tmp_path: Path, held: int) -> Non
     for snapshot, expected, saves in play(saver, 20, every=3):
         assert_kept(snapshot.state, expected)
         kept = [model for model in kept_in(snapshot.state) if isinstance(model, StoredModel)]
-        in_memory = sum(model.bytes for model in kept if model._weights is not None)
+        in_memory = sum(model.bytes for model in kept if model.weights is not None)
         assert in_memory + saver.client_states.bytes <= held * SIZE
         assert held < 100 or in_memory == sum(map(len, expected.values())) * SIZE
         if saves:
@@ -170,10 +170,10 @@ def test_client_states_and_models_share_one_limit(tmp_path: Path) -> None:
     for client in range(4):
         saver.client_states.commit({client: {"c": {"z": torch.zeros(5)}}})
     two = saver.models.keep(model_of(1, 1))
-    assert (one._weights is None, two._weights is None) == (True, False)
+    assert (one.weights is None, two.weights is None) == (True, False)
     saver.client_states.commit({4: {"c": {"z": torch.zeros(5)}}})
     saver.models.retain({"two": two})
-    assert two._weights is None and len(saver.client_states._held) == 5
+    assert two.weights is None and len(saver.client_states._held) == 5
 
 
 def test_written_and_hashed_once_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,12 +187,12 @@ def test_written_and_hashed_once_by_content(tmp_path: Path, monkeypatch: pytest.
     assert not hashed and not written
     for step in (1, 2, 3):
         saver.save(Snapshot(step, {"kept": kept}, {}), set(), 0)
-        assert len(hashed) == len(written) == 3 and files(tmp_path) == {kept[0].digest, kept[1].digest}
+        assert len(hashed) == 3 and len(written) == 2 and files(tmp_path) == {kept[0].digest, kept[1].digest}
     found = Checkpoint(tmp_path, CPU)
     snapshot, _ = found.load() or (None, 0)
     assert snapshot is not None and snapshot.state["kept"] == kept
     found.save(Snapshot(4, snapshot.state, {}), set(), 0)
-    assert len(hashed) == len(written) == 3
+    assert len(hashed) == 3 and len(written) == 2
 
 
 def test_equal_by_spec_and_content(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_resuming_reads_no_kept_model_and_damage_names_the_file(tmp_path: Path) 
     assert error.value.facts["where"] == str(path)
     path.unlink()
     with pytest.raises(StorageError, match=kept[1].digest):
-        Checkpoint(tmp_path, CPU).load()
+        snapshot.state["kept"][1].load()
 
 
 def keeper_world(rounds: int = 6) -> World:
