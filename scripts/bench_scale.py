@@ -62,7 +62,7 @@ def run(overrides: list[str]) -> tuple[dict[str, float], float, float]:
 
 def rounds(threads: int, data: str) -> list[str]:
     lines = ["| W1, 20 clients a round | clients | s/round | peak MB | against 100 clients |", "|---|---|---|---|---|"]
-    for method, more in (("fedavg", []), ("scaffold", ["client_state.memory_gb=0.05"])):
+    for method, more in (("fedavg", []), ("scaffold", ["state.memory_gb=0.05"])):
         first = None
         for clients in (100, 1_000, 60_000):
             off = ["rounds=30", "eval.every=1000000", "checkpoint.every=off", "memo.enabled=false"]
@@ -115,7 +115,7 @@ def million(threads: int, data: str) -> list[str]:
         f"| 10 rounds, {COHORT:,} of {N:,} clients | set-up s | s/round | whole process s | peak MB |",
         "|---|---|---|---|---|",
     ]
-    for more in (["method=fedavg"], ["method=scaffold"], ["method=scaffold", "client_state.memory_gb=0.01"]):
+    for more in (["method=fedavg"], ["method=scaffold"], ["method=scaffold", "state.memory_gb=0.01"]):
         phases, seconds, peak = run([*MILLION, *more, f"threads={threads}"])
         lines.append(
             f"| {' '.join(more)} | {phases['setup']:.1f} | {phases['round']:.2f} | {seconds:.1f} | {peak:.0f} |"

@@ -203,11 +203,11 @@ class Memo:
 
 
 @dataclass(frozen=True)
-class ClientState:
+class StateMemory:
     memory_gb: float
 
     def __post_init__(self) -> None:
-        require(self.memory_gb >= 0, f"client_state.memory_gb must not be negative, got {self.memory_gb}")
+        require(self.memory_gb >= 0, f"state.memory_gb must not be negative, got {self.memory_gb}")
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class Config:
     profile: bool
     checkpoint: CheckpointEvery
     memo: Memo
-    client_state: ClientState
+    state: StateMemory
     data_root: str
     output_root: str
     device: str

@@ -14,7 +14,9 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec
 
-State = dict[str, Any]  # a nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and Weights
+# A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor, Weights and, in place of Weights that memory
+# need not hold, what `Env.keep` returns. Everything but those is read at once when a run is resumed.
+State = dict[str, Any]
 
 
 @dataclass(frozen=True)

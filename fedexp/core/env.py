@@ -12,6 +12,7 @@ import torch
 from fedexp.core.budget import Budget
 from fedexp.core.data import Samples
 from fedexp.core.jobs import ClientJob
+from fedexp.core.kept import Kept, ModelStore
 from fedexp.core.layers import Layer, layers_of
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import numpy_generator, seed_of
@@ -82,6 +83,7 @@ class Env:
         budget: the local work of round 0; `job` applies the per-round decay of the step size.
         proxy: server data, or None.
         trace: takes what the server's models go through within a round, where the config asks for it.
+        models: where `keep` puts models.
         limit_server_steps: ``limit.server_steps``; methods ask `server_steps`.
     """
 
@@ -104,6 +106,7 @@ class Env:
     round: int = 0
     step: int = 0
     trace: Trace = field(default_factory=Trace)
+    models: ModelStore = field(default_factory=ModelStore)
     limit_server_steps: int | None = None
 
     @property
@@ -155,6 +158,10 @@ class Env:
         names = ("init",) if client is None or self.init == "same" else ("init", client)
         spec = self.server_spec if client is None else self.spec_of(client)
         return Weights.init(spec, seed_of(self.seed, *names), self.device, self.dtype)
+
+    def keep(self, weights: Weights) -> Kept:
+        """A reference for the state in place of `weights`: a run moves the model to disk and reads it when asked for."""
+        return self.models.keep(weights)
 
     def job(
         self,

@@ -75,6 +75,7 @@ def run(
     while not over:
         began = time.perf_counter()
         states = committed(now.clients)
+        env.models.retain(now.state)
         jobs = next_jobs(aggregator, env, now)
         with contextlib.closing(engine.map(jobs, data)) as executed:
             probe = partial(engine.probe, data=data)

@@ -90,9 +90,9 @@ def num_bytes(tree: Tree) -> int:
 
 def digest(tree: Tree) -> str:
     """Hash of names, types, shapes and bytes."""
-    state = hashlib.blake2b(digest_size=20)
+    state = hashlib.sha256()  # in hardware: about as fast as a disk takes the bytes
     for name, value in tree.items():
         data = value.detach().contiguous().cpu()
         state.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
         state.update(data.reshape(-1).view(torch.uint8).numpy().data)
-    return state.hexdigest()
+    return state.hexdigest()[:40]

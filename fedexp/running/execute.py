@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,8 @@ class _Run:
             reset_peak(device)
             data = self._load(experiment, device)
             env = experiment.env(data, device)
-            checkpoint = Checkpoint(path, device, experiment.config.client_state.memory_gb)
+            checkpoint = Checkpoint(path, device, experiment.config.state.memory_gb)
+            env = replace(env, models=checkpoint.models)
             snapshot, offset = checkpoint.load() or (None, 0)
             stack.callback(checkpoint.close)
             journal = stack.enter_context(contextlib.closing(Journal(path, offset, attempt)))
@@ -279,7 +281,8 @@ class _Run:
                     logged = time.perf_counter()
                     if step.last or saver.waited(unit) >= every:
                         with phase("checkpoint"):
-                            saver.save()
+                            if every < math.inf:
+                                saver.save()
                             done = step.row["round"] if step.ends_round else step.row["round"] - 1
                             self.folder.set_status("running", round=done, rounds=env.rounds)
                         facts["peak_memory"] = peak_memory(env.device)

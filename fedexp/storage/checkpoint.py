@@ -1,4 +1,4 @@
-"""Checkpoints: a manifest, renamed last, that refers to the server's trees (by content) and to segments of client states."""
+"""Checkpoints: a manifest, renamed last; it refers to trees of the server's state by content and to segments of client states."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fedexp.core.client_states import After, committed
 from fedexp.core.runner import Snapshot
 from fedexp.storage.client_states import StoredClientStates
 from fedexp.storage.files import read_json, write_text
+from fedexp.storage.kept_models import KeptModels
 from fedexp.storage.tensors import TensorStore, decode, encode, references
 
 _VERSION = 2
@@ -20,18 +21,21 @@ _VERSION = 2
 class Checkpoint:
     """The latest snapshot of a run, in ``<folder>/checkpoint``.
 
-    Server state is shared by content, so what repeats itself costs nothing. A run whose first snapshot has `client_states` for
-    its clients keeps them here while it runs, too: a save writes those that changed since the last one.
+    Server state is shared by content, so what repeats itself costs nothing. A run keeps what is larger than memory here
+    while it runs, too: `client_states`, if its first snapshot has them, and `models`, if its environment does. A save
+    writes what is not on disk yet.
 
     Args:
-        memory_gb: client states that may lie in memory; see `StoredClientStates`.
+        memory_gb: client states and kept models that may lie in memory; models leave first.
     """
 
-    def __init__(self, folder: Path, device: torch.device, memory_gb: float = 2.0) -> None:
+    def __init__(self, folder: Path, device: torch.device, memory_gb: float = 1.0) -> None:
         self._manifest = folder / "checkpoint" / "manifest.json"
         self._store = TensorStore(folder / "checkpoint" / "tensors")
         self._device = device
-        self.client_states = StoredClientStates(folder / "checkpoint" / "client_states", device, memory_gb * 1e9)
+        limit = memory_gb * 1e9
+        self.client_states = StoredClientStates(folder / "checkpoint" / "client_states", device, limit)
+        self.models = KeptModels(self._store, device, lambda: limit - self.client_states.bytes)
 
     def save(self, snapshot: Snapshot, changed: set[int], offset: int) -> None:
         """Write `snapshot`; `offset` is the length of the metrics file it belongs to. Atomic: a crash leaves the last one.
@@ -49,15 +53,19 @@ class Checkpoint:
             "version": _VERSION,
             "step": snapshot.step,
             "metrics_offset": offset,
-            "state": encode(snapshot.state, self._store.put),
+            "state": encode(snapshot.state, self._store.put, self.models.name_of),
             "client_states": self.client_states.flush(),
         }
+        names = set(references(manifest["state"]))
+        self.models.saved = self.models.saved | names  # interrupted below, either checkpoint may be the last
         write_text(self._manifest, json.dumps(manifest))
         self.client_states.secured()
-        self._store.keep_only(set(references(manifest["state"])))
+        self.models.secure(names)
 
     def load(self) -> tuple[Snapshot, int] | None:
         """The last snapshot and its metrics offset, or None before the first save. What was written since is deleted.
+
+        Kept models are not read before they are asked for.
 
         Raises:
             StorageError: a file is missing or damaged; a single one's damage may show only when it is read.
@@ -65,6 +73,7 @@ class Checkpoint:
         manifest = read_json(self._manifest)
         if manifest is None or manifest["version"] != _VERSION:
             self.client_states.restore(None)
+            self.models.secure(set())
             return None
         trees: dict[str, Any] = {}
 
@@ -74,10 +83,11 @@ class Checkpoint:
             return trees[name]
 
         self.client_states.restore(manifest["client_states"])
-        return Snapshot(manifest["step"], decode(manifest["state"], get), self.client_states), manifest[
-            "metrics_offset"
-        ]
+        self.models.secure(set(references(manifest["state"])))
+        state = decode(manifest["state"], get, self.models.stored)
+        return Snapshot(manifest["step"], state, self.client_states), manifest["metrics_offset"]
 
     def close(self) -> None:
-        """Delete client_states on disk that the last save does not refer to."""
+        """Delete what the last save does not refer to."""
         self.client_states.close()
+        self.models.secure(self.models.saved)

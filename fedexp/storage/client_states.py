@@ -34,7 +34,7 @@ class StoredClientStates(ClientStates):
     def __init__(self, folder: Path, device: torch.device, limit: float) -> None:
         self.folder, self._device, self._limit = folder, device, limit
         self._held: dict[int, Trees] = {}  # in memory, the longest unchanged first
-        self._bytes = 0
+        self.bytes = 0  # in memory
         self._unsaved: dict[int, None] = {}  # of these, not on disk
         self._place: dict[int, int] = {}  # on disk: the segment of a client's state
         self._live: dict[int, int] = {}  # by segment: states in use
@@ -52,13 +52,13 @@ class StoredClientStates(ClientStates):
         self._unsaved[client] = None
         self._held.pop(client, None)
         self._held[client] = state
-        self._bytes += _size(state) - (0 if old is None else _size(old))
+        self.bytes += _size(state) - (0 if old is None else _size(old))
         self._supersede(client)
 
     def settle(self) -> None:
         """Move what exceeds the limit to disk."""
         leaving: list[int] = []
-        excess = self._bytes - self._limit
+        excess = self.bytes - self._limit
         for client, state in self._held.items():
             if excess <= 0:
                 break
@@ -66,17 +66,17 @@ class StoredClientStates(ClientStates):
             excess -= _size(state)
         self._save([client for client in leaving if client in self._unsaved])
         for client in leaving:
-            self._bytes -= _size(self._held.pop(client))
+            self.bytes -= _size(self._held.pop(client))
         self._clean_up()
 
     def flush(self) -> dict[str, int]:
         """Write what is not on disk; returns what `restore` needs. Call `secured` once that is stored."""
         self._save(list(self._unsaved))
+        self._durable = self._next - 1
         return {"first": self._first, "last": self._next - 1, "clients": len(self)}
 
     def secured(self) -> None:
         """A checkpoint refers to all of the present states, and no longer to the earlier ones."""
-        self._durable = self._next - 1
         while self._obsolete:
             self._path(self._obsolete.pop()).unlink(missing_ok=True)
 
@@ -92,7 +92,7 @@ class StoredClientStates(ClientStates):
                 path.unlink()
         for part in self.folder.glob(".*.part"):
             part.unlink()
-        self._held, self._unsaved, self._bytes, self._obsolete = {}, {}, 0, []
+        self._held, self._unsaved, self.bytes, self._obsolete = {}, {}, 0, []
         self._place, self._live, self._written, self._dead = {}, {}, {}, 0
         self._first, self._next, self._durable = first, last + 1, last
         for number in sorted(self._on_disk()):

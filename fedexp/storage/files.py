@@ -5,23 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write to a temporary neighbour, flush to disk, rename over `path`."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary neighbour to write: in the end flushed to disk and renamed over `path`, after an error deleted."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
+        yield part
+        with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write to a temporary neighbour, flush to disk, rename over `path`."""
+    with replacing(path) as part:
+        part.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:

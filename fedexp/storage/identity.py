@@ -20,7 +20,6 @@ NON_SCIENTIFIC_VERSION = 4
 NON_SCIENTIFIC = (
     "checkpoint",
     "choices",
-    "client_state",
     "data_root",
     "dataset.download",
     "deterministic",
@@ -32,6 +31,7 @@ NON_SCIENTIFIC = (
     "output_root",
     "overrides",
     "reuse",
+    "state",
     "threads",
 )
 _ALWAYS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from fedexp.core.errors import StorageError
+from fedexp.core.kept import Kept
 from fedexp.core.trees import Tree, digest
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.storage.files import write_bytes
+from fedexp.storage.files import replacing
 
 
 def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
@@ -32,9 +34,9 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
     about = {
         "fedexp": json.dumps({"order": list(tree), **(facts or {})})
     }  # one key: several are written in random order
-    blob = safetensors.torch.save(data, metadata=about)
-    write_bytes(path, blob)
-    return len(blob)
+    with replacing(path) as part:  # straight from the tensors' memory
+        safetensors.torch.save_file(data, part, metadata=about)
+        return part.stat().st_size
 
 
 def load_tree(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]]:
@@ -55,13 +57,28 @@ class TensorStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._glimpsed: set[int] = set()  # of what was put
 
-    def put(self, tree: Tree) -> str:
-        """Store `tree`; returns its name."""
-        name = digest(tree)
-        path = self._path(name)
-        if not path.exists():
-            save_tree(path, tree)
+    def put(self, tree: Tree, name: str | None = None) -> str:
+        """Store `tree` unless it is there; returns its name, which is computed if it is not known.
+
+        What differs at a glimpse from all that was put before is hashed while it is written.
+        """
+        tree = {key: value.detach().cpu().contiguous() for key, value in tree.items()}
+        glimpse = hash(
+            str([(key, value.dtype, value.shape, value.view(-1)[:4].tolist()) for key, value in tree.items()])
+        )
+        if name is None and glimpse not in self._glimpsed:
+            written = self._path("new")
+            with ThreadPoolExecutor(1) as thread:
+                hashed = thread.submit(digest, tree)
+                save_tree(written, tree)
+            name = hashed.result()
+            written.replace(self._path(name))
+        name = name or digest(tree)
+        if not self._path(name).exists():
+            save_tree(self._path(name), tree)
+        self._glimpsed.add(glimpse)
         return name
 
     def get(self, name: str, device: torch.device) -> Tree:
@@ -73,6 +90,13 @@ class TensorStore:
                 where=str(self._path(name)),
                 do="start the run afresh with reuse=false",
             ) from error
+
+    def names(self) -> set[str]:
+        """What is stored."""
+        return {path.stem for path in self.folder.glob("*.safetensors")}
+
+    def delete(self, name: str) -> None:
+        self._path(name).unlink(missing_ok=True)
 
     def keep_only(self, names: set[str]) -> None:
         """Delete every tree that is not in `names`, and what crashes left behind."""
@@ -86,33 +110,35 @@ class TensorStore:
         return self.folder / f"{name}.safetensors"
 
 
-def encode(value: Any, put: Callable[[Tree], str]) -> Any:
-    """A nest of dict, list, tuple, scalars, Tensor and Weights as JSON; tensors go through `put`."""
+def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[Kept], str]) -> Any:
+    """A nest of dict, list, tuple, scalars, Tensor, Weights and Kept as JSON; tensors go through `put`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
         return {"$tensor": put({"value": value})}
-    if isinstance(value, Weights):
-        spec = {"arch": value.spec.arch, "kwargs": encode(value.spec.kwargs, put)}
+    if isinstance(value, Weights | Kept):
+        spec = {"arch": value.spec.arch, "kwargs": encode(value.spec.kwargs, put, name_of)}
+        if isinstance(value, Kept):
+            return {"$kept": {"spec": spec, "tree": name_of(value)}}
         return {"$weights": {"spec": spec, "params": put(value.params), "buffers": put(value.buffers)}}
     if isinstance(value, tuple):
-        return {"$tuple": [encode(item, put) for item in value]}
+        return {"$tuple": [encode(item, put, name_of) for item in value]}
     if isinstance(value, list):
-        return [encode(item, put) for item in value]
+        return [encode(item, put, name_of) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
         if value and all(isinstance(item, Tensor) for item in value.values()):
             return {"$tree": put(value)}
-        return {key: encode(item, put) for key, item in value.items()}
+        return {key: encode(item, put, name_of) for key, item in value.items()}
     raise StorageError(
         f"state holds a {type(value).__name__}, which cannot be stored",
-        expected="dict[str, ...], list, tuple, str, int, float, bool, None, Tensor or Weights",
+        expected="dict[str, ...], list, tuple, str, int, float, bool, None, Tensor, Weights or Kept",
     )
 
 
-def decode(node: Any, get: Callable[[str], Tree]) -> Any:
-    """The inverse of `encode`."""
+def decode(node: Any, get: Callable[[str], Tree], kept: Callable[[ModelSpec, str], Kept]) -> Any:
+    """The inverse of `encode`; `kept` makes a reference of a spec and a name."""
     if isinstance(node, list):
-        return [decode(item, get) for item in node]
+        return [decode(item, get, kept) for item in node]
     if not isinstance(node, dict):
         return node
     if "$tensor" in node:
@@ -120,12 +146,14 @@ def decode(node: Any, get: Callable[[str], Tree]) -> Any:
     if "$tree" in node:
         return get(node["$tree"])
     if "$tuple" in node:
-        return tuple(decode(item, get) for item in node["$tuple"])
-    if "$weights" in node:
-        stored = node["$weights"]
-        spec = ModelSpec(stored["spec"]["arch"], decode(stored["spec"]["kwargs"], get))
+        return tuple(decode(item, get, kept) for item in node["$tuple"])
+    if "$weights" in node or "$kept" in node:
+        (stored,) = node.values()
+        spec = ModelSpec(stored["spec"]["arch"], decode(stored["spec"]["kwargs"], get, kept))
+        if "$kept" in node:
+            return kept(spec, stored["tree"])
         return Weights(spec, get(stored["params"]), get(stored["buffers"]))
-    return {key: decode(item, get) for key, item in node.items()}
+    return {key: decode(item, get, kept) for key, item in node.items()}
 
 
 def references(node: Any) -> Iterator[str]:
@@ -137,7 +165,7 @@ def references(node: Any) -> Iterator[str]:
         for key, item in node.items():
             if key in ("$tensor", "$tree"):
                 yield item
-            elif key == "$weights":
-                yield from (item["params"], item["buffers"])
+            elif key in ("$weights", "$kept"):
+                yield from (item[part] for part in ("params", "buffers", "tree") if part in item)
             else:
                 yield from references(item)

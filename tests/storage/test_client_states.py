@@ -6,7 +6,6 @@ import itertools
 import json
 import random
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from fedexp.engines.serial import Serial
 from fedexp.running.execute import execute
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.client_states import StoredClientStates
+from tests.storage.crashes import before_every_change, interrupted_at
 from tests.world import CPU, assert_same, make_data, make_world
 
 SIZE = 4 * 3 + 8  # bytes of one state
@@ -88,20 +88,15 @@ def test_killed_before_any_change_on_disk_the_last_or_the_next_checkpoint_is_the
     looked: list[int] = []
 
     def look() -> None:
-        with monkeypatch.context() as unwatched:
-            unwatched.setattr(Path, "unlink", unlink)
-            unwatched.setattr(Path, "replace", rename)
-            shutil.copytree(run, killed)
-            found = Checkpoint(killed, CPU).load()
-            step = found[0].step if found else 0
-            assert step in list(saved)[-2:]
-            assert_states(found[0].clients if found else {}, saved[step])
-            shutil.rmtree(killed)
+        shutil.copytree(run, killed)
+        found = Checkpoint(killed, CPU).load()
+        step = found[0].step if found else 0
+        assert step in list(saved)[-2:]
+        assert_states(found[0].clients if found else {}, saved[step])
+        shutil.rmtree(killed)
         looked.append(step)
 
-    unlink, rename = Path.unlink, Path.replace
-    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: look() or unlink(path, missing_ok))
-    monkeypatch.setattr(Path, "replace", lambda path, target: look() or rename(path, target))
+    before_every_change(monkeypatch, look)
     clients: Mapping[int, Trees] = saver.client_states
     now: dict[int, Trees] = {}
     for step, changes in steps(12, clients=8):
@@ -122,33 +117,17 @@ def test_interrupted_at_any_line_the_finished_step_can_be_saved(tmp_path: Path, 
         folder = tmp_path / str(stop)
         saver = Checkpoint(folder, CPU, held * SIZE / 1e9)
         pending: tuple[Snapshot, dict[int, Trees]] = Snapshot(0, {}, saver.client_states), {}
-        executed = 0
-
-        def trace(frame, event, arg, stop=stop):
-            nonlocal executed
-            if not frame.f_code.co_filename.endswith(("client_states.py", "checkpoint.py")) or "tests" in (
-                frame.f_code.co_filename
-            ):
-                return None
-            if event == "line":
-                executed += 1
-                if executed == stop:
-                    raise KeyboardInterrupt
-            return trace
-
         try:
-            sys.settrace(trace)
-            for step, changes in steps(8, clients=6):
-                after = After(committed(pending[0].clients), changes)
-                pending = Snapshot(step, {}, after), {**pending[1], **changes}
-                if step % 2 == 0:
-                    saver.save(pending[0], set(), 0)
+            with interrupted_at(stop, "client_states.py", "checkpoint.py"):
+                for step, changes in steps(8, clients=6):
+                    after = After(committed(pending[0].clients), changes)
+                    pending = Snapshot(step, {}, after), {**pending[1], **changes}
+                    if step % 2 == 0:
+                        saver.save(pending[0], set(), 0)
         except KeyboardInterrupt:
             interrupted += 1
         else:
             break
-        finally:
-            sys.settrace(None)
         assert_states(pending[0].clients, pending[1])
         saver.save(pending[0], set(), 0)
         found = Checkpoint(folder, CPU).load()
@@ -213,7 +192,7 @@ def test_a_runs_limit_changes_neither_results_nor_what_it_leaves(tmp_path: Path)
     results = []
     for limit in ("0", "2"):
         overrides = ["debug=smoke", "method=scaffold", "rounds=6", "limit.rounds=null", "memo.enabled=false"]
-        config = compose([*overrides, f"client_state.memory_gb={limit}", f"output_root={tmp_path / limit}"])
+        config = compose([*overrides, f"state.memory_gb={limit}", f"output_root={tmp_path / limit}"])
         folder = Path(execute(config, say=lambda text: None)["folder"])
         found = Checkpoint(folder, CPU).load()
         assert found is not None and len(found[0].clients) > 0

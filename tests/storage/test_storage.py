@@ -15,6 +15,7 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage import identity
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.files import read_jsonl, write_text
+from fedexp.storage.kept_models import KeptModels
 from fedexp.storage.run_folder import Journal, RunFolder
 from fedexp.storage.tensors import TensorStore, decode, encode, load_tree, save_tree
 
@@ -55,8 +56,9 @@ def assert_equal(a, b) -> None:
 
 def test_state_through_json_and_disk(tmp_path: Path) -> None:
     store = TensorStore(tmp_path)
-    text = json.dumps(encode(example(), store.put))
-    assert_equal(decode(json.loads(text), lambda name: store.get(name, CPU)), example())
+    models = KeptModels(store, CPU, lambda: 0)
+    text = json.dumps(encode(example(), store.put, models.name_of))
+    assert_equal(decode(json.loads(text), lambda name: store.get(name, CPU), models.stored), example())
 
 
 def test_equal_trees_are_stored_once_and_garbage_goes(tmp_path: Path) -> None:
@@ -77,7 +79,7 @@ def test_trees_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
 
 def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="set"):
-        encode({"x": {1, 2}}, TensorStore(tmp_path).put)
+        encode({"x": {1, 2}}, TensorStore(tmp_path).put, str)
 
 
 def test_checkpoint_keeps_memories_of_clients_that_did_not_change(tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ def test_a_torn_timing_line_does_not_spoil_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overrides", [
     ["device=cpu"], ["threads=1"], ["output_root=x"], ["data_root=y"], ["checkpoint.every=off"], ["on_running=fail"],
-    ["reuse=false"], ["memo.enabled=false"], ["logger=csv"], ["client_state.memory_gb=0.1"], ["dataset.download=true"],
+    ["reuse=false"], ["memo.enabled=false"], ["logger=csv"], ["state.memory_gb=0.1"], ["dataset.download=true"],
     ["deterministic=true"],
 ])  # fmt: skip
 def test_where_and_how_fast_is_no_part_of_identity(overrides: list[str]) -> None:

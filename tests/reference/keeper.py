@@ -1,0 +1,52 @@
+"""A keeper of old models: its state refers to the last K models of every client, and it delivers their mean.
+
+Up: y_i. Down: the mean. Server state: the mean, and references to K models a client, which need not fit into memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedexp.core import trees
+from fedexp.core.aggregator import Aggregator, State
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.kept import Kept
+from fedexp.core.outcome import Outcome
+from fedexp.core.task import Metrics
+from fedexp.core.weights import Weights
+
+
+@dataclass(frozen=True)
+class KeepLast(Aggregator):
+    """The mean is moved by what comes and what goes: a step reads only the models that it drops.
+
+    Args:
+        K: models a client.
+    """
+
+    K: int = 2
+
+    def init(self, env: Env) -> State:
+        return {"weights": env.initial_weights(), "kept": {}}
+
+    def plan(self, state: State, env: Env) -> list[ClientJob]:
+        return [env.job(client, state["weights"], {}) for client in env.sample()]
+
+    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        old: Weights = state["weights"]
+        kept: dict[str, list[Kept]] = dict(state["kept"])
+        total = trees.scale(old.params, sum(map(len, kept.values())))
+        for result in results:
+            models = [*kept.get(str(result.client), []), env.keep(result.weights)]
+            total = trees.add(total, result.weights.params)
+            if len(models) > self.K:
+                total = trees.sub(total, models.pop(0).load().params)
+            kept[str(result.client)] = models
+        count = sum(map(len, kept.values()))
+        mean = Weights(old.spec, trees.scale(total, 1 / count), old.buffers)
+        return {"weights": mean, "kept": kept}, {"kept": count}
+
+    def outcome(self, state: State) -> Outcome:
+        return Outcome((state["weights"],), self.delivers)

@@ -1,0 +1,47 @@
+"""Ends of a process that storage has to survive."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+def before_every_change(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:
+    """Call `look` where a kill would make a difference: before every rename and every deletion."""
+    unlink, rename = Path.unlink, Path.replace
+
+    def unwatched() -> None:
+        with monkeypatch.context() as inside:
+            inside.setattr(Path, "unlink", unlink)
+            inside.setattr(Path, "replace", rename)
+            look()
+
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: unwatched() or unlink(path, missing_ok))
+    monkeypatch.setattr(Path, "replace", lambda path, target: unwatched() or rename(path, target))
+
+
+@contextmanager
+def interrupted_at(line: int, *files: str) -> Iterator[None]:
+    """KeyboardInterrupt at the `line`-th executed line of the package's `files`."""
+    executed = 0
+
+    def trace(frame, event, arg):
+        nonlocal executed
+        name = frame.f_code.co_filename
+        if not name.endswith(files) or "tests" in name:
+            return None
+        if event == "line":
+            executed += 1
+            if executed == line:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
