@@ -70,6 +70,8 @@ def _refuse_shadowed() -> None:
 
 def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
     """A composed config as plain values, with what was chosen for each group and the overrides that led to it."""
+    search = tuple(override for override in overrides if override.startswith("hydra.searchpath"))
+    config, choices = _with_proxy(config, choices, search)
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -82,6 +84,36 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
     kept = {str(key): value for key, value in choices.items() if not str(key).startswith("hydra/")}
     mine = [override for override in overrides if not override.startswith("hydra")]
     return {str(k): v for k, v in plain.items()} | {"choices": kept, "overrides": mine}
+
+
+def _with_proxy(
+    config: DictConfig, choices: Mapping[str, Any], search: tuple[str, ...]
+) -> tuple[DictConfig, Mapping[str, Any]]:
+    """`config` with a data set's node in place of its name at ``proxy.dataset``; the name is a choice like any other."""
+    name = config.proxy.dataset
+    if not isinstance(name, str):
+        return config, choices
+    config = copy.deepcopy(config)
+    with open_dict(config):
+        config.proxy.dataset = group_option("dataset", name, "proxy.dataset", search)
+    return config, {**choices, "proxy.dataset": name}
+
+
+def group_option(group: str, name: str, where: str, search: tuple[str, ...]) -> DictConfig:
+    """The node of option `name` of `group`, as its file has it.
+
+    Args:
+        where: the key that names the option, for messages.
+        search: the ``hydra.searchpath`` override, if any.
+    """
+    try:
+        with hydra_in_use([*search, f"{group}={name}"]):
+            node: DictConfig = hydra_compose("config", overrides=[*search, f"{group}={name}"])[group]
+    except ConfigError as error:
+        error.facts["where"] = where
+        raise
+    OmegaConf.set_struct(node, False)
+    return node
 
 
 def _pin_split(node: Any) -> None:

@@ -13,7 +13,7 @@ class Needs:
         plain_sgd: the local optimizer must be SGD without momentum (a control variate inside the gradient).
         sgd: the local optimizer must be SGD, with or without momentum.
         proxy, proxy_labels: server data must be configured, with labels.
-        validation: the config must cut a validation share.
+        validation: the config must cut a validation share; an aggregator gets it as ``env.validation``.
         update_norms: RoundStats.squared_norms must be filled.
         same_init: every client must start from the global model.
         local_steps: the numbers of local steps must be known, so models from elsewhere will not do.

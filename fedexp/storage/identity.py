@@ -33,6 +33,7 @@ NON_SCIENTIFIC = (
     "output_root",
     "overrides",
     "partition.path",  # its sha256 counts
+    "proxy.dataset.download",
     "reuse",
     "threads",
 )
