@@ -186,7 +186,7 @@ def _lossy(config: Mapping[str, Any]) -> str:
     from fedexp.core.build import locate
     from fedexp.data.dataset import Dataset
 
-    nodes = {"dataset": config["dataset"], "proxy.dataset": config["proxy"].get("dataset")}
+    nodes = {"dataset": config["dataset"], "proxy.dataset": config.get("proxy", {}).get("dataset")}
     kinds = {key: locate(node["_target_"], Dataset, key) for key, node in nodes.items() if node}
     return " ".join(str(config["choices"].get(key)) for key, kind in kinds.items() if not getattr(kind, "faithful", True))
 
