@@ -190,7 +190,9 @@ class FederatedData:
         """Test data that the server may train on, in words, or None."""
         if self.proxy is None or self.proxy_source != "test":
             return None
-        return f"proxy.source=test: {len(self.proxy):,} samples" + (f" of {self.proxy_dataset}" if self.proxy_dataset else "")
+        return f"proxy.source=test: {len(self.proxy):,} samples" + (
+            f" of {self.proxy_dataset}" if self.proxy_dataset else ""
+        )
 
     def class_counts(self) -> np.ndarray:
         """(clients, classes) int64: how many training samples of each class a client holds."""

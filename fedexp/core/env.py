@@ -82,7 +82,7 @@ class Env:
     input_shape: tuple[int, ...]
     proxy: Samples | None = None
     validation: Samples | None = None
-    domain: InputDomain = InputDomain()
+    domain: InputDomain = field(default_factory=InputDomain)
     round: int = 0
     step: int = 0
     trace: Trace = field(default_factory=Trace)

@@ -29,5 +29,6 @@ def batches(
     per_epoch = n // batch_size if drop_last else -(-n // batch_size)
     require(per_epoch > 0, f"{n} samples make no batch of {batch_size}")
     for epoch in itertools.count(start // per_epoch) if epochs is None else range(start // per_epoch, epochs):
-        order = torch.randperm(n, generator=torch_generator(*names, "order", epoch)).split(batch_size)
-        yield from order[start % per_epoch if epoch == start // per_epoch else 0 : per_epoch]
+        order = torch.randperm(n, generator=torch_generator(*names, "order", epoch))
+        first = start % per_epoch if epoch == start // per_epoch else 0
+        yield from itertools.islice(torch.split(order, batch_size), first, per_epoch)

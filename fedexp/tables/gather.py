@@ -188,7 +188,9 @@ def _lossy(config: Mapping[str, Any]) -> str:
 
     nodes = {"dataset": config["dataset"], "proxy.dataset": config.get("proxy", {}).get("dataset")}
     kinds = {key: locate(node["_target_"], Dataset, key) for key, node in nodes.items() if node}
-    return " ".join(str(config["choices"].get(key)) for key, kind in kinds.items() if not getattr(kind, "faithful", True))
+    return " ".join(
+        str(config["choices"].get(key)) for key, kind in kinds.items() if not getattr(kind, "faithful", True)
+    )
 
 
 def _why_not_run(runs: Sequence[CellRun]) -> str:

@@ -1,4 +1,4 @@
-"""A server-side distiller in the manner of DENSE (Zhang et al. 2022, Alg. 1): teachers of any architectures, a generator, a student.
+"""A server-side distiller in the manner of DENSE (Zhang et al. 2022): teachers of any architectures, a generator, a student.
 
 Step 0 trains the clients once. Each of the steps that follow is an epoch on the server: a fresh generator and its noise learn
 images that the ensemble is sure of, the images join a bank, and the student takes one pass over the bank towards the ensemble.
@@ -57,10 +57,10 @@ class Distiller(Aggregator):
     """
 
     epochs: int = 4
-    images: int = 32
-    generator_steps: int = 5
+    images: int = 128
+    generator_steps: int = 15
     generator_lr: float = 1e-2
-    noise: int = 8
+    noise: int = 16
     batch_size: int = 16
     student_lr: float = 0.1
     temperature: float = 2.0
@@ -109,23 +109,27 @@ class Distiller(Aggregator):
         def images_of(learned: Tree) -> Tensor:
             return net({name: learned[name] for name in fresh.params}, fresh.buffers, learned["z"])
 
-        def loss_of(learned: Tree) -> Tensor:
-            return F.cross_entropy(ensemble(view(images_of(learned), step)), labels)
-
         net.train()
         state, loss = self.generator.init(learned), torch.zeros(())
         for step in range(self.generator_steps):
+
+            def loss_of(learned: Tree, step: int = step) -> Tensor:
+                return F.cross_entropy(ensemble(view(images_of(learned), step)), labels)
+
             loss, (grads,) = value_and_grad(loss_of, learned)
             learned, state = self.generator.step(learned, grads, state, self.generator_lr)
         with torch.no_grad():
             return images_of(learned), float(loss)
 
-    def _distil(
-        self, state: State, bank: Tensor, ensemble: _Ensemble, env: Env
-    ) -> tuple[Weights, State, int, float]:
+    def _distil(self, state: State, bank: Tensor, ensemble: _Ensemble, env: Env) -> tuple[Weights, State, int, float]:
         """One pass over the bank: the student, its optimizer's state, its steps so far and the mean loss."""
         student: Weights = state["student"]
-        params, buffers, optimizer, taken = student.params, trees.clone(student.buffers), state["optimizer"], state["taken"]
+        params, buffers, optimizer, taken = (
+            student.params,
+            trees.clone(student.buffers),
+            state["optimizer"],
+            state["taken"],
+        )
         net, view = Net(student.spec, env.device, env.dtype), _view(env, "distillation")
         net.train()
         passes = range(1, env.server_steps(self.epochs) + 1)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedexp.core.errors import ConfigError
 from fedexp.core.build import build
+from fedexp.core.errors import ConfigError
 from fedexp.core.net import Net
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.server_training.batches import batches
@@ -95,7 +95,11 @@ def test_a_step_leaves_its_arguments_alone(optimizer: Optimizer) -> None:
 
 
 def _plain(value: Any) -> Any:
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else torch.as_tensor(value).tolist()
+    return (
+        {key: _plain(item) for key, item in value.items()}
+        if isinstance(value, dict)
+        else torch.as_tensor(value).tolist()
+    )
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(), Sgd(momentum=0.9, nesterov=True), Adam()])
