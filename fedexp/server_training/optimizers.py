@@ -43,7 +43,8 @@ class Optimizer(ABC):
         Args:
             grads: of the loss with respect to `params`, with the same keys in the same order.
         """
-        params, state = trees.clone(params), {key: _copy(value) for key, value in state.items()}
+        params = trees.clone(params)
+        state = {key: trees.clone(value) if isinstance(value, dict) else value for key, value in state.items()}
         direction = list(grads.values())
         if self.clip is not None:
             direction = clipped(direction, self.clip)
@@ -104,7 +105,3 @@ class Adam(Optimizer):
 def cosine(lr: float, step: int, steps: int, end: float = 0.0) -> float:
     """Step size of `step` (from 0) on half a cosine from `lr` to `end`, which step `steps` and those after it have."""
     return end + (lr - end) * (1 + math.cos(math.pi * min(step, steps) / steps)) / 2
-
-
-def _copy(value: Tree | int) -> Tree | int:
-    return trees.clone(value) if isinstance(value, dict) else value
