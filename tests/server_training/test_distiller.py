@@ -24,8 +24,8 @@ from tests.world import CPU, make_world
 SMALL = ["rounds=1", "clients=3", "partition=iid", "limit.train=200", "limit.test=100", "threads=1", "device=cpu"]
 
 
-def config_of(folder: Path, *overrides: str, **aggregator: Any) -> dict[str, Any]:
-    config = compose([*SMALL, "engine=serial", f"output_root={folder}", "checkpoint.every=1", *overrides])
+def config_of(folder: Path, *overrides: str, engine: str = "serial", **aggregator: Any) -> dict[str, Any]:
+    config = compose([*SMALL, f"engine={engine}", f"output_root={folder}", "checkpoint.every=1", *overrides])
     return {**config, "aggregator": {"_target_": "tests.reference.distiller.Distiller", **aggregator}}
 
 
@@ -72,6 +72,16 @@ def test_resumed_in_mid_distillation_it_has_the_same_bits(
     result = execute(config, say=None)
     assert result["attempts"] == 3
     assert files(result) == straight
+
+
+def test_teachers_of_stacked_clients_teach_the_same(tmp_path: Path) -> None:
+    rows = []
+    for engine in ("serial", "vectorized"):
+        result = execute(config_of(tmp_path, "dtype=float64", engine=engine), say=None)
+        rows.append(read_jsonl(Path(result["folder"]) / "metrics.jsonl"))
+    assert result["stacked_share"] > 0
+    for serial, stacked in zip(*rows, strict=True):
+        assert serial == pytest.approx(stacked, rel=1e-6)
 
 
 def test_smoke_forms_take_fewer_epochs(tmp_path: Path) -> None:
@@ -182,7 +192,7 @@ def test_a_proxy_of_another_data_set_is_composed_hashed_and_named(own_conf: Path
     (["proxy.dataset=digits"], "do not fit"),
     (["proxy.dataset=others", "proxy.labelled=true"], "other classes"),
     (["proxy.dataset=others", "proxy.source=none", "proxy.size=0"], "has no effect"),
-    (["proxy.dataset=mnist", "dataset=fashion_mnist", "data_root=nowhere"], "train-images-idx3-ubyte"),
+    (["proxy.dataset=mnist", "dataset=digits", "dataset.shape=[1,28,28]", "data_root=nowhere"], "train-images-idx3-ubyte"),
 ])  # fmt: skip
 def test_mistakes_about_another_data_set_are_told_before_anything_starts(
     overrides: list[str], words: str, own_conf: Path, capsys: Any
@@ -201,7 +211,7 @@ def test_a_changed_data_set_of_the_proxy_is_not_passed_off(own_conf: Path, monke
     from fedexp.core.errors import StorageError
     from fedexp.data.synthetic import Synthetic
 
-    monkeypatch.setattr(Synthetic, "pinned", False)
+    monkeypatch.setattr(Synthetic, "pinned", property(lambda self: self.seed == 0))
     config = compose([*SMALL, *PROXY, "proxy.dataset=others", "engine=serial"])
     first = execute(config, say=None)
     assert execute(config, say=None)["folder"] == first["folder"]
