@@ -94,7 +94,8 @@ def _facts(data: FederatedData) -> list[str]:
     lines.append(f"test       {len(data.test):,} samples")
     if data.proxy is not None:
         labelled = "labelled" if bool((data.proxy.y >= 0).all()) else "unlabelled"
-        lines.append(f"proxy      {len(data.proxy):,} {labelled} samples from the {data.proxy_source} split")
+        source = f"the {data.proxy_source} split" + (f" of {data.proxy_dataset}" if data.proxy_dataset else "")
+        lines.append(f"proxy      {len(data.proxy):,} {labelled} samples from {source}")
     lines.append("drawn      " + ", ".join(f"{key}={value}" for key, value in data.partition.info.items()))
     lines.append(f"sha256     {data.partition.sha256} (partition)")
     return lines

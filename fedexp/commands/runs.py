@@ -143,6 +143,7 @@ def _show(options: argparse.Namespace) -> int:
     add("overrides", " ".join(run.overrides))
     add("choices", _pairs({group: option for group, option in run.choices.items() if option is not None}))
     add("headline", f"{_headline(run)} ({run.headline['rule']})" if run.headline else None)
+    add("test data in training", result.get("test_data_in_training"))
     add("rounds", _rounds(run))
     add("rounds to target", result.get("rounds_to_target"))
     for group, title in (("metrics", "last"), ("mean_last_10", "mean of last 10"), ("best", "best (oracle)")):

@@ -31,6 +31,9 @@ from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.config.pinning import pin
 from fedexp.core.errors import ConfigError, suggest
 
+# (group, option, key that names it, hydra.searchpath override) -> the option's node
+GroupOption = Callable[[str, str, str, tuple[str, ...]], DictConfig]
+
 
 class JobFailedError(CompactHydraException):
     """A job of a sweep failed; its error was printed and stored already, so Hydra need not trace it."""
@@ -74,16 +77,17 @@ def resolve(
     config: DictConfig,
     choices: Mapping[str, Any],
     overrides: list[str],
-    option: Callable[[str, tuple[str, ...]], DictConfig] | None = None,
+    option: GroupOption | None = None,
 ) -> dict[str, Any]:
-    """A composed config as plain values, with the models that ``architectures`` names, the hash of every file that counts
-    by its content (``contents``), what was chosen for each group and the overrides that led to it.
+    """A composed config as plain values, with the nodes that ``architectures`` and ``proxy.dataset`` name, the hash of every file that
+    counts by its content (``contents``), what was chosen for each group and the overrides that led to it.
 
     Args:
-        option: `model_option`, or one that remembers.
+        option: `group_option`, or one that remembers.
     """
     search = tuple(override for override in overrides if override.startswith("hydra.searchpath"))
-    config = _with_models(config, search, option or model_option)
+    config = _with_models(config, search, option or group_option)
+    config, choices = _with_proxy(config, choices, search, option or group_option)
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -96,9 +100,7 @@ def resolve(
     return named | {"contents": pin(named), "choices": kept, "overrides": mine}
 
 
-def _with_models(
-    config: DictConfig, search: tuple[str, ...], option: Callable[[str, tuple[str, ...]], DictConfig]
-) -> DictConfig:
+def _with_models(config: DictConfig, search: tuple[str, ...], option: GroupOption) -> DictConfig:
     """`config`, changed: a model node for every name under ``architectures``, and in place of a file of names what is in it."""
     clients, server = config.architectures.clients, config.architectures.server
     if clients is None and server is None:
@@ -110,8 +112,40 @@ def _with_models(
     models, names = config.architectures.models, [*clients] if OmegaConf.is_config(clients) else []
     for name in dict.fromkeys(map(str, names if server is None else [*names, server])):
         own = models.get(name) or {}
-        models[name] = own if "_target_" in own else OmegaConf.merge(option(name, search), own)
+        models[name] = (
+            own if "_target_" in own else OmegaConf.merge(option("model", name, "architectures", search), own)
+        )
     return config
+
+
+def _with_proxy(
+    config: DictConfig, choices: Mapping[str, Any], search: tuple[str, ...], option: GroupOption
+) -> tuple[DictConfig, Mapping[str, Any]]:
+    """`config` with a data set's node in place of its name at ``proxy.dataset``; the name is a choice like any other."""
+    name = config.proxy.dataset
+    if not isinstance(name, str):
+        return config, choices
+    config = copy.deepcopy(config)
+    with open_dict(config):
+        config.proxy.dataset = option("dataset", name, "proxy.dataset", search)
+    return config, {**choices, "proxy.dataset": name}
+
+
+def group_option(group: str, name: str, where: str, search: tuple[str, ...]) -> DictConfig:
+    """The node of option `name` of `group`, as its file has it.
+
+    Args:
+        where: the key that names the option, for messages.
+        search: the ``hydra.searchpath`` override, if any.
+    """
+    try:
+        with hydra_in_use([*search, f"{group}={name}"]):
+            node: DictConfig = hydra_compose("config", overrides=[*search, f"{group}={name}"])[group]
+    except ConfigError as error:
+        error.facts["where"] = where
+        raise
+    OmegaConf.set_struct(node, False)
+    return node
 
 
 def _read_names(path: str, clients: int) -> Any:
@@ -129,22 +163,6 @@ def _read_names(path: str, clients: int) -> Any:
             got=f"{path}: {problem or 'neither a list nor ranges'}",
         )
     return names
-
-
-def model_option(name: str, search: tuple[str, ...]) -> DictConfig:
-    """The node of option `name` of group ``model`` as its file has it.
-
-    Args:
-        search: the ``hydra.searchpath`` override, if any.
-    """
-    try:
-        with hydra_in_use([*search, f"model={name}"]):
-            node: DictConfig = hydra_compose("config", overrides=[*search, f"model={name}"]).model
-    except ConfigError as error:
-        error.facts["where"] = "architectures"
-        raise
-    OmegaConf.set_struct(node, False)
-    return node
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:
@@ -168,7 +186,7 @@ class Composer:
     def __init__(self) -> None:
         self._composed: dict[tuple[str, ...], tuple[DictConfig, Mapping[str, Any]] | ConfigError] = {}
         self._groups: dict[str, bool] = {}
-        self._option = functools.cache(model_option)
+        self._option = functools.cache(group_option)
 
     def __call__(self, overrides: list[str]) -> dict[str, Any]:
         """As `compose`."""

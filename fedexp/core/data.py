@@ -26,6 +26,43 @@ class Augmentation(Protocol):
     def __call__(self, x: Tensor, noise: Noise) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class InputDomain:
+    """How images become what networks are fed: clients' samples, proxy data and images that the server generates alike.
+
+    Args:
+        mean, std: per channel, of images with values in `pixel_range`, or of floating-point samples; (): not normalised.
+        pixel_range: (0, 1) where the data set has 8-bit images, which count as value / 255; None: samples are floating
+            point, with any values.
+        augment: random transform of the clients' training batches, which are normalised, or None.
+        dtype: of what networks are fed.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    pixel_range: tuple[float, float] | None = None
+    augment: Augmentation | None = None
+    dtype: torch.dtype = torch.float32
+
+    def affine(self, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Scale and shift of raw samples (8 bits where there is a pixel range) of `dim` dimensions, the batch's included."""
+        unit = 255.0 if self.pixel_range else 1.0
+        mean, std = self.mean or (0.0,), self.std or (1.0,)
+        shape = (-1,) + (1,) * max(0, dim - 2)
+        scale = torch.tensor([1 / (unit * s) for s in std], dtype=self.dtype, device=device).reshape(shape)
+        shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=self.dtype, device=device)
+        return scale, shift.reshape(shape)
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Inputs of (batch, *shape) images with values in `pixel_range`; gradients flow through.
+
+        To the bit what `Samples.inputs` makes of the same image: ``x / 255 * 255`` is x for all of the 256 values.
+        """
+        scale, shift = self.affine(images.dim(), images.device)
+        raw = images.to(self.dtype)
+        return (raw * 255.0 if self.pixel_range else raw) * scale + shift
+
+
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Inputs and targets of one split.
@@ -50,12 +87,13 @@ class Samples:
     @cached_property
     def _affine(self) -> tuple[Tensor, Tensor]:
         """Scale and shift, so that the normalised input is ``x * scale + shift``."""
-        unit = 255.0 if self.x.dtype == torch.uint8 else 1.0
-        mean, std = self.mean or (0.0,), self.std or (1.0,)
-        shape = (-1,) + (1,) * max(0, self.x.dim() - 2)
-        scale = torch.tensor([1 / (unit * s) for s in std], dtype=self.dtype, device=self.x.device).reshape(shape)
-        shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=self.dtype, device=self.x.device)
-        return scale, shift.reshape(shape)
+        return self.domain.affine(self.x.dim(), self.x.device)
+
+    @property
+    def domain(self) -> InputDomain:
+        """How these samples become inputs."""
+        pixel_range = (0.0, 1.0) if self.x.dtype == torch.uint8 else None
+        return InputDomain(self.mean, self.std, pixel_range, self.augment, self.dtype)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
         """Normalised inputs at `index`, (batch, *shape) in the run's dtype. Elementwise, so batching does not change bits."""
@@ -131,7 +169,8 @@ class FederatedData:
         proxy: server data, or None.
         fingerprint: sha256 of the arrays as loaded, before any split.
         labels: (n,) int64, `train.y`'s labels as a NumPy array; may share memory with them.
-        proxy_source: where `proxy` was taken from: none, train or test.
+        proxy_source: the split that `proxy` was taken from: none, train or test.
+        proxy_dataset, proxy_fingerprint: name and `fingerprint` of the other data set that it was taken from, or None.
     """
 
     train: Samples
@@ -143,6 +182,17 @@ class FederatedData:
     val: Samples | None = None
     proxy: Samples | None = None
     proxy_source: str = "none"
+    proxy_dataset: str | None = None
+    proxy_fingerprint: str | None = None
+
+    @property
+    def test_data_in_training(self) -> str | None:
+        """Test data that the server may train on, in words, or None."""
+        if self.proxy is None or self.proxy_source != "test":
+            return None
+        return f"proxy.source=test: {len(self.proxy):,} samples" + (
+            f" of {self.proxy_dataset}" if self.proxy_dataset else ""
+        )
 
     def class_counts(self) -> np.ndarray:
         """(clients, classes) int64: how many training samples of each class a client holds."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedexp.core.budget import Budget
-from fedexp.core.data import Samples
+from fedexp.core.data import InputDomain, Samples
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kept import Kept, ModelStore
 from fedexp.core.layers import Layer, layers_of
@@ -82,6 +82,8 @@ class Env:
         input_shape: of one sample.
         budget: the local work of round 0; `job` applies the per-round decay of the step size.
         proxy: server data, or None.
+        validation: the clients' held-out shares together, where a plug-in's needs ask for them, else None.
+        domain: how an image becomes a network's input: ``env.domain.normalise(images)``.
         trace: takes what the server's models go through within a round, where the config asks for it.
         models: where `keep` puts models.
         limit_server_steps: ``limit.server_steps``; methods ask `server_steps`.
@@ -103,6 +105,8 @@ class Env:
     num_classes: int
     input_shape: tuple[int, ...]
     proxy: Samples | None = None
+    validation: Samples | None = None
+    domain: InputDomain = field(default_factory=InputDomain)
     round: int = 0
     step: int = 0
     trace: Trace = field(default_factory=Trace)

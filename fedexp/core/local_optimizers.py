@@ -31,7 +31,7 @@ def make_optimizer(budget: Budget) -> LocalOptimizer:
 
 
 class Sgd(LocalOptimizer):
-    """``b = momentum * b + g`` (b starts as the first g), ``w -= lr * b``."""
+    """`momentum_step`; without momentum, ``w -= lr * g``."""
 
     def __init__(self, budget: Budget) -> None:
         self._lr, self._momentum = budget.lr, budget.momentum
@@ -41,19 +41,16 @@ class Sgd(LocalOptimizer):
         if not self._momentum:
             torch._foreach_add_(params, grads, alpha=-self._lr)
             return
-        if self._buffer:
-            torch._foreach_mul_(self._buffer, self._momentum)
-            torch._foreach_add_(self._buffer, grads)
-        else:
-            self._buffer = [g.clone() for g in grads]
-        torch._foreach_add_(params, self._buffer, alpha=-self._lr)
+        if not self._buffer:
+            self._buffer = [torch.zeros_like(g) for g in grads]
+        momentum_step(params, grads, self._buffer, self._lr, self._momentum)
 
     def keep(self, count: int) -> None:
         self._buffer = [b[:count] for b in self._buffer]
 
 
 class Adam(LocalOptimizer):
-    """Adam with bias correction (Kingma & Ba 2015, Algorithm 1)."""
+    """`adam_step`."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -62,19 +59,44 @@ class Adam(LocalOptimizer):
         self._t = 0
 
     def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        (beta_1, beta_2), eps, lr = self._budget.betas, self._budget.eps, self._budget.lr
         if not self._first:
             self._first = [torch.zeros_like(g) for g in grads]
             self._second = [torch.zeros_like(g) for g in grads]
         self._t += 1
-        torch._foreach_lerp_(self._first, grads, 1 - beta_1)
-        torch._foreach_mul_(self._second, beta_2)
-        torch._foreach_addcmul_(self._second, grads, grads, value=1 - beta_2)
-        denominator = torch._foreach_sqrt(self._second)
-        torch._foreach_div_(denominator, (1 - beta_2**self._t) ** 0.5)
-        torch._foreach_add_(denominator, eps)
-        torch._foreach_addcdiv_(params, self._first, denominator, value=-lr / (1 - beta_1**self._t))
+        budget = self._budget
+        adam_step(params, grads, self._first, self._second, self._t, budget.lr, budget.betas, budget.eps)
 
     def keep(self, count: int) -> None:
         self._first = [value[:count] for value in self._first]
         self._second = [value[:count] for value in self._second]
+
+
+def momentum_step(
+    params: list[Tensor], grads: list[Tensor], buffer: list[Tensor], lr: float, momentum: float, nesterov: bool = False
+) -> None:
+    """``b = momentum * b + g``, ``w -= lr * b`` (nesterov: ``w -= lr * (g + momentum * b)``), in place; b starts at zero."""
+    torch._foreach_mul_(buffer, momentum)
+    torch._foreach_add_(buffer, grads)
+    direction = torch._foreach_add(grads, buffer, alpha=momentum) if nesterov else buffer
+    torch._foreach_add_(params, direction, alpha=-lr)
+
+
+def adam_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    t: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """Step `t` (from 1) of Adam with bias correction (Kingma & Ba 2015, Algorithm 1), in place; both moments start at zero."""
+    beta_1, beta_2 = betas
+    torch._foreach_lerp_(first, grads, 1 - beta_1)
+    torch._foreach_mul_(second, beta_2)
+    torch._foreach_addcmul_(second, grads, grads, value=1 - beta_2)
+    denominator = torch._foreach_sqrt(second)
+    torch._foreach_div_(denominator, (1 - beta_2**t) ** 0.5)
+    torch._foreach_add_(denominator, eps)
+    torch._foreach_addcdiv_(params, first, denominator, value=-lr / (1 - beta_1**t))

@@ -33,7 +33,7 @@ class Needs:
     Args:
         demands: values that keys of the config must have; those of two plug-ins must agree.
         proxy, proxy_labels: server data must be configured, with labels.
-        validation: the config must cut a validation share.
+        validation: the config must cut a validation share; an aggregator gets it as ``env.validation``.
         update_norms: RoundStats.squared_norms must be filled.
         same_architecture: every client and the server must have one network (whatever averages or matches models).
         local_steps: the numbers of local steps must be known, so models from elsewhere will not do.

@@ -123,7 +123,7 @@ class Dataset(ABC):
         files = self.expected_files(root)
         if not (self.cache_version and files):
             return verify(self, self.read(root, download))
-        cache = ArrayCache(root, self.name, self._recipe())
+        cache = ArrayCache(root, self.name, self.recipe())
         stored = cache.load(files)
         if stored is None:
             with cache.lock():  # of several jobs at once one downloads and decodes, the others take its result
@@ -134,7 +134,7 @@ class Dataset(ABC):
                     return arrays
         return verify(self, Arrays(**stored))
 
-    def _recipe(self) -> tuple[str, ...]:
+    def recipe(self) -> tuple[str, ...]:
         """Everything but the files that decides what `read` returns."""
         outside = {"mean", "std", "augment", "download"}  # applied to batches, or irrelevant once the files are there
         own = tuple(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in outside)

@@ -26,21 +26,53 @@ class Proxy:
 
     Args:
         source: the split it is taken from, class-balanced as far as that allows.
-        size: a count (int), or a fraction of the source (float below 1).
+        size: a count (int), or a fraction of the source (float, at most 1).
         labelled: does the server know the labels? If not, they are -1.
+        dataset: another data set whose split it is; its samples are normalised with the statistics of the clients' one.
     """
 
     source: Literal["none", "train", "test"] = "none"
     size: int | float = 0
     labelled: bool = False
+    dataset: Dataset | None = None
 
     def __post_init__(self) -> None:
         if self.source == "none":
             require(self.size == 0, f"proxy.size={self.size} has no effect: set proxy.source=train or test")
+            require(self.dataset is None, "proxy.dataset has no effect: set proxy.source=train or test")
         elif isinstance(self.size, float):
-            require(0 < self.size < 1, f"proxy.size={self.size} is no fraction: give one in (0, 1), or a whole number")
+            require(0 < self.size <= 1, f"proxy.size={self.size} is no fraction: give one in (0, 1], or a whole number")
         else:
             require(self.size >= 1, f"proxy.size must be at least 1 with proxy.source={self.source}, got {self.size}")
+
+    def check(self, main: Dataset) -> None:
+        """Refuse a data set whose samples the clients' networks do not take, or that is the clients' own."""
+        other = self.dataset
+        if other is None:
+            return
+        if other.recipe() == main.recipe():
+            raise ConfigError(
+                "the proxy would share its samples with the clients or the test set",
+                where="proxy.dataset",
+                expected="another data set",
+                got=other.name,
+                do="set proxy.dataset=null: then what the proxy takes from a split is taken away from it",
+            )
+        if other.shape != main.shape:
+            raise ConfigError(
+                f"the proxy's samples do not fit networks for data set '{main.name}'",
+                where="proxy.dataset",
+                expected=f"samples of shape {list(main.shape)} (channels, height, width of images)",
+                got=f"{list(other.shape)} of '{other.name}'",
+                do="choose another data set, or image_folder with dataset.shape: nothing is resized or coloured silently",
+            )
+        if self.labelled and other.num_classes != main.num_classes:
+            raise ConfigError(
+                "labels of another data set mean other classes",
+                where="proxy.labelled",
+                expected=f"false, or a proxy.dataset with {main.num_classes} classes",
+                got=f"{other.num_classes} classes of '{other.name}'",
+            )
 
     def count(self, n: int) -> int:
         """Samples to take from a source of `n`."""
@@ -75,10 +107,24 @@ def federate(
         DataError: data are absent, damaged, or cannot be split as asked.
     """
     arrays = dataset.load(root, download)
+    other = None if proxy.dataset is None else proxy.dataset.load(root, download or proxy.dataset.download)
+    source = other or arrays
+    proxy_x, proxy_y = (source.test_x, source.test_y) if proxy.source == "test" else (source.train_x, source.train_y)
+    if (proxy_x.dtype == torch.uint8) != (arrays.train_x.dtype == torch.uint8):
+        raise DataError(
+            "the proxy's samples and the clients' have no common unit to be normalised in",
+            where="proxy.dataset",
+            expected=f"{arrays.train_x.dtype}, as in '{dataset.name}'",
+            got=proxy_x.dtype,
+            do="choose another data set: 8-bit images go with 8-bit images, floating-point samples with their like",
+        )
     train_at = _limited(arrays.train_y.numpy(), limit_train, dataset.num_classes)
     test_at = _limited(arrays.test_y.numpy(), limit_test, dataset.num_classes)
     proxy_at = np.zeros(0, np.int64)
-    if proxy.source == "train":
+    if proxy.dataset is not None:
+        whole, classes = np.arange(len(proxy_y)), proxy.dataset.num_classes
+        proxy_at, _ = _take_proxy(proxy, proxy_y.numpy(), whole, classes, seed_data)
+    elif proxy.source == "train":
         proxy_at, train_at = _take_proxy(proxy, arrays.train_y.numpy(), train_at, dataset.num_classes, seed_data)
     elif proxy.source == "test":
         proxy_at, test_at = _take_proxy(proxy, arrays.test_y.numpy(), test_at, dataset.num_classes, seed_data)
@@ -108,8 +154,7 @@ def federate(
         val = Samples(train.x[held], train.y[held], dataset.mean, dataset.std, None, dtype)
     server = None
     if proxy.source != "none":
-        x, y = (arrays.train_x, arrays.train_y) if proxy.source == "train" else (arrays.test_x, arrays.test_y)
-        server = samples(x, y if proxy.labelled else torch.full_like(y, UNLABELLED), proxy_at)
+        server = samples(proxy_x, proxy_y if proxy.labelled else torch.full_like(proxy_y, UNLABELLED), proxy_at)
     return FederatedData(
         train=train,
         partition=partition,
@@ -120,6 +165,8 @@ def federate(
         val=val,
         proxy=server,
         proxy_source=proxy.source,
+        proxy_dataset=None if proxy.dataset is None else proxy.dataset.name,
+        proxy_fingerprint=None if other is None else fingerprint(other),
     )
 
 
@@ -215,11 +262,12 @@ def _take_proxy(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Positions of the proxy and of what remains, both ascending."""
     count = proxy.count(len(at))
-    if count >= len(at):
+    most = len(at) - 1 if proxy.dataset is None else len(at)
+    if count > most:
         raise ConfigError(
-            f"the proxy would take all of the {proxy.source} split",
+            f"the proxy would take {'all' if proxy.dataset is None else 'more than all'} of the {proxy.source} split",
             where="proxy.size",
-            expected=f"less than {len(at)}",
+            expected=f"{most} or less",
             got=proxy.size,
             do="lower proxy.size",
         )

@@ -93,10 +93,11 @@ def execute(
 def _check_data(config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """A stored result stands for the data it was made of; where the config does not pin them, look at them."""
     experiment = Experiment.of(config)
-    if experiment.dataset.pinned:
+    if experiment.dataset.pinned and (experiment.proxy.dataset is None or experiment.proxy.dataset.pinned):
         return
-    found = experiment.load(torch.device("cpu")).fingerprint
-    expected = stored["partition"]["data_sha256"]
+    data = experiment.load(torch.device("cpu"))
+    found = [data.fingerprint, data.proxy_fingerprint]
+    expected = [stored["partition"][name] for name in ("data_sha256", "proxy_sha256")]
     if found != expected:
         raise StorageError(
             "the stored result of this config was made of other data",
@@ -215,7 +216,7 @@ class _Run:
 
     def _store_partition(self, data: FederatedData) -> None:
         """The split is an artifact of the run; a resumed run must have the same one."""
-        facts = {"partition": data.partition.sha256, "data": data.fingerprint}
+        facts = {"partition": data.partition.sha256, "data": data.fingerprint, "proxy": data.proxy_fingerprint}
         stored = self.folder.once("data.json", facts)
         if stored != facts:
             raise StorageError(
@@ -329,8 +330,10 @@ class _Run:
                 "sha256": data.partition.sha256,
                 "clients": data.partition.num_clients,
                 "data_sha256": data.fingerprint,
+                "proxy_sha256": data.proxy_fingerprint,
                 **data.partition.info,
             },
+            "test_data_in_training": data.test_data_in_training,
             "hashes": {"config": config_hash(self.raw), "code": code_hash(self.raw)},
             "numerics": asdict(engine.numerics),
             "environment": read_json(path / "environment.json"),

@@ -108,7 +108,10 @@ class Experiment:
         if self.stored_models is not None:
             classes, dtype = self.dataset.num_classes, getattr(torch, self.config.dtype)
             self.stored_models.check(self.config.clients, self.specs, dtype, classes, self.trainer)
-        self.dataset.check(Path(self.config.data_root).expanduser(), self.dataset.download)
+        self.proxy.check(self.dataset)
+        for dataset in (self.dataset, self.proxy.dataset):
+            if dataset is not None:
+                dataset.check(Path(self.config.data_root).expanduser(), self.dataset.download or dataset.download)
 
     @property
     def needs(self) -> Needs:
@@ -202,6 +205,8 @@ class Experiment:
             input_shape=self.input_shape,
             proxy=data.proxy,
             limit_server_steps=config.limit.server_steps,
+            validation=data.val if self.needs.validation else None,
+            domain=data.train.domain,
         )
 
 

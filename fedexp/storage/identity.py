@@ -30,6 +30,7 @@ NON_SCIENTIFIC = (
     "on_running",
     "output_root",
     "overrides",
+    "proxy.dataset.download",
     "reuse",
     "state",
     "threads",

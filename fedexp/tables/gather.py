@@ -186,8 +186,11 @@ def _lossy(config: Mapping[str, Any]) -> str:
     from fedexp.core.build import locate
     from fedexp.data.dataset import Dataset
 
-    kind = locate(config["dataset"]["_target_"], Dataset, "dataset")
-    return "" if getattr(kind, "faithful", True) else str(config["choices"].get("dataset"))
+    nodes = {"dataset": config["dataset"], "proxy.dataset": config.get("proxy", {}).get("dataset")}
+    kinds = {key: locate(node["_target_"], Dataset, key) for key, node in nodes.items() if node}
+    return " ".join(
+        str(config["choices"].get(key)) for key, kind in kinds.items() if not getattr(kind, "faithful", True)
+    )
 
 
 def _why_not_run(runs: Sequence[CellRun]) -> str:

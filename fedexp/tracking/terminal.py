@@ -39,6 +39,8 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     table.add_row("memory", f"{memory_text(result['peak_memory'])} at its peak")
     table.add_row("traffic", f"down {size_text(result['bytes']['down'])}, up {size_text(result['bytes']['up'])}")
     console.print(table)
+    if result.get("test_data_in_training"):
+        console.print(f"test data reached training: {result['test_data_in_training']}", style="yellow", markup=False)
     if "profile" in result:
         _print_profile(result["profile"], console)
     console.print(f"folder: {folder}", markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.core.data import POOLED, FederatedData, Partition
+from fedexp.core.data import POOLED, FederatedData, Partition, Samples
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.data.augment import Augment
 from fedexp.data.dataset import Arrays, Dataset, fingerprint
@@ -106,6 +106,96 @@ def test_a_proxy_must_leave_something() -> None:
 def test_proxy_values_are_checked(source: Any, size: float) -> None:
     with pytest.raises(ValueError, match=r"proxy\.size"):
         Proxy(source, size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Others(Numbered):
+    """Another data set of the same form: numbers from 20,000 (train) and 30,000 (test), 5 classes."""
+
+    num_classes: int = 5
+    mean: tuple[float, ...] = (7.0,)
+    std: tuple[float, ...] = (3.0,)
+    eight_bits: bool = False
+
+    def read(self, root: Path, download: bool) -> Arrays:
+        x, y = torch.arange(20_000, 20_060).float()[:, None], torch.arange(60) % 5
+        arrays = Arrays(x, y, x[:20] + 10_000, y[:20])
+        return Arrays(x.byte(), y, x[:20].byte(), y[:20]) if self.eight_bits else arrays
+
+
+@pytest.mark.parametrize(("source", "size", "count"), [("train", 40, 40), ("train", 1.0, 60), ("test", 0.5, 10)])
+def test_a_proxy_of_another_data_set_takes_nothing_away(source: Any, size: float, count: int) -> None:
+    main = Numbered(mean=(100.0,), std=(50.0,))
+    data, plain = make(main, proxy=Proxy(source, size, dataset=Others())), make(main)
+    assert data.proxy is not None and len(data.proxy) == count
+    start = {"train": 20_000, "test": 30_000}[source]
+    assert all(start <= number < start + 60 for number in numbers(data.proxy))
+    assert numbers(data.train) == numbers(plain.train) and numbers(data.test) == numbers(plain.test)
+    assert data.partition.sha256 == plain.partition.sha256 and data.fingerprint == plain.fingerprint
+    assert data.proxy_dataset == "others" and data.proxy_fingerprint == fingerprint(Others().read(Path(), False))
+    assert set(data.proxy.y.tolist()) == {-1}
+    expected = (data.proxy.x - 100.0) / 50.0  # by the clients' statistics, not by its own
+    torch.testing.assert_close(data.proxy.inputs(slice(None)), expected, rtol=1e-6, atol=1e-4)
+
+
+def test_of_another_data_set_all_can_be_taken_but_not_more() -> None:
+    assert len(make(proxy=Proxy("test", 20, dataset=Others())).proxy or ()) == 20
+    with pytest.raises(ConfigError, match="more than all of the test split"):
+        make(proxy=Proxy("test", 21, dataset=Others()))
+
+
+def test_test_data_that_reach_training_are_named() -> None:
+    assert make().test_data_in_training is None
+    assert make(proxy=Proxy("train", 40)).test_data_in_training is None
+    assert make(proxy=Proxy("test", 40)).test_data_in_training == "proxy.source=test: 40 samples"
+    assert make(proxy=Proxy("train", 40, dataset=Others())).test_data_in_training is None
+    named = make(proxy=Proxy("test", 9, dataset=Others())).test_data_in_training
+    assert named == "proxy.source=test: 9 samples of others"
+
+
+@pytest.mark.parametrize(("proxy", "words"), [
+    (Proxy("train", 9, dataset=Digits()), "do not fit"),
+    (Proxy("train", 9, dataset=Numbered(mean=(1.0,), std=(2.0,))), "share its samples"),
+    (Proxy("train", 9, True, dataset=Others()), "other classes"),
+])  # fmt: skip
+def test_a_proxy_that_does_not_fit_is_refused(proxy: Proxy, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        proxy.check(Numbered())
+    Proxy("train", 9, dataset=Others()).check(Numbered())
+    Proxy("train", 9, True, dataset=Others()).check(Numbered(num_classes=5))
+    with pytest.raises(ValueError, match=r"proxy\.dataset"):
+        Proxy(dataset=Others())
+
+
+def test_eight_bit_and_floating_point_samples_do_not_mix() -> None:
+    with pytest.raises(DataError, match="no common unit"):
+        make(proxy=Proxy("train", 9, dataset=Others(eight_bits=True)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("mean", "std"), [((0.3054,), (0.3757,)), ((), ())])
+def test_an_image_becomes_an_input_as_a_clients_sample_does(mean: Any, std: Any, dtype: torch.dtype) -> None:
+    """To the bit; 8-bit images count as value / 255, floating-point samples as themselves."""
+    data = make(Digits(mean=mean, std=std, augment=Augment()), dtype=dtype)
+    domain = data.train.domain
+    assert (domain.mean, domain.std, domain.pixel_range, domain.augment) == (mean, std, (0.0, 1.0), Augment())
+    assert torch.equal(domain.normalise(data.train.x.to(dtype) / 255), data.train.inputs(slice(None)))
+    every = Samples(torch.arange(256, dtype=torch.uint8).reshape(-1, 1, 1, 1), torch.zeros(256), mean, std, dtype=dtype)
+    assert torch.equal(domain.normalise(every.x.to(dtype) / 255), every.inputs(slice(None)))
+    numbered = make(Numbered(mean=mean, std=std), dtype=dtype)
+    assert numbered.train.domain.pixel_range is None
+    assert torch.equal(numbered.train.domain.normalise(numbered.train.x), numbered.train.inputs(slice(None)))
+
+
+def test_colours_are_normalised_channel_by_channel_and_gradients_flow() -> None:
+    mean, std = (0.5, 0.25, 0.0), (0.5, 0.25, 2.0)
+    x = torch.randint(256, (6, 3, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    samples = Samples(x, torch.zeros(6), mean, std, dtype=torch.float64)
+    images = (x.double() / 255).requires_grad_()
+    inputs = samples.domain.normalise(images)
+    assert torch.equal(inputs, samples.inputs(slice(None)))
+    (gradient,) = torch.autograd.grad(inputs.sum(), images)
+    torch.testing.assert_close(gradient[0, :, 0, 0], 1 / torch.tensor(std, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9])

@@ -1,0 +1,34 @@
+"""Batches of server data as a function of names, like everything random."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.seeds import torch_generator
+
+
+def batches(
+    n: int, batch_size: int, *names: Any, epochs: int | None = 1, start: int = 0, drop_last: bool = False
+) -> Iterator[Tensor]:
+    """Index tensors (batch,), int64, on the CPU, of `epochs` passes over `n` samples (None: endless), each shuffled anew.
+
+    Args:
+        names: of the stream, beginning with the run's seed: ``batches(len(bank), 128, env.seed, "student", epoch)``.
+        start: batches to leave out; a stream goes on where it was left, at no cost.
+        drop_last: leave out an epoch's short last batch.
+
+    Raises:
+        ValueError: an epoch has no batch.
+    """
+    per_epoch = n // batch_size if drop_last else -(-n // batch_size)
+    require(per_epoch > 0, f"{n} samples make no batch of {batch_size}")
+    for epoch in itertools.count(start // per_epoch) if epochs is None else range(start // per_epoch, epochs):
+        order = torch.randperm(n, generator=torch_generator(*names, "order", epoch))
+        first = start % per_epoch if epoch == start // per_epoch else 0
+        yield from itertools.islice(torch.split(order, batch_size), first, per_epoch)

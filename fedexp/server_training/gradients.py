@@ -1,0 +1,24 @@
+"""The gradient of a loss with respect to trees: a network's parameters, a generator's, or inputs themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedexp.core.trees import Tree
+
+
+def value_and_grad(loss: Callable[..., Tensor], *wrt: Tree) -> tuple[Tensor, tuple[Tree, ...]]:
+    """``loss(*wrt)``, a scalar, and its gradient with respect to each tree; zero where the loss does not see a tensor.
+
+    Everything else that the loss sees is constant: it is not differentiated, unless it requires a gradient by itself.
+    Buffers that a network in training mode updates in place are the caller's: pass copies.
+    """
+    leaves = [{name: value.detach().requires_grad_() for name, value in tree.items()} for tree in wrt]
+    with torch.enable_grad():
+        value = loss(*leaves)
+    flat = [leaf for tree in leaves for leaf in tree.values()]
+    grads = iter(torch.autograd.grad(value, flat, allow_unused=True, materialize_grads=True))
+    return value.detach(), tuple({name: next(grads) for name in tree} for tree in leaves)

@@ -1,0 +1,107 @@
+"""Optimizers whose state is a tree: `step` returns new parameters and a new state and leaves the old ones alone."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedexp.core import trees
+from fedexp.core.aggregator import State
+from fedexp.core.build import require
+from fedexp.core.kernel import Vectors, clipped
+from fedexp.core.local_optimizers import adam_step, momentum_step
+from fedexp.core.trees import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(ABC):
+    """An optimizer as torch.optim has it. A field of this type in a plug-in is a config node with a ``_target_``.
+
+    Args:
+        weight_decay: coupled, ``g + weight_decay * w``, after clipping.
+        clip: bound of the gradient's norm over the whole tree, or None.
+    """
+
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")
+        require(self.clip is None or self.clip > 0, f"clip must be positive or null, got {self.clip}")
+
+    @abstractmethod
+    def init(self, params: Tree) -> State:
+        """State before the first step: trees and numbers, which a method keeps in its own state."""
+
+    def step(self, params: Tree, grads: Tree, state: State, lr: float) -> tuple[Tree, State]:
+        """Parameters and state after one step of size `lr`.
+
+        Args:
+            grads: of the loss with respect to `params`, with the same keys in the same order.
+        """
+        params = trees.clone(params)
+        state = {key: trees.clone(value) if isinstance(value, dict) else value for key, value in state.items()}
+        direction = list(grads.values())
+        if self.clip is not None:
+            direction = clipped(direction, self.clip, Vectors)
+        if self.weight_decay:
+            direction = list(torch._foreach_add(direction, list(params.values()), alpha=self.weight_decay))
+        return params, self._move(list(params.values()), direction, state, lr)
+
+    @abstractmethod
+    def _move(self, params: list[Tensor], direction: list[Tensor], state: State, lr: float) -> State:
+        """Change `params` and `state` in place; returns `state`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd(Optimizer):
+    """torch.optim.SGD, dampening 0."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.momentum < 1, f"momentum must lie in [0, 1), got {self.momentum}")
+        require(self.momentum > 0 or not self.nesterov, "nesterov needs momentum above 0")
+
+    def init(self, params: Tree) -> State:
+        return {"buffer": trees.zeros_like(params)} if self.momentum else {}
+
+    def _move(self, params: list[Tensor], direction: list[Tensor], state: State, lr: float) -> State:
+        if self.momentum:
+            momentum_step(params, direction, list(state["buffer"].values()), lr, self.momentum, self.nesterov)
+        else:
+            torch._foreach_add_(params, direction, alpha=-lr)
+        return state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Optimizer):
+    """torch.optim.Adam."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(all(0 <= b < 1 for b in self.betas), f"betas must lie in [0, 1), got {list(self.betas)}")
+        require(self.eps > 0, f"eps must be positive, got {self.eps}")
+
+    def init(self, params: Tree) -> State:
+        return {"t": 0, "first": trees.zeros_like(params), "second": trees.zeros_like(params)}
+
+    def _move(self, params: list[Tensor], direction: list[Tensor], state: State, lr: float) -> State:
+        state["t"] += 1
+        first, second = (list(state[name].values()) for name in ("first", "second"))
+        adam_step(params, direction, first, second, state["t"], lr, self.betas, self.eps)
+        return state
+
+
+def cosine(lr: float, step: int, steps: int, end: float = 0.0) -> float:
+    """Step size of `step` (from 0) on half a cosine from `lr` to `end`, which step `steps` and those after it have."""
+    return end + (lr - end) * (1 + math.cos(math.pi * min(step, steps) / steps)) / 2
