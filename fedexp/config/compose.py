@@ -79,8 +79,10 @@ def resolve(
     overrides: list[str],
     option: GroupOption | None = None,
 ) -> dict[str, Any]:
-    """A composed config as plain values, with the nodes that ``architectures`` and ``proxy.dataset`` name, the hash of every file that
-    counts by its content (``contents``), what was chosen for each group and the overrides that led to it.
+    """A composed config as plain values.
+
+    With the nodes that ``architectures`` and ``proxy.dataset`` name, the hash of every file that counts by its content
+    (``contents``), what was chosen for each group and the overrides that led to it.
 
     Args:
         option: `group_option`, or one that remembers.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from fedexp.core.data import FederatedData
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics
+from fedexp.core.phases import phase
 from fedexp.core.seeds import seed_of
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
@@ -67,15 +69,18 @@ class Engine(ABC):
 
     @abstractmethod
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
-        """Results as a stream, always in job order; the runner closes it.
+        """Results as a stream, always in job order; the runner closes it. One stream at a time.
+
+        Probes are answered in the process that trained the model, or that was sent it where it is `trained` already.
 
         Raises:
             ClientError: a job failed; names the client.
         """
 
     def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
-        """Answers to the job's probes on the model it trained, in this process."""
-        return run_probes(job, weights, data)
+        """Answers to the job's probes on the model it trained earlier."""
+        (result,) = self.map([job.asking(weights, job.probes)], data)
+        return result.probes
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
         """The jobs in parts that may be mapped apart, by other processes, without changing a bit: ascending positions.
@@ -110,15 +115,25 @@ def describe(engine: Engine) -> dict[str, Any]:
     return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **values}
 
 
-def run_probes(job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
-    """Every probe of `job` on the model it trained, by name."""
-    samples = data.train
+def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientResult:
+    """`result` with the answers to the job's probes on its model, from this process; the runner refuses a non-finite one."""
+    if not job.probes or result.nonfinite() is not None:
+        return result
+    began = time.perf_counter()
+    samples, weights = data.train, result.weights
     first = next(iter(weights.params.values()))
     net = Net(weights.spec, first.device, first.dtype)
     net.train(False)
     index = torch.from_numpy(data.partition.of(job.client)).to(samples.x.device)
-    with torch.no_grad():
-        return {
+    with phase("probe"), torch.no_grad():
+        answers = {
             probe.name: probe(net, weights, job.task, samples, index, seed_of(job.seed, "probe", probe.name))
             for probe in job.probes
         }
+    return replace(result, probes=answers, probe_seconds=time.perf_counter() - began)
+
+
+def answered(job: ClientJob, data: FederatedData) -> ClientResult:
+    """What comes of a `trained` job: the answers to its probes alone."""
+    model = ClientResult(job.client, job.start, data.partition.size(job.client), 0, {}, None, {})
+    return replace(probed(job, model, data), weights=Weights(job.start.spec, {}, {}))

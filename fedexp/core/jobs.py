@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedexp.core.budget import Budget
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics, Task
 from fedexp.core.trainer import Trainer
-from fedexp.core.trees import Tree, Trees, num_bytes
+from fedexp.core.trees import Tree, Trees, nonfinite, num_bytes
 from fedexp.core.weights import Weights
 
 
@@ -25,6 +25,7 @@ class ClientJob:
         state: this client's own state; the runner fills it in and takes it back.
         frozen: names of parameters that must not change.
         probes: what the server asks of the trained model and the client's data besides.
+        trained: `start` is what this client trained earlier: the probes are answered, and nothing else is done.
     """
 
     client: int
@@ -39,6 +40,11 @@ class ClientJob:
     state: Trees | None = None
     frozen: frozenset[str] = frozenset()
     probes: tuple[Probe, ...] = ()
+    trained: bool = False
+
+    def asking(self, weights: Weights, probes: tuple[Probe, ...]) -> ClientJob:
+        """The job that asks `probes` about `weights`, which this one trained."""
+        return replace(self, start=weights, shared={}, state=None, probes=probes, trained=True)
 
     @property
     def first(self) -> bool:
@@ -51,12 +57,13 @@ class ClientResult:
     """What a client sends back.
 
     Args:
-        weights: the locally trained model.
+        weights: the locally trained model; no tensors in answer to a `trained` job, for who asked has them.
         num_examples: size of its training data; num_steps: optimizer steps taken (tau_i).
         payload: further trees sent to the server; state: the new client state (None: it keeps none).
         metrics: ``loss``, the mean training loss over the steps, ``loss_last_epoch``, that over the steps of the last
             epoch alone, and what the trainer measured besides, averaged over the steps; none where nothing was trained.
-        probes: answers to ``job.probes`` by name; the runner fills them in.
+        probes: answers to ``job.probes`` by name; none where the model holds NaN or infinity.
+        probe_seconds: what they took, of the time that passed here.
     """
 
     client: int
@@ -67,6 +74,18 @@ class ClientResult:
     state: Trees | None
     metrics: Metrics
     probes: dict[str, Tree] = field(default_factory=dict)
+    probe_seconds: float = 0.0
+
+    def with_answers(self, other: ClientResult) -> ClientResult:
+        """This result with what `other` says besides to probes."""
+        return replace(self, probes={**self.probes, **other.probes}, probe_seconds=other.probe_seconds)
+
+    def nonfinite(self) -> str | None:
+        """Name of the first tensor that holds NaN or infinity, answers to probes aside."""
+        everything = {**self.weights.params, **self.weights.buffers}
+        for name, tree in (*self.payload.items(), *(self.state or {}).items()):
+            everything |= {f"{name} of {inside}": value for inside, value in tree.items()}
+        return nonfinite(everything)
 
 
 def bytes_down(job: ClientJob) -> int:

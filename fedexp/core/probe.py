@@ -16,8 +16,20 @@ from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True)
+class Record:
+    """What was written down about a client's training samples; None: it was not.
+
+    Args:
+        num_examples: how many; class_counts: how many of each class.
+    """
+
+    num_examples: int | None = None
+    class_counts: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Probe(ABC):
-    """A pure function of a local model, its client's data and a seed; run after training, on the stored model."""
+    """A pure function of a local model, its client's data and a seed; run after training, where the data are."""
 
     name: ClassVar[str]  # under which an aggregator finds it in `ClientResult.probes`
 
@@ -30,3 +42,7 @@ class Probe(ABC):
             task: says what the net is given of a batch.
             samples: the training pool; index: (n,) int64 positions of the client's samples in it, on the same device.
         """
+
+    def from_record(self, record: Record) -> Tree | None:
+        """The answer, on the CPU, where `record` says it: the client's data are not asked then."""
+        return None

@@ -6,10 +6,8 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
-from fedexp.core import trees
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.client_states import After, committed, owned
 from fedexp.core.data import FederatedData
@@ -17,11 +15,9 @@ from fedexp.core.engine import Engine
 from fedexp.core.env import Env
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult, bytes_down, bytes_up
-from fedexp.core.phases import phase
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import Received
 from fedexp.core.trees import Tree, Trees
-from fedexp.core.weights import Weights
 
 OnNonfinite = Literal["raise", "skip_client"]
 
@@ -78,17 +74,17 @@ def run(
         env.models.retain(now.state)
         jobs = next_jobs(aggregator, env, now)
         with contextlib.closing(engine.map(jobs, data)) as executed:
-            probe = partial(engine.probe, data=data)
-            stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates, probe)
+            stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates)
             results = iter(stream)
             state, metrics = aggregator.update(now.state, results, here)
             for _ in results:  # an aggregator may stop early; the step is over when every client is
                 pass
         now = Snapshot(now.step + 1, state, After(states, stream.states))
         total = time.perf_counter() - began
-        seconds = {"train": stream.seconds, "aggregate": total - stream.seconds - stream.probe_seconds}
+        probing = min(stream.probe_seconds, stream.seconds)  # processes side by side: an estimate
+        seconds = {"train": stream.seconds - probing, "aggregate": total - stream.seconds}
         if any(job.probes for job in jobs):
-            seconds["probe"] = stream.probe_seconds
+            seconds["probe"] = probing
         following = env_of(aggregator, env, now)
         if (following.round, following.step) <= (here.round, here.step):
             raise RuntimeError(
@@ -141,9 +137,8 @@ class _Stream:
         on_nonfinite: OnNonfinite,
         on_client: Callable[[int, int], None],
         communicates: bool,
-        probe: Callable[[ClientJob, Weights], dict[str, Tree]],
     ) -> None:
-        self.jobs, self.results, self.env, self.probe = jobs, iter(results), env, probe
+        self.jobs, self.results, self.env = jobs, iter(results), env
         self.on_nonfinite, self.on_client, self.communicates = on_nonfinite, on_client, communicates
         self.states: dict[int, Trees] = {}
         self.seconds = self.probe_seconds = 0.0
@@ -158,11 +153,7 @@ class _Stream:
             self.seconds += time.perf_counter() - began
             self.steps += result.num_steps
             finite = self._finite(result)
-            if finite and job.probes:
-                began = time.perf_counter()
-                with phase("probe"):
-                    result = replace(result, probes=self.probe(job, result.weights))
-                self.probe_seconds += time.perf_counter() - began
+            self.probe_seconds += result.probe_seconds
             if self.communicates:
                 self.down += bytes_down(job)
                 self.up += bytes_up(result)
@@ -180,10 +171,7 @@ class _Stream:
             raise RuntimeError("the engine yielded more results than it was given jobs")
 
     def _finite(self, result: ClientResult) -> bool:
-        everything = {**result.weights.params, **result.weights.buffers}
-        for name, tree in (*result.payload.items(), *(result.state or {}).items()):
-            everything |= {f"{name} of {inside}": value for inside, value in tree.items()}
-        bad = trees.nonfinite(everything)
+        bad = result.nonfinite()
         if bad is None:
             return True
         if self.on_nonfinite == "skip_client":

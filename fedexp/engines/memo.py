@@ -5,10 +5,11 @@ One-shot methods then fuse the same local models, and a sweep over methods train
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from filelock import FileLock
 
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine
+from fedexp.core.engine import Engine, answered
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.core.probe import Probe
@@ -45,7 +46,7 @@ class Memo(Engine):
         self.root = root
         self.max_bytes = max_gb * 1e9
         self.hits = self.misses = 0
-        self._answered = 0  # bytes of probes' answers stored; what lies in the folder is weighed after jobs alone
+        self._written = 0
         self._recalled = 0  # local steps of the hits, which nobody executed
         self._base = json.dumps([asdict(numerics), code])
 
@@ -70,49 +71,59 @@ class Memo(Engine):
         self.root.mkdir(parents=True, exist_ok=True)
         lock = self.root / f"{together}.lock"
         with FileLock(lock):
-            missing = _Missing(self.inner, jobs, parts, data, [self._path(key).exists() for key in keys])
-            written = 0
-            for i, (job, key) in enumerate(zip(jobs, keys, strict=True)):
-                began = time.perf_counter()
-                result = None if i in missing.positions else self._load(key, job, data)
-                if result is None:  # never stored, or evicted or damaged since we looked
-                    result = missing.train(i)
-                    if written < self.max_bytes:
-                        written += self._save(key, result, time.perf_counter() - began)
-                    self.misses += 1
-                yield result
+            known = [self._answers(job, key, data) for job, key in zip(jobs, keys, strict=True)]
+            asked = [
+                replace(job, probes=tuple(probe for probe in job.probes if probe.name not in answers))
+                for job, answers in zip(jobs, known, strict=True)
+            ]
+            self._written = 0
+            with contextlib.closing(self._results(asked, keys, parts, data)) as results:
+                for job, key, answers, result in zip(asked, keys, known, results, strict=True):
+                    for probe in job.probes:
+                        if probe.name in result.probes:
+                            self._save(_answer_key(key, probe), result.probes[probe.name], {})
+                    yield replace(result, probes={**answers, **result.probes})
             lock.unlink(missing_ok=True)  # who waits for it finds everything trained
         self._evict()
 
-    def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
-        """Answers of first rounds are stored beside the models they are about."""
-        if not job.first:
-            return self.inner.probe(job, weights, data)
-        return {probe.name: self._answer(probe, job, weights, data) for probe in job.probes}
-
-    def _answer(self, probe: Probe, job: ClientJob, weights: Weights, data: FederatedData) -> Tree:
-        model = [digest(weights.params), digest(weights.buffers), repr(weights.spec)]
-        parts = [
-            self._base,
-            *model,
-            _described(job.task),
-            _described(probe),
-            probe_code_hash(probe),
-            job.seed,
-            *_client_data(data, job.client),
+    def _results(
+        self, jobs: Sequence[ClientJob], keys: list[str], parts: list[list[int]], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
+        """Models from the folder where it has them, all else from the engine."""
+        loaded: dict[int, ClientResult] = {}  # models that are to be asked lie in memory together
+        for i, job in enumerate(jobs):
+            if job.probes and not job.trained and (stored := self._load(keys[i], job, data)) is not None:
+                loaded[i] = stored
+        there = [
+            job.trained or i in loaded or (not job.probes and self._path(keys[i]).exists())
+            for i, job in enumerate(jobs)
         ]
-        key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
-        path, lock = self._path(key), self.root / f"{key}.lock"
-        with FileLock(lock):
-            try:
-                tree, _ = load_tree(path, data.train.x.device)
+        with contextlib.closing(_Asked(self.inner, jobs, parts, data, there, loaded)) as asked:
+            for i, (job, key) in enumerate(zip(jobs, keys, strict=True)):
+                began = time.perf_counter()
+                if job.trained:
+                    yield asked.result(i) if job.probes else answered(job, data)
+                    continue
+                stored = None if i in asked.missing else loaded.pop(i, None) or self._load(key, job, data)
+                if stored is not None:
+                    self.hits += 1
+                    self._recalled += stored.num_steps
+                    yield stored.with_answers(asked.result(i)) if job.probes else stored
+                    continue
+                result = asked.result(i)
+                self.misses += 1
+                self._save_model(key, result, time.perf_counter() - began)
+                yield result
+
+    def _answers(self, job: ClientJob, key: str, data: FederatedData) -> dict[str, Tree]:
+        """Those to the job's probes that lie beside the model of this key."""
+        answers = {}
+        for probe in job.probes:
+            path = self._path(_answer_key(key, probe))
+            with contextlib.suppress(FileNotFoundError, safetensors.SafetensorError):
+                answers[probe.name], _ = load_tree(path, data.train.x.device)
                 path.touch()
-            except (FileNotFoundError, safetensors.SafetensorError):
-                tree = self.inner.probe(replace(job, probes=(probe,)), weights, data)[probe.name]
-                if self._answered < self.max_bytes:
-                    self._answered += save_tree(path, tree, {})
-            lock.unlink(missing_ok=True)
-        return tree
+        return answers
 
     def _keys(self, jobs: Sequence[ClientJob], parts: list[list[int]], data: FederatedData) -> list[str]:
         digests: dict[int, str] = {}  # many clients share one start
@@ -131,14 +142,19 @@ class Memo(Engine):
         shared = {name: digest(tree) for name, tree in job.shared.items()}
         state = {name: digest(tree) for name, tree in (job.state or {}).items()}
         parts = [self._base, job.client, start, repr(job.start.spec), _described(job.trainer), _described(job.task)]
-        parts += [repr(job.budget), job.seed, shared, state, sorted(job.frozen), company]
+        parts += [repr(job.budget), job.seed, shared, state, sorted(job.frozen), job.trained, company]
         parts += [*_client_data(data, job.client), repr(data.train.augment)]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
     def _path(self, key: str) -> Path:
         return self.root / key[:2] / f"{key}.safetensors"
 
-    def _save(self, key: str, result: ClientResult, seconds: float) -> int:
+    def _save(self, key: str, tree: Tree, facts: dict[str, Any]) -> None:
+        """Nothing where this call of `map` has written as much as the folder may hold."""
+        if self._written < self.max_bytes:
+            self._written += save_tree(self._path(key), tree, facts)
+
+    def _save_model(self, key: str, result: ClientResult, seconds: float) -> None:
         tree: Tree = {f"params/{name}": value for name, value in result.weights.params.items()}
         tree |= {f"buffers/{name}": value for name, value in result.weights.buffers.items()}
         for kind, trees in (("payload", result.payload), ("state", result.state or {})):
@@ -152,7 +168,7 @@ class Memo(Engine):
             "state": None if result.state is None else list(result.state),
             "seconds": seconds,
         }
-        return save_tree(self._path(key), tree, facts)
+        self._save(key, tree, facts)
 
     def _load(self, key: str, job: ClientJob, data: FederatedData) -> ClientResult | None:
         path = self._path(key)
@@ -161,8 +177,6 @@ class Memo(Engine):
             path.touch()
         except (FileNotFoundError, safetensors.SafetensorError):
             return None
-        self.hits += 1
-        self._recalled += facts["num_steps"]
         return ClientResult(
             client=job.client,
             weights=Weights(job.start.spec, _under(tree, "params/"), _under(tree, "buffers/")),
@@ -190,8 +204,17 @@ class Memo(Engine):
             total -= size
 
 
-class _Missing:
-    """Trains what is not stored: whole parts of the engine's split, for within a part last bits may be shared."""
+class _Asked:
+    """What the inner engine is asked: models that are not there and answers about those that are, as one stream if it may.
+
+    Whole parts of the engine's split are trained, for within a part last bits may be shared.
+
+    Args:
+        there: whether each job's model is; loaded: those of them that are to be asked.
+
+    Attributes:
+        missing: positions of the jobs that are trained.
+    """
 
     def __init__(
         self,
@@ -199,25 +222,49 @@ class _Missing:
         jobs: Sequence[ClientJob],
         parts: list[list[int]],
         data: FederatedData,
-        stored: list[bool],
+        there: list[bool],
+        loaded: Mapping[int, ClientResult],
     ) -> None:
         self._inner, self._jobs, self._data = inner, jobs, data
         self._part_of = {i: part for part in parts for i in part}
-        self.positions = {i for i, part in self._part_of.items() if not all(stored[j] for j in part)}
+        self.missing = {i for part in parts if not all(there[j] for j in part) for i in part}
+        self._asked = {i: jobs[i] for i in sorted(self.missing | {i for i, job in enumerate(jobs) if job.probes})}
+        for i in loaded:
+            if i not in self.missing:
+                self._asked[i] = jobs[i].asking(loaded[i].weights, jobs[i].probes)
         self._done: dict[int, ClientResult] = {}
-        order = sorted(self.positions)
         alone = all(len(part) == 1 for part in parts)  # else a shorter list of jobs would be split another way
-        together = alone or len(order) == len(jobs)
-        self._stream = zip(order, inner.map([jobs[i] for i in order], data), strict=False) if together else None
+        self._together = alone or not self.missing or len(self.missing) == len(jobs)
+        self._stream = self._from(0)
 
-    def train(self, i: int) -> ClientResult:
-        """Result of job `i`; to be asked in ascending order."""
-        if self._stream is not None and i in self.positions:
-            return next(self._stream)[1]
+    def result(self, i: int) -> ClientResult:
+        """What comes of job `i`; to be asked in ascending order."""
+        if i in self._asked and self._together:
+            return next(self._stream)
         if i not in self._done:
             part = self._part_of[i]
-            self._done |= zip(part, self._inner.map([self._jobs[j] for j in part], self._data), strict=True)
+            if i in self._asked:
+                jobs = {j: self._asked[j] for j in part if j in self._asked}
+            else:  # evicted or damaged since we looked; the engine has one stream at a time
+                self._stream.close()
+                jobs = {j: self._jobs[j] for j in part}
+            self._done |= zip(jobs, self._inner.map(list(jobs.values()), self._data), strict=True)
+            if i not in self._asked:
+                self._stream = self._from(i + 1)
         return self._done.pop(i)
+
+    def _from(self, first: int) -> Generator[ClientResult, None, None]:
+        jobs = [job for i, job in self._asked.items() if i >= first] if self._together else []
+        return self._inner.map(jobs, self._data)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _answer_key(key: str, probe: Probe) -> str:
+    """Of the answer about the model that `key` names."""
+    parts = [key, _described(probe), probe_code_hash(probe)]
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
 
 def _client_data(data: FederatedData, client: int) -> list[Any]:

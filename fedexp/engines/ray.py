@@ -131,8 +131,8 @@ class Ray(Engine):
         sending = _Sending(self._crew, jobs, chunks, self._packing(jobs, data))
         try:
             for position in range(len(jobs)):
-                sent = sending.result(position)
-                yield sent.result(data.train.x.device)
+                result = sending.result(position).result(data.train.x.device)
+                yield replace(result, probe_seconds=result.probe_seconds / self._crew.size)
         finally:
             self._stacked += sending.stacked
             sending.close()
@@ -164,7 +164,7 @@ class Ray(Engine):
         """How chunks become a parcel: with the data's reference and the code that the jobs use."""
         import ray
 
-        plugins: set[type] = {type(plugin) for job in jobs for plugin in (job.trainer, job.task)}
+        plugins: set[type] = {type(plugin) for job in jobs for plugin in (job.trainer, job.task, *job.probes)}
         plugins |= {type(self._computing), type(data.train.augment)}
         names = {f"{kind.__module__}.{kind.__name__}" for kind in plugins} | {job.start.spec.arch for job in jobs}
         targets = tuple(sorted(names))

@@ -23,6 +23,7 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.numerics import Numerics
 from fedexp.engines.ray_actor import Worker
 
+_LONGEST_PARENT = 19  # bytes; we and Ray add 84 to it, and systems allow a socket's path 103 (macOS) or 107
 START_SECONDS = 60.0  # until at least one actor must have started
 DEPTH = 2  # parcels an actor holds: one that runs and one that waits, so that it is never idle between two
 
@@ -56,7 +57,7 @@ class Connection:
             return
         options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
         if address == "local":
-            self._folder = tempfile.mkdtemp(prefix="fedexp-ray-")
+            self._folder = _session_folder()
             options |= {"num_cpus": cpus, "_node_ip_address": "127.0.0.1", "_temp_dir": self._folder}
             if not gpus:
                 options["num_gpus"] = 0
@@ -86,6 +87,21 @@ class Connection:
             ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)  # Ray's processes may still write their last log lines
+
+
+def _session_folder() -> str:
+    """A new folder for a local cluster: in the system's place for such, or in ``/tmp`` where that path is too long."""
+    usual = tempfile.gettempdir()
+    parent = usual if len(os.fsencode(usual)) <= _LONGEST_PARENT else "/tmp"
+    try:
+        return tempfile.mkdtemp(prefix="fedexp-ray-", dir=parent)
+    except OSError as error:
+        raise ConfigError(
+            f"Ray could not be started: it has no folder for its sockets: {error}",
+            where="TMPDIR",
+            expected=f"a folder that can be written, its path at most {_LONGEST_PARENT} bytes long; else /tmp is taken",
+            got=usual,
+        ) from error
 
 
 def _check_same(asked: str, joined: str) -> None:
@@ -124,7 +140,9 @@ def _no_cluster(address: str, why: str) -> ConfigError:
         expected="the address of a running cluster that this machine belongs to, or local",
         got=address,
         do="start one with 'ray start --head' (and 'ray start --address=...' on the other machines), "
-        "or set engine.address=local",
+        "or set engine.address=local"
+        if address != "local"
+        else "see what 'ray start --head' says, or use engine=workers",
     )
 
 

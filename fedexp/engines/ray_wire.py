@@ -136,6 +136,8 @@ class SentResult:
     num_examples: int
     num_steps: int
     metrics: dict[str, float]
+    probes: PackedTrees
+    probe_seconds: float
 
     @classmethod
     def of(cls, result: ClientResult) -> SentResult:
@@ -150,6 +152,8 @@ class SentResult:
             result.num_examples,
             result.num_steps,
             dict(result.metrics),
+            _packed(result.probes),
+            result.probe_seconds,
         )
 
     def result(self, device: torch.device) -> ClientResult:
@@ -161,6 +165,8 @@ class SentResult:
             payload=_unpacked(self.payload, device),
             state=None if self.state is None else _unpacked(self.state, device),
             metrics=self.metrics,
+            probes=_unpacked(self.probes, device),
+            probe_seconds=self.probe_seconds,
         )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine
+from fedexp.core.engine import Engine, answered, probed
 from fedexp.core.errors import ClientError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import train_client
@@ -32,13 +32,16 @@ class Serial(Engine):
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         for job in jobs:
-            net = self.net(job)
-            try:
-                with named([job], data):
-                    result = train_client(job, net, data.train, positions(data, job.client), data.num_classes)
-            finally:
-                net.release()
+            with named([job], data):
+                result = answered(job, data) if job.trained else probed(job, self._train(job, data), data)
             yield result
+
+    def _train(self, job: ClientJob, data: FederatedData) -> ClientResult:
+        net = self.net(job)
+        try:
+            return train_client(job, net, data.train, positions(data, job.client), data.num_classes)
+        finally:
+            net.release()
 
     def net(self, job: ClientJob) -> Net:
         """The network that trains `job`, reused for all of its spec."""

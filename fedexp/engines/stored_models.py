@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 from collections.abc import Generator, Sequence
@@ -18,11 +19,11 @@ from fedexp.core.engine import Engine
 from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.probe import Record
 from fedexp.core.seeds import seed_of
 from fedexp.core.trainer import Trainer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.probes.class_counts import ClassCounts
 from fedexp.storage.model_folder import MODELS, Clients, ModelFolder, fingerprint
 
 _CPU = torch.device("cpu")
@@ -188,14 +189,15 @@ class StoredModels:
             metrics={},
         )
 
-    def class_counts(self, client: int) -> Tree | None:
-        """What `ClassCounts` would answer, where the folder knows."""
-        rows = self.clients.class_counts
-        return None if rows is None else {"n": torch.tensor(rows[self._number[client]])}
+    def record(self, client: int) -> Record:
+        """What the folder says of the client's data."""
+        number, known = self._number[client], self.clients
+        sizes, rows = known.num_examples, known.class_counts
+        return Record(None if sizes is None else sizes[number], None if rows is None else rows[number])
 
 
 class FromStoredModels(Engine):
-    """Wraps an engine: the first round's models come from a folder, later rounds and other probes go to the engine."""
+    """Wraps an engine: the first round's models come from a folder, later rounds and what no record answers from the engine."""
 
     def __init__(self, inner: Engine, models: StoredModels) -> None:
         self.inner, self.models = inner, models
@@ -212,17 +214,27 @@ class FromStoredModels(Engine):
         if not all(job.first for job in jobs):
             yield from self.inner.map(jobs, data)
             return
-        for job in jobs:
-            yield self.models.result(job, data)
+        recorded = [self._recorded(job, data.train.x.device) for job in jobs]
+        models: dict[int, ClientResult] = {}
+        asked = []  # they hold their models in memory
+        for i, job in enumerate(jobs):
+            if missing := tuple(probe for probe in job.probes if probe.name not in recorded[i]):
+                models[i] = self.models.result(job, data)
+                asked.append(job.asking(models[i].weights, missing))
+        with contextlib.closing(self.inner.map(asked, data)) as answers:
+            for i, job in enumerate(jobs):
+                result = models[i].with_answers(next(answers)) if i in models else self.models.result(job, data)
+                yield replace(result, probes={**recorded[i], **result.probes})
 
-    def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
-        counts = self.models.class_counts(job.client) if job.first else None
-        if counts is None:
-            return self.inner.probe(job, weights, data)
-        others = tuple(probe for probe in job.probes if not isinstance(probe, ClassCounts))
-        answers = self.inner.probe(replace(job, probes=others), weights, data) if others else {}
-        here = {name: value.to(data.train.x.device) for name, value in counts.items()}
-        return {probe.name: here if isinstance(probe, ClassCounts) else answers[probe.name] for probe in job.probes}
+    def _recorded(self, job: ClientJob, device: torch.device) -> dict[str, Tree]:
+        """Answers by probe, where the folder knows them."""
+        record = self.models.record(job.client)
+        answers = {probe.name: probe.from_record(record) for probe in job.probes}
+        return {
+            name: {key: value.to(device) for key, value in tree.items()}
+            for name, tree in answers.items()
+            if tree is not None
+        }
 
 
 def _complete(spec: ModelSpec) -> tuple[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ import torch
 
 from fedexp.core.build import require
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial
+from fedexp.core.engine import Engine, Trial, probed
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import batch_ranges
 from fedexp.core.numerics import Numerics
@@ -160,7 +160,7 @@ class Vectorized(Engine):
             return
         for job in jobs:
             with named([job], data):
-                result = next(results)
+                result = probed(job, next(results), data)
             net.release()
             self._stacked_steps += result.num_steps if half else 0
             yield result
@@ -173,7 +173,7 @@ class Vectorized(Engine):
         return KERNELS[name].misfit(job, self._serial.net(job)) is None
 
     def _kind(self, job: ClientJob) -> type[StackKernel] | None:
-        return next((KERNELS[name] for name in self._names if self._fits(name, job)), None)
+        return next((KERNELS[name] for name in self._names if not job.trained and self._fits(name, job)), None)
 
     def _alone(self, job: ClientJob) -> str:
         """Why no kernel takes `job`: the most general one's reason."""

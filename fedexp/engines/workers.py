@@ -120,7 +120,8 @@ class Workers(Engine):
             yield from self._inner.map(jobs, data)
         elif jobs:
             self._pool.note = self.note
-            yield from self._pool.run(jobs, self._inner.split(jobs, data), data)
+            for result in self._pool.run(jobs, self._inner.split(jobs, data), data):
+                yield replace(result, probe_seconds=result.probe_seconds / self._pool.size)
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
         return self._inner.split(jobs, data)
@@ -337,7 +338,7 @@ class _Work:
 
 def _constants(jobs: Sequence[ClientJob]) -> Iterator[Any]:
     """Objects that several jobs hold: sent once a round."""
-    held = [(job.start, job.start.spec, job.trainer, job.task, job.budget, job.shared, job.frozen) for job in jobs]
+    held = [(j.start, j.start.spec, j.trainer, j.task, j.budget, j.shared, j.frozen, j.probes) for j in jobs]
     objects = {id(value): value for values in held for value in values}
     counts = Counter(id(value) for values in held for value in values)
     return (value for key, value in objects.items() if counts[key] > 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedexp.core.data import Samples
 from fedexp.core.jobs import ClientResult
 from fedexp.core.net import Net
-from fedexp.core.probe import Probe
+from fedexp.core.probe import Probe, Record
 from fedexp.core.task import Task
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
@@ -27,6 +27,9 @@ class ClassCounts(Probe):
 
     def __call__(self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int) -> Tree:
         return {"n": torch.bincount(samples.y.index_select(0, index), minlength=self.num_classes)}
+
+    def from_record(self, record: Record) -> Tree | None:
+        return None if record.class_counts is None else {"n": torch.tensor(record.class_counts)}
 
 
 def counts(results: list[ClientResult]) -> Tensor:

@@ -16,8 +16,6 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.phases import PREFIX, phase
-from fedexp.core.trees import Tree
-from fedexp.core.weights import Weights
 from fedexp.storage.files import write_json
 
 _SHOWN = 5
@@ -71,9 +69,6 @@ class Profile:
 class _Named(Engine):
     def __init__(self, inner: Engine) -> None:
         self._inner = inner
-
-    def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
-        return self._inner.probe(job, weights, data)
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         results = self._inner.map(jobs, data)

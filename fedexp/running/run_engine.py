@@ -16,8 +16,6 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine, Trial, describe
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
-from fedexp.core.trees import Tree
-from fedexp.core.weights import Weights
 from fedexp.engines.choice import ChoiceStore
 from fedexp.engines.memo import Memo
 from fedexp.engines.shares import thread_budget
@@ -72,9 +70,6 @@ class RunEngine(Engine):
         if jobs:
             yield from self._settled(jobs, data).map(jobs, data)
 
-    def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
-        return self._settled([job], data).probe(job, weights, data)
-
     @property
     def stacked_steps(self) -> int:
         return 0 if self._engine is None else self._engine.stacked_steps
@@ -92,7 +87,10 @@ class RunEngine(Engine):
             return self._engine
         config = self._experiment.config
         budget = thread_budget(config.threads)
-        trial = Trial(jobs, data, self._rounds - jobs[0].round, budget, self.numerics, self._note)
+        rounds = self._rounds - jobs[0].round
+        if jobs[0].trained:  # models from elsewhere: later rounds may train as this one would have
+            jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []
+        trial = Trial(jobs, data, rounds, budget, self.numerics, self._note)
         engine = self._chosen(trial)
         self._engine = engine  # from here on to be closed
         engine.note = self._note

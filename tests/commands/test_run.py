@@ -342,14 +342,12 @@ def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, c
     assert run_command([*run, "data_root=b", "output_root=other"]) == 0
 
 
-@pytest.mark.parametrize(("lr", "said"), [
-    ("1e38", "round 1: test/global/loss is NaN"),
-    ("3e38", "round 1: the server's update left NaN or infinity in hidden."),
+@pytest.mark.parametrize(("server", "said"), [
+    # No hidden units: they might all be dead, which differs with the last bits, and the loss finite.
+    (["server_optimizer.lr=1e38", "model.hidden=[]"], "round 1: test/global/loss is NaN"),
+    (["server_optimizer.lr=3e38", "server_optimizer.beta_1=0"], "round 1: the server's update left NaN or infinity in hidden."),
 ])  # fmt: skip
-def test_nan_from_the_server_is_an_error_not_a_result(lr: str, said: str, capsys) -> None:
-    server = (
-        [f"server_optimizer.lr={lr}", "server_optimizer.beta_1=0"] if lr == "3e38" else [f"server_optimizer.lr={lr}"]
-    )
+def test_nan_from_the_server_is_an_error_not_a_result(server: list[str], said: str, capsys) -> None:
     assert run_command([*QUICK, "method=fedadam", *server, "local.lr=1"]) == 1
     told = capsys.readouterr().err
     assert said in told and "server optimizer FedAdam" in told

@@ -29,10 +29,12 @@ from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.engines.ray import Ray
 from fedexp.engines.ray_actor import Worker
+from fedexp.engines.ray_cluster import _session_folder
 from fedexp.engines.ray_wire import Packer, _keys
 from fedexp.engines.serial import Serial
 from fedexp.running.execute import execute
 from tests.engines.plugins import Deadly, Slow
+from tests.reference.witness import Witness, told
 from tests.world import World, assert_same, make_data, make_world
 
 # Before ray is imported: no statistics, a token that is not written to the home folder, lost nodes noticed soon.
@@ -58,18 +60,20 @@ def cluster() -> Iterator[Any]:
     """Two nodes of one CPU each."""
     from ray.cluster_utils import Cluster
 
-    folder = tempfile.mkdtemp(prefix="fedexp-ray-")  # pytest's own are too long for the paths of sockets
-    each = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False, "temp_dir": folder}
-    nodes = Cluster(initialize_head=True, head_node_args={**each, "node_ip_address": "127.0.0.2"})
-    nodes.add_node(**each, node_ip_address="127.0.0.3")
-    try:
-        yield nodes
-    finally:
-        import ray
+    folder = tempfile.mkdtemp(prefix="fedexp-ray-", dir="/tmp")  # others may be too long for the paths of sockets
+    each = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False, "temp_dir": f"{folder}/ray"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)  # `Cluster` writes its address to <that>/ray, wherever its nodes' folder is
+        nodes = Cluster(initialize_head=True, head_node_args={**each, "node_ip_address": "127.0.0.2"})
+        nodes.add_node(**each, node_ip_address="127.0.0.3")
+        try:
+            yield nodes
+        finally:
+            import ray
 
-        ray.shutdown()
-        nodes.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+            ray.shutdown()
+            nodes.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def opened(cluster: Any) -> Ray:
@@ -134,6 +138,19 @@ class TestOneCrew:
         chunks = [[1, 2, 4], [0, 3]]
         monkeypatch.setattr(Serial, "split", lambda self, jobs, data: chunks)
         same_run(make_world("method=local", data=make_data((9, 5, 7, 3, 4))), engine)
+
+    def test_actors_answer_probes_about_what_they_train_and_what_they_are_sent(self, engine: Ray) -> None:
+        world = make_world("method=fedavg", model={"_target_": "tests.engines.plugins.Normalised"})
+        jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
+        jobs = [replace(job, probes=(Witness(),)) for job in jobs]
+        results = list(Serial().map(jobs, world.data))
+        got = list(engine.map(jobs, world.data))
+        asked = [job.asking(r.weights, job.probes) for job, r in zip(jobs, results, strict=True)]
+        for answers in (got, list(engine.map(asked, world.data))):
+            for mine, theirs in zip(results, answers, strict=True):
+                assert_same([told(theirs)], [told(mine)])
+                assert int(theirs.probes["witness"]["pid"]) != os.getpid()
+                assert theirs.probe_seconds > 0
 
     def test_an_error_of_a_client_arrives_as_it_was(self, engine: Ray) -> None:
         """Clients before it are handed on, as by the serial engine."""
@@ -301,7 +318,7 @@ def test_local_leaves_nothing_behind(tmp_path: Path) -> None:
         f"output_root={tmp_path / 'out'}",
         "memo.enabled=false",
     ]
-    with tempfile.TemporaryDirectory(prefix="fedexp-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as temporary:
         environment = os.environ | {"TMPDIR": temporary, "PYTHONPATH": str(ROOT), "HOME": temporary}
         for name in [name for name in environment if name.startswith("RAY_")]:
             del environment[name]
@@ -310,12 +327,33 @@ def test_local_leaves_nothing_behind(tmp_path: Path) -> None:
         )
         assert process.stdout is not None
         first = next((line for line in process.stdout if not line.startswith("peak memory ")), "")
+        started = _processes_with(temporary)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
+        assert started, err
         assert first.startswith("round "), first + err
         assert process.returncode == 130, err
         assert "raylet" not in out and "Traceback" not in err, out + err
         assert _processes_with(temporary) == []
+
+
+@pytest.mark.parametrize(("usual", "parent"), [("", ""), ("/" + 60 * "long", "/tmp")], ids=["short", "long"])
+def test_a_local_clusters_sockets_have_short_paths(usual: str, parent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as short:
+        place = Path(short + usual)
+        place.mkdir(exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(place))
+        folder = _session_folder()
+        assert Path(folder).parent == Path(parent or short)
+        longest = f"{folder}/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+        assert len(longest) <= 103
+        shutil.rmtree(folder)
+
+
+def test_no_place_for_a_local_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/absent")
+    with pytest.raises(ConfigError, match="no folder for its sockets"):
+        Ray(address="local").open(NUMERICS, 2)
 
 
 def _processes_with(text: str) -> list[str]:

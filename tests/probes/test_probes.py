@@ -52,9 +52,9 @@ class Counting(Serial):
 
     asked = 0
 
-    def probe(self, job, weights, data):  # type: ignore[no-untyped-def]
-        self.asked += len(job.probes)
-        return super().probe(job, weights, data)
+    def map(self, jobs, data):  # type: ignore[no-untyped-def]
+        self.asked += sum(len(job.probes) for job in jobs)
+        yield from super().map(jobs, data)
 
 
 def test_the_memo_answers_again_and_tells_probes_models_and_clients_apart(tmp_path: Path) -> None:
@@ -91,6 +91,7 @@ def test_a_full_memo_stores_no_more_answers(tmp_path: Path) -> None:
     world = make_world("method=local")
     jobs = jobs_of(world, ClassCounts(3))
     memo = Memo(Counting(), tmp_path, 1e-9, NUMERICS, "code")  # one byte: the first answer fills it
-    for job in jobs:
-        memo.probe(job, job.start, world.data)
-    assert len(jobs) > 1 and len(list(tmp_path.rglob("*.safetensors"))) == 1
+    asked = [job.asking(job.start, job.probes) for job in jobs]
+    stored = [len(list(tmp_path.rglob("*.safetensors"))) for _ in memo.map(asked, world.data)]
+    assert stored == [1] * len(jobs) and len(jobs) > 1
+    assert not list(tmp_path.rglob("*.safetensors"))  # beyond the cap when all is done

@@ -1,0 +1,309 @@
+"""Probes are answered in the process that trained the model or was sent it, with serial's bits, and once only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+import fedexp.engines
+from fedexp.core.data import FederatedData
+from fedexp.core.engine import Engine
+from fedexp.core.errors import ClientError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.numerics import Numerics
+from fedexp.core.runner import Snapshot, next_jobs, run
+from fedexp.core.trainer import Ctx
+from fedexp.core.trees import Tree, Trees
+from fedexp.engines.memo import Memo
+from fedexp.engines.serial import Serial
+from fedexp.engines.stored_models import FromStoredModels, StoredModels
+from fedexp.engines.timing import shortened
+from fedexp.engines.vectorized import Vectorized
+from fedexp.engines.workers import Workers
+from fedexp.probes.class_counts import ClassCounts
+from fedexp.storage.model_folder import Clients, ModelFolder, save_outcome
+from fedexp.trainers.sgd import Sgd
+from tests.reference.witness import Witness, told
+from tests.world import World, assert_same, make_data, make_world
+
+NUMERICS = Numerics({}, threads=1, device="cpu", dtype="float64")
+STACKED = {"_target_": "fedexp.engines.vectorized.Vectorized", "stack": 2}
+
+
+@dataclass(frozen=True)
+class Signed(Sgd):
+    """Sends the process that trained."""
+
+    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+        return {"signed": {"pid": torch.tensor(os.getpid())}}, None
+
+
+@dataclass(frozen=True)
+class Registered(Witness):
+    """A second witness."""
+
+    name: ClassVar[str] = "registered"
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, Engine]]:
+    made: dict[str, Engine] = {
+        "serial": Serial(),
+        "vectorized": Vectorized(2),
+        "workers": Workers(2),
+        "workers of stacks": Workers(2, inner=STACKED),
+    }
+    for engine in made.values():
+        engine.open(NUMERICS, 2)
+    yield made
+    for engine in made.values():
+        engine.close()
+
+
+NAMES = ["serial", "vectorized", "workers", "workers of stacks"]
+
+
+def jobs_of(world: World, *probes: object) -> list[ClientJob]:
+    jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
+    return [replace(job, probes=probes) for job in jobs]
+
+
+def processes(engine: Engine) -> set[int]:
+    if isinstance(engine, Workers):
+        assert engine._pool is not None
+        return {link.pid for link in engine._pool._links}
+    return {os.getpid()}
+
+
+def pids(results: Sequence[ClientResult]) -> list[int]:
+    return [int(result.probes["witness"]["pid"]) for result in results]
+
+
+def of_serial(jobs: Sequence[ClientJob], like: str, data: FederatedData) -> list[ClientResult]:
+    """What the engine of this name must agree with: stacks train with other last bits than single clients."""
+    return list((Vectorized(2) if "stack" in like or like == "vectorized" else Serial()).map(jobs, data))
+
+
+def assert_agree(got: Sequence[ClientResult], expected: Sequence[ClientResult]) -> None:
+    assert [r.client for r in got] == [r.client for r in expected]
+    assert_same([told(r) for r in got], [told(r) for r in expected])
+    assert_same([r.weights.params for r in got], [r.weights.params for r in expected])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_trained_answers(name: str, engines: dict[str, Engine]) -> None:
+    world = make_world("method=fedavg", data=make_data((9, 9, 5, 9, 7, 5)))
+    jobs = jobs_of(world, Witness())
+    assert_agree(list(engines[name].map(jobs, world.data)), of_serial(jobs, name, world.data))
+    if name in ("vectorized", "workers of stacks"):
+        assert engines[name].stacked_steps > 0
+    else:  # a process's number is nothing that a stack of clients can send
+        jobs = [replace(job, trainer=Signed()) for job in jobs]
+    results = list(engines[name].map(jobs, world.data))
+    assert set(pids(results)) <= processes(engines[name])
+    for result in results:
+        signed = result.payload.get("signed")
+        assert signed is None or int(signed["pid"]) == int(result.probes["witness"]["pid"])
+        assert result.probe_seconds > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trained_models_are_asked_where_the_engine_trains(name: str, engines: dict[str, Engine]) -> None:
+    """Only answers come back, and nothing is trained."""
+    world = make_world("method=fedavg", model={"_target_": "tests.engines.plugins.Normalised"})
+    jobs = jobs_of(world, Witness())
+    models = [result.weights for result in Serial().map(jobs, world.data)]
+    asked = [job.asking(model, job.probes) for job, model in zip(jobs, models, strict=True)]
+    results = list(engines[name].map(asked, world.data))
+    assert set(pids(results)) <= processes(engines[name])
+    assert_same([told(r) for r in results], [told(r) for r in Serial().map(jobs, world.data)])
+    assert [(r.num_steps, r.weights.params, r.weights.buffers, r.metrics) for r in results] == [(0, {}, {}, {})] * 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_failing_probe_names_its_client(name: str, engines: dict[str, Engine]) -> None:
+    world = make_world("method=fedavg", data=make_data((5, 8, 6, 4)))
+    jobs = jobs_of(world, Witness(fails_on=6))
+    done = []
+    with pytest.raises(ClientError, match="client 2 failed: ArithmeticError: no answer"):
+        for result in engines[name].map(jobs, world.data):
+            done.append(result.client)
+    assert done == [0, 1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_is_not_finite_is_not_asked(name: str, engines: dict[str, Engine]) -> None:
+    world = make_world("method=fedavg")
+    jobs = jobs_of(world, Witness())
+    bad = replace(jobs[1].start, params={n: v * float("nan") for n, v in jobs[1].start.params.items()})
+    jobs[1] = replace(jobs[1], start=bad)
+    answered = [list(r.probes) for r in engines[name].map(jobs, world.data)]
+    asked = [job.asking(job.start, job.probes) for job in jobs]
+    assert answered == [["witness"], [], ["witness"], ["witness"]]
+    assert [list(r.probes) for r in engines[name].map(asked, world.data)] == answered
+
+
+class OneStream(Engine):
+    """Runs another engine, counts what it is asked, and refuses a second stream beside the first."""
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner, self.trained, self.asked, self.streams = inner, 0, 0, 0
+
+    def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
+        return self.inner.split(jobs, data)
+
+    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+        assert not self.streams
+        self.streams += 1
+        try:
+            for job, result in zip(jobs, self.inner.map(jobs, data), strict=True):
+                self.trained += not job.trained
+                self.asked += len(job.probes)
+                yield result
+        finally:
+            self.streams -= 1
+
+    def counted(self) -> tuple[int, int]:
+        counts = self.trained, self.asked
+        self.trained = self.asked = 0
+        return counts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stored_model_is_asked_a_new_probe_without_training(
+    name: str, engines: dict[str, Engine], tmp_path: Path
+) -> None:
+    world = make_world("method=fedavg", data=make_data((9, 9, 5, 9, 7, 5)))
+    plain, first = jobs_of(world), jobs_of(world, Witness())
+    both = jobs_of(world, ClassCounts(3), Witness())
+    other = jobs_of(world, Witness(note=1))
+    inner = OneStream(engines[name])
+    memo = Memo(inner, tmp_path, 1.0, NUMERICS, "code")
+    list(memo.map(plain, world.data))
+    assert inner.counted() == (6, 0)
+    for jobs, asked in ((first, 6), (first, 0), (both, 6), (both, 0), (other, 6), (other, 0)):
+        got = list(memo.map(jobs, world.data))
+        assert inner.counted() == (0, asked)
+        assert_agree(got, of_serial(jobs, name, world.data))
+        assert all(set(r.probes) == {probe.name for probe in jobs[0].probes} for r in got)
+        assert set(pids(got)) <= processes(engines[name])
+    assert (memo.hits, memo.misses) == (36, 6)
+    counted = [r.probes["class_counts"]["n"] for r in memo.map(both, world.data)]
+    assert torch.equal(torch.stack(counted), torch.from_numpy(world.data.class_counts()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("gone", [(0,), (3,), (1, 4), (2, 3, 5)])
+def test_what_is_lost_in_part_is_made_anew(
+    gone: tuple[int, ...], name: str, engines: dict[str, Engine], tmp_path: Path
+) -> None:
+    """Models, answers or both; the others are not asked again where nothing of theirs is missing."""
+    world = make_world("method=fedavg", data=make_data((9, 9, 5, 9, 7, 5)))
+    jobs = jobs_of(world, Witness(), ClassCounts(3))
+    inner = OneStream(engines[name])
+    memo = Memo(inner, tmp_path, 1.0, NUMERICS, "code")
+    expected = of_serial(jobs, name, world.data)
+    for lost in (lambda job, key: [key], answers_of, lambda job, key: [key, *answers_of(job, key)]):
+        list(memo.map(jobs, world.data))
+        assert inner.counted()[0] in (0, 6)
+        unlink(memo, jobs, gone, world.data, lost)
+        got = list(memo.map(jobs, world.data))
+        assert_agree(got, expected)
+        assert [list(r.probes) for r in got] == [["witness", "class_counts"]] * 6
+        trained, asked = inner.counted()
+        if name in ("serial", "workers"):
+            models = lost is not answers_of
+            answers = lost(jobs[0], "key") != ["key"]
+            assert (trained, asked) == (len(gone) * models, 2 * len(gone) * answers)
+
+
+def answers_of(job: ClientJob, key: str) -> list[str]:
+    from fedexp.engines.memo import _answer_key
+
+    return [_answer_key(key, probe) for probe in job.probes]
+
+
+def unlink(
+    memo: Memo,
+    jobs: Sequence[ClientJob],
+    which: Sequence[int],
+    data: FederatedData,
+    names: Callable[[ClientJob, str], list[str]],
+) -> None:
+    keys = memo._keys(jobs, memo.inner.split(jobs, data), data)
+    for i in which:
+        for name in names(jobs[i], keys[i]):
+            memo._path(name).unlink()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_is_evicted_while_others_are_trained_is_trained_too(
+    name: str, engines: dict[str, Engine], tmp_path: Path
+) -> None:
+    world = make_world("method=fedavg", data=make_data((9, 9, 5, 9, 7, 5)))
+    jobs = jobs_of(world)
+    memo = Memo(OneStream(engines[name]), tmp_path, 1.0, NUMERICS, "code")
+    expected = [r.weights.params for r in memo.map(jobs, world.data)]
+    unlink(memo, jobs, (0, 5), world.data, lambda job, key: [key])
+    stream = memo.map(jobs, world.data)
+    got = [next(stream)]
+    unlink(memo, jobs, (2, 3), world.data, lambda job, key: [key])
+    got += stream
+    assert_same([r.weights.params for r in got], expected)
+
+
+def test_records_answer_before_data_are_asked(engines: dict[str, Engine], tmp_path: Path) -> None:
+    """Stored models: what the folder says is not asked; the rest is, in the worker processes."""
+    world = make_world("method=local")
+    jobs = jobs_of(world, ClassCounts(3), Witness(), Registered(records=True))
+    state, _ = world.aggregator.update(world.aggregator.init(world.env), Serial().map(jobs, world.data), world.env)
+    outcome = world.aggregator.outcome(state)
+    clients = Clients.of(outcome, 4, world.data)
+    assert clients is not None
+    counts = tuple((7, 0, client) for client in range(4))
+    for known in (replace(clients, class_counts=counts, num_examples=(31, 32, 33, 34)), None):
+        (tmp_path / "clients.json").unlink(missing_ok=True)
+        save_outcome(outcome, known, tmp_path)
+        inner = OneStream(engines["workers"])
+        stored = FromStoredModels(inner, StoredModels(ModelFolder.open(tmp_path)))
+        results = list(stored.map(jobs, world.data))
+        assert_same([r.weights.params for r in results], [model.params for model in outcome.models])
+        assert set(pids(results)) <= processes(engines["workers"])
+        assert_same([told(r) for r in results], [told(r) for r in Serial().map(jobs, world.data)])
+        told_counts = torch.stack([r.probes["class_counts"]["n"] for r in results])
+        if known is None:
+            assert inner.counted() == (0, 12)
+            assert torch.equal(told_counts, torch.from_numpy(world.data.class_counts()))
+        else:
+            assert inner.counted() == (0, 4)
+            assert told_counts.tolist() == [list(row) for row in counts]
+            assert [int(r.probes["registered"]["recorded"]) for r in results] == [31, 32, 33, 34]
+
+
+def test_probes_have_seconds_of_their_own_and_nothing_goes_below_zero() -> None:
+    class Slow(Serial):
+        def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+            for result in super().map(jobs, data):
+                yield replace(result, probe_seconds=seconds)
+
+    for seconds in (0.0, 1e9):
+        world = make_world("method=average", "aggregator.last_layer=masked", "rounds=1")
+        (step,) = run(world.aggregator, world.env, Slow(), world.data)
+        assert set(step.seconds) == {"train", "aggregate", "probe"}
+        assert (step.seconds["train"] > 0, step.seconds["probe"] > 0) == (seconds == 0, seconds > 0)
+
+
+def test_a_shortened_job_is_asked_nothing() -> None:
+    world = make_world("method=fedavg")
+    assert [job.probes for job in shortened(jobs_of(world, Witness()), 2)] == [()] * 4
+
+
+def test_engines_name_no_probe() -> None:
+    for path in Path(fedexp.engines.__file__).parent.rglob("*.py"):
+        assert "fedexp.probes" not in path.read_text(), path
