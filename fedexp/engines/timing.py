@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial
+from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob
 
 _SECONDS = 0.4  # for one candidate
@@ -46,9 +46,4 @@ def _seconds(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> 
     taken = sum(result.num_steps for result in engine.map(jobs, data))
     if data.train.x.is_cuda:
         torch.cuda.synchronize()
-    return (time.perf_counter() - began) / taken
-
-
-def trainable(trial: Trial) -> list[ClientJob]:
-    """The trial's jobs of clients that have data to train on."""
-    return [job for job in trial.jobs if trial.data.partition.size(job.client) > 1]
+    return (time.perf_counter() - began) / max(1, taken)

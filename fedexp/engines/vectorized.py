@@ -22,7 +22,7 @@ from fedexp.engines.kernels.vmapped import Vmapped
 from fedexp.engines.rule import Load
 from fedexp.engines.serial import Serial, named, positions
 from fedexp.engines.stack import train_stack
-from fedexp.engines.timing import seconds_a_step, trainable
+from fedexp.engines.timing import seconds_a_step
 
 KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
@@ -65,11 +65,11 @@ class Vectorized(Engine):
         if not names or (cpu and self.kernel == "auto" and names[0] != "linear"):
             return Serial()
         load = Load.of(trial)
-        timed = trainable(trial) if load.long and not cpu else []
-        return self._timed(names, timed, trial) if timed else Vectorized(load.stack, names[0])
+        return Vectorized(load.stack, names[0]) if cpu or not load.long else self._timed(names, trial)
 
-    def _timed(self, names: list[Kernel], jobs: list[ClientJob], trial: Trial) -> Engine:
-        """The fastest on `jobs`; what gains less than 5 % over serial is no reason to stack."""
+    def _timed(self, names: list[Kernel], trial: Trial) -> Engine:
+        """The fastest on the trial's jobs; what gains less than 5 % over serial is no reason to stack."""
+        jobs = trial.jobs
         serial = seconds_a_step(self._serial, jobs[:2], trial.data)
         if serial > _SLOW_STEP:
             trial.note(f"engine: serial, for a single client's step already takes {serial:.2g} s")
@@ -79,12 +79,12 @@ class Vectorized(Engine):
             for stack in [size for size in _STACKS if size <= min(len(jobs), trial.most_stacked)]:
                 candidate = Vectorized(stack, name)
                 candidate.open(trial.numerics, trial.threads)
-                times[name, stack] = _attempt(candidate, jobs[:stack], trial.data)
+                times[name, stack] = seconds_a_step(candidate, jobs[:stack], trial.data)
                 if times[name, stack] > 1.5 * min(serial, *times.values()):
                     break  # larger stacks only leave the cache
         choice, best = min(times.items(), key=lambda item: item[1], default=(None, math.inf))
-        told = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
-        trial.note(f"engine: milliseconds a local step, timed: serial {1e3 * serial:.3g}, {told}")
+        each = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
+        trial.note(f"engine: milliseconds a local step, timed: serial {1e3 * serial:.3g}, {each}")
         return Serial() if choice is None or best > 0.95 * serial else Vectorized(choice[1], choice[0])
 
     def open(self, numerics: Numerics, threads: int) -> None:
@@ -171,15 +171,6 @@ class Vectorized(Engine):
 
     def _kind(self, job: ClientJob) -> type[StackKernel] | None:
         return next((KERNELS[name] for name in self._names if self._fits(name, job)), None)
-
-
-def _attempt(engine: Vectorized, jobs: list[ClientJob], data: FederatedData) -> float:
-    """Seconds a step; infinite for what cannot be stacked or does not fit into memory."""
-    try:
-        seconds = seconds_a_step(engine, jobs, data)
-    except torch.cuda.OutOfMemoryError:
-        return math.inf
-    return seconds if engine.stacked_steps else math.inf
 
 
 def _signature(job: ClientJob) -> Hashable:

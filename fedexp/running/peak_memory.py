@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedexp.core.data import POOLED, FederatedData
+from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob
 from fedexp.core.outcome import Outcome
@@ -104,34 +104,14 @@ def probe_memory(
     Returns:
         ``ram``, ``gpu`` (see `peak_memory`), ``clients``, ``steps`` of each, and ``text`` for a person.
     """
-    tried = _largest_jobs(jobs, data, engine.jobs_at_once)
+    tried = sorted(jobs, key=lambda job: -data.partition.size(job.client))[: engine.jobs_at_once]
     steps = max(result.num_steps for result in engine.map(shortened(tried, _STEPS), data))
     part = replace(data.test, x=data.test.x[:eval_batch], y=data.test.y[:eval_batch])
     Evaluator(task, eval_batch)(Outcome((tried[0].start,), "model"), part, "test")
     peak = peak_memory(data.train.x.device)
-    clients = [job.client for job in tried]
-    what = f"{_trial(clients, steps, jobs[0].round + 1)}, and one evaluation batch"
-    return {
-        **peak,
-        "clients": clients,
-        "steps": steps,
-        "text": f"memory may run short: peak memory {memory_text(peak)} (measured: {what})",
-    }
-
-
-def _trial(clients: list[int], steps: int, round: int) -> str:
-    work = f"{steps} step{'s' if steps != 1 else ''}"
-    if clients == [POOLED]:
-        return f"{work} on all clients' data"
-    if len(clients) == 1:
-        return f"{work} of client {clients[0]}, the largest of round {round}"
-    return f"{work} of the {len(clients)} largest clients of round {round}"
-
-
-def _largest_jobs(jobs: Sequence[ClientJob], data: FederatedData, count: int) -> list[ClientJob]:
-    """The `count` jobs of most samples, the largest first; of equal ones the first."""
-    sizes = data.partition.sizes
-    return sorted(jobs, key=lambda job: -int(sizes.sum() if job.client == POOLED else sizes[job.client]))[:count]
+    what = f"{steps} steps of the {len(tried)} largest of round {jobs[0].round + 1}'s {len(jobs)} jobs, one evaluation batch"
+    text = f"memory may run short: peak memory {memory_text(peak)} (measured: {what})"
+    return {**peak, "clients": [job.client for job in tried], "steps": steps, "text": text}
 
 
 def _ram() -> int:
@@ -139,7 +119,7 @@ def _ram() -> int:
     if "VmHWM" not in own:  # no /proc: macOS counts in bytes, others in kB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     total = own["VmHWM"]
-    for child in _descendants(str(os.getpid())):
+    for child in descendants(str(os.getpid())):
         status = _memory_of(child)
         shared = status.get("RssFile", 0) + status.get("RssShmem", 0)  # libraries and data: this process has them, too
         total += max(0, status.get("VmHWM", 0) - shared)
@@ -161,9 +141,10 @@ def _sizes(file: Path) -> Peak:
     return {parts[0].rstrip(":"): int(parts[1]) * 1024 for parts in split}
 
 
-def _descendants(pid: str) -> Iterator[str]:
+def descendants(pid: str) -> Iterator[str]:
+    """Processes that `pid` started, theirs included."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # it ended meanwhile
             for child in task.read_text().split():
                 yield child
-                yield from _descendants(child)
+                yield from descendants(child)

@@ -55,7 +55,6 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Seconds], None]:
 
     def answer(by: Seconds) -> None:
         monkeypatch.setattr(vectorized, "seconds_a_step", lambda engine, jobs, data: by(engine))
-        monkeypatch.setattr(vectorized, "_attempt", lambda engine, jobs, data: by(engine))
 
     return answer
 

@@ -177,8 +177,8 @@ def test_the_probe_runs_the_largest_client_two_steps() -> None:
     found = probe(make_world(data=make_data((20, 12, 57, 9))), Watching())
     assert sizes == [2]
     assert (found["clients"], found["steps"]) == ([2], 2)
-    assert "2 steps of client 2, the largest of round 1, and one evaluation batch" in found["text"]
-    assert "1 step of client 2" in probe(make_world("limit.steps=1", data=make_data((20, 12, 57, 9))), Serial())["text"]
+    assert "2 steps of the 1 largest of round 1's 4 jobs, one evaluation batch" in found["text"]
+    assert probe(make_world("limit.steps=1", data=make_data((20, 12, 57, 9))), Serial())["steps"] == 1
 
 
 def test_an_engine_that_stacks_is_probed_with_a_stack() -> None:
@@ -186,11 +186,7 @@ def test_an_engine_that_stacks_is_probed_with_a_stack() -> None:
     found = probe(make_world(), engine)
     assert engine.given == found["clients"] == [0, 2, 1, 3]  # by size
     assert engine.budgets == {2}
-    assert "2 steps of the 4 largest clients of round 1" in found["text"]
-
-
-def test_the_pool_of_all_clients_is_no_client() -> None:
-    assert "2 steps on all clients' data" in probe(make_world("method=centralized"), Serial())["text"]
+    assert "2 steps of the 4 largest of round 1's 4 jobs" in found["text"]
 
 
 @pytest.mark.parametrize(("overrides", "trees"), [(["method=fedavg"], 1), (["method=scaffold"], 2)])
@@ -278,7 +274,7 @@ def test_an_interrupted_run_reports_the_costs_of_all_attempts(tmp_path: Path, mo
     monkeypatch.setattr(peak_memory_module, "free_memory", lambda device: 0)
     result, _ = run(tmp_path, "deterministic=true", "checkpoint.every=1")
     assert result["attempts"] == 2
-    assert "the largest of round 3" in result["memory_probe"]["text"]
+    assert "the 1 largest of round 3's 4 jobs" in result["memory_probe"]["text"]
     assert result["numerics"]["deterministic"] is True
     timing = read_jsonl(Path(result["folder"]) / "timing.jsonl")
     assert {row["attempt"] for row in timing} == {1, 2}
