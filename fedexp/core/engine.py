@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
@@ -22,14 +23,15 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """What an engine may look at before it makes its choices: a finished choice changes no result, only its last bits.
+    """What an engine may look at before it makes its choices, which change a result's last bits at most.
 
     Args:
-        jobs: the first step's, client states attached; empty for a server-only step.
-        rounds: how many steps follow, this one included.
+        jobs: those of the first step that has some, client states attached.
+        rounds: how many follow, this one included.
         threads: the budget that all of a run's processes share.
         numerics: what is fixed already; its engine is still open.
         note: tells the user what was chosen and why.
+        most_stacked: bound of a stack, where several processes share a step's jobs and each shall have some.
     """
 
     jobs: Sequence[ClientJob]
@@ -38,6 +40,12 @@ class Trial:
     threads: int
     numerics: Numerics
     note: Callable[[str], None] = field(default=lambda text: None)
+    most_stacked: int = sys.maxsize
+
+    def shared(self, processes: int, threads: int) -> Trial:
+        """What the engine in each of `processes` looks at, which divide a step's jobs and have `threads` each."""
+        bound = max(1, -(-len(self.jobs) // processes)) if processes > 1 else self.most_stacked
+        return replace(self, threads=threads, numerics=replace(self.numerics, threads=threads), most_stacked=bound)
 
 
 class Engine(ABC):
@@ -48,7 +56,7 @@ class Engine(ABC):
     )  # tells the user why jobs run as they do; set by the run
 
     def settle(self, trial: Trial) -> Engine:
-        """This engine with every choice made that bits depend on; may time candidates on the trial's jobs."""
+        """This engine with every choice made that bits depend on; on CUDA it may time candidates on the trial's jobs."""
         return self
 
     def adopt(self, computing: Engine, threads: int, budget: int) -> Engine:

@@ -17,9 +17,9 @@ from fedexp.core.numerics import Numerics
 from fedexp.engines.ray_actor import code_of
 from fedexp.engines.ray_cluster import DEPTH, START_SECONDS, Connection, Crew, Member, losses, unforeseen
 from fedexp.engines.ray_wire import Packer, Parcel, Reply, SentData, SentResult
-from fedexp.engines.timing import threads as threads_set
 
 MAX_LOSSES = 3  # actors that may die over the same jobs before the jobs are to blame
+_STACK = 8  # about as many clients each, where it is open how many actors divide them
 _PARCEL_CHUNKS, _PARCEL_BYTES = 8, 1 << 24  # small jobs travel together: a message costs about a millisecond
 
 
@@ -78,11 +78,10 @@ class Ray(Engine):
     def settle(self, trial: Trial) -> Engine:
         self._note = trial.note
         self._check_device(trial.numerics)
-        self._connect(trial.threads)  # a cluster that is not there is told before an inner engine times its choices
-        inner = replace(trial, threads=self.threads, numerics=replace(trial.numerics, threads=self.threads))
+        self._connect(trial.threads)  # a cluster that is not there is told before an inner engine makes its choices
+        actors = -(-len(trial.jobs) // _STACK) if self.actors == "auto" else self.actors
         try:
-            with threads_set(self.threads):
-                self._computing = self._computing.settle(inner).computing
+            self._computing = self._computing.settle(trial.shared(actors, self.threads)).computing
         except BaseException:
             self.close()
             raise

@@ -16,19 +16,19 @@ from fedexp.core.engine import Engine, Trial, probed
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import batch_ranges
 from fedexp.core.numerics import Numerics
-from fedexp.core.trees import num_bytes
 from fedexp.engines.kernels.kernel import NotStackableError, StackKernel
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.kernels.vmapped import Vmapped
+from fedexp.engines.rule import Load
 from fedexp.engines.serial import Serial, named, positions
 from fedexp.engines.stack import train_stack
-from fedexp.engines.timing import WORTH_TIMING, seconds_a_step, trainable, work
+from fedexp.engines.timing import seconds_a_step
 
 KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
-_STACK, _STACK_BYTES = 8, 6 << 20  # clients a stack where nothing was timed: at most so many, and so much of weights
-_STACKS = (2, 4, 8, 16, 32)  # most clients a stack, as timed
+_STACKS = (2, 4, 8, 16, 32)  # most clients a stack, as timed on CUDA
+_UNSETTLED = 8  # clients a stack until `settle` chose
 _WINDOW = 8  # stacks' worth of consecutive jobs that are stacked among each other; no more results than these wait
 _SLOW_STEP = 0.25  # seconds; a model that is this slow for one client fills the processor by itself
 
@@ -51,40 +51,40 @@ class Vectorized(Engine):
         require(self.stack == "auto" or self.stack >= 1, f"engine.stack must be 'auto' or at least 1, got {self.stack}")
 
     def settle(self, trial: Trial) -> Engine:
-        """A fixed stack and kernel: by a short timing, or by rule where the run is too short to repay one.
-
-        Where stacking does not gain 5 % over it, the answer is `Serial`.
-        """
-        jobs = trainable(trial)
+        """A fixed stack and kernel, or `Serial` where stacking does not gain: on a CPU by rule, on CUDA by a short timing where
+        the run is long enough to repay one."""
+        jobs = trial.jobs
         self.open(trial.numerics, trial.threads)
         asked = self.stack != "auto" or self.kernel != "auto"
         if asked and jobs and not any(self._kind(job) for job in jobs):
             trial.note(self._alone(jobs[0]))
-        if self.stack != "auto" or not jobs:
+        if self.stack != "auto":
             return self
-        names: list[Kernel] = [name for name in self._names if all(self._fits(name, job) for job in jobs)]
-        if work(trial) < WORTH_TIMING:
-            pays = [name for name in names if name == "linear" or trial.numerics.device != "cpu"]
-            size = num_bytes(jobs[0].start.params)
-            return Vectorized(max(2, min(_STACK, _STACK_BYTES // size)), pays[0]) if pays else Serial()
-        return self._timed(names, jobs, trial)
+        names: list[Kernel] = [name for name in self._names if jobs and all(self._fits(name, job) for job in jobs)]
+        cpu = trial.numerics.device == "cpu"
+        if not names or (cpu and self.kernel == "auto" and names[0] != "linear"):
+            return Serial()
+        load = Load.of(trial)
+        return Vectorized(load.stack, names[0]) if cpu or not load.long else self._timed(names, trial)
 
-    def _timed(self, names: list[Kernel], jobs: list[ClientJob], trial: Trial) -> Engine:
+    def _timed(self, names: list[Kernel], trial: Trial) -> Engine:
+        """The fastest on the trial's jobs; what gains less than 5 % over serial is no reason to stack."""
+        jobs = trial.jobs
         serial = seconds_a_step(self._serial, jobs[:2], trial.data)
         if serial > _SLOW_STEP:
             trial.note(f"engine: serial, for a single client's step already takes {serial:.2g} s")
             return Serial()
         times: dict[tuple[Kernel, int], float] = {}
         for name in names:
-            for stack in [size for size in _STACKS if size <= len(jobs)]:
+            for stack in [size for size in _STACKS if size <= min(len(jobs), trial.most_stacked)]:
                 candidate = Vectorized(stack, name)
                 candidate.open(trial.numerics, trial.threads)
-                times[name, stack] = _attempt(candidate, jobs[:stack], trial.data)
+                times[name, stack] = seconds_a_step(candidate, jobs[:stack], trial.data)
                 if times[name, stack] > 1.5 * min(serial, *times.values()):
                     break  # larger stacks only leave the cache
         choice, best = min(times.items(), key=lambda item: item[1], default=(None, math.inf))
-        told = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
-        trial.note(f"engine: milliseconds a local step, timed: serial {1e3 * serial:.3g}, {told}")
+        each = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
+        trial.note(f"engine: milliseconds a local step, timed: serial {1e3 * serial:.3g}, {each}")
         return Serial() if choice is None or best > 0.95 * serial else Vectorized(choice[1], choice[0])
 
     def open(self, numerics: Numerics, threads: int) -> None:
@@ -92,7 +92,7 @@ class Vectorized(Engine):
 
     @property
     def jobs_at_once(self) -> int:
-        return _STACK if self.stack == "auto" else self.stack
+        return _UNSETTLED if self.stack == "auto" else self.stack
 
     @property
     def stacked_steps(self) -> int:
@@ -100,7 +100,7 @@ class Vectorized(Engine):
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
         """The stacks; those that fit no kernel stand alone."""
-        size = _STACK if self.stack == "auto" else self.stack
+        size = self.jobs_at_once
         groups: dict[Hashable, list[int]] = {}
         steps: dict[int, int] = {}
         for i, job in enumerate(jobs):
@@ -183,15 +183,6 @@ class Vectorized(Engine):
 
 def _one_by_one(job: ClientJob, reason: str) -> str:
     return f"engine: clients train one after the other (trainer {type(job.trainer).__name__}): {reason}"
-
-
-def _attempt(engine: Vectorized, jobs: list[ClientJob], data: FederatedData) -> float:
-    """Seconds a step; infinite for what cannot be stacked or does not fit into memory."""
-    try:
-        seconds = seconds_a_step(engine, jobs, data)
-    except torch.cuda.OutOfMemoryError:
-        return math.inf
-    return seconds if engine.stacked_steps else math.inf
 
 
 def _signature(job: ClientJob) -> Hashable:

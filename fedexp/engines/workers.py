@@ -29,7 +29,6 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.engines import worker_process as wire
 from fedexp.engines.shared_memory import Segment, pack, unpack
-from fedexp.engines.timing import threads as threads_set
 from fedexp.engines.worker_process import Done, Message, Setup, Training
 
 _SLOTS = 2  # chunks that a worker may hold: one that it trains, one that waits or whose results are on their way
@@ -71,9 +70,7 @@ class Workers(Engine):
 
     def settle(self, trial: Trial) -> Workers:
         each = self.threads_each(trial.threads)
-        with threads_set(each):
-            numerics = replace(trial.numerics, threads=each)
-            settled = self._inner.settle(replace(trial, threads=each, numerics=numerics))
+        settled = self._inner.settle(trial.shared(self._count(trial.threads, each, trial.numerics.device), each))
         return Workers(self.workers, self.threads, describe(settled.computing))
 
     def adopt(self, computing: Engine, threads: int, budget: int) -> Workers:
@@ -93,8 +90,7 @@ class Workers(Engine):
         self.close()
         self._opened = wanted
         each = numerics.threads
-        gpus = torch.cuda.device_count() if numerics.device.startswith("cuda") else 0
-        count = (gpus or max(1, threads // each)) if self.workers == "auto" else self.workers
+        gpus, count = _gpus(numerics.device), self._count(threads, each, numerics.device)
         if self.workers != "auto" and each > 1 and not gpus and count * each > threads:
             raise ConfigError(
                 f"{count} workers of {each} threads do not fit into the thread budget",
@@ -111,6 +107,9 @@ class Workers(Engine):
         node = describe(self._inner)
         setups = [Setup(node, replace(numerics, device=device), each, list(sys.path)) for device in devices]
         self._pool = _Pool(setups, torch.device(numerics.device))
+
+    def _count(self, budget: int, each: int, device: str) -> int:
+        return (_gpus(device) or max(1, budget // each)) if self.workers == "auto" else self.workers
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         if not self._open:
@@ -140,6 +139,10 @@ class Workers(Engine):
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+
+def _gpus(device: str) -> int:
+    return torch.cuda.device_count() if device.startswith("cuda") else 0
 
 
 class _Pool:

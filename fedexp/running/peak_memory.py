@@ -1,11 +1,11 @@
-"""Peak memory of a run, in bytes: measured, never estimated."""
+"""Peak memory of a run, in bytes: measured; estimated only to see whether measuring ahead is worth two steps."""
 
 from __future__ import annotations
 
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from fedexp.core.data import POOLED, FederatedData
+from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob
 from fedexp.core.outcome import Outcome
 from fedexp.core.task import Task
-from fedexp.core.weights import Weights
+from fedexp.core.trees import num_bytes
 from fedexp.engines.timing import shortened
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.tracking.terminal import memory_text
@@ -26,6 +26,10 @@ from fedexp.tracking.terminal import memory_text
 Peak = dict[str, int]
 
 _STEPS = 2  # the second runs beside what the first left behind
+_ACTIVATIONS = (
+    400  # times an input's size, kept for the backward pass: ResNet-18's on 32x32 pixels; a small CNN's are 90 times
+)
+_NEAR = 0.5  # of what is free: an estimate is a rough one
 
 
 def reset_peak(device: torch.device) -> None:
@@ -49,51 +53,65 @@ def largest(a: Peak, b: Peak) -> Peak:
     return {kind: max(a.get(kind, 0), b.get(kind, 0)) for kind in {**a, **b}}
 
 
+def near_limit(jobs: Sequence[ClientJob], data: FederatedData, engine: Engine, eval_batch: int) -> bool:
+    """Whether a round of such jobs might come near the end of the memory of the data's device."""
+    return estimate(jobs, data, engine.jobs_at_once, eval_batch) > _NEAR * free_memory(data.train.x.device)
+
+
+def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_batch: int) -> int:
+    """Bytes, roughly, that a round takes once the data are loaded: ``d + p (c + 4 s) + a max(s b, e / 4)``.
+
+    d: the training data, which worker processes hold once more. p: the largest client's model and state; c: the round's jobs,
+    of which every result may wait; s: clients that train at once, each with weights, gradients and two buffers of an optimizer.
+    a: a sample's activations, 400 times its input (evaluation keeps a few layers' alone); b, e: batch sizes.
+    """
+    starts = {id(job.start): job.start for job in jobs}.values()
+    states = {id(job.state): job.state or {} for job in jobs}.values()
+    p = max(num_bytes(start.params | start.buffers) for start in starts)
+    p += max(sum(map(num_bytes, state.values())) for state in states)
+    x, s = data.train.x, min(at_once, len(jobs))
+    a = _ACTIVATIONS * x[:1].numel() * data.train.dtype.itemsize
+    batch = max(job.budget.batch_size for job in jobs)
+    return x.nbytes + p * (len(jobs) + 4 * s) + a * max(s * batch, eval_batch // 4)
+
+
+def free_memory(device: torch.device) -> int:
+    """What this process may still take: of the GPU, or of the machine and its control group (a container's, a Slurm job's)."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    free = _sizes(Path("/proc/meminfo")).get("MemAvailable")
+    if free is None:  # not Linux: the whole of it
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, IndexError):
+        group = Path("/proc/self/cgroup").read_text().partition("0::/")[2].splitlines()[0]
+        own = Path("/sys/fs/cgroup", group)
+        for folder in (own, *own.parents[:-3]):
+            with suppress(OSError, ValueError):  # no limit, or none to be read
+                limit, taken = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+                free = min(free, limit - taken)
+    return free
+
+
 def probe_memory(
-    jobs: list[ClientJob],
-    data: FederatedData,
-    engine: Engine,
-    task: Task,
-    model: Weights | None,
-    eval_batch: int,
-    device: torch.device,
+    jobs: Sequence[ClientJob], data: FederatedData, engine: Engine, task: Task, eval_batch: int
 ) -> dict[str, Any]:
     """The peak after the heaviest pieces of the coming round were tried; their results are thrown away.
 
-    Args:
-        jobs: the round's; as many of its largest clients as train at once take two steps each (Ray's are not counted).
-        model: evaluated on one test batch; by default the one that the largest client starts from.
+    As many of the round's largest clients as train at once take two steps each (Ray's are not counted), and the model that the
+    largest starts from is evaluated on one test batch.
 
     Returns:
         ``ram``, ``gpu`` (see `peak_memory`), ``clients``, ``steps`` of each, and ``text`` for a person.
     """
-    tried = _largest_jobs(jobs, data, engine.jobs_at_once)
-    steps = max((result.num_steps for result in engine.map(shortened(tried, _STEPS), data)), default=0)
-    model = model or (tried[0].start if tried else None)
-    if model is not None:
-        part = replace(data.test, x=data.test.x[:eval_batch], y=data.test.y[:eval_batch])
-        Evaluator(task, eval_batch)(Outcome((model,), "model"), part, "test")
-    peak = peak_memory(device)
-    clients = [job.client for job in tried]
-    told = [_told(clients, steps, jobs[0].round + 1)] if tried else []
-    told += ["one evaluation batch"] if model is not None else []
-    text = f"peak memory {memory_text(peak)} (measured: {', and '.join(told) or 'after loading'})"
-    return {**peak, "clients": clients, "steps": steps, "text": text}
-
-
-def _told(clients: list[int], steps: int, round: int) -> str:
-    work = f"{steps} step{'s' if steps != 1 else ''}"
-    if clients == [POOLED]:
-        return f"{work} on all clients' data"
-    if len(clients) == 1:
-        return f"{work} of client {clients[0]}, the largest of round {round}"
-    return f"{work} of the {len(clients)} largest clients of round {round}"
-
-
-def _largest_jobs(jobs: list[ClientJob], data: FederatedData, count: int) -> list[ClientJob]:
-    """The `count` jobs of most samples, the largest first; of equal ones the first."""
-    sizes = data.partition.sizes
-    return sorted(jobs, key=lambda job: -int(sizes.sum() if job.client == POOLED else sizes[job.client]))[:count]
+    tried = sorted(jobs, key=lambda job: -data.partition.size(job.client))[: engine.jobs_at_once]
+    steps = max(result.num_steps for result in engine.map(shortened(tried, _STEPS), data))
+    part = replace(data.test, x=data.test.x[:eval_batch], y=data.test.y[:eval_batch])
+    Evaluator(task, eval_batch)(Outcome((tried[0].start,), "model"), part, "test")
+    peak = peak_memory(data.train.x.device)
+    what = f"{steps} steps of the {len(tried)} largest of round {jobs[0].round + 1}'s {len(jobs)} jobs, one evaluation batch"
+    text = f"memory may run short: peak memory {memory_text(peak)} (measured: {what})"
+    return {**peak, "clients": [job.client for job in tried], "steps": steps, "text": text}
 
 
 def _ram() -> int:
@@ -101,7 +119,7 @@ def _ram() -> int:
     if "VmHWM" not in own:  # no /proc: macOS counts in bytes, others in kB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     total = own["VmHWM"]
-    for child in _descendants(str(os.getpid())):
+    for child in descendants(str(os.getpid())):
         status = _memory_of(child)
         shared = status.get("RssFile", 0) + status.get("RssShmem", 0)  # libraries and data: this process has them, too
         total += max(0, status.get("VmHWM", 0) - shared)
@@ -110,17 +128,23 @@ def _ram() -> int:
 
 def _memory_of(pid: str) -> Peak:
     """The sizes in ``/proc/<pid>/status``, in bytes; empty where there is no such process."""
+    return _sizes(Path(f"/proc/{pid}/status"))
+
+
+def _sizes(file: Path) -> Peak:
+    """Lines ``name: number kB``, in bytes."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = file.read_text().splitlines()
     except OSError:
         return {}
     split = (line.split() for line in lines if line.endswith(" kB"))
     return {parts[0].rstrip(":"): int(parts[1]) * 1024 for parts in split}
 
 
-def _descendants(pid: str) -> Iterator[str]:
+def descendants(pid: str) -> Iterator[str]:
+    """Processes that `pid` started, theirs included."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # it ended meanwhile
             for child in task.read_text().split():
                 yield child
-                yield from _descendants(child)
+                yield from descendants(child)

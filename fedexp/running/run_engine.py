@@ -16,11 +16,10 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine, Trial, describe
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
-from fedexp.engines.choice import ChoiceStore
 from fedexp.engines.memo import Memo
 from fedexp.engines.shares import thread_budget
 from fedexp.running.experiment import Experiment, check_device, choose_numerics
-from fedexp.running.peak_memory import probe_memory
+from fedexp.running.peak_memory import near_limit, probe_memory
 from fedexp.storage.files import read_json
 from fedexp.storage.identity import training_code_hash
 from fedexp.storage.run_folder import RunFolder
@@ -48,7 +47,7 @@ class RunEngine(Engine):
 
     Attributes:
         numerics: stored in the run's folder once the engine is settled.
-        memory_probe: what `probe_memory` measured on those first jobs.
+        memory_probe: what `probe_memory` measured on those first jobs; None where memory is plenty.
     """
 
     def __init__(
@@ -96,9 +95,9 @@ class RunEngine(Engine):
         engine.note = self._note
         torch.set_num_threads(self.numerics.threads)
         engine.open(self.numerics, budget)
-        task, batch, device = self._experiment.task, config.eval.batch_size, torch.device(self.numerics.device)
-        self.memory_probe = probe_memory(list(jobs), data, engine, task, None, batch, device)
-        self._note(self.memory_probe["text"])
+        if near_limit(jobs, data, engine, config.eval.batch_size):
+            self.memory_probe = probe_memory(jobs, data, engine, self._experiment.task, config.eval.batch_size)
+            self._note(self.memory_probe["text"])
         if config.memo.enabled and config.reuse:
             root = Path(config.output_root).expanduser().resolve() / "memo"
             self._engine = Memo(engine, root, config.memo.max_gb, self.numerics, training_code_hash(self._raw))
@@ -106,12 +105,11 @@ class RunEngine(Engine):
 
     def _chosen(self, trial: Trial) -> Engine:
         """The engine with every choice made; fixes `numerics`."""
-        wanted, budget, config = self._experiment.engine, trial.threads, self._experiment.config
+        wanted, budget = self._experiment.engine, trial.threads
         if self.numerics.engine:
             computing = build(Engine, self.numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
             return wanted.adopt(computing, self.numerics.threads, budget)
-        root = Path(config.output_root).expanduser().resolve() / "engines"
-        engine = ChoiceStore(root, training_code_hash(self._raw), not config.reuse).settle(wanted, trial)
+        engine = wanted.settle(trial)
         numerics = replace(trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
         self.numerics = Numerics(**self._folder.once(_FILE, asdict(numerics)))
         return engine

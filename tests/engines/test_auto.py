@@ -1,4 +1,4 @@
-"""Which engine is chosen, when it is timed, and that the choice is kept."""
+"""Which engine is chosen: on a CPU by a rule, on CUDA by timings; and that the choice is kept."""
 
 from __future__ import annotations
 
@@ -14,32 +14,37 @@ from fedexp.config.compose import compose
 from fedexp.core.engine import Engine, Trial, describe
 from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs
-from fedexp.engines import auto, vectorized
+from fedexp.engines import vectorized
 from fedexp.engines.auto import Auto
-from fedexp.engines.choice import ChoiceStore
+from fedexp.engines.rule import Load
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.engines.workers import Workers
 from fedexp.running.execute import execute
-from tests.world import make_data, make_world
+from tests.world import MLP, make_data, make_world
 
 CONV = {"_target_": "tests.core.test_kernel.Small"}
+SIZES = (12, 30, 12, 5, 12, 12)
 NUMERICS = Numerics({}, 1, "cpu", "float64")
+CUDA = replace(NUMERICS, device="cuda")  # what is computed here all the same
+LONG = 10**9  # rounds
 Seconds = Callable[[Engine], float]
 
 
-def trial(rounds: int = 3, threads: int = 1, method: str = "fedavg", **world: Any) -> Trial:
-    w = make_world(f"method={method}", data=make_data((12,) * 6), **world)
+def trial(
+    *overrides: str,
+    rounds: int = 3,
+    threads: int = 1,
+    numerics: Numerics = NUMERICS,
+    sizes: tuple[int, ...] = SIZES,
+    model: dict[str, Any] = MLP,
+) -> Trial:
+    w = make_world(*overrides, data=make_data(sizes), model=model)
     jobs = next_jobs(w.aggregator, w.env, Snapshot(0, w.aggregator.init(w.env)))
-    return Trial(jobs, w.data, rounds, threads, NUMERICS)
+    return Trial(jobs, w.data, rounds, threads, numerics)
 
 
-def long(**kwargs: Any) -> Trial:
-    """One whose choice is worth a timing."""
-    return trial(rounds=10**9, **kwargs)
-
-
-def told(made: Trial) -> tuple[Trial, list[str]]:
+def noted(made: Trial) -> tuple[Trial, list[str]]:
     notes: list[str] = []
     return replace(made, note=notes.append), notes
 
@@ -50,25 +55,123 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Seconds], None]:
 
     def answer(by: Seconds) -> None:
         monkeypatch.setattr(vectorized, "seconds_a_step", lambda engine, jobs, data: by(engine))
-        monkeypatch.setattr(vectorized, "_attempt", lambda engine, jobs, data: by(engine))
-        monkeypatch.setattr(auto, "seconds_a_step", lambda engine, jobs, data: by(engine))
 
     return answer
 
 
-def test_short_runs_are_decided_by_rule_and_not_timed(seconds: Callable[[Seconds], None]) -> None:
+@pytest.fixture
+def untimed(seconds: Callable[[Seconds], None]) -> None:
     def refuse(engine: Engine) -> float:
         raise AssertionError("timed")
 
     seconds(refuse)
-    for _ in range(2):
-        assert describe(Auto().settle(trial(threads=2))) == describe(Vectorized(8, "linear"))
-        assert describe(Auto().settle(trial(threads=2, model=CONV))) == describe(Serial())
 
 
-def test_a_step_without_client_work_needs_no_engine() -> None:
-    empty = replace(long(), jobs=[])
-    assert describe(Vectorized().settle(empty)) == describe(Vectorized())
+# ---------------------------------------------------------------- the rule
+
+MIB = 1 << 20
+W3 = Load(jobs=10, most_stacked=100, parameters=1_663_370, bytes=6_653_480, steps=10_000, batch_size=10, threads=2)
+
+
+@pytest.mark.parametrize("size", [1, 636_040, 5 * MIB - 1, 5 * MIB, 5 * MIB + 1, 20 * MIB, 20 * MIB + 1, 45 * MIB])
+@pytest.mark.parametrize("most", [1, 7, 100])
+def test_a_stack_is_as_large_as_the_cache_and_32_and_the_processes_allow(size: int, most: int) -> None:
+    load = replace(W3, bytes=size, most_stacked=most)
+    allowed = [count for count in range(1, 33) if count <= most and (count == 1 or count * size <= 20 * MIB)]
+    assert load.stack == max(allowed)
+    assert {replace(load, jobs=n, steps=n, threads=n).stack for n in (1, 5, 100)} == {load.stack}
+
+
+@pytest.mark.parametrize(
+    ("change", "repays"),
+    [
+        ({}, True),
+        ({"threads": 16}, True),
+        ({"threads": 1}, False),
+        ({"jobs": 2}, True),
+        ({"jobs": 1}, False),
+        ({"steps": 100}, False),
+        ({"parameters": 1000, "steps": 3_000}, False),  # steps alone take time
+        ({"parameters": 1000, "steps": 4_000}, True),
+        ({"batch_size": 1000, "steps": 10}, True),
+        ({"parameters": 11_173_962}, False),
+    ],
+)
+def test_workers_repay_their_start(change: dict[str, int], repays: bool) -> None:
+    assert replace(W3, **change).repays_workers is repays
+
+
+def test_what_the_rule_looks_at() -> None:
+    """Steps: ceil(n / 8) of every client and epoch, for all rounds; an MLP of 4 inputs, 8 hidden units and 3 classes."""
+    load = Load.of(trial("method=scaffold", "local.epochs=2", rounds=5, threads=4))
+    parameters = 4 * 8 + 8 + 8 * 3 + 3
+    steps = 5 * 2 * sum(-(-n // 8) for n in SIZES)
+    assert load == Load(6, Trial.most_stacked, parameters, 8 * parameters, steps, 8, 4)
+
+
+CHAIN, WORKERS, ALONE = Vectorized(32, "linear"), Workers(), Serial()
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ({}, CHAIN),
+        ({"threads": 16, "rounds": LONG}, CHAIN),
+        ({"overrides": ["method=scaffold"], "threads": 2, "rounds": LONG}, CHAIN),
+        ({"sizes": (20,), "threads": 2}, CHAIN),
+        ({"overrides": ["method=centralized"], "threads": 2}, CHAIN),
+        ({"model": CONV, "rounds": LONG}, ALONE),
+        ({"model": CONV, "threads": 2}, ALONE),
+        ({"model": CONV, "threads": 2, "rounds": LONG}, WORKERS),
+        ({"model": CONV, "threads": 16, "rounds": LONG}, WORKERS),
+        ({"model": CONV, "threads": 16, "rounds": LONG, "sizes": (20,)}, ALONE),
+        ({"model": CONV, "threads": 2, "rounds": LONG, "overrides": ["method=centralized"]}, ALONE),
+    ],
+    ids=str,
+)
+def test_auto_on_a_cpu(untimed: None, made: dict[str, Any], expected: Engine) -> None:
+    world = {key: value for key, value in made.items() if key != "overrides"}
+    first, again = (Auto().settle(trial(*made.get("overrides", ()), **world)) for _ in range(2))
+    assert describe(first) == describe(again) == describe(expected)
+    assert first.threads_each(made.get("threads", 1)) == (1 if expected is WORKERS else made.get("threads", 1))
+
+
+def test_vectorized_alone_stacks_chains_only_on_a_cpu(untimed: None) -> None:
+    assert describe(Vectorized().settle(trial(rounds=LONG))) == describe(CHAIN)
+    assert describe(Vectorized().settle(trial(rounds=LONG, model=CONV))) == describe(ALONE)
+    nothing = replace(trial(), jobs=[])
+    assert describe(Vectorized().settle(nothing)) == describe(Auto().settle(nothing)) == describe(ALONE)
+
+
+@pytest.mark.parametrize("numerics", [NUMERICS, CUDA], ids=["cpu", "cuda"])
+def test_what_the_user_says_is_kept(untimed: None, numerics: Numerics) -> None:
+    for engine in (Vectorized(3), Vectorized(3, "vmap"), Vectorized(3, "linear")):
+        assert engine.settle(trial(model=CONV, rounds=LONG, numerics=numerics)) is engine
+    settled = Vectorized(kernel="vmap").settle(trial(numerics=numerics))
+    assert describe(settled) == describe(Vectorized(32, "vmap"))
+    made, notes = noted(trial(model=CONV, numerics=numerics))
+    assert describe(Vectorized(kernel="linear").settle(made)) == describe(ALONE)
+    assert "one after the other" in notes[0]
+
+
+def test_unequal_clients_with_states_are_one_stack(untimed: None) -> None:
+    made = trial("method=scaffold")
+    engine = Auto().settle(made)
+    assert engine.split(made.jobs, made.data) == [[0, 1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize(("threads", "stack"), [(1, 32), (2, 3), (4, 2), (16, 1)])
+def test_every_worker_gets_a_stack(untimed: None, threads: int, stack: int) -> None:
+    engine = Workers(inner=describe(Vectorized())).settle(trial(threads=threads))
+    assert describe(engine.computing) == describe(Vectorized(stack, "linear"))
+
+
+# ---------------------------------------------------------------- CUDA
+
+
+def test_short_runs_on_cuda_are_not_timed(untimed: None) -> None:
+    assert describe(Auto().settle(trial(threads=2, numerics=CUDA))) == describe(CHAIN)
+    assert describe(Auto().settle(trial(threads=2, numerics=CUDA, model=CONV))) == describe(Vectorized(32, "vmap"))
 
 
 @pytest.mark.parametrize(
@@ -83,36 +186,19 @@ def test_the_fastest_stack_is_taken(seconds: Callable[[Seconds], None], best: An
         return 0.5e-3 if (engine.kernel, engine.stack) == best else 0.97e-3  # 3 % are no reason to leave serial
 
     seconds(by)
-    made, notes = told(long())
-    assert describe(Vectorized().settle(made)) == describe(expected)
+    made, notes = noted(trial(rounds=LONG, numerics=CUDA))
+    assert describe(Auto().settle(made)) == describe(expected)
     assert "serial 1" in notes[0] and "linear 4" in notes[0] and "vmap 2" in notes[0]
 
 
 def test_a_slow_model_stays_serial(seconds: Callable[[Seconds], None]) -> None:
     seconds(lambda engine: 1.0)
-    made, notes = told(long())
+    made, notes = noted(trial(rounds=LONG, numerics=CUDA))
     assert describe(Vectorized().settle(made)) == describe(Serial())
     assert "already takes 1 s" in notes[0]
 
 
-def test_a_stack_that_is_given_is_kept() -> None:
-    assert describe(Vectorized(3, "vmap").settle(long())) == describe(Vectorized(3, "vmap"))
-
-
-@pytest.mark.parametrize(("gain", "kind"), [(0.5, Workers), (0.98, Serial)])
-def test_workers_are_taken_where_they_gain(
-    seconds: Callable[[Seconds], None], monkeypatch: pytest.MonkeyPatch, gain: float, kind: type[Engine]
-) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(Workers, "open", lambda self, numerics, threads: calls.append(f"open {numerics.threads}"))
-    monkeypatch.setattr(Workers, "close", lambda self: calls.append("close"))
-    seconds(lambda engine: 0.1 * gain if isinstance(engine, Workers) else 0.1)
-    made, notes = told(long(threads=2, model=CONV))
-    chosen = Auto().settle(made)
-    assert isinstance(chosen, kind)
-    assert chosen.threads_each(2) == (1 if kind is Workers else 2)
-    assert calls == (["open 1"] if kind is Workers else ["open 1", "close"])
-    assert "in 2 workers" in notes[-1]
+# ---------------------------------------------------------------- the choice is kept
 
 
 def test_a_resumed_run_gets_workers_where_its_processes_had_fewer_threads() -> None:
@@ -122,29 +208,11 @@ def test_a_resumed_run_gets_workers_where_its_processes_had_fewer_threads() -> N
     assert isinstance(spread, Workers) and describe(spread.computing) == describe(computing)
 
 
-def test_a_timed_choice_is_kept_for_runs_alike(seconds: Callable[[Seconds], None], tmp_path: Path) -> None:
-    seconds(lambda engine: 1e-3 if isinstance(engine, Serial) else 0.5e-3)
-    first = describe(ChoiceStore(tmp_path, "code", False).settle(Vectorized(), long()))
-    seconds(lambda engine: 1e-3)  # timed now, it would be serial
-    made, notes = told(long())
-    assert describe(ChoiceStore(tmp_path, "code", False).settle(Vectorized(), made)) == first
-    assert "chosen by an earlier run" in notes[0]
-    for other in (long(method="fedprox"), replace(long(), threads=2), replace(long(), rounds=10**10)):
-        assert describe(ChoiceStore(tmp_path, "code", False).settle(Vectorized(), other)) == describe(Serial())
-    assert describe(ChoiceStore(tmp_path, "other code", False).settle(Vectorized(), long())) == describe(Serial())
-    assert describe(ChoiceStore(tmp_path, "code", True).settle(Vectorized(), long())) == describe(Serial())
-
-
-def test_a_choice_by_rule_is_not_stored(tmp_path: Path) -> None:
-    ChoiceStore(tmp_path, "code", False).settle(Auto(), trial())
-    assert not list(tmp_path.glob("*.json"))
-
-
 def test_the_choice_is_part_of_the_numerics_and_kept_on_resume(tmp_path: Path) -> None:
     """A run that began stacked goes on stacked, whatever engine is asked for then."""
     common = ["rounds=2", "clients=4", "limit.train=200", "limit.test=100", "threads=1", f"output_root={tmp_path}"]
     result = execute(compose(common), say=lambda text: None)
-    assert result["numerics"]["engine"] == describe(Vectorized(8, "linear"))
+    assert result["numerics"]["engine"] == describe(CHAIN)
     assert result["stacked_share"] == 1.0
     folder = Path(result["folder"])
     before = (folder / "model.safetensors").read_bytes()

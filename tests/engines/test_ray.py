@@ -180,7 +180,7 @@ class TestOneCrew:
 
 def test_a_run_is_serials_to_the_byte(cluster: Any, tmp_path: Path) -> None:
     """Through the shell: config, numerics, memo, checkpoint."""
-    common = ["method=scaffold", "rounds=2", "clients=6", "limit.train=300", "threads=2", "logger=csv"]
+    common = ["method=scaffold", "rounds=2", "clients=6", "limit.train=300", "threads=2"]
     ours = execute(compose([*common, f"output_root={tmp_path}/ray", "engine=ray", f"engine.address={cluster.address}"]))
     serial = execute(compose([*common, f"output_root={tmp_path}/serial", "engine=serial", "threads=1"]))
     for name in ("model.safetensors", "metrics.jsonl"):

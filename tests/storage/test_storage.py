@@ -127,7 +127,7 @@ def test_a_torn_timing_line_does_not_spoil_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overrides", [
     ["device=cpu"], ["threads=1"], ["output_root=x"], ["data_root=y"], ["checkpoint.every=off"], ["on_running=fail"],
-    ["reuse=false"], ["memo.enabled=false"], ["logger=csv"], ["state.memory_gb=0.1"], ["dataset.download=true"],
+    ["reuse=false"], ["memo.enabled=false"], ["logger=tensorboard"], ["state.memory_gb=0.1"], ["dataset.download=true"],
     ["deterministic=true"],
 ])  # fmt: skip
 def test_where_and_how_fast_is_no_part_of_identity(overrides: list[str]) -> None:
@@ -191,7 +191,7 @@ def test_code_hash_sees_modules_of_nested_namespace_packages(tmp_path: Path, mon
 def test_code_hash_covers_the_methods_own_modules() -> None:
     one, two = compose(["method=fedavg"]), compose(["method=scaffold"])
     assert identity.code_hash(one) != identity.code_hash(two)
-    assert identity.code_hash(one) == identity.code_hash(compose(["method=fedavg", "logger=csv"]))
+    assert identity.code_hash(one) == identity.code_hash(compose(["method=fedavg", "logger=tensorboard"]))
 
 
 def test_what_trains_a_client_knows_no_aggregator() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import socket
@@ -16,7 +15,6 @@ import pytest
 from fedexp.config.compose import compose
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError
-from fedexp.tracking.csv import Csv
 from fedexp.tracking.logger import Logger, RunInfo
 from fedexp.tracking.tensorboard import TensorBoard
 from fedexp.tracking.wandb import Wandb, flat_config
@@ -65,7 +63,7 @@ def interrupted_and_resumed(kind: type[Logger], folder: Path) -> None:
     second.close("done", RESULT)
 
 
-@pytest.mark.parametrize("name", ["wandb", "tensorboard", "csv", "local"])
+@pytest.mark.parametrize("name", ["wandb", "tensorboard", "local"])
 def test_every_yaml_builds_its_logger_and_refuses_what_it_does_not_know(name: str) -> None:
     node = compose([f"logger={name}"])["logger"]
     logger = build(Logger, node, "logger")
@@ -284,28 +282,6 @@ def test_tensorboard_holds_every_round_once_after_a_resume(tmp_path: Path) -> No
         assert [(e.step, e.value) for e in events.Scalars(name)] == [(n, pytest.approx(v)) for n, v in expected]
     assert set(events.Tags()["scalars"]) == {"train/loss", "test/global/acc"}
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
-
-
-def test_csv_holds_every_round_once_with_all_columns(tmp_path: Path) -> None:
-    interrupted_and_resumed(Csv, tmp_path)
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["round", "step", "train/loss", "test/global/acc"]
-    read = [{name: float(value) for name, value in row.items() if value} for row in rows]
-    assert read == ROWS  # floats survive to the last bit
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
-
-
-def test_csv_after_a_crash_shows_the_rounds_that_stand(tmp_path: Path) -> None:
-    Csv().open(info(tmp_path, resumed=True), ROWS[:2])  # and is killed
-    assert (tmp_path / "metrics.csv").read_text().splitlines()[1:] == ["1,1.0,", "2,0.5,0.2"]
-    Csv().close("failed", None)  # one that never opened has nothing to write
-
-
-def test_module_names_do_not_shadow_what_they_wrap() -> None:
-    import fedexp.tracking.csv as ours
-
-    assert ours.csv is csv and Path(str(csv.__file__)).parent != Path(str(ours.__file__)).parent
 
 
 def test_absent_tensorboard_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:

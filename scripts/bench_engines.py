@@ -1,0 +1,205 @@
+"""Is engine=auto within 10 % of the fastest engine? Seconds a round of every engine and stack, and of what auto takes.
+
+    python scripts/bench_engines.py [W1 W1u W1s W2 W3 small resnet] [--repeats 5] [--threads 2] [--write FILE]
+
+One process; the candidates take turns, each repeat in another order, so that a drift of the machine hits all alike. A turn is the
+first round again and again for half a second (at least once), training and aggregation without evaluation, and counts with its
+median; a candidate counts with the median of its turns. A turn beside which other programs computed more than a tenth of a core
+is rejected and taken again, up to three times as many turns as repeats; a candidate with too few clean turns is marked ``!``.
+auto is a candidate of its own, though it is one of the others by another name. Exits with 1 if it is more than 10 % behind the
+fastest, with 2 if a candidate has too few clean turns.
+
+Workloads: those of bench_rounds.py; W1s: W1 with SCAFFOLD; small: 50 clients of 100 samples, a CNN of 55 thousand parameters,
+batch 10; resnet: ResNet-18, 4 clients of 40 samples, batch 20. All on Fashion-MNIST.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import alternate
+import bench_rounds
+
+SECONDS = 0.5  # of a turn, at least
+DISTURBED = 0.1  # cores
+MOST_BEHIND = 1.1
+LONG = 1000  # rounds that auto is given
+SMALL = ["model=cnn_mcmahan", "model.channels=[8,16]", "model.hidden=[64]", "clients=50", "local.batch_size=10"]
+RESNET = ["model=resnet18_gn_cifar", "clients=4", "local.batch_size=20"]
+WORKLOADS = {
+    "W1": [*bench_rounds.WORKLOADS["W1"], "method=fedavg"],
+    "W1u": [*bench_rounds.WORKLOADS["W1u"], "method=fedavg"],
+    "W1s": [*bench_rounds.WORKLOADS["W1"], *bench_rounds.METHODS["scaffold"]],
+    "W2": [*bench_rounds.WORKLOADS["W2"], "method=fedavg"],
+    "W3": [*bench_rounds.WORKLOADS["W3"], "method=fedavg"],
+    "small": [*SMALL, "partition=iid", "limit.train=5000", "method=fedavg"],
+    "resnet": [*RESNET, "partition=iid", "limit.train=160", "method=fedavg"],
+}
+STACKS = {
+    "W1": (2, 4, 8, 16, 20),
+    "W1u": (2, 4, 8, 16, 20),
+    "W1s": (2, 4, 8, 16, 20),
+    "W2": (2, 4, 8, 10),
+    "W3": (2, 4),
+    "small": (2, 4, 8),
+    "resnet": (2, 4),
+}
+
+
+@dataclass
+class Candidate:
+    """An engine, its threads a process, and what its turns took."""
+
+    engine: Any
+    threads: int
+    turns: list[float] = field(default_factory=list)
+    rejected: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.turns or self.rejected)
+
+
+def candidates(workload: str, threads: int) -> dict[str, Candidate]:
+    """Every engine whose choices are made, by name."""
+    from fedexp.core.engine import describe
+    from fedexp.engines.serial import Serial
+    from fedexp.engines.vectorized import Vectorized
+    from fedexp.engines.workers import Workers
+
+    kernel: Any = "linear" if workload[:2] in ("W1", "W2") else "vmap"
+    stacked = {f"{kernel} {stack}": Vectorized(stack, kernel) for stack in STACKS[workload]}
+    made = {name: Candidate(engine, threads) for name, engine in {"serial": Serial(), **stacked}.items()}
+    if threads > 1:
+        beside = {name: engine for name, engine in stacked.items() if engine.jobs_at_once <= 8 and workload != "resnet"}
+        inner = {"workers": Serial(), **{f"workers, {name}": engine for name, engine in beside.items()}}
+        made |= {name: Candidate(Workers(inner=describe(engine)), 1) for name, engine in inner.items()}
+    return made
+
+
+def busy() -> tuple[float, float]:
+    """Seconds of processor time so far: the machine's, time stolen from it included, and our processes'; 0 without /proc."""
+    if not Path("/proc/stat").exists():
+        return 0.0, 0.0
+    from fedexp.running.peak_memory import descendants
+
+    tick = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    ours = 0
+    for pid in ("self", *descendants(str(os.getpid()))):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ours += int(fields[11]) + int(fields[12])
+    return (user + nice + system + irq + softirq + steal) / tick, ours / tick
+
+
+def others(since: tuple[float, float], seconds: float) -> float:
+    """Cores that other programs took meanwhile."""
+    now = busy()
+    return (now[0] - since[0] - (now[1] - since[1])) / seconds
+
+
+@contextlib.contextmanager
+def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], Any]]:
+    """A function that executes an engine's first round, and the trial that auto settles on."""
+    import torch
+
+    from fedexp.config.compose import compose
+    from fedexp.core.engine import Trial
+    from fedexp.core.runner import Snapshot, next_jobs, run
+    from fedexp.engines.exactness import applied
+    from fedexp.running.experiment import Experiment, choose_numerics
+
+    fixed = [f"data_root={options.data}", f"threads={options.threads}", "device=cpu", "dataset=fashion_mnist"]
+    experiment = Experiment.of(compose([*fixed, "local.lr=0.05", *WORKLOADS[workload]]))
+    numerics = choose_numerics(experiment.config)
+    with applied(numerics):
+        device = torch.device("cpu")
+        data = experiment.load(device)
+        env = experiment.env(data, device)
+        start = Snapshot(0, experiment.aggregator.init(env))
+
+        def one_round(engine: Any) -> None:
+            next(run(experiment.aggregator, env, engine, data, start))
+
+        jobs = next_jobs(experiment.aggregator, env, start)
+        yield one_round, Trial(jobs, data, LONG, options.threads, numerics)
+
+
+def compare(workload: str, options: Any, table: alternate.Table) -> tuple[float, bool]:
+    """One workload's rows, the fastest first. Returns auto's ratio to it, and whether a candidate has too few clean turns."""
+    import torch
+
+    from fedexp.core.engine import describe
+    from fedexp.engines.auto import Auto
+    from fedexp.engines.workers import Workers
+
+    with world(workload, options) as (one_round, trial), contextlib.ExitStack() as stack:
+        settled = Auto().settle(trial)
+        made = candidates(workload, options.threads)
+        made["auto"] = Candidate(settled, settled.threads_each(options.threads))
+        for candidate in made.values():
+            torch.set_num_threads(candidate.threads)
+            stack.callback(candidate.engine.close)
+            candidate.engine.open(replace(trial.numerics, threads=candidate.threads), options.threads)
+            one_round(candidate.engine)  # builds networks, starts what has to start
+        for turn in range(3 * options.repeats):
+            waiting = [candidate for candidate in made.values() if len(candidate.turns) < options.repeats]
+            random.Random(turn).shuffle(waiting)
+            for candidate in waiting:
+                torch.set_num_threads(candidate.threads)
+                since, began, rounds = busy(), time.perf_counter(), []
+                while not rounds or sum(rounds) < SECONDS:
+                    before = time.perf_counter()
+                    one_round(candidate.engine)
+                    rounds.append(time.perf_counter() - before)
+                clean = others(since, time.perf_counter() - began) <= DISTURBED
+                (candidate.turns if clean else candidate.rejected).append(statistics.median(rounds))
+    beside = f"{options.threads} workers, " if isinstance(settled, Workers) else ""
+    took_by_auto = beside + bench_rounds.computing(describe(settled.computing))
+    disturbed = False
+    best = min(candidate.seconds for candidate in made.values())
+    for name, candidate in sorted(made.items(), key=lambda item: item[1].seconds):
+        used = candidate.turns or candidate.rejected
+        disturbed |= len(candidate.turns) < options.repeats
+        mark = "" if len(candidate.turns) == options.repeats else "!"
+        took = took_by_auto if name == "auto" else ""
+        numbers = [f"{value:.4f}" for value in (candidate.seconds, min(used), max(used))]
+        counts = f"{len(candidate.turns)} of {len(candidate.turns) + len(candidate.rejected)}{mark}"
+        table.row([workload, name, *numbers, counts, f"{candidate.seconds / best:.2f}", took])
+    return made["auto"].seconds / best, disturbed
+
+
+def main() -> int:
+    parser = alternate.parser(__doc__)
+    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="|".join(WORKLOADS))
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    if unknown := set(options.workloads) - set(WORKLOADS):
+        parser.error(f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}")
+    from fedexp.engines.allocator import keep_freed_memory
+
+    keep_freed_memory()
+    facts = f"{options.threads} threads, {options.repeats} turns a candidate, interleaved, medians"
+    columns = ["workload", "candidate", "s/round", "min", "max", "clean turns", "ratio to the best", "auto's engine"]
+    table = alternate.Table(options.write, alternate.heading(facts), columns)
+    found = {workload: compare(workload, options, table) for workload in options.workloads}
+    table.line("")
+    table.line("auto, ratio to the best: " + ", ".join(f"{name} {ratio:.2f}" for name, (ratio, _) in found.items()))
+    if any(disturbed for _, disturbed in found.values()):
+        table.line("Other programs computed meanwhile: measure the rows marked ! again.")
+        return 2
+    return int(any(ratio > MOST_BEHIND for ratio, _ in found.values()))
+
+
+if __name__ == "__main__":  # workers import this file
+    sys.exit(main())
