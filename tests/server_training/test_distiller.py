@@ -77,7 +77,7 @@ def test_resumed_in_mid_distillation_it_has_the_same_bits(
 def test_teachers_of_stacked_clients_teach_the_same(tmp_path: Path) -> None:
     rows = []
     for engine, more in (("serial", []), ("vectorized", ["engine.stack=3"])):
-        result = execute(config_of(tmp_path, "dtype=float64", *more, engine=engine), say=None)
+        result = execute(config_of(tmp_path / engine, "dtype=float64", *more, engine=engine), say=None)
         rows.append(read_jsonl(Path(result["folder"]) / "metrics.jsonl"))
     assert result["stacked_share"] > 0
     for serial, stacked in zip(*rows, strict=True):
