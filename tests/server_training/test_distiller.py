@@ -60,11 +60,13 @@ def test_epochs_on_the_server_are_steps_of_one_round(tmp_path: Path) -> None:
     assert result["test_data_in_training"] is None
 
 
-@pytest.mark.parametrize("augment", ["null", "{flip: 0.5, crop_padding: 1}"])
+@pytest.mark.parametrize("overrides", [
+    [], ["dataset.augment={flip: 0.5, crop_padding: 1}"],
+    ["architectures.clients=[mlp,wide]", "+architectures.models.wide={_target_: fedexp.models.mlp.MLP, hidden: [48, 24]}"],
+])  # fmt: skip
 def test_resumed_in_mid_distillation_it_has_the_same_bits(
-    augment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = [f"dataset.augment={augment}"]
     straight = files(execute(config_of(tmp_path / "straight", *overrides), say=None))
     config = config_of(tmp_path / "resumed", *overrides)
     for step in (1, 3):  # after the clients' training, and between two epochs

@@ -14,11 +14,12 @@ from torch import nn
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.core.net import Net
+from fedexp.core.runner import Snapshot
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.server_training.batches import batches
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Adam, Optimizer, Sgd, cosine
-from fedexp.storage.tensors import TensorStore, decode, encode
+from fedexp.storage.checkpoint import Checkpoint
 
 CPU = torch.device("cpu")
 SHAPES = {"weight": (4, 3), "bias": (4,), "scale": ()}
@@ -111,9 +112,9 @@ def test_stored_in_mid_training_it_goes_on_with_the_same_bits(optimizer: Optimiz
 
     straight, _ = train(tree(0), optimizer.init(tree(0)), range(10))
     params, state = train(tree(0), optimizer.init(tree(0)), range(4))
-    store = TensorStore(tmp_path)
-    text = json.dumps(encode({"params": params, "optimizer": state}, store.put))
-    again = decode(json.loads(text), lambda name: store.get(name, CPU))
+    Checkpoint(tmp_path, CPU).save(Snapshot(4, {"params": params, "optimizer": state}), set(), 0)
+    snapshot, _ = Checkpoint(tmp_path, CPU).load() or (Snapshot(0, {}), 0)
+    again = snapshot.state
     assert_equal(train(again["params"], again["optimizer"], range(4, 10))[0], straight)
 
 
