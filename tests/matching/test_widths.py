@@ -157,9 +157,9 @@ def test_a_grown_model_is_evaluated_and_delivered_as_any_other(tmp_path: Path) -
     evaluate = Evaluator(world.env.task, 7)
     test, x = world.data.test, world.data.test.inputs(slice(None))
     for model in (start, grown, start):
-        right = (output(model, x).argmax(1) == test.y).double().mean()
-        measured = evaluate(Outcome((model,), "model"), test, "test")["test/global/acc"]
-        assert measured == pytest.approx(float(right))
+        loss = torch.nn.functional.cross_entropy(output(model, x), test.y)  # in evaluation mode
+        measured = evaluate(Outcome((model,), "model"), test, "test")["test/global/loss"]
+        assert measured == pytest.approx(float(loss))
     right = ((output(start, x) + output(grown, x)).argmax(1) == test.y).double().mean()
     both = evaluate(Outcome((start, grown), "ensemble"), test, "test")  # of two architectures
     assert both["test/ensemble/acc"] == pytest.approx(float(right))
@@ -173,13 +173,16 @@ def test_what_is_kept_by_spec_is_evicted() -> None:
     world = make_world("method=fedavg")
     serial, evaluate = Serial(), Evaluator(world.env.task, 8)
     job = world.env.job(0, world.env.initial_weights(), {})
-    specs = [with_widths(world.env.spec, world.env.input_shape, {"hidden.0.weight": 20 + i}) for i in range(40)]
+    specs = [with_widths(world.env.server_spec, world.env.input_shape, {"hidden.0.weight": 20 + i}) for i in range(40)]
     for spec in specs:
         start = Weights.init(spec, 0, CPU, torch.float64)
         net = serial.net(replace(job, start=start))
         assert serial.net(replace(job, start=start)) is net
+        assert net.precision == "float32"
         evaluate(Outcome((start,), "model"), world.data.test, "test")
         check_head(spec, world.env.input_shape)
+    serial.open(Numerics(engine={}, threads=1, device="cpu", dtype="float32", precision="bf16"), 1)
+    assert serial.net(job).precision == "bf16"
     alive = [o for o in gc.get_objects() if type(o) is Net and o.spec in specs]
     assert 2 <= len(alive) <= 32  # of two owners
     for kept in (layers_of, structure_of, check_head, computes_channels_last):
