@@ -86,7 +86,7 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor, num_
         num_steps=len(schedule),
         payload=payload,
         state=state,
-        metrics=means({name: torch.stack(values) for name, values in measured.items()}, schedule),
+        metrics=means(measured, schedule),
     )
 
 
@@ -95,17 +95,23 @@ def by_name(loss: Tensor | Measured) -> dict[str, Tensor]:
     return {"loss": loss.loss, **loss.scalars} if isinstance(loss, Measured) else {"loss": loss}
 
 
-def means(measured: Mapping[str, Tensor], schedule: Schedule) -> Metrics:
-    """A client's metrics from (steps,) values of each scalar, in float64: means over all steps, and the last epoch's loss."""
+def means(measured: Mapping[str, list[Tensor]], schedule: Schedule) -> Metrics:
+    """A client's metrics from every step's scalars: means over all steps, in float64, and the last epoch's loss."""
+    check_measured(measured, len(schedule))
+    stacked = {name: torch.stack(values) for name, values in measured.items()}
+    last = stacked["loss"][last_epoch(schedule) :].tolist()
+    return {name: float(v.double().mean()) for name, v in stacked.items()} | {"loss_last_epoch": sum(last) / len(last)}
+
+
+def last_epoch(schedule: Schedule) -> int:
+    """The first step of the last epoch, which `limit.steps` or `local.steps` may have cut short."""
+    return next(step for step, (epoch, _, _) in enumerate(schedule) if epoch == schedule[-1][0])
+
+
+def check_measured(measured: Mapping[str, list[Tensor]], steps: int) -> None:
     for name, values in measured.items():
-        if len(values) != len(schedule):
-            raise ValueError(
-                f"'{name}' was measured {len(values)} times in {len(schedule)} steps; it must be once in each"
-            )
-    last = sum(epoch == schedule[-1][0] for epoch, _, _ in schedule)
-    found = {name: values.double().mean() for name, values in measured.items()}
-    found["loss_last_epoch"] = measured["loss"][-last:].double().mean()
-    return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+        if len(values) != steps:
+            raise ValueError(f"'{name}' was measured {len(values)} times in {steps} steps; it must be once in each")
 
 
 def ascended(

@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from fedexp.core import trees
 from fedexp.core.data import Samples
@@ -28,15 +28,17 @@ from fedexp.core.kernel import (
     Vectors,
     ascended,
     by_name,
+    check_measured,
     context,
     epoch_order,
-    means,
+    last_epoch,
     overrides,
     schedule_of,
     take_step,
 )
 from fedexp.core.local_optimizers import make_optimizer
 from fedexp.core.net import Net
+from fedexp.core.task import Metrics
 from fedexp.core.trainer import Adjustment, Ascent, Ctx, Received, Trainer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
@@ -151,12 +153,21 @@ class _Training:
 
     def end(self) -> None:
         """Nothing follows but `result`."""
-        self._series = {name: pad_sequence(values, batch_first=True) for name, values in self._measured.items()}
+        check_measured(self._measured, len(self._members[0].schedule))
+        self._rows = {name: _rows(values) for name, values in self._measured.items()}
+
+    def _metrics(self, i: int) -> Metrics:
+        schedule = self._members[i].schedule
+        own = {name: [row[i] for row in rows[: len(schedule)]] for name, rows in self._rows.items()}
+        last = own["loss"][last_epoch(schedule) :]
+        return {name: sum(values) / len(values) for name, values in own.items()} | {
+            "loss_last_epoch": sum(last) / len(last)
+        }
 
     def result(self, i: int) -> ClientResult:
         """Of the i-th member."""
         member, net = self._members[i], self._net
-        job, steps = member.job, len(member.schedule)
+        job = member.job
         params = {name: value[i] for name, value in self._whole.params.items()}
         buffers = {name: value[i] for name, value in self._whole.buffers.items()}
         net.train()
@@ -167,10 +178,10 @@ class _Training:
             client=job.client,
             weights=Weights(job.start.spec, params, buffers),
             num_examples=len(member.index),
-            num_steps=steps,
+            num_steps=len(member.schedule),
             payload=payload,
             state=state,
-            metrics=means({name: values[:steps, i] for name, values in self._series.items()}, member.schedule),
+            metrics=self._metrics(i),
         )
 
 
@@ -188,6 +199,12 @@ def _stacked(members: Sequence[_Member], state: bool) -> StackTrees:
         shared={name: _joined([ctx.shared[name] for ctx in own]) for name in first.shared},
         state={name: _joined([ctx.state[name] for ctx in own]) for name in own[0].state} if state else {},
     )
+
+
+def _rows(values: list[Tensor]) -> list[list[float]]:
+    """Every step's numbers, one a client; one synchronisation."""
+    numbers = iter(torch.cat(values).tolist())
+    return [list(islice(numbers, len(step))) for step in values]
 
 
 def _own(tree: Tree) -> Tree:

@@ -40,7 +40,7 @@ STACKED = {"_target_": "fedexp.engines.vectorized.Vectorized", "stack": 2}
 class Signed(Sgd):
     """Sends the process that trained."""
 
-    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
         return {"signed": {"pid": torch.tensor(os.getpid())}}, None
 
 

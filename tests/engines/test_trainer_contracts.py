@@ -95,6 +95,16 @@ def test_an_ascent_of_radius_0_is_plain_training_to_the_bit(model: dict) -> None
     assert [r.metrics for r in sam] == [r.metrics for r in plain]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_climbed_from_is_restored_to_the_bit(engine: str) -> None:
+    """With a step size of 0 nothing has moved; w + e - e would have."""
+    world = world_of(Sam(0.3))
+    jobs = [replace(job, budget=replace(job.budget, lr=0.0)) for job in first_jobs(world)]
+    for job, result in zip(jobs, ENGINES[engine]().map(jobs, world.data), strict=True):
+        assert result.metrics["perturbation"] == pytest.approx(0.3)
+        assert all(torch.equal(value, job.start.params[name]) for name, value in result.weights.params.items())
+
+
 @pytest.mark.parametrize("engine", ["serial", "vmap"])
 def test_statistics_move_in_the_first_pass_alone(engine: str) -> None:
     world = world_of(Trainer(), "local.epochs=null", "local.steps=1", model=CONV)

@@ -177,7 +177,7 @@ class Watching(Sgd):
     def payload_weights(self):
         return "uniform" if self.alike else "models"
 
-    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
         return {"sent": {"u": trees.sub(params, ctx.start)["fc.weight"][None]}}, None
 
     def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:

@@ -13,7 +13,7 @@ from fedexp.core import trees
 from fedexp.core.needs import SGD, Demand, Needs
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Metrics
-from fedexp.core.trainer import Adjustment, Ctx, RoundStats, Trainer, elementwise
+from fedexp.core.trainer import Adjustment, Ctx, Received, RoundStats, Trainer, elementwise
 from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import Weights
 
@@ -46,12 +46,12 @@ class DynamicTrainer(Trainer):
     def needs(self) -> Needs:
         return Needs((SGD, Demand("server_optimizer", DynamicServer, "needs the server that corrects its drift")))
 
-    def init_state(self, start: Tree) -> Trees:
+    def init_state(self, start: Tree, received: Received) -> Trees:
         return {"g_i": trees.zeros_like(start)}
 
     @elementwise
     def adjustment(self, ctx: Ctx) -> Adjustment:
         return Adjustment(pull=self.a, shift=trees.scale(ctx.state["g_i"], -1.0))
 
-    def finish(self, params: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
         return {}, {"g_i": trees.sub(ctx.state["g_i"], trees.sub(params, ctx.start), alpha=self.a)}
