@@ -201,7 +201,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize(("overrides", "said"), [
-    (["method=centralized"], "centralized training has no clients"),
+    (["method=centralized"], "training on pooled data has no clients"),
     (["clients_per_round=4"], "no model of client"),
     (["partition=file", "partition.path=split", "partition.on_small=allow"], "no data in this partition"),
 ])  # fmt: skip
