@@ -96,7 +96,7 @@ class Experiment:
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
         check_owners(self.dataset, self.partitioner)
         plugins = (self.trainer, self.aggregator, self.server_optimizer)
-        check_needs(self.config, *plugins, self.specs, self.proxy, self.partitioner.val_fraction)
+        check_needs(self.config, *plugins, self.proxy, self.partitioner.val_fraction, self.specs)
         check_metrics(self)
         outputs = self.task.num_outputs(self.dataset.num_classes)
         device = _chosen(self.config.device).partition(":")[0]
