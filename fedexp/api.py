@@ -123,7 +123,7 @@ def load(run: str | Path, *, output_root: str | Path = "outputs") -> Run:
 def save_models(
     folder: str | Path,
     state_dicts: Sequence[Mapping[str, Tensor]],
-    model: str | Mapping[str, Any],
+    model: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
     *,
     input_shape: Sequence[int],
     num_classes: int,
@@ -135,13 +135,14 @@ def save_models(
     Args:
         folder: ``model.safetensors`` and ``clients.json`` are written there.
         state_dicts: one a client, each with all of the network's names (as `torch.nn.Module.state_dict` gives them).
-        model: class path (``mypackage.Net``), or a ``model`` config node: ``{"_target_": "...", "hidden": [200]}``.
+        model: class path (``mypackage.Net``), or a ``model`` config node: ``{"_target_": "...", "hidden": [200]}``; or a
+            list with one of these for each client.
         input_shape: of one sample, e.g. (1, 28, 28); num_classes: both are passed to constructors that take them.
         class_counts: (models, classes) training samples of each class; without them, those of the run's partition count.
         num_examples: training samples of each client; by default what `class_counts` sum to.
 
     Raises:
-        ConfigError: a state dict does not fit the network, or the counts do not fit the models.
+        ConfigError: a state dict does not fit its network, or the counts or networks do not fit the models.
     """
     import torch
 
@@ -159,7 +160,13 @@ def save_models(
     number = len(state_dicts)
     facts = {"num_clients": number, "clients": list(range(number)), "num_examples": examples, "class_counts": counts}
     clients = build(Clients, facts, "")
-    node = {"_target_": model} if isinstance(model, str) else model
-    spec = ModelSpec.of(node, tuple(input_shape), num_classes)
-    models = tuple(Weights.of_state_dict(spec, state, f"state_dicts[{i}]") for i, state in enumerate(state_dicts))
+    given = [model] * number if isinstance(model, str | Mapping) else model
+    if len(given) != number:
+        raise ConfigError(
+            "every model needs its network", where="model", expected=f"{number}, or one for all", got=len(given)
+        )
+    nodes = [{"_target_": one} if isinstance(one, str) else one for one in given]
+    specs = [ModelSpec.of(node, tuple(input_shape), num_classes) for node in nodes]
+    pairs = enumerate(zip(specs, state_dicts, strict=True))
+    models = tuple(Weights.of_state_dict(spec, state, f"state_dicts[{i}]") for i, (spec, state) in pairs)
     save_outcome(Outcome(models, "per_client", clients=clients.clients), clients, Path(folder).expanduser())

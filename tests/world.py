@@ -16,7 +16,7 @@ from fedexp.config.compose import compose
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.data import FederatedData, Partition, Samples
 from fedexp.core.engine import Engine
-from fedexp.core.env import Env, Sampling
+from fedexp.core.env import Env, Sampling, Specs
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.runner import Snapshot, run
 from fedexp.core.weights import ModelSpec
@@ -100,7 +100,7 @@ def make_world(
     env = experiment.env(data, CPU)
     spec = ModelSpec.of(model, tuple(data.train.x.shape[1:]), data.num_classes)
     clients = data.partition.num_clients
-    env = replace(env, spec=spec, num_classes=data.num_classes, input_shape=tuple(data.train.x.shape[1:]))
+    env = replace(env, specs=Specs(spec), num_classes=data.num_classes, input_shape=tuple(data.train.x.shape[1:]))
     if m is not None:
         env = replace(env, sampling=Sampling("fixed", min(m, clients)))
     return World(experiment, env, data)

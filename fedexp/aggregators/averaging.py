@@ -17,6 +17,7 @@ from fedexp.core import trees
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats, ServerUpdate, Trainer
@@ -39,6 +40,10 @@ class Averaging(Aggregator):
     weights: Literal["samples", "uniform"] = "samples"
 
     averages_updates: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_architecture=True)
 
     def cohort(self, env: Env) -> list[int]:
         """Who trains in this round."""

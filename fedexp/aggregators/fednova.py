@@ -24,7 +24,7 @@ class FedNova(Mean):
 
     @property
     def needs(self) -> Needs:
-        return Needs((SGD,), local_steps=True)
+        return super().needs | Needs((SGD,), local_steps=True)
 
     def normalizer(self, result: ClientResult, env: Env) -> float:
         return env.trainer.normalizer(result.num_steps, env.budget_now)

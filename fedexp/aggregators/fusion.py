@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
@@ -22,6 +23,10 @@ class FusionAggregator(Aggregator):
     Clients of the first round start from the global model or, with ``init=different``, each from its own; those of later
     rounds from the fused one. Server state: the fused model.
     """
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_architecture=True)
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
         """What is asked about every trained model."""

@@ -59,8 +59,8 @@ class MAEcho(FusionAggregator):
     C: float = 1.0
     projector: Literal["recursion", "exact"] = "recursion"
     damping: Literal["recursion", "update"] = "recursion"
-    alpha: float = 0.01**0.8
-    alpha_conv: float = 0.00001**0.8
+    alpha: float = 0.025118864315095794  # 0.01^0.8
+    alpha_conv: float = 1.0e-4  # 0.00001^0.8
     z: float = 0.01
     probe_batch_size: int = 64
     rank: tuple[int, ...] | None = None
@@ -125,7 +125,7 @@ class MAEcho(FusionAggregator):
         return tuple(layer for layer in trained if any(fnmatchcase(layer.weight, p) for p in self.layers))
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
-        fused = self._fused(env.spec, env.layers)
+        fused = self._fused(env.server_spec, env.layers)
         projections = Projections(
             layers=tuple(layer.weight for layer in fused),
             variant=self.projector,
@@ -156,7 +156,7 @@ class MAEcho(FusionAggregator):
         base = averaged(models)
         start = self._start(models, base, env)
         spaces = {}
-        for layer in self._fused(env.spec, env.layers):
+        for layer in self._fused(env.server_spec, env.layers):
             local, K = [_matrix(layer, m.params) for m in models], [own[layer.weight] for own in factors]
             spaces[layer] = NullSpace(local, K, _matrix(layer, start.params), rule)
         if self.last_layer == "masked":
@@ -187,7 +187,7 @@ class MAEcho(FusionAggregator):
         factors = [result.probes[Projections.name] for result in results]
         if not self.align:
             return models, factors, {}
-        structure = structure_of(env.spec, env.input_shape)
+        structure = structure_of(env.server_spec, env.input_shape)
         models, maps, share = aligned(models, env, Alignment())
         widths = {name: math.prod(models[0].params[name].shape[1:]) for name in factors[0]}
 

@@ -60,7 +60,7 @@ class OTFusion(FusionAggregator):
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
         models = [result.weights for result in results]
         if self.fold == "running":
-            structure = structure_of(env.spec, env.input_shape)
+            structure = structure_of(env.server_spec, env.input_shape)
             fused, maps = models[0], []
             for model in models[1:]:
                 maps += align([model], fused, structure, self.alignment)
@@ -81,7 +81,7 @@ def aligned(
 
     The reference's permutations are identities; units of frozen layers have none.
     """
-    structure = structure_of(env.spec, env.input_shape)
+    structure = structure_of(env.server_spec, env.input_shape)
     target = 1 if len(models) == 2 else 0
     others = [number for number in range(len(models)) if number != target]
     found = align([models[number] for number in others], models[target], structure, options)

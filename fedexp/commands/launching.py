@@ -98,7 +98,7 @@ def sweep_job(config: Any) -> float:
     jobs = int(os.environ.get("FEDEXP_SWEEP_JOBS", "1"))
     concurrent = concurrent_jobs(hydra_config.launcher, jobs, available_cores())
     os.environ["FEDEXP_CONCURRENT_JOBS"] = str(concurrent)
-    resolved = resolve(config, hydra_config.runtime.choices, overrides)
+    resolved = resolve(config, hydra_config.runtime.choices, [*hydra_config.overrides.hydra, *overrides])
     if os.environ.get("FEDEXP_LAUNCHER_PID") == str(os.getppid()):
         _die_with_parent()
     if concurrent > 1 and resolved["device"] in ("auto", "cuda"):

@@ -92,11 +92,11 @@ def _attempt(work: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any] | 
 def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
     """Hydra's own multirun over checked jobs, with a count before and a table after."""
     from fedexp.commands.launching import run_hydra, run_sweep
-    from fedexp.storage.run_folder import RunFolder, address
+    from fedexp.storage.run_folder import RunFolder
     from fedexp.tracking.terminal import print_sweep
 
     name = hashlib.blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
-    folders = [RunFolder(address(config)) for config in configs]
+    folders = [RunFolder.of(config) for config in configs]
     done = sum(folder.result() is not None and config["reuse"] for folder, config in zip(folders, configs, strict=True))
     print(f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True)
     arguments = ["--multirun", *overrides]  # flags first: its parser wants overrides in one piece

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.config.folders import conf_dir, user_conf_dir
+from fedexp.config.pinning import pin
 from fedexp.core.errors import ConfigError, suggest
 
 
@@ -68,53 +70,86 @@ def _refuse_shadowed() -> None:
             )
 
 
-def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """A composed config as plain values, with what was chosen for each group and the overrides that led to it."""
+def resolve(
+    config: DictConfig,
+    choices: Mapping[str, Any],
+    overrides: list[str],
+    option: Callable[[str, tuple[str, ...]], DictConfig] | None = None,
+) -> dict[str, Any]:
+    """A composed config as plain values, with the models that ``architectures`` names, the hash of every file that counts
+    by its content (``contents``), what was chosen for each group and the overrides that led to it.
+
+    Args:
+        option: `model_option`, or one that remembers.
+    """
+    search = tuple(override for override in overrides if override.startswith("hydra.searchpath"))
+    config = _with_models(config, search, option or model_option)
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"the config cannot be resolved: {str(error).splitlines()[0]}") from error
     assert isinstance(plain, dict)
     plain.pop("hydra", None)
-    _pin_split(plain["partition"])
-    _pin_models(plain["client_models"])
-    _pin_weights(plain["model"])
     kept = {str(key): value for key, value in choices.items() if not str(key).startswith("hydra/")}
     mine = [override for override in overrides if not override.startswith("hydra")]
-    return {str(k): v for k, v in plain.items()} | {"choices": kept, "overrides": mine}
+    named = {str(k): v for k, v in plain.items()}
+    return named | {"contents": pin(named), "choices": kept, "overrides": mine}
 
 
-def _pin_split(node: Any) -> None:
-    """A split given as a file decides the result by what is in it: its hash enters the config."""
-    if not isinstance(node, dict) or not node.get("path") or node.get("sha256", "") is not None:
-        return
-    from fedexp.data.partition import load_partition
-
-    path = Path(str(node["path"])).expanduser()
-    if path.is_file():
-        node["sha256"] = load_partition(path).sha256
-
-
-def _pin_models(node: Any) -> None:
-    """The same for models given as a folder."""
-    if not isinstance(node, dict) or not node.get("path") or node.get("sha256") is not None:
-        return
-    path = Path(str(node["path"])).expanduser()
-    if path.is_dir():
-        from fedexp.storage.model_folder import fingerprint
-
-        node["sha256"] = fingerprint(path)
+def _with_models(
+    config: DictConfig, search: tuple[str, ...], option: Callable[[str, tuple[str, ...]], DictConfig]
+) -> DictConfig:
+    """`config` with a model node for every name under ``architectures``; a file of names is replaced by what is in it."""
+    clients, server = config.architectures.clients, config.architectures.server
+    if clients is None and server is None:
+        return config
+    config = copy.deepcopy(config)
+    OmegaConf.set_struct(config, False)
+    if isinstance(clients, str):
+        config.architectures.clients = _read_names(clients, config.clients)
+        clients = config.architectures.clients
+    models, names = config.architectures.models, [*clients] if OmegaConf.is_config(clients) else []
+    for name in dict.fromkeys(map(str, names if server is None else [*names, server])):
+        own = models.get(name) or {}
+        models[name] = own if "_target_" in own else OmegaConf.merge(option(name, search), own)
+    return config
 
 
-def _pin_weights(node: Any) -> None:
-    """Weights given as a file decide the result by what is in it, too."""
-    if not isinstance(node, dict) or not node.get("pretrained") or node.get("sha256", "") is not None:
-        return
-    from fedexp.storage.files import file_sha256
+def _read_names(path: str, clients: int) -> Any:
+    """What stands in place of ``architectures.clients``: a file's names, one a client, or its ranges."""
+    try:
+        names = yaml.safe_load(Path(path).expanduser().read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(
+            "the file of the clients' architectures cannot be read",
+            where="architectures.clients",
+            expected="a list [lenet, mlp], ranges {lenet: 0-4, mlp: 5}, or a JSON or YAML file of either",
+            got=f"{path}: {str(error).splitlines()[0]}",
+        ) from error
+    if not isinstance(names, dict) and not (isinstance(names, list) and len(names) == clients):
+        raise ConfigError(
+            "the file does not say every client's architecture",
+            where="architectures.clients",
+            expected=f"a list of {clients} names (clients={clients}), or ranges",
+            got=f"{path}: {len(names)} names" if isinstance(names, list) else path,
+        )
+    return names
 
-    path = Path(str(node["pretrained"])).expanduser()
-    if path.is_file():
-        node["sha256"] = file_sha256(path)
+
+def model_option(name: str, search: tuple[str, ...]) -> DictConfig:
+    """The node of option `name` of group ``model`` as its file has it.
+
+    Args:
+        search: the ``hydra.searchpath`` override, if any.
+    """
+    try:
+        with hydra_in_use([*search, f"model={name}"]):
+            node: DictConfig = hydra_compose("config", overrides=[*search, f"model={name}"]).model
+    except ConfigError as error:
+        error.facts["where"] = "architectures"
+        raise
+    OmegaConf.set_struct(node, False)
+    return node
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:
@@ -138,6 +173,7 @@ class Composer:
     def __init__(self) -> None:
         self._composed: dict[tuple[str, ...], tuple[DictConfig, Mapping[str, Any]] | ConfigError] = {}
         self._groups: dict[str, bool] = {}
+        self._option = functools.cache(model_option)
 
     def __call__(self, overrides: list[str]) -> dict[str, Any]:
         """As `compose`."""
@@ -156,7 +192,7 @@ class Composer:
                     OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
             except OmegaConfBaseException:
                 return compose(overrides)  # which says what is wrong
-            return resolve(config, choices, overrides)
+            return resolve(config, choices, overrides, self._option)
 
     def _sets_value(self, override: Override, loader: ConfigLoader) -> bool:
         key = override.key_or_group

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from fedexp.core.build import build, require
 from fedexp.core.numerics import Precision
@@ -81,8 +83,61 @@ class TraceOf:
 
 
 @dataclass(frozen=True)
+class Architectures:
+    """``architectures.*``: who has which model; `models` holds the ``model`` node of every name."""
+
+    clients: tuple[str, ...] | dict[str, int | str | tuple[int | str, ...]] | None
+    server: str | None
+    models: dict[str, dict[str, Any]]
+
+    def names(self, clients: int) -> tuple[str, ...]:
+        """Client c of `clients` has name number c modulo their number; without names all have ``model``.
+
+        Raises:
+            ValueError: no name, not every client exactly once, or a model that nobody has.
+        """
+        names = self.clients if isinstance(self.clients, tuple) else self._by_range(clients)
+        require(
+            self.clients is None or len(names) > 0, "architectures.clients names no model: set null, or [lenet, mlp]"
+        )
+        unused = self.models.keys() - {*names, self.server}
+        require(not unused, f"architectures.models: nobody has {', '.join(sorted(unused))}")
+        return names
+
+    def _by_range(self, clients: int) -> tuple[str, ...]:
+        names: dict[int, str] = {}
+        for name, ranges in (self.clients if isinstance(self.clients, dict) else {}).items():
+            for part in ranges if isinstance(ranges, tuple) else (ranges,):
+                for client in _range(part, clients):
+                    twice = f"client {client} has two architectures, {names.get(client)} and {name}"
+                    require(client not in names, f"architectures.clients: {twice}")
+                    names[client] = name
+        missing = [client for client in range(clients) if client not in names] if isinstance(self.clients, dict) else []
+        require(not missing, f"architectures.clients: client {missing[0] if missing else 0} has no architecture")
+        return tuple(names[client] for client in sorted(names))
+
+
+def _range(part: int | str, clients: int) -> Iterator[int]:
+    """``5`` or ``"0-4"``, both ends included."""
+    ends = re.fullmatch(r"(\d+)(?:-(\d+))?", str(part))
+    require(ends is not None, f"architectures.clients: '{part}' is no range of clients: write 5 or 0-4")
+    assert ends is not None
+    first, last = int(ends[1]), int(ends[2] or ends[1])
+    require(first <= last < clients, f"architectures.clients: '{part}' does not lie in 0-{clients - 1}")
+    yield from range(first, last + 1)
+
+
+def _models_in(folder: Path) -> str:
+    from fedexp.storage.model_folder import fingerprint
+
+    return fingerprint(folder)
+
+
+@dataclass(frozen=True)
 class ClientModels:
     """``client_models.*``: a folder of models that stand for the first round's local training, and its content's hash."""
+
+    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": _models_in}
 
     path: str | None
     sha256: str | None
@@ -173,6 +228,7 @@ class Config:
     local: LocalWork
     eval: Eval
     trace: TraceOf
+    architectures: Architectures
     client_models: ClientModels
     headline: Headline
     stop: Stop
@@ -204,6 +260,7 @@ class Config:
             self.precision == "float32" or self.dtype == "float32",
             f"precision={self.precision} rounds float32: it does not go with dtype={self.dtype}",
         )
+        self.architectures.names(self.clients)
         m = self.clients_per_round
         if isinstance(m, int):
             require(
@@ -219,7 +276,7 @@ class Config:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Config:
         """From a resolved config; refuses unknown keys and wrong types."""
-        rest = {k: v for k, v in config.items() if k not in GROUPS and k not in ("choices", "overrides")}
+        rest = {k: v for k, v in config.items() if k not in GROUPS and k not in ("contents", "choices", "overrides")}
         return build(cls, rest, "")
 
     @property

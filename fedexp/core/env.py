@@ -48,14 +48,36 @@ class Sampling:
                 return chosen.tolist()
 
 
+@dataclass(frozen=True)
+class Specs:
+    """Who has which network.
+
+    Args:
+        server: the server's, and every client's where there are no `clients`.
+        clients: client c has number c modulo their number.
+    """
+
+    server: ModelSpec
+    clients: tuple[ModelSpec, ...] = ()
+
+    def of(self, client: int) -> ModelSpec:
+        return self.clients[client % len(self.clients)] if self.clients else self.server
+
+    @cached_property
+    def distinct(self) -> tuple[ModelSpec, ...]:
+        """Each once, the server's first."""
+        return tuple(dict.fromkeys((self.server, *self.clients)))
+
+
 @dataclass(frozen=True, eq=False)
 class Env:
     """The world as an aggregator sees it in step `step` of round `round` (both counted from 0).
 
     Args:
         sizes: (clients,) int64 training samples a client.
-        spec: the model every client trains.
-        init: ``same`` (all start from the global model) or ``different`` (each from its own initialisation).
+        specs: the server's network and the clients'.
+        init: ``same`` (all start from the global model, or that of their architecture) or ``different`` (each from its own
+            initialisation).
         input_shape: of one sample.
         budget: the local work of round 0; `job` applies the per-round decay of the step size.
         proxy: server data, or None.
@@ -64,7 +86,7 @@ class Env:
     """
 
     sizes: np.ndarray
-    spec: ModelSpec
+    specs: Specs
     seed: int
     trainer: Trainer
     server_optimizer: ServerOptimizer
@@ -85,9 +107,18 @@ class Env:
     limit_server_steps: int | None = None
 
     @property
+    def server_spec(self) -> ModelSpec:
+        """The server's network; every client's, too, under the need ``same_architecture``."""
+        return self.specs.server
+
+    def spec_of(self, client: int) -> ModelSpec:
+        """The network that `client` trains."""
+        return self.specs.of(client)
+
+    @property
     def layers(self) -> tuple[Layer, ...]:
-        """The model's linear and convolutional layers in forward order; the last is the output layer."""
-        return layers_of(self.spec, self.input_shape)
+        """The server's model's linear and convolutional layers in forward order; the last is the output layer."""
+        return layers_of(self.server_spec, self.input_shape)
 
     @property
     def num_clients(self) -> int:
@@ -120,9 +151,10 @@ class Env:
         return [c for c in self.sampling.draw(self.num_clients, self.seed, self.round) if self.sizes[c]]
 
     def initial_weights(self, client: int | None = None) -> Weights:
-        """The global model's initialisation, or client `client`'s own where ``init`` is ``different``."""
+        """The global model's initialisation, or client `client`'s: of its architecture, and its own with ``init=different``."""
         names = ("init",) if client is None or self.init == "same" else ("init", client)
-        return Weights.init(self.spec, seed_of(self.seed, *names), self.device, self.dtype)
+        spec = self.server_spec if client is None else self.spec_of(client)
+        return Weights.init(spec, seed_of(self.seed, *names), self.device, self.dtype)
 
     def job(
         self,

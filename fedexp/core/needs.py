@@ -35,6 +35,7 @@ class Needs:
         proxy, proxy_labels: server data must be configured, with labels.
         validation: the config must cut a validation share.
         update_norms: RoundStats.squared_norms must be filled.
+        same_architecture: every client and the server must have one network (whatever averages or matches models).
         local_steps: the numbers of local steps must be known, so models from elsewhere will not do.
     """
 
@@ -43,6 +44,7 @@ class Needs:
     proxy_labels: bool = False
     validation: bool = False
     update_norms: bool = False
+    same_architecture: bool = False
     local_steps: bool = False
 
     def __or__(self, other: Needs) -> Needs:

@@ -15,6 +15,7 @@ from torch import nn
 from fedexp.core.build import locate
 from fedexp.core.data import POOLED, FederatedData
 from fedexp.core.engine import Engine
+from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.seeds import seed_of
@@ -68,7 +69,7 @@ class StoredModels:
     def __contains__(self, client: object) -> bool:
         return client in self._number
 
-    def check(self, clients: int, spec: ModelSpec, dtype: torch.dtype, num_classes: int, trainer: Trainer) -> None:
+    def check(self, clients: int, specs: Specs, dtype: torch.dtype, num_classes: int, trainer: Trainer) -> None:
         """Refuse what does not fit the experiment, before any data are loaded; raises `ConfigError`."""
         if self.clients.num_clients != clients:
             raise ConfigError(
@@ -94,22 +95,24 @@ class StoredModels:
                 expected=f"{num_classes} classes",
                 got=f"{len(rows[0])} classes",
             )
-        for number, stored in enumerate(self.folder.specs):
+        wanted = [specs.of(client) for client in self.clients.clients]
+        for number, (stored, spec) in enumerate(zip(self.folder.specs, wanted, strict=True)):
             if _complete(stored) != _complete(spec):
                 raise ConfigError(
-                    f"model {number} of the folder is another network",
-                    where="model",
+                    f"model {number} of the folder, client {self.clients.clients[number]}'s, is another network",
+                    where="architectures.clients" if specs.clients else "model",
                     expected=f"that of the folder: {_told(stored, spec)}",
                     got=_told(spec, stored),
                     do="choose the model and the data set that the folder's models were trained with",
                 )
-        self._check_tensors(spec, dtype)
+        self._check_tensors(wanted, dtype)
 
-    def _check_tensors(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+    def _check_tensors(self, specs: Sequence[ModelSpec], dtype: torch.dtype) -> None:
         """The class may have changed since the models were trained, and a file need not be ours."""
-        initial = Weights.init(spec, seed_of("check"), _CPU, dtype)
-        wanted = {n: (_STORED.get(v.dtype), tuple(v.shape)) for n, v in {**initial.params, **initial.buffers}.items()}
-        for number, layout in enumerate(self.folder.layouts()):
+        initial = {spec: Weights.init(spec, seed_of("check"), _CPU, dtype) for spec in dict.fromkeys(specs)}
+        for number, (layout, spec) in enumerate(zip(self.folder.layouts(), specs, strict=True)):
+            tensors = {**initial[spec].params, **initial[spec].buffers}
+            wanted = {name: (_STORED.get(value.dtype), tuple(value.shape)) for name, value in tensors.items()}
             for name in [*wanted, *(name for name in layout if name not in wanted)]:
                 kind, shape = wanted.get(name, (None, None))
                 stored, stored_shape = layout.get(name, (None, None))

@@ -141,6 +141,7 @@ class ResNetFeatures(nn.Module):
     """
 
     frozen_parameters: ClassVar[tuple[str, ...]] = ("extractor.*",)
+    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"pretrained": file_sha256}
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
 from fedexp.storage.identity import code_hash, config_hash
 from fedexp.storage.model_folder import Clients, save_outcome
-from fedexp.storage.run_folder import Journal, RunFolder, address
+from fedexp.storage.run_folder import Journal, RunFolder
 from fedexp.storage.tensors import save_tree
 from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.feed import Feed
@@ -69,7 +69,7 @@ def execute(
         the content of ``result.json``.
     """
     began = time.perf_counter()
-    folder = RunFolder(address(config))
+    folder = RunFolder.of(config)
     addressed = time.perf_counter() - began
     own = config["reuse"]
     announce = say or (lambda text: None)

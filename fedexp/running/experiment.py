@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from fedexp.config.keys import Config
+from fedexp.config.keys import Architectures, Config
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.budget import Budget
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
-from fedexp.core.env import Env, Sampling
+from fedexp.core.env import Env, Sampling, Specs
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.core.model_check import check_model
 from fedexp.core.needs import Needs
@@ -41,8 +41,8 @@ class Experiment:
 
     Args:
         config: its own keys, with ``limit.*`` applied; the rest are the built plug-ins.
-        spec: the network that is trained, on samples of `input_shape`; extractor: the frozen one whose features those are,
-            or None. Where training batches are augmented, features change with every batch: then `spec` is the whole.
+        specs: the networks that are trained, on samples of `input_shape`; extractor: the frozen one whose features those
+            are, or None. Where training batches are augmented, features change with every batch: then `specs` are the whole.
         given: models in place of the first round's local training.
     """
 
@@ -50,7 +50,7 @@ class Experiment:
     dataset: Dataset
     partitioner: Partitioner
     proxy: Proxy
-    spec: ModelSpec
+    specs: Specs
     input_shape: tuple[int, ...]
     extractor: ModelSpec | None
     task: Task
@@ -67,15 +67,17 @@ class Experiment:
         own = _limited(Config.of(config), partitioner)
         dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
         task = build(Task, config["task"], "task")  # type: ignore[type-abstract]
-        whole = ModelSpec.of(config["model"], dataset.shape, task.num_outputs(dataset.num_classes))
-        parts = whole.split() if dataset.augment is None else None
-        extractor, spec, input_shape = parts or (None, whole, dataset.shape)
+        specs = _specs(
+            config["model"], own.architectures, own.clients, dataset.shape, task.num_outputs(dataset.num_classes)
+        )
+        parts = specs.server.split() if dataset.augment is None else None
+        extractor, spec, input_shape = parts or (None, specs.server, dataset.shape)
         experiment = cls(
             config=own,
             dataset=dataset,
             partitioner=partitioner,
             proxy=build(Proxy, own.proxy, "proxy"),
-            spec=spec,
+            specs=specs if extractor is None else Specs(spec),
             input_shape=input_shape,
             extractor=extractor,
             task=task,
@@ -94,17 +96,18 @@ class Experiment:
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
         check_owners(self.dataset, self.partitioner)
         plugins = (self.trainer, self.aggregator, self.server_optimizer)
-        check_needs(self.config, *plugins, self.proxy, self.partitioner.val_fraction)
+        check_needs(self.config, *plugins, self.proxy, self.partitioner.val_fraction, self.specs)
         check_metrics(self)
         outputs = self.task.num_outputs(self.dataset.num_classes)
         device = _chosen(self.config.device).partition(":")[0]
         if self.extractor is not None:
             _check_model(self.extractor, self.dataset.shape, math.prod(self.input_shape), device)
-        _check_model(self.spec, self.input_shape, outputs, device)
-        self.aggregator.check(self.spec, self.input_shape)
+        for spec in self.specs.distinct:
+            _check_model(spec, self.input_shape, outputs, device)
+            self.aggregator.check(spec, self.input_shape)
         if self.stored_models is not None:
             classes, dtype = self.dataset.num_classes, getattr(torch, self.config.dtype)
-            self.stored_models.check(self.config.clients, self.spec, dtype, classes, self.trainer)
+            self.stored_models.check(self.config.clients, self.specs, dtype, classes, self.trainer)
         self.dataset.check(Path(self.config.data_root).expanduser(), self.dataset.download)
 
     @property
@@ -183,7 +186,7 @@ class Experiment:
         )
         return Env(
             sizes=data.partition.sizes,
-            spec=self.spec,
+            specs=self.specs,
             seed=config.seed,
             trainer=self.trainer,
             server_optimizer=self.server_optimizer,
@@ -200,6 +203,24 @@ class Experiment:
             proxy=data.proxy,
             limit_server_steps=config.limit.server_steps,
         )
+
+
+def _specs(
+    model: Mapping[str, Any], architectures: Architectures, clients: int, shape: tuple[int, ...], outputs: int
+) -> Specs:
+    """The networks of the server and of `clients` clients; a frozen extractor is refused beside other networks."""
+    known = {name: ModelSpec.of(node, shape, outputs) for name, node in architectures.models.items()}
+    server = known[architectures.server] if architectures.server else ModelSpec.of(model, shape, outputs)
+    specs = Specs(server, tuple(known[name] for name in architectures.names(clients)))
+    frozen = [spec for spec in specs.distinct if spec.split()] if len(specs.distinct) > 1 else []
+    if frozen:
+        raise ConfigError(
+            "a frozen extractor's features are computed once, for one network that all have",
+            where="architectures",
+            expected="models without a frozen extractor, or one model for the server and all clients",
+            got=frozen[0].arch,
+        )
+    return specs
 
 
 def _stored_models(config: Config) -> StoredModels | None:
@@ -234,12 +255,14 @@ def _limited(config: Config, partitioner: Partitioner) -> Config:
     if config.client_models.path is not None:
         limit = replace(limit, clients=None)
     clients = min(config.clients, limit.clients or config.clients)
+    names = config.architectures.names(config.clients)  # of ranges, too, the first clients are left
     m = config.clients_per_round
     return replace(
         config,
         limit=limit,
         rounds=min(config.rounds, limit.rounds or config.rounds),
         clients=clients,
+        architectures=replace(config.architectures, clients=names or None),
         clients_per_round=min(m, clients) if isinstance(m, int) else m,
     )
 

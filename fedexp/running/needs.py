@@ -8,6 +8,7 @@ from typing import Any
 
 from fedexp.config.keys import Config
 from fedexp.core.aggregator import Aggregator
+from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.server_optimizer import ServerOptimizer
@@ -25,6 +26,7 @@ def check_needs(
     server_optimizer: ServerOptimizer,
     proxy: Proxy,
     val_fraction: float,
+    specs: Specs,
 ) -> None:
     """Hold what plug-ins need against each other, and against the config."""
     plugins: Plugins = {"trainer": trainer, "aggregator": aggregator, "server_optimizer": server_optimizer}
@@ -44,6 +46,7 @@ def check_needs(
         for demand in plugin.needs.demands:
             _check_demand(names[group], demand, config, plugins)
         _check_data(names[group], plugin.needs, config, proxy)
+        _check_specs(names[group], plugin.needs, specs)
     users = [names[group] for group, plugin in plugins.items() if plugin.needs.validation]
     users += ["headline.rule=best_on_val"] if config.headline.rule == "best_on_val" else []
     if users and not val_fraction:
@@ -89,6 +92,17 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
             expected="null",
             got=config.client_models.path,
             do="set aggregator=mean, or client_models.path=null",
+        )
+
+
+def _check_specs(name: str, needs: Needs, specs: Specs) -> None:
+    if needs.same_architecture and len(specs.distinct) > 1:
+        raise ConfigError(
+            f"{name} averages or matches models: the server and all clients must have one architecture",
+            where="architectures",
+            expected="one model for all",
+            got=", ".join(spec.arch.rpartition(".")[2] for spec in specs.distinct),
+            do="set architectures.clients=null architectures.server=null",
         )
 
 

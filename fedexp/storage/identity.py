@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 # Keys that do not change what is computed, only where, how fast and what is shown. Version the list when it changes.
-NON_SCIENTIFIC_VERSION = 3
+NON_SCIENTIFIC_VERSION = 4
 NON_SCIENTIFIC = (
     "checkpoint",
     "choices",
-    "client_models.path",  # its sha256 counts
     "client_state",
     "data_root",
     "dataset.download",
@@ -32,13 +31,9 @@ NON_SCIENTIFIC = (
     "on_running",
     "output_root",
     "overrides",
-    "partition.path",  # its sha256 counts
     "reuse",
     "threads",
 )
-_BY_HASH = {
-    "model.pretrained": "sha256"
-}  # a file, and the key beside it that says what is in it: where set, that counts
 _ALWAYS = (
     "fedexp.running.experiment",
     "fedexp.engines.exactness",
@@ -61,13 +56,14 @@ _LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib"
 
 
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved config that decides the result."""
+    """The part of a resolved config that decides the result; of files, the hash in its ``contents`` and not their place."""
+    left_out = {*NON_SCIENTIFIC, *config.get("contents", ())}
 
     def cut(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         return {
             key: cut(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
             for key, value in node.items()
-            if f"{prefix}{key}" not in NON_SCIENTIFIC and not node.get(_BY_HASH.get(f"{prefix}{key}", ""))
+            if f"{prefix}{key}" not in left_out
         }
 
     return cut(config, "")
@@ -90,7 +86,7 @@ def code_hash(config: Mapping[str, Any]) -> str:
 
 def training_code_hash(config: Mapping[str, Any]) -> str:
     """The same of what turns a job and a client's data into a local model alone: no aggregator, no evaluation."""
-    groups = {group: config[group] for group in ("trainer", "task", "model", "dataset")}
+    groups = {group: config[group] for group in ("trainer", "task", "model", "architectures", "dataset")}
     return _fingerprint({*_TRAINING, *_targets(scientific(groups))})
 
 

@@ -19,20 +19,28 @@ from fedexp.storage.identity import code_hash, config_hash
 Status = Literal["queued", "running", "done", "failed", "interrupted"]
 
 
-def address(config: Mapping[str, Any]) -> Path:
-    """``<output_root>/runs/<method>-<dataset>-<confighash8>/<codehash8>`` of a resolved config."""
-    choices = config["choices"]
-    readable = f"{config['method']}-{choices.get('dataset', 'data')}"
-    name = f"{readable}-{config_hash(config)[:8]}"
-    return Path(config["output_root"]).expanduser().resolve() / "runs" / name / code_hash(config)[:8]
+_IDENTITY = "identity.json"
 
 
 class RunFolder:
-    """Files of one run. Single files are replaced atomically; a crash in between leaves a run that resumes."""
+    """Files of one run. Single files are replaced atomically; a crash in between leaves a run that resumes.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        hashes: the whole ``config`` and ``code`` hashes of the run; a folder of another run is refused with a `StorageError`.
+    """
+
+    def __init__(self, path: Path, hashes: Mapping[str, str] | None = None) -> None:
         self.path = path
+        self._hashes = dict(hashes or {})
         self._lock = FileLock(path / "lock")
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> RunFolder:
+        """``<output_root>/runs/<method>-<dataset>-<confighash16>/<codehash8>`` of a resolved config."""
+        hashes = {"config": config_hash(config), "code": code_hash(config)}
+        name = f"{config['method']}-{config['choices'].get('dataset', 'data')}-{hashes['config'][:16]}"
+        root = Path(config["output_root"]).expanduser().resolve()
+        return cls(root / "runs" / name / hashes["code"][:8], hashes)
 
     def acquire(self, on_running: Literal["wait", "fail"], announce: Any) -> None:
         """Become the one process that works here; the system frees the lock when a process dies, however it dies."""
@@ -57,18 +65,37 @@ class RunFolder:
                 where=str(self.path),
                 do="set output_root to a folder that can be written",
             ) from error
+        if self._hashes:
+            try:
+                self._compare(self.once(_IDENTITY, self._hashes))
+            except BaseException:
+                self.release()
+                raise
+
+    def _compare(self, found: Any) -> None:
+        if self._hashes and found != self._hashes:
+            raise StorageError(
+                "the folder belongs to another run, whose hashes begin alike",
+                where=str(self.path),
+                expected=self._hashes,
+                got=found,
+                do="move that folder away, or set another output_root",
+            )
 
     def release(self) -> None:
         self._lock.release()
 
     def result(self) -> dict[str, Any] | None:
-        """The stored result of a finished run."""
-        stored = read_json(self.path / "result.json")
-        return stored if stored is not None and stored["status"] == "done" else None
+        """The stored result of a finished run; a `StorageError` where it is another run's."""
+        stored: dict[str, Any] | None = read_json(self.path / "result.json")
+        if stored is None or stored["status"] != "done":
+            return None
+        self._compare(stored["hashes"])
+        return stored
 
     def set_aside(self) -> Path | None:
-        """Move earlier contents to ``<name>.<k>`` next to this folder (the lock stays); None where there were none."""
-        contents = [entry for entry in self.path.iterdir() if entry.name != "lock"]
+        """Move earlier contents to ``<name>.<k>`` next to this folder (lock and identity stay); None where there were none."""
+        contents = [entry for entry in self.path.iterdir() if entry.name not in ("lock", _IDENTITY)]
         if not contents:
             return None
         number = 1

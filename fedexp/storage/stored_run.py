@@ -29,7 +29,7 @@ class StoredRun:
 
     @property
     def name(self) -> str:
-        """``<method>-<dataset>-<confighash8>/<codehash8>``."""
+        """``<method>-<dataset>-<confighash16>/<codehash8>``."""
         return f"{self.path.parent.name}/{self.path.name}"
 
     @property

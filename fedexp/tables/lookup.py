@@ -12,7 +12,7 @@ from fedexp.config.compose import Composer
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.files import read_json
 from fedexp.storage.identity import config_hash
-from fedexp.storage.run_folder import RunFolder, address
+from fedexp.storage.run_folder import RunFolder
 from fedexp.storage.stored_run import read_mapping
 from fedexp.tables.cells import Job, Slot
 
@@ -59,8 +59,8 @@ class Finder:
             config = self._composer(list(job.overrides))
         except ConfigError as error:
             return CellRun(job, Path(), error=f"its config cannot be composed: {error.what}")
-        folder = address(config)
-        run = RunFolder(folder)
+        run = RunFolder.of(config)
+        folder = run.path
         others = tuple(_other_results(folder))
         result, other = run.result() or {}, False
         state = read_mapping(folder / "status.json")

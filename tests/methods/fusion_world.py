@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fedexp.aggregators.fusion import FusionAggregator
+from fedexp.core.env import Specs
 from fedexp.core.jobs import ClientResult
 from fedexp.core.weights import Weights
 from tests.matching.nets import CLASSES, IMAGE, weights_of
@@ -18,7 +19,7 @@ def world_of(spec, *overrides: str) -> World:
     from dataclasses import replace
 
     world = make_world(*overrides, data=make_data((8, 8), num_classes=CLASSES))
-    return World(world.experiment, replace(world.env, spec=spec, input_shape=IMAGE), world.data)
+    return World(world.experiment, replace(world.env, specs=Specs(spec), input_shape=IMAGE), world.data)
 
 
 def results_of(models: Sequence[Weights], counts: Sequence[Sequence[int]] | None = None) -> list[ClientResult]:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedexp.config.compose import compose
+from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
 from fedexp.core.net import Net
@@ -113,14 +114,14 @@ def whole_and_split(*overrides: str):
     split = Experiment.of(config)
     assert split.extractor is not None and split.input_shape == (16,)
     whole_spec = ModelSpec.of(config["model"], split.dataset.shape, 10)
-    whole = replace(split, spec=whole_spec, extractor=None, input_shape=split.dataset.shape)
+    whole = replace(split, specs=Specs(whole_spec), extractor=None, input_shape=split.dataset.shape)
     data = split.load(CPU)
     notes: list[str] = []
     features = replace_memo(split).prepare(data, notes.append)
     assert len(notes) == 1 and "100 samples" in notes[0]
     assert whole.prepare(data, notes.append) is data
     start = whole.env(data, CPU).initial_weights()
-    return (whole, data, start), (split, features, Weights(split.spec, head_of(start), {}))
+    return (whole, data, start), (split, features, Weights(split.specs.server, head_of(start), {}))
 
 
 def replace_memo(experiment: Experiment) -> Experiment:
@@ -161,9 +162,9 @@ def test_control_variates_cover_what_is_trained(tmp_path: Path) -> None:
 
 def test_augmented_batches_are_trained_through_the_whole_network() -> None:
     experiment = Experiment.of(compose([*WORLD, "dataset.augment={flip: 0.5, crop_padding: 1, crop_probability: 1.0}"]))
-    assert experiment.extractor is None and experiment.spec.arch.endswith("ResNetFeatures")
+    assert experiment.extractor is None and experiment.specs.server.arch.endswith("ResNetFeatures")
     env = experiment.env(experiment.load(CPU), CPU)
-    net = Net(env.spec, CPU, torch.float32)
+    net = Net(env.server_spec, CPU, torch.float32)
     assert not net.has_batch_norm
     weights = env.initial_weights()
     assert env.job(0, weights, {}).frozen == {name for name in weights.params if name.startswith("extractor.")}

@@ -15,7 +15,7 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage import identity
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.files import read_jsonl, write_text
-from fedexp.storage.run_folder import Journal, RunFolder, address
+from fedexp.storage.run_folder import Journal, RunFolder
 from fedexp.storage.tensors import TensorStore, decode, encode, load_tree, save_tree
 
 CPU = torch.device("cpu")
@@ -222,6 +222,6 @@ def test_running_twice_at_once_fails_if_asked(tmp_path: Path) -> None:
 
 def test_address_names_method_and_data(tmp_path: Path) -> None:
     config = compose([f"output_root={tmp_path}"])
-    path = address(config)
+    path = RunFolder.of(config).path
     assert path.parent.parent == tmp_path.resolve() / "runs"
     assert path.parent.name.startswith("fedavg-digits-")

@@ -43,7 +43,7 @@ def parts(world) -> tuple[Cvae, Net, Weights, Batch]:
     """Task, net in evaluation mode, initial weights and the first test images."""
     experiment, data, env = world
     weights = env.initial_weights()
-    net = Net(env.spec, CPU, torch.float64)
+    net = Net(env.server_spec, CPU, torch.float64)
     net.train(False)
     assert isinstance(experiment.task, Cvae)
     return experiment.task, net, weights, Batch(data.test.inputs(slice(0, 12)), data.test.y[:12])
@@ -191,7 +191,7 @@ def test_samples_are_a_function_of_code_and_label(trained) -> None:
 
 
 def test_the_decoder_on_mnist_has_the_papers_widths() -> None:
-    spec = Experiment.of(compose(["task=cvae", "model=cvae", "dataset=digits"])).spec
+    spec = Experiment.of(compose(["task=cvae", "model=cvae", "dataset=digits"])).specs.server
     mnist = replace(spec, kwargs=tuple({**dict(spec.kwargs), "input_shape": (1, 28, 28)}.items()))
     decoder = decoder_of(Weights.init(mnist, 0, CPU, torch.float32))
     assert [tuple(decoder.params[f"decoder.{i}.weight"].shape) for i in range(3)] == [(256, 30), (512, 256), (784, 512)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -25,6 +26,7 @@ class File(Partitioner):
     """
 
     scales: ClassVar[bool] = False
+    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": lambda file: load_partition(file).sha256}
 
     path: str = ""
     sha256: str | None = None

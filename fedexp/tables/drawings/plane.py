@@ -111,15 +111,16 @@ def test_loss(config: Mapping[str, Any], images: int) -> Loss:
     from fedexp.running.experiment import Experiment
 
     experiment = Experiment.of(config)
+    spec = experiment.specs.server
     cpu = torch.device("cpu")
     test = experiment.prepare(experiment.load(cpu), lambda text: None).test
     part = Samples(test.x[:images], test.y[:images], test.mean, test.std, dtype=test.dtype)
     evaluator = Evaluator(experiment.task, experiment.config.eval.batch_size)
-    if Weights.init(experiment.spec, 0, cpu, part.dtype).buffers:
-        raise StorageError("the model has buffers, and a trace keeps parameters alone", where=experiment.spec.arch)
+    if Weights.init(spec, 0, cpu, part.dtype).buffers:
+        raise StorageError("the model has buffers, and a trace keeps parameters alone", where=spec.arch)
 
     def loss(params: Tree) -> float:
-        return evaluator(Outcome((Weights(experiment.spec, params, {}),), "model"), part, "test")["test/global/loss"]
+        return evaluator(Outcome((Weights(spec, params, {}),), "model"), part, "test")["test/global/loss"]
 
     return loss
 
