@@ -210,8 +210,9 @@ def _specs(
 ) -> Specs:
     """The networks of the server and of `clients` clients; a frozen extractor is refused beside other networks."""
     known = {name: ModelSpec.of(node, shape, outputs) for name, node in architectures.models.items()}
-    server = known[architectures.server] if architectures.server else ModelSpec.of(model, shape, outputs)
-    specs = Specs(server, tuple(known[name] for name in architectures.names(clients)))
+    common = ModelSpec.of(model, shape, outputs)
+    own = tuple(known[name] for name in architectures.names(clients))
+    specs = Specs(known[architectures.server], own or (common,)) if architectures.server else Specs(common, own)
     frozen = [spec for spec in specs.distinct if spec.split()] if len(specs.distinct) > 1 else []
     if frozen:
         raise ConfigError(

@@ -220,6 +220,38 @@ def test_running_twice_at_once_fails_if_asked(tmp_path: Path) -> None:
     second.release()
 
 
+def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Two configs whose hashes begin alike would share it."""
+    mine, other = ({"config": "0" * 16 + end, "code": "c" * 32} for end in "ab")
+    first = RunFolder(tmp_path / "run", mine)
+    first.acquire("fail", print)
+    first.release()
+    second = RunFolder(tmp_path / "run", other)
+    with pytest.raises(StorageError, match="another run"):
+        second.acquire("fail", print)
+    first.acquire("fail", print)  # the refused one left no lock
+    write_text(first.path / "result.json", json.dumps({"status": "done", "hashes": mine}))
+    assert first.result() is not None
+    with pytest.raises(StorageError, match="another run"):
+        second.result()
+    first.set_aside()
+    assert (first.path / "identity.json").exists()
+    first.release()
+
+
+def test_a_name_holds_enough_of_the_config_hash(tmp_path: Path) -> None:
+    config = compose([f"output_root={tmp_path}"])
+    folder = RunFolder.of(config)
+    assert folder.path.parent.name.endswith("-" + identity.config_hash(config)[:16])
+    assert folder.path.name == identity.code_hash(config)[:8]
+    folder.acquire("fail", print)
+    folder.release()
+    stored = json.loads((folder.path / "identity.json").read_text())
+    assert stored == {"config": identity.config_hash(config), "code": identity.code_hash(config)}
+    names = {identity.config_hash({**config, "seed": seed, "seed_data": seed})[:16] for seed in range(2000)}
+    assert len(names) == 2000
+
+
 def test_address_names_method_and_data(tmp_path: Path) -> None:
     config = compose([f"output_root={tmp_path}"])
     path = RunFolder.of(config).path

@@ -1,0 +1,63 @@
+"""A plug-in's own YAML (of its module's name) and its class have the same defaults: neither can drift from the other."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedexp.config.folders import conf_dir
+from fedexp.core.build import convert, locate
+
+GROUPS = [path for path in sorted(conf_dir().iterdir()) if path.is_dir()]
+
+
+def canonical() -> list[Path]:
+    found = []
+    for path in (path for group in GROUPS for path in sorted(group.glob("*.yaml"))):
+        module = str((yaml.safe_load(path.read_text()) or {}).get("_target_", "")).rpartition(".")[0]
+        if module.rpartition(".")[2] == path.stem:
+            found.append(path)
+    return found
+
+
+def defaults_of(kind: type) -> dict[str, Any]:
+    parameters = inspect.signature(kind).parameters
+    return {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+
+
+def plain(value: Any) -> Any:
+    """As YAML would have it."""
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def test_the_registry_is_seen() -> None:
+    names = {f"{path.parent.name}/{path.stem}" for path in canonical()}
+    assert {
+        "aggregator/ma_echo",
+        "trainer/scaffold",
+        "server_optimizer/fedadam",
+        "engine/ray",
+        "dataset/digits",
+    } <= names
+    assert {"partition/dirichlet", "model/mlp", "logger/wandb", "aggregator/ot_fusion", "task/cvae"} <= names
+
+
+@pytest.mark.parametrize("path", canonical(), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_yaml_and_class_agree(path: Path) -> None:
+    node = yaml.safe_load(path.read_text())
+    kind = locate(node.pop("_target_"), object, path.stem)
+    defaults = defaults_of(kind)
+    hints = inspect.signature(kind, eval_str=True).parameters
+    for key, value in node.items():
+        interpolated = isinstance(value, str) and value.startswith("${")
+        if key in defaults and not interpolated:
+            default = kind.__dataclass_fields__[key] if is_dataclass(kind) else None
+            expected = default.default_factory() if default and callable(default.default_factory) else defaults[key]
+            assert plain(convert(value, hints[key].annotation, key)) == plain(expected), f"{path.stem}.{key}"
