@@ -35,8 +35,8 @@ class Synthetic(Dataset):
 
     num_classes: int = 10
     shape: tuple[int, ...] = field(init=False)
-    mean: tuple[float, ...] = (128 / 255,)
-    std: tuple[float, ...] = (_UNIT / 255,)
+    mean: tuple[float, ...] = (0.501961,)  # 128 / 255
+    std: tuple[float, ...] = (0.094118,)  # _UNIT / 255
     samples: int = 10_000
     test_samples: int = 2_000
     features: int = 8

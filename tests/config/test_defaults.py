@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import yaml
@@ -26,8 +26,10 @@ def canonical() -> list[Path]:
 
 
 def defaults_of(kind: type) -> dict[str, Any]:
-    parameters = inspect.signature(kind).parameters
-    return {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    if not is_dataclass(kind):
+        return {k: p.default for k, p in inspect.signature(kind).parameters.items() if p.default is not p.empty}
+    made = {f.name: f.default_factory() for f in fields(kind) if f.default_factory is not MISSING}
+    return made | {f.name: f.default for f in fields(kind) if f.default is not MISSING}
 
 
 def plain(value: Any) -> Any:
@@ -54,10 +56,8 @@ def test_yaml_and_class_agree(path: Path) -> None:
     node = yaml.safe_load(path.read_text())
     kind = locate(node.pop("_target_"), object, path.stem)
     defaults = defaults_of(kind)
-    hints = inspect.signature(kind, eval_str=True).parameters
+    hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__)
     for key, value in node.items():
         interpolated = isinstance(value, str) and value.startswith("${")
-        if key in defaults and not interpolated:
-            default = kind.__dataclass_fields__[key] if is_dataclass(kind) else None
-            expected = default.default_factory() if default and callable(default.default_factory) else defaults[key]
-            assert plain(convert(value, hints[key].annotation, key)) == plain(expected), f"{path.stem}.{key}"
+        if key in defaults and defaults[key] != () and not interpolated:  # (): not set
+            assert plain(convert(value, hints[key], key)) == plain(defaults[key]), f"{path.stem}.{key}"
