@@ -99,11 +99,10 @@ def resolve(
 def _with_models(
     config: DictConfig, search: tuple[str, ...], option: Callable[[str, tuple[str, ...]], DictConfig]
 ) -> DictConfig:
-    """`config` with a model node for every name under ``architectures``; a file of names is replaced by what is in it."""
+    """`config`, changed: a model node for every name under ``architectures``, and in place of a file of names what is in it."""
     clients, server = config.architectures.clients, config.architectures.server
     if clients is None and server is None:
         return config
-    config = copy.deepcopy(config)
     OmegaConf.set_struct(config, False)
     if isinstance(clients, str):
         config.architectures.clients = _read_names(clients, config.clients)
@@ -119,19 +118,15 @@ def _read_names(path: str, clients: int) -> Any:
     """What stands in place of ``architectures.clients``: a file's names, one a client, or its ranges."""
     try:
         names = yaml.safe_load(Path(path).expanduser().read_text())
+        problem = f"{len(names)} names" if isinstance(names, list) and len(names) != clients else None
     except (OSError, yaml.YAMLError) as error:
+        names, problem = None, str(error).splitlines()[0]
+    if problem or not isinstance(names, list | dict):
         raise ConfigError(
-            "the file of the clients' architectures cannot be read",
+            "this does not say every client's architecture",
             where="architectures.clients",
-            expected="a list [lenet, mlp], ranges {lenet: 0-4, mlp: 5}, or a JSON or YAML file of either",
-            got=f"{path}: {str(error).splitlines()[0]}",
-        ) from error
-    if not isinstance(names, dict) and not (isinstance(names, list) and len(names) == clients):
-        raise ConfigError(
-            "the file does not say every client's architecture",
-            where="architectures.clients",
-            expected=f"a list of {clients} names (clients={clients}), or ranges",
-            got=f"{path}: {len(names)} names" if isinstance(names, list) else path,
+            expected=f"[lenet, mlp], {{lenet: 0-4, mlp: 5}}, or a JSON or YAML file: {clients} names (clients={clients})",
+            got=f"{path}: {problem or 'neither a list nor ranges'}",
         )
     return names
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -96,35 +97,33 @@ class Architectures:
         Raises:
             ValueError: no name, not every client exactly once, or a model that nobody has.
         """
-        names = self.clients if isinstance(self.clients, tuple) else self._by_range(clients)
         require(
-            self.clients is None or len(names) > 0, "architectures.clients names no model: set null, or [lenet, mlp]"
+            self.clients is None or len(self.clients) > 0, "architectures.clients names no model: set null or a name"
         )
+        names = self.clients or ()
+        if isinstance(names, dict):
+            parts = [(n, p) for n, part in names.items() for p in (part if isinstance(part, tuple) else (part,))]
+            owners = sorted((client, name) for name, part in parts for client in _range(part, clients))
+            count = Counter(client for client, _ in owners)
+            odd = [client for client in range(clients) if count[client] != 1]
+            require(
+                not odd, f"architectures.clients: {odd and count[odd[0]]} architectures for client {odd and odd[0]}"
+            )
+            names = tuple(name for _, name in owners)
         unused = self.models.keys() - {*names, self.server}
         require(not unused, f"architectures.models: nobody has {', '.join(sorted(unused))}")
         return names
 
-    def _by_range(self, clients: int) -> tuple[str, ...]:
-        names: dict[int, str] = {}
-        for name, ranges in (self.clients if isinstance(self.clients, dict) else {}).items():
-            for part in ranges if isinstance(ranges, tuple) else (ranges,):
-                for client in _range(part, clients):
-                    twice = f"client {client} has two architectures, {names.get(client)} and {name}"
-                    require(client not in names, f"architectures.clients: {twice}")
-                    names[client] = name
-        missing = [client for client in range(clients) if client not in names] if isinstance(self.clients, dict) else []
-        require(not missing, f"architectures.clients: client {missing[0] if missing else 0} has no architecture")
-        return tuple(names[client] for client in sorted(names))
 
-
-def _range(part: int | str, clients: int) -> Iterator[int]:
+def _range(part: int | str, clients: int) -> range:
     """``5`` or ``"0-4"``, both ends included."""
     ends = re.fullmatch(r"(\d+)(?:-(\d+))?", str(part))
-    require(ends is not None, f"architectures.clients: '{part}' is no range of clients: write 5 or 0-4")
-    assert ends is not None
-    first, last = int(ends[1]), int(ends[2] or ends[1])
-    require(first <= last < clients, f"architectures.clients: '{part}' does not lie in 0-{clients - 1}")
-    yield from range(first, last + 1)
+    first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, -1)
+    require(
+        first <= last < clients,
+        f"architectures.clients: '{part}' is no range of clients in 0-{clients - 1}: write 5 or 0-4",
+    )
+    return range(first, last + 1)
 
 
 def _models_in(folder: Path) -> str:

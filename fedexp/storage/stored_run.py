@@ -164,7 +164,10 @@ def find_run(root: Path, name: str) -> StoredRun:
             f"'{name}' fits {len(matches)} runs", expected="a part of one name only", got=", ".join(shown + more)
         )
     runs.sort(key=lambda run: not run.is_aside)  # what was set aside is the last to be suggested
-    known = {key: run.name for run in runs for key in (run.name, run.path.parent.name, run.path.name)}
+    parts = {
+        run: (run.name, run.path.parent.name.rpartition("-")[0], run.path.parent.name, run.path.name) for run in runs
+    }
+    known = {key: run.name for run, keys in parts.items() for key in keys}
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     raise FedexpError(
         f"no run '{name}'",
