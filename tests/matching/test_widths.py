@@ -173,7 +173,7 @@ def test_what_is_kept_by_spec_is_evicted() -> None:
     world = make_world("method=fedavg")
     serial, evaluate = Serial(), Evaluator(world.env.task, 8)
     job = world.env.job(0, world.env.initial_weights(), {})
-    specs = [with_widths(world.env.spec, world.env.input_shape, {"hidden.0.weight": 20 + i}) for i in range(40)]
+    specs = [with_widths(world.env.server_spec, world.env.input_shape, {"hidden.0.weight": 20 + i}) for i in range(40)]
     for spec in specs:
         start = Weights.init(spec, 0, CPU, torch.float64)
         net = serial.net(replace(job, start=start))
