@@ -83,7 +83,14 @@ def test_several_files_of_one_plugin() -> None:
     assert config_hash(resolved("trainer=teachers")) != before
 
 
-@pytest.mark.parametrize("overrides", [["partition=file", "partition.path=."], ["client_models.path=a.txt"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["partition=file", "partition.path=."],
+        ["client_models.path=a.txt"],
+        ["model=resnet18_features", "model.pretrained=.", "dataset.shape=[1,8,8]"],
+    ],
+)
 def test_what_is_no_such_file_is_left_to_its_own_check(overrides: list[str]) -> None:
     from fedexp.core.errors import FedexpError
     from fedexp.running.experiment import Experiment

@@ -118,7 +118,7 @@ def test_journal_is_cut_at_the_checkpoint(tmp_path: Path) -> None:
 def test_a_torn_timing_line_does_not_spoil_the_next(tmp_path: Path) -> None:
     (tmp_path / "timing.jsonl").write_text('{"round": 1}\n{"rou')
     journal = Journal(tmp_path, 0, 2)
-    journal.time(2, {"train": 0.5})
+    journal.time(2, 0, {"train": 0.5})
     journal.close()
     assert [row["round"] for row in read_jsonl(tmp_path / "timing.jsonl")] == [1, 2]
 
