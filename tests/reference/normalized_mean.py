@@ -19,7 +19,7 @@ class NormalizedMean(Mean):
 
     @property
     def needs(self) -> Needs:
-        return Needs(update_norms=True)
+        return super().needs | Needs(update_norms=True)
 
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
         length = math.sqrt(trees.squared_norm(merged))

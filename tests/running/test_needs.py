@@ -89,8 +89,8 @@ def checked(*needs: Needs, server_optimizer=None, proxy=None, val_fraction=0.0, 
     for number, kind in enumerate(kinds):
         wanted = needs[number] if number < len(needs) else Needs()
         plugins.append(type(kind.__name__, (kind,), {"needs": property(lambda self, wanted=wanted: wanted)})())
-    base = Experiment.of(compose([])).config
-    check_needs(replace(base, **config), *plugins, proxy or Proxy(), val_fraction)
+    base = Experiment.of(compose([]))
+    check_needs(replace(base.config, **config), *plugins, base.specs, proxy or Proxy(), val_fraction)
 
 
 def test_needs_that_agree_unite() -> None:
