@@ -119,8 +119,10 @@ class Workers(Engine):
             yield from self._inner.map(jobs, data)
         elif jobs:
             self._pool.note = self.note
-            for result in self._pool.run(jobs, self._inner.split(jobs, data), data):
-                yield replace(result, probe_seconds=result.probe_seconds / self._pool.size)
+            size = self._pool.size
+            with contextlib.closing(self._pool.run(jobs, self._inner.split(jobs, data), data)) as results:
+                for result in results:
+                    yield replace(result, probe_seconds=result.probe_seconds / size)
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
         return self._inner.split(jobs, data)

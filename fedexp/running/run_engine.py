@@ -95,7 +95,7 @@ class RunEngine(Engine):
         engine.note = self._note
         torch.set_num_threads(self.numerics.threads)
         engine.open(self.numerics, budget)
-        if near_limit(jobs, data, engine, config.eval.batch_size):
+        if jobs and near_limit(jobs, data, engine, config.eval.batch_size):
             self.memory_probe = probe_memory(jobs, data, engine, self._experiment.task, config.eval.batch_size)
             self._note(self.memory_probe["text"])
         if config.memo.enabled and config.reuse:

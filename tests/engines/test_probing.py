@@ -30,7 +30,7 @@ from fedexp.probes.class_counts import ClassCounts
 from fedexp.storage.model_folder import Clients, ModelFolder, save_outcome
 from fedexp.trainers.sgd import Sgd
 from tests.reference.witness import Witness, told
-from tests.world import World, assert_same, make_data, make_world
+from tests.world import MLP, World, assert_same, make_data, make_world
 
 NUMERICS = Numerics({}, threads=1, device="cpu", dtype="float64")
 STACKED = {"_target_": "fedexp.engines.vectorized.Vectorized", "stack": 2}
@@ -113,10 +113,13 @@ def test_who_trained_answers(name: str, engines: dict[str, Engine]) -> None:
         assert result.probe_seconds > 0
 
 
+@pytest.mark.parametrize("model", [MLP, {"_target_": "tests.engines.plugins.Normalised"}], ids=["mlp", "buffers"])
 @pytest.mark.parametrize("name", NAMES)
-def test_trained_models_are_asked_where_the_engine_trains(name: str, engines: dict[str, Engine]) -> None:
+def test_trained_models_are_asked_where_the_engine_trains(
+    name: str, model: dict[str, object], engines: dict[str, Engine]
+) -> None:
     """Only answers come back, and nothing is trained."""
-    world = make_world("method=fedavg", model={"_target_": "tests.engines.plugins.Normalised"})
+    world = make_world("method=fedavg", model=model)
     jobs = jobs_of(world, Witness())
     models = [result.weights for result in Serial().map(jobs, world.data)]
     asked = [job.asking(model, job.probes) for job, model in zip(jobs, models, strict=True)]
@@ -154,6 +157,7 @@ class OneStream(Engine):
 
     def __init__(self, inner: Engine) -> None:
         self.inner, self.trained, self.asked, self.streams = inner, 0, 0, 0
+        self.calls: list[list[int]] = []  # clients that were to be trained together
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
         return self.inner.split(jobs, data)
@@ -161,6 +165,7 @@ class OneStream(Engine):
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         assert not self.streams
         self.streams += 1
+        self.calls.append([job.client for job in jobs if not job.trained])
         try:
             for job, result in zip(jobs, self.inner.map(jobs, data), strict=True):
                 self.trained += not job.trained
@@ -217,10 +222,12 @@ def test_what_is_lost_in_part_is_made_anew(
         assert_agree(got, expected)
         assert [list(r.probes) for r in got] == [["witness", "class_counts"]] * 6
         trained, asked = inner.counted()
-        if name in ("serial", "workers"):
-            models = lost is not answers_of
-            answers = lost(jobs[0], "key") != ["key"]
-            assert (trained, asked) == (len(gone) * models, 2 * len(gone) * answers)
+        parts = inner.split(jobs, world.data)
+        whole = [i for part in parts if set(part) & set(gone) for i in part]  # last bits are a part's together
+        models, answers = lost is not answers_of, lost(jobs[0], "key") != ["key"]
+        assert (trained, asked) == (len(whole) * models, 2 * len(gone) * answers)
+        if "stack" in name or name == "vectorized":
+            assert len(parts) < 6 and all(clients in (*parts, list(range(6)), []) for clients in inner.calls)
 
 
 def answers_of(job: ClientJob, key: str) -> list[str]:
@@ -296,6 +303,7 @@ def test_probes_have_seconds_of_their_own_and_nothing_goes_below_zero() -> None:
         world = make_world("method=average", "aggregator.last_layer=masked", "rounds=1")
         (step,) = run(world.aggregator, world.env, Slow(), world.data)
         assert set(step.seconds) == {"train", "aggregate", "probe"}
+        assert step.seconds["train"] >= 0
         assert (step.seconds["train"] > 0, step.seconds["probe"] > 0) == (seconds == 0, seconds > 0)
 
 
