@@ -247,7 +247,7 @@ def test_class_counts_are_a_bincount() -> None:
     assert (counts == 0).any()
 
 
-@pytest.mark.parametrize("work", [("local.epochs=3",), ("local.epochs=null", "local.steps=8")], ids=["epochs", "steps"])
+@pytest.mark.parametrize("work", [("local.epochs=3",), ("local.epochs=1",), ("local.epochs=null", "local.steps=8")])
 def test_losses_of_all_steps_and_of_the_last_epoch(work: tuple[str, ...]) -> None:
     told: list[tuple[int, int, float]] = []
 
@@ -267,7 +267,7 @@ def test_losses_of_all_steps_and_of_the_last_epoch(work: tuple[str, ...]) -> Non
         per_epoch = -(-world.data.partition.size(job.client) // 7)
         assert [(epoch, step) for epoch, step, _ in told] == [(i // per_epoch, i) for i in range(result.num_steps)]
         last = [loss for epoch, _, loss in told if epoch == told[-1][0]]
-        assert 0 < len(last) < len(told)
+        assert len(last) < len(told) or "local.epochs=1" in work
         assert result.metrics["loss"] == pytest.approx(np.mean([loss for *_, loss in told]), rel=1e-12)
         assert result.metrics["loss_last_epoch"] == pytest.approx(np.mean(last), rel=1e-12)
     plain = [replace(job, trainer=Trainer()) for job in jobs]

@@ -131,9 +131,8 @@ class Vmapped(StackKernel):
             received = (dict(stack.received.params), dict(stack.received.buffers))
             shared = {name: dict(tree) for name, tree in stack.shared.items()}
         state = {name: dict(tree) for name, tree in stack.state.items()}
-        randomness = (
-            "same" if asked is not None else "error"
-        )  # a second network is built, and initialised, when first asked for
+        # a second network is built when it is first asked for, and initialised at random
+        randomness = "error" if asked is None else "same"
         try:
             losses: tuple[Tensor, Tree] = torch.vmap(loss, randomness=randomness)(
                 stack.params, buffers, received, shared, state, batch.x, batch.y, noise, self._counts
