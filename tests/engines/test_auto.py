@@ -186,7 +186,7 @@ def test_the_fastest_stack_is_taken(seconds: Callable[[Seconds], None], best: An
         return 0.5e-3 if (engine.kernel, engine.stack) == best else 0.97e-3  # 3 % are no reason to leave serial
 
     seconds(by)
-    made, notes = noted(trial(rounds=LONG, numerics=CUDA))
+    made, notes = noted(trial(rounds=LONG, numerics=CUDA, threads=2))
     assert describe(Auto().settle(made)) == describe(expected)
     assert "serial 1" in notes[0] and "linear 4" in notes[0] and "vmap 2" in notes[0]
 
