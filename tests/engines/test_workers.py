@@ -373,3 +373,20 @@ def test_a_closed_engine_leaves_nothing_and_says_nothing() -> None:
     process = run_script("done")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, "4\n", "")
+
+
+def test_a_worker_says_why_it_does_not_stack() -> None:
+    """What shows in training alone comes with the results; what a job itself shows is said where jobs are split."""
+    from tests.engines.test_vectorized import NoBatchingRule, OwnGrad
+
+    world = make_world("method=fedavg", data=make_data((12, 12, 12)))
+    engine = opened(1, inner={"_target_": "fedexp.engines.vectorized.Vectorized", "stack": 3, "kernel": "vmap"})
+    said: list[str] = []
+    engine.note = said.append
+    try:
+        for trainer, reason in ((OwnGrad(), "a grad of its own"), (NoBatchingRule(), "cannot be vectorised")):
+            list(engine.map([replace(job, trainer=trainer) for job in jobs_of(world)], world.data))
+            assert said and all(reason in text for text in said)
+            said.clear()
+    finally:
+        engine.close()
