@@ -7,7 +7,8 @@ clients a round in turn, a checkpoint after every round.
 Seconds and bytes are those of the last rounds, when every model that comes supersedes one; full size takes 14 GB of disk,
 --clients 12 an eighth of that. In the same process, after every checkpoint, the bytes of what changed (4 models and their
 mean) are written plainly: a file each over the last one's, flushed to disk. FedAvg's line is the same without kept models.
-Hashing needs a second core that is idle. Every line a process of its own; memory is what the system says of it when it ends. Prints Markdown.
+Hashing runs beside writing: it needs an idle core. Every line a process of its own; memory is what the system says of it
+when it ends. Prints Markdown.
 """
 
 from __future__ import annotations
