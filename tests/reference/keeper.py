@@ -13,6 +13,7 @@ from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kept import Kept
+from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
@@ -27,6 +28,10 @@ class KeepLast(Aggregator):
     """
 
     K: int = 2
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_architecture=True)
 
     def init(self, env: Env) -> State:
         return {"weights": env.initial_weights(), "kept": {}}
