@@ -55,7 +55,8 @@ def largest(a: Peak, b: Peak) -> Peak:
 
 def near_limit(jobs: Sequence[ClientJob], data: FederatedData, engine: Engine, eval_batch: int) -> bool:
     """Whether a round of such jobs might come near the end of the memory of the data's device."""
-    return estimate(jobs, data, engine.jobs_at_once, eval_batch) > _NEAR * free_memory(data.train.x.device)
+    free = free_memory(data.train.x.device)
+    return bool(jobs) and estimate(jobs, data, engine.jobs_at_once, eval_batch) > _NEAR * free
 
 
 def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_batch: int) -> int:

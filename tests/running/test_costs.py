@@ -209,6 +209,7 @@ def test_half_of_the_free_memory_is_near_the_limit(monkeypatch: pytest.MonkeyPat
         for free, near in ((2 * needed, False), (2 * needed - 2, True)):
             monkeypatch.setattr(peak_memory_module, "free_memory", lambda device, free=free: free)
             assert near_limit(jobs, world.data, engine, 8) is near
+    assert not near_limit([], world.data, Serial(), 8)  # nothing is trained: the models are stored ones
 
 
 def test_free_memory_is_what_the_machine_and_the_control_group_leave(
