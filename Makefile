@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export WANDB_MODE ?= offline
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench wheel clean
+.PHONY: help setup demo test quick check format bench wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -27,6 +27,9 @@ demo: $(STAMP) ## run the main job and a small table on the embedded digits
 
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest -n 2
+
+quick: $(STAMP) ## run the tests of the core's contracts, in half a minute
+	@$(BIN)/python -m pytest -n 2 tests/core tests/methods/test_contracts.py
 
 check: $(STAMP) ## lint, format and types
 	@$(BIN)/ruff check .
