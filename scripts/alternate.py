@@ -40,15 +40,16 @@ def bare(data: str, workload: str, threads: int, rounds: int, *more: str) -> dic
     return process([sys.executable, str(HERE / "bare_loop.py"), *fixed, *more])
 
 
-def fedexp(data: str, threads: int, rounds: int, *overrides: str) -> dict[str, Any]:
-    """What `fedexp_rounds.py` prints, in a process of its own."""
+def fedexp(data: str, threads: int, rounds: int, *overrides: str, home: Path = HERE.parent) -> dict[str, Any]:
+    """What `fedexp_rounds.py` of the checkout `home` prints, in a process of its own."""
     fixed = [f"data_root={data}", f"threads={threads}", f"rounds={rounds}", "dataset=fashion_mnist", "local.lr=0.05"]
-    return process([sys.executable, str(HERE / "fedexp_rounds.py"), *fixed, *overrides])
+    return process([sys.executable, str(home / "scripts" / "fedexp_rounds.py"), *fixed, *overrides], home)
 
 
-def process(command: list[str]) -> dict[str, Any]:
-    """Run it; its last line of output as JSON."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def process(command: list[str], home: Path = HERE.parent) -> dict[str, Any]:
+    """Run it with the package of the checkout `home`; its last line of output as JSON."""
+    env = {**os.environ, "PYTHONPATH": str(home)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -56,12 +57,16 @@ def process(command: list[str]) -> dict[str, Any]:
 
 def heading(facts: str) -> str:
     """When, what and on what was measured."""
-    git = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "none"
     return (
-        f"{datetime.date.today()}, commit {commit}; {processor()}, {os.cpu_count()} cores; Python "
+        f"{datetime.date.today()}, commit {commit(HERE)}; {processor()}, {os.cpu_count()} cores; Python "
         f"{platform.python_version()}, torch {version('torch')}; {facts}"
     )
+
+
+def commit(folder: Path) -> str:
+    """The commit of the checkout that `folder` lies in, with a + where it was changed."""
+    git = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "none"
 
 
 def processor() -> str:

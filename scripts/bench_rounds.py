@@ -1,6 +1,7 @@
 """Seconds a round of fedexp's engines against the bare loop, in strictly alternating processes, on Fashion-MNIST.
 
     python scripts/bench_rounds.py [W1 W1u W2 W3] [--methods fedavg fedprox scaffold] [--engines serial auto ...]
+    python scripts/bench_rounds.py --against CHECKOUT    # the committed table, a checkout of another commit alternating with this
 
 An engine is its name with optional overrides behind commas: vectorized,engine.stack=5. Every engine's process follows a bare
 loop's; a ratio is that of such a pair. The first round of every process (and what auto does before it) is left out; both
@@ -9,6 +10,7 @@ sides must take the same number of local steps. W1u is W1 over Dirichlet(0.1) cl
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import tempfile
@@ -39,6 +41,19 @@ METHODS = {
 }
 
 
+ALL = list(METHODS)
+COMMITTED = [
+    *(("W1", "fedavg", engine) for engine in ("serial", "vectorized")),
+    *(("W1", method, "auto") for method in ALL),
+    ("W1u", "fedavg", "auto"),
+    *(("W2", "fedavg", engine) for engine in ("serial", "vectorized")),
+    *(("W2", method, "auto") for method in ALL),
+    ("W3", "fedavg", "serial"),
+    *(("W3", method, "workers") for method in ALL),
+    ("W3", "fedavg", "auto"),
+]
+
+
 def write_split(overrides: list[str], data: str, rounds: int, folder: Path) -> None:
     """fedexp's clients and every round's participants, for the bare loop."""
     import torch
@@ -60,10 +75,22 @@ def pair(workload: str, method: str, engine: str, options: Any, split: Path) -> 
     rounds = options.rounds or ROUNDS[workload]
     base = alternate.bare(options.data, workload[:2], options.threads, rounds, "--method", method, *more)
     overrides = [*WORKLOADS[workload], *METHODS[method], *alternate.chosen(engine)]
+    other = options.against and alternate.fedexp(
+        options.data, options.threads, rounds, *overrides, home=options.against
+    )
     mine = alternate.fedexp(options.data, options.threads, rounds, *overrides)
+    mine["other"] = statistics.median(other["seconds"][1:]) if other else None
     if base["steps"] != mine["steps"]:
         raise SystemExit(f"{workload} {method} {engine}: steps a round differ: {base['steps']}, {mine['steps']}")
     return statistics.median(base["seconds"][1:]), statistics.median(mine["seconds"][1:]), mine
+
+
+def against(pairs: list[tuple[float, float, dict[str, Any]]]) -> list[str]:
+    """Cells of the other commit, if there is one."""
+    others = [(said["other"], mine) for _, mine, said in pairs if said["other"]]
+    if not others:
+        return []
+    return [f"{statistics.median(o for o, _ in others):.4f}", f"{statistics.median(m / o for o, m in others):.2f}"]
 
 
 def computing(engine: dict[str, Any]) -> str:
@@ -78,42 +105,50 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["fedavg"], choices=METHODS)
     parser.add_argument("--engines", nargs="+", default=alternate.ENGINES, metavar="ENGINE[,OVERRIDE...]")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="the committed rows, another commit in between"
+    )
     parser.add_argument("--rounds", type=int, help="of every process; engine=auto starts workers for long runs alone")
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}")
     facts = f"{options.threads} threads, {options.pairs} pairs of alternating processes, medians"
+    if options.against:
+        facts += f"; other commit {alternate.commit(options.against)}"
     columns = ["workload", "method", "engine", "computed by", "steps a round"]
     columns += ["bare s/round", "fedexp s/round", "ratio (median of pairs)", "min", "max"]
+    columns += ["other commit s/round", "this to other (median of pairs)"] if options.against else []
     table = alternate.Table(options.write, alternate.heading(facts), columns)
     notes: dict[str, None] = {}
     with tempfile.TemporaryDirectory() as name:
         split = Path(name)
         if "W1u" in options.workloads:
             write_split(WORKLOADS["W1u"], options.data, options.rounds or ROUNDS["W1u"], split)
-        for workload in options.workloads:
-            for method in options.methods:
-                for engine in options.engines:
-                    pairs = [pair(workload, method, engine, options, split) for _ in range(options.pairs)]
-                    ratios = [mine / base for base, mine, _ in pairs]
-                    used = sorted({computing(said["engine"]) for *_, said in pairs})
-                    notes |= {
-                        f"{workload} {method} {engine}: {note}": None
-                        for *_, said in pairs
-                        for note in said["notes"]
-                        if note.startswith("engine")
-                    }
-                    table.row(
-                        [
-                            *(workload, method, engine, "; ".join(used)),
-                            f"{statistics.mean(pairs[0][2]['steps']):.0f}",
-                            f"{statistics.median(base for base, *_ in pairs):.4f}",
-                            f"{statistics.median(mine for _, mine, _ in pairs):.4f}",
-                            f"{statistics.median(ratios):.2f}",
-                            f"{min(ratios):.2f}",
-                            f"{max(ratios):.2f}",
-                        ]
-                    )
+        rows = list(itertools.product(options.workloads, options.methods, options.engines))
+        for workload, method, engine in (
+            [r for r in COMMITTED if r[0] in options.workloads] if options.against else rows
+        ):
+            pairs = [pair(workload, method, engine, options, split) for _ in range(options.pairs)]
+            ratios = [mine / base for base, mine, _ in pairs]
+            used = sorted({computing(said["engine"]) for *_, said in pairs})
+            notes |= {
+                f"{workload} {method} {engine}: {note}": None
+                for *_, said in pairs
+                for note in said["notes"]
+                if note.startswith("engine")
+            }
+            table.row(
+                [
+                    *(workload, method, engine, "; ".join(used)),
+                    f"{statistics.mean(pairs[0][2]['steps']):.0f}",
+                    f"{statistics.median(base for base, *_ in pairs):.4f}",
+                    f"{statistics.median(mine for _, mine, _ in pairs):.4f}",
+                    f"{statistics.median(ratios):.2f}",
+                    f"{min(ratios):.2f}",
+                    f"{max(ratios):.2f}",
+                    *against(pairs),
+                ]
+            )
     for note in ["", *notes] if notes else []:
         table.line(f"- {note}" if note else "")
 

@@ -60,7 +60,7 @@ def results() -> list[dict]:
     (["partition=natural"], ["does not say whose", "femnist"]),
     (["model=resnet18_features"], ["model.pretrained=", "model.random_features=true"]),
     (["checkpoint.every=soon"], ["checkpoint.every"]),
-    (["state.memory_gb=-1"], ["client_state.memory_gb"]),
+    (["state.memory_gb=-1"], ["state.memory_gb"]),
     (["headline.metric=test/global/ac"], ["did you mean 'test/global/acc'?"]),
     (["stop.metric=test/local/acc_mean"], ["is not measured here", "test/global/acc"]),
     (["method=local", "headline.metric=test/global/acc"], ["test/local/acc_mean"]),

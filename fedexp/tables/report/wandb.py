@@ -37,7 +37,11 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
     tracker.open(RunInfo(id, f"{report.name} {report.form}", group, config, folder, ("table", report.form), False), [])
     status = "failed"
     try:
-        values: dict[str, Any] = {"round": 1, "comparison": wandb.Table(columns=_columns(report), data=_rows(report))}
+        values: dict[str, Any] = {
+            "round": 1,
+            "step": 1,
+            "comparison": wandb.Table(columns=_columns(report), data=_rows(report)),
+        }
         for picture in report.pictures:
             image = Image.open(io.BytesIO(picture.png))
             values[f"pictures/{picture.name}"] = wandb.Image(image, caption=picture.title)
