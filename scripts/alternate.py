@@ -23,7 +23,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
     made = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     made.add_argument("--threads", type=int, default=2)
-    made.add_argument("--data", default=os.environ.get("FEDEXP_DATA", "data"), help="holds FashionMNIST/raw, unpacked")
+    data = Path(os.environ.get("FEDEXP_DATA", "data")).resolve()
+    made.add_argument("--data", default=str(data), help="holds FashionMNIST/raw, unpacked")
     made.add_argument("--write", type=Path, help="also write the table to this Markdown file")
     return made
 
@@ -49,7 +50,7 @@ def fedexp(data: str, threads: int, rounds: int, *overrides: str, home: Path = H
 def process(command: list[str], home: Path = HERE.parent) -> dict[str, Any]:
     """Run it with the package of the checkout `home`; its last line of output as JSON."""
     env = {**os.environ, "PYTHONPATH": str(home)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=home)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
