@@ -29,7 +29,7 @@ test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest -n 2
 
 quick: $(STAMP) ## run the tests of the core's contracts, in half a minute
-	@$(BIN)/python -m pytest -n 2 tests/core tests/methods/test_contracts.py
+	@$(BIN)/python -m pytest -n 2 tests/core tests/methods/test_averaging.py
 
 check: $(STAMP) ## lint, format and types
 	@$(BIN)/ruff check .
