@@ -19,7 +19,7 @@ from fedexp.core.engine import Engine
 from fedexp.core.env import Env, Sampling, Specs
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.runner import Snapshot, run
-from fedexp.core.weights import ModelSpec
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial
 from fedexp.running.experiment import Experiment
 from fedexp.storage.checkpoint import Checkpoint
@@ -119,6 +119,14 @@ def resumed(make: Callable[[int], World], rounds: int, folder: Path) -> Snapshot
         snapshot = loaded[0]
     assert snapshot is not None
     return snapshot
+
+
+def answers(
+    engine: Engine, job: ClientJob, weights: Weights, data: FederatedData
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Those to the job's probes on a model that it trained earlier."""
+    (result,) = engine.map([job.asking(weights, job.probes)], data)
+    return result.probes
 
 
 class Backwards(Engine):

@@ -17,7 +17,6 @@ from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics
 from fedexp.core.phases import phase
 from fedexp.core.seeds import seed_of
-from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
 
@@ -84,11 +83,6 @@ class Engine(ABC):
         Raises:
             ClientError: a job failed; names the client.
         """
-
-    def probe(self, job: ClientJob, weights: Weights, data: FederatedData) -> dict[str, Tree]:
-        """Answers to the job's probes on the model it trained earlier."""
-        (result,) = self.map([job.asking(weights, job.probes)], data)
-        return result.probes
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
         """The jobs in parts that may be mapped apart, by other processes, without changing a bit: ascending positions.

@@ -2,10 +2,10 @@
 
 - Chains of linear layers are stacked in this process, with however many threads.
 - All else trains one client after the other: in local workers of one thread each where that is worth their start, or in this
-  process. Stacking it (``engine.kernel=vmap``) never paid on a CPU.
+  process. It is never stacked (``engine.kernel=vmap``) unless asked for.
 
-Nothing is timed: runs alike have the same engine and the same bits, whatever else the machine does. The constants are from
-``scripts/bench_engines.py`` on two cores of a Xeon.
+Nothing is timed: runs alike have the same engine and the same bits, whatever else the machine does. The constants are first
+figures of two cores; ``scripts/bench_engines.py`` measures what they are worth on a machine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fedexp.core.trees import num_bytes
 # A stack saves calls and autograd (20 small MLPs at once train three times as fast as one by one) until its weights, which every
 # step reads and writes, leave the cache: stacks above 20 MiB gain nothing.
 _STACK, _STACK_BYTES = 32, 20 << 20
-# Networks of 1.7 million parameters gain by workers; one of 11 million (ResNet-18) keeps the threads of one process busy.
+# A network of 1.7 million parameters gained by workers, one of 11 million (ResNet-18) did not; where between is not known.
 _WORKERS_PARAMETERS = 4_000_000
-# Below so much work, which one process does in about two seconds, starting workers costs more than they gain.
+# So much work takes one process a few seconds; below, starting workers is taken to cost more than they gain.
 _LONG = 1e10
 _STEP = 2_500_000  # of work: what a step costs besides its arithmetic
 

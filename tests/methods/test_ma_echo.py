@@ -28,7 +28,7 @@ from fedexp.matching.simplex_qp import capped_simplex_qp
 from fedexp.models import mlp
 from fedexp.probes.projections import Projections
 from fedexp.running.experiment import Experiment
-from tests.world import CPU, MLP, World, assert_same, make_data, make_world
+from tests.world import CPU, MLP, World, answers, assert_same, make_data, make_world
 
 RELEASED = Rule(eta=1.6, step=1.6, shrinkage=1.0, anchored=False, norm=False, C=None)
 ALGORITHM_1 = Rule(eta=1.0, step=1.0, shrinkage=0.5, anchored=False, norm=False, C=0.4)
@@ -287,7 +287,9 @@ def cohort(world: World) -> list[ClientResult]:
     jobs = world.aggregator.plan(world.aggregator.init(world.env), world.env)
     engine = Serial()
     results = engine.map(jobs, world.data)
-    return [replace(r, probes=engine.probe(job, r.weights, world.data)) for job, r in zip(jobs, results, strict=True)]
+    return [
+        replace(r, probes=answers(engine, job, r.weights, world.data)) for job, r in zip(jobs, results, strict=True)
+    ]
 
 
 def test_a_whole_fusion_is_the_plain_form() -> None:
@@ -477,7 +479,7 @@ def test_alignment_first_is_fusing_the_aligned_models() -> None:
     jobs = world.aggregator.plan(world.aggregator.init(world.env), world.env)
     engine = Serial()
     again = [
-        replace(r, weights=w, probes=engine.probe(job, w, world.data))
+        replace(r, weights=w, probes=answers(engine, job, w, world.data))
         for job, r, w in zip(jobs, results, moved, strict=True)
     ]
     expected, _ = plain_world.aggregator.fuse(again, world.env)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from fedexp.engines.serial import Serial
 from fedexp.probes.activations import Activations
 from fedexp.probes.class_counts import ClassCounts
 from fedexp.probes.projections import Projections
-from tests.world import MLP, World, make_data, make_world
+from tests.world import MLP, World, answers, make_data, make_world
 
 NUMERICS = Numerics({}, threads=1, device="cpu", dtype="float64")
 
@@ -28,7 +28,7 @@ def jobs_of(world: World, *probes: Probe) -> list:
 def test_class_counts_are_the_datas() -> None:
     world = make_world("method=local", data=make_data((20, 12, 1)))
     jobs = jobs_of(world, ClassCounts(3))
-    told = [Serial().probe(job, job.start, world.data)["class_counts"]["n"] for job in jobs]
+    told = [answers(Serial(), job, job.start, world.data)["class_counts"]["n"] for job in jobs]
     assert torch.equal(torch.stack(told), torch.from_numpy(world.data.class_counts()))
 
 
@@ -36,14 +36,14 @@ def test_activations_are_the_networks_own() -> None:
     """The layers applied to what they were given make the next layer's inputs, and in the end the network's output."""
     world = make_world("method=local", model={**MLP, "hidden": [9, 6]})
     (job, *_) = jobs_of(world, Activations(samples=5))
-    given = Serial().probe(job, job.start, world.data)["activations"]
+    given = answers(Serial(), job, job.start, world.data)["activations"]
     assert [tuple(value.shape) for value in given.values()] == [(5, 4), (5, 9), (5, 6)]
     params, layers = job.start.params, world.env.layers
     for layer, following in itertools.pairwise(layers):
         assert layer.bias is not None
         made = torch.relu(given[layer.weight] @ params[layer.weight].T + params[layer.bias])
         torch.testing.assert_close(given[following.weight], made)
-    again = Serial().probe(job, job.start, world.data)["activations"]
+    again = answers(Serial(), job, job.start, world.data)["activations"]
     assert all(torch.equal(again[name], value) for name, value in given.items())
 
 
@@ -63,17 +63,17 @@ def test_the_memo_answers_again_and_tells_probes_models_and_clients_apart(tmp_pa
     jobs = jobs_of(world, ClassCounts(3), Projections(names))
     inner = Counting()
     memo = Memo(inner, tmp_path, 1.0, NUMERICS, "code")
-    first = [memo.probe(job, job.start, world.data) for job in jobs]
+    first = [answers(memo, job, job.start, world.data) for job in jobs]
     assert inner.asked == 2 * len(jobs)
-    second = [Memo(inner, tmp_path, 1.0, NUMERICS, "code").probe(job, job.start, world.data) for job in jobs]
+    second = [answers(Memo(inner, tmp_path, 1.0, NUMERICS, "code"), job, job.start, world.data) for job in jobs]
     assert inner.asked == 2 * len(jobs)
     for a, b in zip(first, second, strict=True):
         for name, tree in a.items():
             assert all(torch.equal(b[name][key], value) for key, value in tree.items())
-    memo.probe(replace(jobs[0], probes=(Projections(names, damping=0.25),)), jobs[0].start, world.data)
+    answers(memo, replace(jobs[0], probes=(Projections(names, damping=0.25),)), jobs[0].start, world.data)
     other = world.env.initial_weights()
     changed = replace(other, params={name: value + 1 for name, value in other.params.items()})
-    memo.probe(replace(jobs[0], probes=(Projections(names),)), changed, world.data)
+    answers(memo, replace(jobs[0], probes=(Projections(names),)), changed, world.data)
     assert inner.asked == 2 * len(jobs) + 2
 
 
@@ -83,7 +83,7 @@ def test_later_rounds_are_not_stored(tmp_path: Path) -> None:
     inner = Counting()
     memo = Memo(inner, tmp_path, 1.0, NUMERICS, "code")
     for _ in range(2):
-        memo.probe(replace(job, round=1), job.start, world.data)
+        answers(memo, replace(job, round=1), job.start, world.data)
     assert inner.asked == 2 and not list(tmp_path.iterdir())
 
 
