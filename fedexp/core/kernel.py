@@ -185,6 +185,7 @@ def context(
         state=job.state or {},
         task=job.task,
         budget=job.budget,
+        round=job.round,
         num_examples=len(index),
         num_steps=num_steps,
         net=net,

@@ -26,7 +26,7 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 def elementwise(hook: Hook) -> Hook:
     """Mark a hook (`adjustment`, `correct`, `after_step`) that treats every number of its trees alike and by itself.
 
-    It uses no norms, means or indices and, of the context, only `start`, `shared`, `state` and `budget`. Such a hook may
+    It uses no norms, means or indices and, of the context, only `start`, `shared`, `state`, `budget` and `round`. Such a hook may
     be called with the trees of several clients stacked along a first axis; any other is called client by client.
     """
     hook.elementwise = True  # type: ignore[attr-defined]
@@ -83,7 +83,8 @@ class Ctx:
     Args:
         start: the received parameters that are trained (w^t); received: the whole received model.
         shared: the server's trees; state: the client state from earlier rounds.
-        num_examples: training samples (n_i); num_steps: optimizer steps of this round (tau_i).
+        round: communication round, from 0; num_examples: training samples (n_i); num_steps: optimizer steps of this round
+            (tau_i).
         net: the network that is trained; clock: what `step` and `epoch` read.
         noise: uniform [0, 1) numbers by name and shape, a function of client, round and step.
         full_gradient: mean task gradient over the whole local data at given parameters, in training mode.
@@ -96,6 +97,7 @@ class Ctx:
     state: Mapping[str, Tree]
     task: Task
     budget: Budget
+    round: int
     num_examples: int
     num_steps: int
     net: Net
@@ -209,6 +211,9 @@ class Trainer:
     def needs(self) -> Needs:
         """What must hold for this trainer, checked before anything runs."""
         return Needs()
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        """Refuse a model that this trainer cannot train, before anything is loaded; `ConfigError` says why."""
 
     def init_state(self, start: Tree, received: Received) -> Trees | None:
         """A client state before its first round, from what ``ctx.start`` and ``ctx.received`` will be; None: it keeps none."""

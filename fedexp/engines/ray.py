@@ -134,6 +134,8 @@ class Ray(Engine):
                 yield replace(result, probe_seconds=result.probe_seconds / self._crew.size)
         finally:
             self._stacked += sending.stacked
+            for text in sending.notes:
+                self.note(text)
             sending.close()
 
     def close(self) -> None:
@@ -199,6 +201,7 @@ class _Sending:
         import ray
 
         self.stacked = 0
+        self.notes: list[str] = []
         self._ray, self._crew, self._jobs, self._packing = ray, crew, jobs, packing
         self._packer = Packer(jobs, lambda value: _put(value, ray))
         self._waiting = deque(chunks)
@@ -286,6 +289,7 @@ class _Sending:
             raise unforeseen(error) from error
         member.parcels.remove(reference)
         self.stacked += reply.stacked
+        self.notes += reply.notes
         for positions, results in zip(flight.chunks, reply.chunks, strict=False):
             self._arrived.update(zip(positions, results, strict=False))
         if reply.failure is not None:

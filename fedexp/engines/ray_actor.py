@@ -67,6 +67,8 @@ class Worker:
             self._engine.open(replace(numerics, device=device), threads)
         except FedexpError as error:
             return error
+        self._notes: list[str] = []
+        self._engine.note = self._notes.append
         return None
 
     def run(self, parcel: Parcel) -> Reply:
@@ -87,7 +89,9 @@ class Worker:
                     chunks[-1].append(SentResult.of(result))
         except FedexpError as error:
             failure = (error, traceback.format_exc())
-        return Reply(chunks, failure, self._engine.stacked_steps - before)
+        notes = self._notes[:]
+        self._notes.clear()
+        return Reply(chunks, failure, self._engine.stacked_steps - before, notes)
 
     def _check_code(self, parcel: Parcel) -> None:
         wanted = (parcel.targets, parcel.code)

@@ -177,11 +177,13 @@ class Reply:
     Args:
         failure: the error that ended the last chunk, and its traceback in the actor.
         stacked: steps of this parcel that ran stacked.
+        notes: for the user.
     """
 
     chunks: list[list[SentResult]]
     failure: tuple[FedexpError, str] | None
     stacked: int
+    notes: list[str]
 
 
 class Packer:

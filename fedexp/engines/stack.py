@@ -258,6 +258,7 @@ def _together(job: ClientJob, stack: StackTrees) -> Ctx:
         state=stack.state,
         task=job.task,
         budget=job.budget,
+        round=job.round,
         num_examples=unknown,
         num_steps=unknown,
         net=SimpleNamespace(beside=refuse, spec=None),  # type: ignore[arg-type]

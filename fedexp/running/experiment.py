@@ -43,7 +43,7 @@ class Experiment:
         config: its own keys, with ``limit.*`` applied; the rest are the built plug-ins.
         specs: the networks that are trained, on samples of `input_shape`; extractor: the frozen one whose features those
             are, or None. Where training batches are augmented, features change with every batch: then `specs` are the whole.
-        given: models in place of the first round's local training.
+        stored_models: in place of the first round's local training, or None.
     """
 
     config: Config
@@ -104,6 +104,7 @@ class Experiment:
             _check_model(self.extractor, self.dataset.shape, math.prod(self.input_shape), device)
         for spec in self.specs.distinct:
             _check_model(spec, self.input_shape, outputs, device)
+            self.trainer.check(spec, self.input_shape)
             self.aggregator.check(spec, self.input_shape)
         if self.stored_models is not None:
             classes, dtype = self.dataset.num_classes, getattr(torch, self.config.dtype)

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedexp.core.trainer import Ctx
+from fedexp.core import trees
+from fedexp.core.net import Net
+from fedexp.core.task import Batch
+from fedexp.core.trainer import Ctx, Trainer
 from fedexp.core.trees import Tree, Trees
 from fedexp.trainers.sgd import Sgd
 
@@ -31,6 +34,14 @@ class Deadly(Sgd):
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
         os._exit(1)
+
+
+@dataclass(frozen=True)
+class NoBatchingRule(Trainer):
+    """Its loss is written with foreach operations, which `torch.vmap` does not know."""
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        return super().loss(net, params, buffers, batch, ctx) + 0.1 * trees.norm(trees.sub(params, ctx.start)) ** 2
 
 
 class Normalised(nn.Module):

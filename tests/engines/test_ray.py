@@ -32,8 +32,9 @@ from fedexp.engines.ray_actor import Worker
 from fedexp.engines.ray_cluster import _session_folder
 from fedexp.engines.ray_wire import Packer, _keys
 from fedexp.engines.serial import Serial
+from fedexp.engines.vectorized import Vectorized
 from fedexp.running.execute import execute
-from tests.engines.plugins import Deadly, Slow
+from tests.engines.plugins import Deadly, NoBatchingRule, Slow
 from tests.reference.witness import Witness, told
 from tests.world import World, assert_same, make_data, make_world
 
@@ -76,9 +77,9 @@ def cluster() -> Iterator[Any]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def opened(cluster: Any) -> Ray:
+def opened(cluster: Any, inner: Engine | None = None) -> Ray:
     """An engine with an actor on each of the two nodes."""
-    engine = Ray(address=cluster.address)
+    engine = Ray(address=cluster.address, inner=describe(inner or Serial()))
     engine.open(NUMERICS, 2)
     assert engine._crew is not None
     engine._crew.gather(120, 120)
@@ -186,6 +187,19 @@ def test_a_run_is_serials_to_the_byte(cluster: Any, tmp_path: Path) -> None:
     for name in ("model.safetensors", "metrics.jsonl"):
         assert Path(ours["folder"], name).read_bytes() == Path(serial["folder"], name).read_bytes()
     assert ours["numerics"] == serial["numerics"]
+
+
+def test_an_actor_says_why_its_clients_are_not_stacked(cluster: Any) -> None:
+    world = make_world("method=fedavg", data=make_data((6, 6, 6, 6)))
+    world.env = replace(world.env, trainer=NoBatchingRule())
+    engine = opened(cluster, Vectorized(2))
+    said: list[str] = []
+    engine.note = said.append
+    try:
+        same_run(world, engine)
+    finally:
+        engine.close()
+    assert said and all("NoBatchingRule): its loss cannot be vectorised" in text for text in said)
 
 
 def test_other_torch_on_a_node_is_refused() -> None:

@@ -21,6 +21,7 @@ from fedexp.core.trees import Tree, Trees
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from tests.engines.compare import assert_matches_serial, assert_same_results, second_round_jobs
+from tests.engines.plugins import NoBatchingRule
 from tests.reference.generated import Generated
 from tests.reference.moon_like import MoonLike
 from tests.reference.sam import Sam
@@ -128,7 +129,7 @@ class MomentumSam(Trainer):
         return Adjustment(gradient=0.3, shift={k: 0.1 * v for k, v in ctx.start.items()})
 
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
-        return {k: v * (1 + 0.1 * ctx.step + 0.01 * ctx.epoch) for k, v in grad.items()}
+        return {k: v * (1 + 0.1 * ctx.step + 0.01 * ctx.epoch + ctx.round) for k, v in grad.items()}
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Margins(Trainer):
         margins = 0.5 * margins / margins.max()
         logits = net(params, buffers, batch.x) - margins * F.one_hot(batch.y, len(counts))
         loss = F.cross_entropy(logits, batch.y) * (1 + 0.1 * ctx.step + 0.2 * ctx.epoch) * ctx.num_examples / 20
-        return Measured(loss, {"margin": margins[batch.y].mean()})
+        return Measured((1 + ctx.round) * loss, {"margin": margins[batch.y].mean()})
 
 
 @pytest.mark.parametrize("model", [MLP, CONV], ids=["mlp", "conv"])
@@ -233,6 +234,26 @@ def test_a_state_begins_with_the_whole_received_model() -> None:
 # ---------------------------------------------------------------- what a trainer knows and measures
 
 
+def test_a_trainer_knows_the_round_everywhere() -> None:
+    @dataclass(frozen=True)
+    class Rounds(Trainer):
+        def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Measured:
+            loss = super().loss(net, params, buffers, batch, ctx)
+            assert isinstance(loss, Tensor)
+            return Measured(loss, {"round": torch.zeros_like(loss) + ctx.round})
+
+        @elementwise
+        def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
+            return {name: torch.full_like(value, ctx.round) for name, value in grad.items()}
+
+    world = world_of(Rounds(), "local.epochs=null", "local.steps=1", "local.lr=0.5")
+    for engine in (Serial(), Vectorized(3, "vmap")):
+        for job, result in zip(jobs := second_round_jobs(world), engine.map(jobs, world.data), strict=True):
+            assert job.round == result.metrics["round"] == 1
+            for name, value in result.weights.params.items():
+                torch.testing.assert_close(value, job.start.params[name] - 0.5)
+
+
 def test_class_counts_are_a_bincount() -> None:
     @dataclass(frozen=True)
     class Counts(Trainer):
@@ -303,7 +324,7 @@ def test_a_scalar_that_is_not_measured_in_every_step_is_refused() -> None:
 
 
 def test_a_run_says_once_why_its_clients_are_not_stacked() -> None:
-    from tests.engines.test_vectorized import NoBatchingRule, OwnGrad
+    from tests.engines.test_vectorized import OwnGrad
 
     for trainer, reason in ((OwnGrad(), "a grad of its own"), (NoBatchingRule(), "cannot be vectorised")):
         world = world_of(trainer)

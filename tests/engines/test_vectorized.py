@@ -24,6 +24,7 @@ from fedexp.engines.vectorized import Vectorized
 from fedexp.models.mlp import MLP
 from fedexp.tasks.classification import Classification
 from tests.engines.compare import METHODS, assert_matches_serial, assert_same_results, second_round_jobs
+from tests.engines.plugins import NoBatchingRule
 from tests.world import CPU, World, make_data, make_world
 
 UNEQUAL = (20, 12, 17, 9, 1, 20, 33)
@@ -355,14 +356,6 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.fc(x.flatten(1)))
-
-
-@dataclass(frozen=True)
-class NoBatchingRule(Trainer):
-    """Its loss is written with foreach operations, which `torch.vmap` does not know."""
-
-    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
-        return super().loss(net, params, buffers, batch, ctx) + 0.1 * trees.norm(trees.sub(params, ctx.start)) ** 2
 
 
 def test_a_loss_that_cannot_be_vectorised_runs_serially() -> None:

@@ -25,6 +25,7 @@ from fedexp.core.trainer import Ctx, Received, Trainer
 from fedexp.core.trees import Tree, Trees
 from fedexp.engines.serial import Serial
 from fedexp.engines.workers import Workers, _only
+from tests.engines.plugins import NoBatchingRule
 from tests.world import World, assert_same, make_data, make_world
 
 METHODS = sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
@@ -377,7 +378,7 @@ def test_a_closed_engine_leaves_nothing_and_says_nothing() -> None:
 
 def test_a_worker_says_why_it_does_not_stack() -> None:
     """What shows in training alone comes with the results; what a job itself shows is said where jobs are split."""
-    from tests.engines.test_vectorized import NoBatchingRule, OwnGrad
+    from tests.engines.test_vectorized import OwnGrad
 
     world = make_world("method=fedavg", data=make_data((12, 12, 12)))
     engine = opened(1, inner={"_target_": "fedexp.engines.vectorized.Vectorized", "stack": 3, "kernel": "vmap"})

@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
+from torch import Tensor
 
 from fedexp.aggregators.mean import Mean
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
+from fedexp.core.layers import check_head
 from fedexp.core.needs import SAME_INIT, SGD, Demand, Needs
+from fedexp.core.weights import ModelSpec
 from fedexp.data.federated import Proxy
+from fedexp.models.mlp import MLP
 from fedexp.running.experiment import Experiment
 from fedexp.running.needs import check_needs
 from fedexp.server_optimizers import fedadam, fedexp
@@ -40,10 +45,31 @@ class Sampled(sgd.Sgd):
         return Needs((Demand("aggregator.weights", "samples", "counts samples"),))
 
 
+@dataclass(frozen=True)
+class OnFeatures(sgd.Sgd):
+    """A trainer that runs the head alone."""
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        check_head(spec, input_shape)
+
+
+class Bounded(MLP):
+    """Its output is not its last layer's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(super().forward(x))
+
+
 def refused(*overrides: str) -> str:
     with pytest.raises(ConfigError) as error:
         Experiment.of(compose([*overrides]))
     return str(error.value)
+
+
+def test_a_trainer_refuses_a_model_that_it_cannot_train() -> None:
+    trainer = f"trainer._target_={HERE}.OnFeatures"
+    Experiment.of(compose([trainer]))
+    assert "not that of 'output' alone" in refused(trainer, f"model._target_={HERE}.Bounded")
 
 
 def test_a_trainer_and_its_server_optimizer_go_together() -> None:

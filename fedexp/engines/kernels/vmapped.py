@@ -113,6 +113,7 @@ class Vmapped(StackKernel):
                 state=state,
                 task=job.task,
                 budget=job.budget,
+                round=job.round,
                 num_examples=first.num_examples,
                 num_steps=first.num_steps,
                 net=net,
