@@ -49,13 +49,13 @@ class Averaging(Aggregator):
         """Who trains in this round."""
         return env.sample()
 
-    def population(self, env: Env) -> int:
-        """N, of whom the cohort is drawn."""
-        return env.num_clients
+    def population(self, env: Env) -> list[int]:
+        """Training samples of each of the N who may take part: not of clients without any."""
+        return [n for n in env.sizes.tolist() if n]
 
-    def weight(self, result: ClientResult) -> float:
+    def weight(self, num_examples: int) -> float:
         """p_i before normalisation."""
-        return float(result.num_examples) if self.weights == "samples" else 1.0
+        return float(num_examples) if self.weights == "samples" else 1.0
 
     def normalizer(self, result: ClientResult, env: Env) -> float:
         """a_i of a result."""
@@ -94,7 +94,7 @@ class Averaging(Aggregator):
         seen, merging = _Seen(old), None
         norms = (env.trainer.needs | env.server_optimizer.needs | self.needs).update_norms
         for result in results:
-            p, a = self.weight(result), self.normalizer(result, env)
+            p, a = self.weight(result.num_examples), self.normalizer(result, env)
             update = trees.sub(result.weights.params, old.params)
             merging = self.add(merging, update, p, a)
             seen.add(result, p, 1.0 if env.trainer.payload_weights == "uniform" else p)
@@ -103,7 +103,7 @@ class Averaging(Aggregator):
             del update  # not held while the next client trains
         if not seen.p:  # every sampled client was empty or skipped: the round changes nothing
             return state, {"clients": 0}
-        direction, stats = self.merged(merging, seen.p), seen.stats(env, self.population(env))
+        direction, stats = self.merged(merging, seen.p), seen.stats(env, [self.weight(n) for n in self.population(env)])
         factor = self.factor(direction, stats, env)
         if factor != 1.0:
             direction = trees.scale(direction, factor)
@@ -182,12 +182,14 @@ class _Seen:
     def payload(self) -> dict[str, Tree]:
         return {name: trees.scale(tree, 1 / self.payload_weight) for name, tree in self.payload_sums.items()}
 
-    def stats(self, env: Env, N: int) -> RoundStats:
+    def stats(self, env: Env, population: Sequence[float]) -> RoundStats:
+        """`population`: p of everybody who may take part, before normalisation."""
         total = sum(self.p)
         return RoundStats(
             round=env.round,
-            N=N,
+            N=len(population),
             m=len(self.p),
+            share=total / sum(population),
             lr=env.lr,
             lr_0=env.budget.lr_0,
             p=tuple(p / total for p in self.p),

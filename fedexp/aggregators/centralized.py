@@ -23,5 +23,5 @@ class Centralized(Mean):
     def cohort(self, env: Env) -> list[int]:
         return [POOLED]
 
-    def population(self, env: Env) -> int:
-        return 1
+    def population(self, env: Env) -> list[int]:
+        return [int(env.sizes.sum())]

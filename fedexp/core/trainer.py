@@ -179,7 +179,8 @@ class RoundStats:
     """Facts of a finished round that server halves and server optimizers use.
 
     Args:
-        round: counted from 0; N: clients in all; m: clients whose results were aggregated.
+        round: counted from 0; N: clients that may take part; m: clients whose results were aggregated.
+        share: the weight of these m among the N, in (0, 1]: m / N, or their part of all samples.
         lr, lr_0: local step size of this round and of the first.
         p: aggregation weights, summing to 1; tau: local steps; both in client order.
         squared_norms: ||u_i||^2 of the updates, in float64, in client order, each as long as it entered the mean; empty
@@ -189,6 +190,7 @@ class RoundStats:
     round: int
     N: int
     m: int
+    share: float
     lr: float
     lr_0: float
     p: tuple[float, ...]

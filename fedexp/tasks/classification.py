@@ -41,8 +41,8 @@ class Classification(Task):
             return (stacked * shares[:, None]).sum(0) / totals.where(totals > 0, 1)
         share = torch.full((len(outputs),), 1 / len(outputs)) if weights is None else weights / weights.sum()
         share = share.to(stacked).reshape(-1, 1, 1)
-        if rule == "probs":
-            return (stacked.softmax(-1) * share).sum(0).log()
+        if rule == "probs":  # in log-space: a probability below float32's smallest is no infinite loss
+            return torch.logsumexp(stacked.log_softmax(-1) + share.log(), 0)
         return (stacked * share).sum(0)
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -2,11 +2,15 @@
 
 Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
 Local step with ``g + c - c_i``; then c_i becomes, by option I, the client's full gradient at the received model, by
-option II, ``c_i - c + (w^t - y_i) / (tau_i lr)``. Server: ``c += (1/N) sum_{i in P_t} (c_i_new - c_i)``.
-Controls start at zero. Client state: c_i (D floats). Up: y_i and the change of c_i (2D). Down: w and c (2D).
+option II, ``c_i - c + (w^t - y_i) / (tau_i lr)``. Server: ``c += (1/N) sum_{i in P_t} (c_i_new - c_i)``, or, where the
+models are weighted by samples, ``sum_{i in P_t} (n_i / n) (c_i_new - c_i)``, n being the samples of all N: c is then the
+gradient of what the weighted mean minimises. Controls start at zero. Client state: c_i (D floats). Up: y_i and the change of
+c_i (2D). Down: w and c (2D).
 
-``correction=step`` applies ``w -= lr (c - c_i)`` after the optimizer's step, outside the momentum buffer. With momentum
-only this is stable: inside the buffer, option II's recursion is undamped at 0.5 and diverges at 0.9.
+``correction=step`` applies ``w -= lr (c - c_i)`` after the optimizer's step, outside the momentum buffer. With momentum rho
+only this is stable: inside the buffer, option II's recursion is undamped at 0.5 and diverges at 0.9. There tau steps with a
+gradient g move w by ``lr a g``, a being `Trainer.normalizer`, and the correction moves it by ``lr tau (c - c_i)``: option I's
+gradient is taken times a / tau, which tends to 1 / (1 - rho). Option II has the factor in its path.
 """
 
 from __future__ import annotations
@@ -57,12 +61,17 @@ class Scaffold(Trainer):
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
         old = ctx.state["c_i"]
         if self.option == "I":
-            change = trees.sub(ctx.full_gradient(ctx.start), old)
+            amplified = self.normalizer(ctx.num_steps, ctx.budget) / ctx.num_steps  # 1 without momentum
+            change = trees.sub(trees.scale(ctx.full_gradient(ctx.start), amplified), old)
         else:
             change = trees.sub(ctx.start, params)
             torch._foreach_mul_(list(change.values()), 1 / (ctx.num_steps * ctx.budget.lr))
             torch._foreach_sub_(list(change.values()), list(ctx.shared["c"].values()))
         return {"dc_i": change}, {"c_i": trees.add(old, change)}
 
+    @property
+    def payload_weights(self) -> Literal["uniform", "models"]:
+        return "models"
+
     def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
-        return {"c": trees.add(shared["c"], payload_mean["dc_i"], alpha=stats.m / stats.N)}
+        return {"c": trees.add(shared["c"], payload_mean["dc_i"], alpha=stats.share)}

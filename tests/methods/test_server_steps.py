@@ -28,7 +28,7 @@ def budget(lr: float = 0.1, momentum: float = 0.0) -> Budget:
 
 def stats(norms: tuple[float, ...] = (), lr: float = 0.1, lr_0: float = 0.1) -> RoundStats:
     m = max(1, len(norms))
-    return RoundStats(round=0, N=m, m=m, lr=lr, lr_0=lr_0, p=(1 / m,) * m, tau=(1,) * m, squared_norms=norms)
+    return RoundStats(round=0, N=m, m=m, share=1.0, lr=lr, lr_0=lr_0, p=(1 / m,) * m, tau=(1,) * m, squared_norms=norms)
 
 
 def tree(*values: float) -> dict[str, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +11,9 @@ from fedexp.core.numerics import Numerics
 from fedexp.core.probe import Probe
 from fedexp.engines.memo import Memo
 from fedexp.engines.serial import Serial
-from fedexp.probes.activations import Activations
 from fedexp.probes.class_counts import ClassCounts
 from fedexp.probes.projections import Projections
-from tests.world import MLP, World, answers, make_data, make_world
+from tests.world import World, answers, make_data, make_world
 
 NUMERICS = Numerics({}, threads=1, device="cpu", dtype="float64")
 
@@ -30,21 +28,6 @@ def test_class_counts_are_the_datas() -> None:
     jobs = jobs_of(world, ClassCounts(3))
     told = [answers(Serial(), job, job.start, world.data)["class_counts"]["n"] for job in jobs]
     assert torch.equal(torch.stack(told), torch.from_numpy(world.data.class_counts()))
-
-
-def test_activations_are_the_networks_own() -> None:
-    """The layers applied to what they were given make the next layer's inputs, and in the end the network's output."""
-    world = make_world("method=local", model={**MLP, "hidden": [9, 6]})
-    (job, *_) = jobs_of(world, Activations(samples=5))
-    given = answers(Serial(), job, job.start, world.data)["activations"]
-    assert [tuple(value.shape) for value in given.values()] == [(5, 4), (5, 9), (5, 6)]
-    params, layers = job.start.params, world.env.layers
-    for layer, following in itertools.pairwise(layers):
-        assert layer.bias is not None
-        made = torch.relu(given[layer.weight] @ params[layer.weight].T + params[layer.bias])
-        torch.testing.assert_close(given[following.weight], made)
-    again = answers(Serial(), job, job.start, world.data)["activations"]
-    assert all(torch.equal(again[name], value) for name, value in given.items())
 
 
 class Counting(Serial):
