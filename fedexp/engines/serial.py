@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine, answered, probed
@@ -39,7 +38,7 @@ class Serial(Engine):
     def _train(self, job: ClientJob, data: FederatedData) -> ClientResult:
         net = self.net(job)
         try:
-            return train_client(job, net, data.train, positions(data, job.client), data.num_classes)
+            return train_client(job, net, data.train, data.positions(job.client), data.num_classes)
         finally:
             net.release()
 
@@ -47,11 +46,6 @@ class Serial(Engine):
         """The network that trains `job`, reused for all of its spec."""
         first = next(iter(job.start.params.values()))
         return self._nets(job.start.spec, first.device, first.dtype, self._precision)
-
-
-def positions(data: FederatedData, client: int) -> Tensor:
-    """(n,) int64: where `client`'s samples lie in the training pool, on its device."""
-    return torch.from_numpy(data.partition.of(client)).to(data.train.x.device)
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from fedexp.core.kernel import (
     schedule_of,
     take_step,
 )
-from fedexp.core.local_optimizers import make_optimizer
+from fedexp.core.local_optimizers import LocalOptimizer
 from fedexp.core.net import Net
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import Adjustment, Ascent, Ctx, Received, Trainer
@@ -100,7 +100,7 @@ class _Training:
         self._members, self._net, self._first, self._hooks = members, net, first, hooks
         self._whole = _stacked(members, state=any(hooks) or kind.reads_context(trainer))
         self._kernel = kind(first, net)
-        self._optimizer = make_optimizer(budget)
+        self._optimizer = LocalOptimizer(budget)
         self._ascent = _ascent(trainer, own)
         self._adjustment = _adjustment(trainer, own, net)
         between = any(hooks) or self._ascent or budget.clip is not None or budget.weight_decay
