@@ -56,9 +56,16 @@ def named(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
     except (FedexpError, NotStackableError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
-        who = ("client " if len(jobs) == 1 else "clients ") + ", ".join(str(job.client) for job in jobs)
-        sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)
-        raise ClientError(
-            f"{who} failed: {type(error).__name__}: {error}",
-            where=f"{who}, {sizes} training samples, lr {jobs[0].budget.lr:g}",
-        ) from error
+        raise failure(jobs, data, error) from error
+
+
+def failure(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:
+    """What is said of an unexpected `error` while `jobs` were trained; it is the cause."""
+    who = ("client " if len(jobs) == 1 else "clients ") + ", ".join(str(job.client) for job in jobs)
+    sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)
+    failed = ClientError(
+        f"{who} failed: {type(error).__name__}: {error}",
+        where=f"{who}, {sizes} training samples, lr {jobs[0].budget.lr:g}",
+    )
+    failed.__cause__ = error
+    return failed
