@@ -77,7 +77,7 @@ def check_mask(choice: str, spec: ModelSpec, input_shape: tuple[int, ...], key: 
 def _output_rows(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[int, str]:
     """Rows of the last layer's weight, and its name."""
     name = layers_of(spec, input_shape)[-1].weight
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with torch.device("meta"):
         return len(spec.module().get_parameter(name)), name
 
 

@@ -229,7 +229,7 @@ class Composer:
             self._composed[chosen] = config, choices
         found = self._composed[chosen]
         if isinstance(found, ConfigError):
-            raise copy.copy(found)
+            raise found.with_traceback(None)
         return found
 
 

@@ -50,9 +50,8 @@ class Trial:
 class Engine(ABC):
     """Runs jobs on the clients' data. Its dataclass fields are its config; life: `settle` or `adopt`, `open`, `map`s, `close`."""
 
-    note: Callable[[str], None] = staticmethod(
-        lambda text: None
-    )  # tells the user why jobs run as they do; set by the run
+    # Tells the user why jobs run as they do; set by the run.
+    note: Callable[[str], None] = staticmethod(lambda text: None)
 
     def settle(self, trial: Trial) -> Engine:
         """This engine with every choice made that bits depend on; on CUDA it may time candidates on the trial's jobs."""
@@ -126,7 +125,7 @@ def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientR
     first = next(iter(weights.params.values()))
     net = Net(weights.spec, first.device, first.dtype)
     net.train(False)
-    index = torch.from_numpy(data.partition.of(job.client)).to(samples.x.device)
+    index = data.positions(job.client)
     with phase("probe"), torch.no_grad():
         answers = {
             probe.name: probe(net, weights, job.task, samples, index, seed_of(job.seed, "probe", probe.name))

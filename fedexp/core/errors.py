@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,13 +36,21 @@ class FedexpError(Exception):
         lines += [f"  {name + ':':<10}{value}" for name, value in self.facts.items() if value is not None]
         return "\n".join(lines)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # launchers send errors between processes
-        return (_rebuild, (type(self), self.what, self.facts))
+    def __reduce__(self) -> tuple[Any, ...]:  # processes send each other errors
+        return (_rebuild, (type(self), self.what, self.facts, "".join(traceback.format_exception(self))))
 
 
-def _rebuild(cls: type[FedexpError], what: str, facts: dict[str, Any]) -> FedexpError:
+class RemoteError(Exception):
+    """The traceback of an error in another process, as text: the cause of that error here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _rebuild(cls: type[FedexpError], what: str, facts: dict[str, Any], trace: str) -> FedexpError:
     error = cls(what)
     error.facts = facts
+    error.__cause__ = RemoteError(trace)
     return error
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from fedexp.core.client_states import owned
-from fedexp.core.trees import Tree, digest
+from fedexp.core.trees import Tree, digest, joined, part_of
 from fedexp.core.weights import ModelSpec, Weights
 
 
@@ -62,14 +62,9 @@ def kept_in(state: Any) -> Iterator[Kept]:
 
 def flat(weights: Weights) -> Tree:
     """Parameters and buffers as one tree."""
-    parts = (("params", weights.params), ("buffers", weights.buffers))
-    return {f"{part}/{name}": value for part, tree in parts for name, value in tree.items()}
+    return joined({"params": weights.params, "buffers": weights.buffers})
 
 
 def unflat(spec: ModelSpec, tree: Tree) -> Weights:
     """The inverse of `flat`."""
-    parts: dict[str, Tree] = {"params": {}, "buffers": {}}
-    for path, value in tree.items():
-        part, _, name = path.partition("/")
-        parts[part][name] = value
-    return Weights(spec, **parts)
+    return Weights(spec, part_of(tree, "params"), part_of(tree, "buffers"))

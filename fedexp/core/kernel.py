@@ -15,7 +15,7 @@ from fedexp.core.budget import Budget
 from fedexp.core.data import Samples
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.local_optimizers import LocalOptimizer, make_optimizer
+from fedexp.core.local_optimizers import LocalOptimizer
 from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Batch, Metrics
@@ -62,7 +62,7 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor, num_
     ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
     correct = partial(trainer.correct, ctx=ctx) if overrides(trainer, "correct") else None
     after_step = partial(trainer.after_step, ctx=ctx) if overrides(trainer, "after_step") else None
-    optimizer = make_optimizer(budget)
+    optimizer = LocalOptimizer(budget)
     measured: defaultdict[str, list[Tensor]] = defaultdict(list)
     net.train()
     net.set_noise(noise)

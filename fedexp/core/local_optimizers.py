@@ -5,79 +5,54 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import torch
 from torch import Tensor
 
 from fedexp.core.budget import Budget
 
 
-class LocalOptimizer(ABC):
-    """One client's optimizer for one round, or that of several stacked clients: every operation is elementwise."""
+class LocalOptimizer:
+    """One client's optimizer for one round, or that of several stacked clients: every operation is elementwise.
 
-    @abstractmethod
-    def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        """Change `params` in place; `grads` are left alone."""
-
-    @abstractmethod
-    def keep(self, count: int) -> None:
-        """Go on with the first `count` of the stacked clients."""
-
-
-def make_optimizer(budget: Budget) -> LocalOptimizer:
-    """A fresh optimizer; its state starts empty."""
-    return Adam(budget) if budget.optimizer == "adam" else Sgd(budget)
-
-
-class Sgd(LocalOptimizer):
-    """`momentum_step`; without momentum, ``w -= lr * g``."""
-
-    def __init__(self, budget: Budget) -> None:
-        self._lr, self._momentum = budget.lr, budget.momentum
-        self._buffer: list[Tensor] = []
-
-    def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        if not self._momentum:
-            torch._foreach_add_(params, grads, alpha=-self._lr)
-            return
-        if not self._buffer:
-            self._buffer = [torch.zeros_like(g) for g in grads]
-        momentum_step(params, grads, self._buffer, self._lr, self._momentum)
-
-    def keep(self, count: int) -> None:
-        self._buffer = [b[:count] for b in self._buffer]
-
-
-class Adam(LocalOptimizer):
-    """`adam_step`."""
+    Which one the budget says; its state starts empty.
+    """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._first: list[Tensor] = []
-        self._second: list[Tensor] = []
+        self._averages: list[list[Tensor]] = []  # Adam's two moments, the momentum buffer, or nothing
         self._t = 0
 
     def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        if not self._first:
-            self._first = [torch.zeros_like(g) for g in grads]
-            self._second = [torch.zeros_like(g) for g in grads]
-        self._t += 1
+        """Change `params` in place; `grads` are left alone."""
         budget = self._budget
-        adam_step(params, grads, self._first, self._second, self._t, budget.lr, budget.betas, budget.eps)
+        if not self._averages:
+            count = 2 if budget.optimizer == "adam" else 1 if budget.momentum else 0
+            self._averages = [[torch.zeros_like(g) for g in grads] for _ in range(count)]
+        self._t += 1
+        if budget.optimizer == "adam":
+            first, second = self._averages
+            adam_step(params, grads, first, second, self._t, budget.lr, budget.betas, budget.eps)
+        else:
+            buffer = self._averages[0] if budget.momentum else []
+            sgd_step(params, grads, buffer, budget.lr, budget.momentum)
 
     def keep(self, count: int) -> None:
-        self._first = [value[:count] for value in self._first]
-        self._second = [value[:count] for value in self._second]
+        """Go on with the first `count` of the stacked clients."""
+        self._averages = [[value[:count] for value in values] for values in self._averages]
 
 
-def momentum_step(
+def sgd_step(
     params: list[Tensor], grads: list[Tensor], buffer: list[Tensor], lr: float, momentum: float, nesterov: bool = False
 ) -> None:
-    """``b = momentum * b + g``, ``w -= lr * b`` (nesterov: ``w -= lr * (g + momentum * b)``), in place; b starts at zero."""
-    torch._foreach_mul_(buffer, momentum)
-    torch._foreach_add_(buffer, grads)
-    direction = torch._foreach_add(grads, buffer, alpha=momentum) if nesterov else buffer
+    """``b = momentum * b + g``, ``w -= lr * b`` (nesterov: ``w -= lr * (g + momentum * b)``), in place; b starts at zero.
+
+    Without momentum ``w -= lr * g``, and no buffer is looked at.
+    """
+    direction = grads
+    if momentum:
+        torch._foreach_mul_(buffer, momentum)
+        torch._foreach_add_(buffer, grads)
+        direction = list(torch._foreach_add(grads, buffer, alpha=momentum)) if nesterov else buffer
     torch._foreach_add_(params, direction, alpha=-lr)
 
 

@@ -63,8 +63,7 @@ class Net:
         self.spec = spec
         self.precision = precision
         self._device, self._dtype = device.type, dtype
-        with torch.random.fork_rng(devices=[]):
-            self._module = _own_dropout(spec.module().to(device, dtype))
+        self._module = _own_dropout(spec.module().to(device, dtype))
         self._parts = dict(self._module.named_modules())
         self._layers = {_joined(name, "weight"): name for name, m in self._parts.items() if isinstance(m, LAYERS)}
         self._norms = {name for name, m in self._parts.items() if isinstance(m, nn.modules.batchnorm._BatchNorm)}

@@ -88,6 +88,17 @@ def num_bytes(tree: Tree) -> int:
     return sum(value.numel() * value.element_size() for value in tree.values())
 
 
+def joined(parts: Trees) -> Tree:
+    """Several trees as one: names begin with ``<part>/``."""
+    return {f"{part}/{name}": value for part, tree in parts.items() for name, value in tree.items()}
+
+
+def part_of(tree: Tree, part: str) -> Tree:
+    """One of the trees that were `joined`."""
+    prefix = f"{part}/"
+    return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
+
+
 def digest(tree: Tree) -> str:
     """Hash of names, types, shapes and bytes."""
     state = hashlib.sha256()  # in hardware: about as fast as a disk takes the bytes

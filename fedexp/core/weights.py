@@ -98,10 +98,11 @@ class ModelSpec:
         return ModelSpec(self.arch, tuple(sorted(own.items())))
 
     def module(self) -> nn.Module:
-        """A new module; its initialisation draws from torch's global generator, so call it through `Weights.init`."""
+        """A new module. Its initialisation draws from a fork of torch's global generator: `Weights.init` seeds it."""
         kind = locate(self.arch, nn.Module, "model")
         try:
-            module: nn.Module = kind(**dict(self.kwargs))
+            with torch.random.fork_rng(devices=[]):
+                module: nn.Module = kind(**dict(self.kwargs))
         except ValueError as error:
             raise ConfigError(str(error), where="model", got=f"{self.arch} with {dict(self.kwargs)}") from error
         return module
@@ -147,7 +148,7 @@ class Weights:
 
     @classmethod
     def init(cls, spec: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
-        """The network's own initialisation under `seed`: the one place that forks the global generator."""
+        """The network's own initialisation under `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             module = spec.module()
@@ -165,8 +166,7 @@ class Weights:
         Raises:
             ConfigError: names or shapes are not the network's; says `where`.
         """
-        with torch.random.fork_rng(devices=[]):
-            module = spec.module()
+        module = spec.module()
         kinds = {value.dtype for value in state.values() if value.is_floating_point()}
         module.to(dtype=kinds.pop() if len(kinds) == 1 else torch.float32)
         try:
@@ -181,8 +181,7 @@ class Weights:
 
     def module(self) -> nn.Module:
         """A network of its own with copies of these tensors, in evaluation mode."""
-        with torch.random.fork_rng(devices=[]):
-            module = self.spec.module()
+        module = self.spec.module()
         first = next(iter(self.params.values()))
         module.to(first.device, first.dtype)
         with torch.no_grad():

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import safetensors
 import torch
 from filelock import FileLock
 from torch import Tensor
@@ -20,7 +19,7 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.trees import Tree, digest
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.identity import code_hash
-from fedexp.storage.tensors import load_tree, save_tree
+from fedexp.storage.tensors import recalled, save_tree
 
 _BATCH = 128  # images a forward pass; fixed, so that last bits do not depend on it
 
@@ -45,8 +44,9 @@ def featured(
         path = memo / key[:2] / f"{key}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(memo / f"{key}.lock") as lock:  # of a sweep's runs one computes them
-            tree = _stored(path, like.x.device) or _extract(given, weights, note)
-            if not path.exists():
+            stored = recalled(path, like.x.device)
+            tree = stored[0] if stored else _extract(given, weights, note)
+            if stored is None:
                 save_tree(path, tree)
             Path(lock.lock_file).unlink(missing_ok=True)
     parts = {name: Samples(tree[name], samples.y, dtype=samples.dtype) for name, samples in given.items()}
@@ -69,18 +69,6 @@ def _extract(splits: dict[str, Samples], weights: Weights, note: Callable[[str],
             tree[name] = torch.cat(parts)
     count = sum(map(len, splits.values()))
     note(f"features of {count:,} samples computed once, in {time.perf_counter() - began:.1f} s")
-    return tree
-
-
-def _stored(path: Path, device: torch.device) -> Tree | None:
-    try:
-        tree, _ = load_tree(path, device)
-        path.touch()  # the memo lets go of what was not used for longest
-    except FileNotFoundError:
-        return None
-    except safetensors.SafetensorError:
-        path.unlink(missing_ok=True)
-        return None
     return tree
 
 

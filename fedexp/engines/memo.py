@@ -14,8 +14,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import torch
 from filelock import FileLock
 
 from fedexp.core.data import FederatedData
@@ -23,10 +21,10 @@ from fedexp.core.engine import Engine, answered
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.core.probe import Probe
-from fedexp.core.trees import Tree, Trees, digest
+from fedexp.core.trees import Tree, Trees, digest, joined, part_of
 from fedexp.core.weights import Weights
 from fedexp.storage.identity import probe_code_hash
-from fedexp.storage.tensors import load_tree, save_tree
+from fedexp.storage.tensors import recalled, save_tree
 
 
 class Memo(Engine):
@@ -119,10 +117,9 @@ class Memo(Engine):
         """Those to the job's probes that lie beside the model of this key."""
         answers = {}
         for probe in job.probes:
-            path = self._path(_answer_key(key, probe))
-            with contextlib.suppress(FileNotFoundError, safetensors.SafetensorError):
-                answers[probe.name], _ = load_tree(path, data.train.x.device)
-                path.touch()
+            found = recalled(self._path(_answer_key(key, probe)), data.train.x.device)
+            if found is not None:
+                answers[probe.name], _ = found
         return answers
 
     def _keys(self, jobs: Sequence[ClientJob], parts: list[list[int]], data: FederatedData) -> list[str]:
@@ -155,11 +152,9 @@ class Memo(Engine):
             self._written += save_tree(self._path(key), tree, facts)
 
     def _save_model(self, key: str, result: ClientResult, seconds: float) -> None:
-        tree: Tree = {f"params/{name}": value for name, value in result.weights.params.items()}
-        tree |= {f"buffers/{name}": value for name, value in result.weights.buffers.items()}
+        parts = {"params": result.weights.params, "buffers": result.weights.buffers}
         for kind, trees in (("payload", result.payload), ("state", result.state or {})):
-            for group, inner in trees.items():
-                tree |= {f"{kind}/{group}/{name}": value for name, value in inner.items()}
+            parts |= {f"{kind}/{group}": tree for group, tree in trees.items()}
         facts = {
             "num_examples": result.num_examples,
             "num_steps": result.num_steps,
@@ -168,18 +163,16 @@ class Memo(Engine):
             "state": None if result.state is None else list(result.state),
             "seconds": seconds,
         }
-        self._save(key, tree, facts)
+        self._save(key, joined(parts), facts)
 
     def _load(self, key: str, job: ClientJob, data: FederatedData) -> ClientResult | None:
-        path = self._path(key)
-        try:
-            tree, facts = load_tree(path, data.train.x.device)
-            path.touch()
-        except (FileNotFoundError, safetensors.SafetensorError):
+        found = recalled(self._path(key), data.train.x.device)
+        if found is None:
             return None
+        tree, facts = found
         return ClientResult(
             client=job.client,
-            weights=Weights(job.start.spec, _under(tree, "params/"), _under(tree, "buffers/")),
+            weights=Weights(job.start.spec, part_of(tree, "params"), part_of(tree, "buffers")),
             num_examples=facts["num_examples"],
             num_steps=facts["num_steps"],
             payload=_trees(tree, "payload", facts["payload"]),
@@ -269,7 +262,7 @@ def _answer_key(key: str, probe: Probe) -> str:
 
 def _client_data(data: FederatedData, client: int) -> list[Any]:
     """Hash of a client's inputs and targets, in its order, and how they are normalised."""
-    index = torch.from_numpy(data.partition.of(client)).to(data.train.x.device)
+    index = data.positions(client)
     content = digest({"x": data.train.x[index], "y": data.train.y[index]})
     return [content, data.train.mean, data.train.std]
 
@@ -278,9 +271,5 @@ def _described(plugin: object) -> str:
     return f"{type(plugin).__module__}.{plugin!r}"
 
 
-def _under(tree: Tree, prefix: str) -> Tree:
-    return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
-
-
 def _trees(tree: Tree, kind: str, groups: list[str]) -> Trees:
-    return {group: _under(tree, f"{kind}/{group}/") for group in groups}
+    return {group: part_of(tree, f"{kind}/{group}") for group in groups}

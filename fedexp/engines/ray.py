@@ -293,10 +293,8 @@ class _Sending:
         for positions, results in zip(flight.chunks, reply.chunks, strict=False):
             self._arrived.update(zip(positions, results, strict=False))
         if reply.failure is not None:
-            failure, trace = reply.failure
-            failure.__cause__ = _RemoteError(trace)
             for position in (p for chunk in flight.chunks for p in chunk if p not in self._arrived):
-                self._arrived[position] = failure
+                self._arrived[position] = reply.failure
 
     def _repeat(self, flight: _Flight, guilty: bool, error: Exception) -> None:
         """Jobs whose actor was lost go out again, unless too many actors died over them."""
@@ -312,13 +310,6 @@ class _Sending:
                 do="look for 'out of memory' in 'ray status' and the nodes' logs; fewer engine.actors need less memory",
             )
             self._arrived.update(dict.fromkeys(chunk, failure))
-
-
-class _RemoteError(Exception):
-    """Stands in for the cause that stayed in the actor's process."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 def _put(value: object, ray: Any) -> Any:

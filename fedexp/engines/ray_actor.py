@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import platform
-import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -75,7 +74,7 @@ class Worker:
         """Results of every job, chunk by chunk; each chunk is one `map` of the inner engine."""
         before = self._engine.stacked_steps
         chunks: list[list[SentResult]] = []
-        failure = None
+        failure: FedexpError | None = None
         torch.set_num_threads(self._threads)  # torch keeps it a thread; Ray may call from another
         try:
             self._check_code(parcel)
@@ -88,10 +87,8 @@ class Worker:
                 for result in self._engine.map(jobs, data):
                     chunks[-1].append(SentResult.of(result))
         except FedexpError as error:
-            failure = (error, traceback.format_exc())
-        notes = self._notes[:]
-        self._notes.clear()
-        return Reply(chunks, failure, self._engine.stacked_steps - before, notes)
+            failure = error
+        return Reply(chunks, failure, self._engine.stacked_steps - before)
 
     def _check_code(self, parcel: Parcel) -> None:
         wanted = (parcel.targets, parcel.code)

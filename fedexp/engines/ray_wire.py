@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedexp.core.data import Augmentation, FederatedData, Partition, Samples
+from fedexp.core.data import FederatedData
 from fedexp.core.errors import FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.trees import Tree, Trees, num_bytes
@@ -58,41 +58,22 @@ def unpack(packed: PackedTree, device: torch.device) -> Tree:
 
 @dataclass(frozen=True, eq=False)
 class SentData:
-    """What a client's training needs of `FederatedData`; the test set stays with the driver."""
+    """What a client's training needs of `FederatedData`: `rest` holds no samples, and the test set stays with the driver."""
 
     x: Packed
     y: Packed
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: Augmentation | None
-    dtype: torch.dtype
-    partition: Partition
-    num_classes: int
-    fingerprint: str
-    labels: np.ndarray
+    rest: FederatedData
 
     @classmethod
     def of(cls, data: FederatedData) -> SentData:
-        train = data.train
-        return cls(
-            Packed.of(train.x),
-            Packed.of(train.y),
-            train.mean,
-            train.std,
-            train.augment,
-            train.dtype,
-            data.partition,
-            data.num_classes,
-            data.fingerprint,
-            data.labels,
-        )
+        x, y = data.train.x, data.train.y
+        none = replace(data.train, x=x.new_empty(0, *x.shape[1:]).cpu(), y=y.new_empty(0, *y.shape[1:]).cpu())
+        return cls(Packed.of(x), Packed.of(y), replace(data, train=none, test=none, val=None, proxy=None))
 
     def federated(self, device: torch.device) -> FederatedData:
         """On the CPU without a copy: all actors of a node read the same memory. The test set is empty."""
-        x, y = self.x.view().to(device), self.y.view().to(device)
-        train = Samples(x, y, self.mean, self.std, self.augment, self.dtype)
-        test = replace(train, x=x[:0], y=y[:0])
-        return FederatedData(train, self.partition, test, self.num_classes, self.fingerprint, self.labels)
+        train = replace(self.rest.train, x=self.x.view().to(device), y=self.y.view().to(device))
+        return replace(self.rest, train=train, test=replace(train, x=train.x[:0], y=train.y[:0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,13 +156,13 @@ class Reply:
     """Results of a parcel's chunks, chunk by chunk, up to the first failure.
 
     Args:
-        failure: the error that ended the last chunk, and its traceback in the actor.
+        failure: the error that ended the last chunk.
         stacked: steps of this parcel that ran stacked.
         notes: for the user.
     """
 
     chunks: list[list[SentResult]]
-    failure: tuple[FedexpError, str] | None
+    failure: FedexpError | None
     stacked: int
     notes: list[str]
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine, answered, probed
@@ -39,7 +38,7 @@ class Serial(Engine):
     def _train(self, job: ClientJob, data: FederatedData) -> ClientResult:
         net = self.net(job)
         try:
-            return train_client(job, net, data.train, positions(data, job.client), data.num_classes)
+            return train_client(job, net, data.train, data.positions(job.client), data.num_classes)
         finally:
             net.release()
 
@@ -47,11 +46,6 @@ class Serial(Engine):
         """The network that trains `job`, reused for all of its spec."""
         first = next(iter(job.start.params.values()))
         return self._nets(job.start.spec, first.device, first.dtype, self._precision)
-
-
-def positions(data: FederatedData, client: int) -> Tensor:
-    """(n,) int64: where `client`'s samples lie in the training pool, on its device."""
-    return torch.from_numpy(data.partition.of(client)).to(data.train.x.device)
 
 
 @contextlib.contextmanager
@@ -62,9 +56,16 @@ def named(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
     except (FedexpError, NotStackableError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
-        who = ("client " if len(jobs) == 1 else "clients ") + ", ".join(str(job.client) for job in jobs)
-        sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)
-        raise ClientError(
-            f"{who} failed: {type(error).__name__}: {error}",
-            where=f"{who}, {sizes} training samples, lr {jobs[0].budget.lr:g}",
-        ) from error
+        raise failure(jobs, data, error) from error
+
+
+def failure(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:
+    """What is said of an unexpected `error` while `jobs` were trained; it is the cause."""
+    who = ("client " if len(jobs) == 1 else "clients ") + ", ".join(str(job.client) for job in jobs)
+    sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)
+    failed = ClientError(
+        f"{who} failed: {type(error).__name__}: {error}",
+        where=f"{who}, {sizes} training samples, lr {jobs[0].budget.lr:g}",
+    )
+    failed.__cause__ = error
+    return failed

@@ -36,7 +36,7 @@ from fedexp.core.kernel import (
     schedule_of,
     take_step,
 )
-from fedexp.core.local_optimizers import make_optimizer
+from fedexp.core.local_optimizers import LocalOptimizer
 from fedexp.core.net import Net
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import Adjustment, Ascent, Ctx, Received, Trainer
@@ -100,7 +100,7 @@ class _Training:
         self._members, self._net, self._first, self._hooks = members, net, first, hooks
         self._whole = _stacked(members, state=any(hooks) or kind.reads_context(trainer))
         self._kernel = kind(first, net)
-        self._optimizer = make_optimizer(budget)
+        self._optimizer = LocalOptimizer(budget)
         self._ascent = _ascent(trainer, own)
         self._adjustment = _adjustment(trainer, own, net)
         between = any(hooks) or self._ascent or budget.clip is not None or budget.weight_decay
@@ -141,13 +141,13 @@ class _Training:
         """The others have taken all their steps."""
         self._active = count
         self._stack = _first(self._whole, count)
-        self._adjustment = self._adjustment and _cut_adjustment(self._adjustment, count)
+        self._adjustment = self._adjustment and _changed(self._adjustment, lambda value: value[:count])
         self._optimizer.keep(count)
         self._kernel.keep(count)
         self._bind_hooks()
 
     def _bind_hooks(self) -> None:
-        together = _together(self._first, self._stack)
+        together = _together(self._members[0], self._stack)
         own = [member.ctx for member in self._members[: self._active]]
         self._correct, self._after_step = (hook and partial(hook, together, own) for hook in self._hooks)
 
@@ -188,13 +188,10 @@ class _Training:
 def _stacked(members: Sequence[_Member], state: bool) -> StackTrees:
     first, own = members[0].job, [member.ctx for member in members]
     received = Received(_joined([ctx.received.params for ctx in own]), _joined([ctx.received.buffers for ctx in own]))
-    params = _own(received.params)
-    trained = own[0].start
     return StackTrees(
-        params=params,
-        live={name: params[name] for name in trained},
+        params=_own(received.params),
         buffers=_own(received.buffers),
-        start={name: received.params[name] for name in trained},
+        trained=tuple(own[0].start),
         received=received,
         shared={name: _joined([ctx.shared[name] for ctx in own]) for name in first.shared},
         state={name: _joined([ctx.state[name] for ctx in own]) for name in own[0].state} if state else {},
@@ -224,41 +221,32 @@ def _cut(tree: Tree, count: int) -> Tree:
     return {name: value[:count] for name, value in tree.items()}
 
 
-def _cut_adjustment(whole: Adjustment, count: int) -> Adjustment:
-    shift, outside = (None if tree is None else _cut(tree, count) for tree in (whole.shift, whole.outside))
-    return replace(whole, shift=shift, outside=outside)
-
-
 def _first(stack: StackTrees, count: int) -> StackTrees:
-    params = _cut(stack.params, count)
     return StackTrees(
-        params=params,
-        live={name: params[name] for name in stack.live},
+        params=_cut(stack.params, count),
         buffers=_cut(stack.buffers, count),
-        start=_cut(stack.start, count),
+        trained=stack.trained,
         received=Received(_cut(stack.received.params, count), _cut(stack.received.buffers, count)),
         shared={name: _cut(tree, count) for name, tree in stack.shared.items()},
         state={name: _cut(tree, count) for name, tree in stack.state.items()},
     )
 
 
-def _together(job: ClientJob, stack: StackTrees) -> Ctx:
+def _together(member: _Member, stack: StackTrees) -> Ctx:
     """The context of an elementwise hook for all clients of a stack; what such a hook may not use fails or is NaN."""
 
     def refuse(*arguments: Any, **named: Any) -> NoReturn:
         raise RuntimeError(
-            f"a hook of {type(job.trainer).__name__} is marked elementwise and uses noise, full gradients or class counts"
+            f"a hook of {type(member.job.trainer).__name__} is marked elementwise and uses noise, full gradients or class counts"
         )
 
     unknown: Any = math.nan
-    return Ctx(
+    return replace(
+        member.ctx,
         start=stack.start,
         received=stack.received,
         shared=stack.shared,
         state=stack.state,
-        task=job.task,
-        budget=job.budget,
-        round=job.round,
         num_examples=unknown,
         num_steps=unknown,
         net=SimpleNamespace(beside=refuse, spec=None),  # type: ignore[arg-type]
@@ -267,6 +255,7 @@ def _together(job: ClientJob, stack: StackTrees) -> Ctx:
         full_gradient=refuse,
         count_classes=refuse,
     )
+
 
 
 StackHook = Callable[..., Tree]  # (context of all, contexts of each, trees ...)
@@ -292,9 +281,7 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
     elementwise = getattr(trainer.adjustment, "elementwise", False)
     if elementwise and len({_identity(ctx) for ctx in own}) == 1:
         common = trainer.adjustment(own[0])
-        return common and replace(
-            common, shift=_repeated(common.shift, len(own)), outside=_repeated(common.outside, len(own))
-        )
+        return common and _changed(common, lambda value: value.expand(len(own), *value.shape))
     kinds = set()
     shift: Tree = {}
     outside: Tree = {}
@@ -318,8 +305,12 @@ def _identity(ctx: Ctx) -> tuple[int, ...]:
     return tuple(id(v) for tree in (ctx.start, *ctx.shared.values(), *ctx.state.values()) for v in tree.values())
 
 
-def _repeated(tree: Tree | None, count: int) -> Tree | None:
-    return tree and {name: value.expand(count, *value.shape) for name, value in tree.items()}
+def _changed(how: Adjustment, change: Callable[[Tensor], Tensor]) -> Adjustment:
+    """An adjustment, each of its tensors changed."""
+    shift, outside = (
+        tree and {name: change(value) for name, value in tree.items()} for tree in (how.shift, how.outside)
+    )
+    return replace(how, shift=shift, outside=outside)
 
 
 def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:

@@ -202,14 +202,6 @@ class FromStoredModels(Engine):
     def __init__(self, inner: Engine, models: StoredModels) -> None:
         self.inner, self.models = inner, models
 
-    @property
-    def stacked_steps(self) -> int:
-        return self.inner.stacked_steps
-
-    @property
-    def recalled_steps(self) -> int:
-        return self.inner.recalled_steps
-
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         if not all(job.first for job in jobs):
             yield from self.inner.map(jobs, data)

@@ -20,7 +20,7 @@ from fedexp.engines.kernels.kernel import NotStackableError, StackKernel
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.kernels.vmapped import Vmapped
 from fedexp.engines.rule import Load
-from fedexp.engines.serial import Serial, named, positions
+from fedexp.engines.serial import Serial, named
 from fedexp.engines.stack import train_stack
 from fedexp.engines.timing import seconds_a_step
 
@@ -139,7 +139,7 @@ class Vectorized(Engine):
             yield from self._train(jobs[half:], data)
             return
         net = self._serial.net(jobs[0])
-        indices = [positions(data, job.client) for job in jobs]
+        indices = [data.positions(job.client) for job in jobs]
         results: Iterator[ClientResult] | None = None
         try:
             with named(jobs, data):

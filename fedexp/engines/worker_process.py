@@ -31,6 +31,7 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.engines.allocator import keep_freed_memory
 from fedexp.engines.exactness import applied
+from fedexp.engines.serial import failure
 from fedexp.engines.shared_memory import Segment, pack, unpack
 
 # To the nursery: fork, with the worker's socket | end a worker | end a worker and tell how it had ended.
@@ -97,7 +98,6 @@ class Done:
 
     results: list[ClientResult]
     error: FedexpError | None = None
-    trace: str = ""
     notes: list[str] = field(default_factory=list)  # for the user
 
 
@@ -217,7 +217,7 @@ class _Worker:
                 else:
                     self._work(inner, message)
         except FedexpError as error:
-            offset, length = pack(Done([], error, traceback.format_exc()), self.outboxes[0])
+            offset, length = pack(error, self.outboxes[0])
             send(self.run, Message(FAILED, 0, 0, offset, length))
 
     def _take_data(self, message: Message, fd: int) -> None:
@@ -238,7 +238,8 @@ class _Worker:
             extent = pack(done, outbox, constants=self.numbers)
         except Exception as error:  # noqa: BLE001 - a plug-in's result that cannot be pickled
             failed = ClientError(f"a client's result cannot be sent from its process: {type(error).__name__}: {error}")
-            extent = pack(Done([], failed, traceback.format_exc()), outbox)
+            failed.__cause__ = error
+            extent = pack(Done([], failed), outbox)
         steps, seconds = inner.stacked_steps - stacked, time.perf_counter() - began
         send(self.run, Message(DONE, message.number, message.slot, *extent, steps, seconds))
 
@@ -258,15 +259,9 @@ class _Worker:
             if len(results) != len(jobs):
                 raise RuntimeError(f"{type(inner).__name__} yielded {len(results)} results for {len(jobs)} jobs")
         except FedexpError as error:
-            return Done(results, error, traceback.format_exc())
+            return Done(results, error)
         except Exception as error:  # noqa: BLE001 - told with the client's name, as the serial engine does
-            job = jobs[min(len(results), len(jobs) - 1)]
-            failed = ClientError(
-                f"client {job.client} failed: {type(error).__name__}: {error}",
-                where=f"client {job.client}, {len(self.data.partition.of(job.client))} training samples, "
-                f"lr {job.budget.lr:g}",
-            )
-            return Done(results, failed, traceback.format_exc())
+            return Done(results, failure([jobs[min(len(results), len(jobs) - 1)]], self.data, error))
         return Done(results)
 
     def _sent(self, segment: Segment, extent: tuple[int, int], constants: Sequence[Any] = ()) -> Any:

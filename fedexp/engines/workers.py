@@ -249,7 +249,7 @@ class _Pool:
             outbox = link.outboxes[message.slot]
             extent = (message.offset, message.length)
             if message.kind == wire.FAILED:
-                work.fail(unpack(outbox, extent, self.device))
+                raise unpack(outbox, extent, self.device)
             _, round, chunk = link.held.popleft()
             link.seconds = message.seconds
             self.stacked_steps += message.fact
@@ -327,11 +327,7 @@ class _Work:
         positions = self.chunks[chunk]
         self.ready.update(zip(positions, done.results, strict=False))
         if done.error is not None:
-            self.ready[positions[len(done.results)]] = _caused(done)
-
-    def fail(self, done: Done) -> None:
-        """Raise what a worker could not go on for."""
-        raise _caused(done)
+            self.ready[positions[len(done.results)]] = done.error
 
     def take(self) -> ClientResult:
         result = self.ready.pop(self.position)
@@ -347,19 +343,6 @@ def _constants(jobs: Sequence[ClientJob]) -> Iterator[Any]:
     objects = {id(value): value for values in held for value in values}
     counts = Counter(id(value) for values in held for value in values)
     return (value for key, value in objects.items() if counts[key] > 1)
-
-
-class _WorkerError(Exception):
-    """The traceback of an error in a worker, as text; stands as the cause of the error here."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
-def _caused(done: Done) -> FedexpError:
-    assert done.error is not None
-    done.error.__cause__ = _WorkerError(done.trace)
-    return done.error
 
 
 class _Link:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from fedexp.core.data import FederatedData, Samples
 from fedexp.core.outcome import Outcome
@@ -72,11 +70,8 @@ class Tracer(Trace):
         return values
 
     def _own(self, client: int) -> Samples:
-        train = self._data.train
-        index = torch.from_numpy(self._data.partition.of(client)).to(train.x.device)
-        return Samples(
-            train.x.index_select(0, index), train.y.index_select(0, index), train.mean, train.std, dtype=train.dtype
-        )
+        train, index = self._data.train, self._data.positions(client)
+        return replace(train, x=train.x.index_select(0, index), y=train.y.index_select(0, index), augment=None)
 
     def take(self) -> Traced:
         """What was traced since the last call."""

@@ -65,7 +65,7 @@ def _folding(spec: ModelSpec, input_shape: tuple[int, ...]) -> _Folding:
     if not pairs:
         return _Folding(spec, {}, ())
     changed = spec.variant("without_batch_norm", "the network's BatchNorms cannot be taken into its layers")
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with torch.device("meta"):
         shapes = {name: value.shape for name, value in changed.module().named_parameters()}
     folding = _Folding(changed, shapes, pairs)
     generator = torch_generator(seed_of("folding"))
@@ -98,8 +98,7 @@ def _pairs(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, st
                 )
             pairs.append((layer, name, part.eps))
 
-    with torch.random.fork_rng(devices=[]):
-        module = spec.module().eval()
+    module = spec.module().eval()
     for name, part in module.named_modules():
         part.register_forward_hook(partial(hook, name))
     with torch.no_grad():

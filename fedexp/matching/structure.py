@@ -203,7 +203,7 @@ def with_widths(spec: ModelSpec, input_shape: tuple[int, ...], widths: Mapping[s
             raise ConfigError(f"'{name}' is no group of hidden units", where="model", do=suggest(name, sizes))
     sizes |= widths
     changed = spec.variant("with_widths", "the network's widths cannot be changed", sizes)
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with torch.device("meta"):
         rows = {name: len(value) for name, value in changed.module().named_parameters() if value.dim()}
     if any(rows.get(layer) != sizes[group.name] for group in groups for layer in group.layers):
         raise ConfigError("`with_widths` does not make these widths", where=spec.arch, expected=sizes, got=rows)

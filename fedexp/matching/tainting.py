@@ -44,7 +44,7 @@ class Flows:
 
 def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
     """Trace the network; raises ConfigError where an input depends on several units of one layer at once."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():  # an initialisation is drawn and never used
+    with torch.no_grad():
         module = spec.module().eval()
         watched: dict[str, nn.Module] = {n: m for n, m in module.named_modules() if isinstance(m, _LAYERS + _NORMS)}
         for name, m in watched.items():

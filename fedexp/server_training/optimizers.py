@@ -13,7 +13,7 @@ from fedexp.core import trees
 from fedexp.core.aggregator import State
 from fedexp.core.build import require
 from fedexp.core.kernel import Vectors, clipped
-from fedexp.core.local_optimizers import adam_step, momentum_step
+from fedexp.core.local_optimizers import adam_step, sgd_step
 from fedexp.core.trees import Tree
 
 
@@ -73,10 +73,8 @@ class Sgd(Optimizer):
         return {"buffer": trees.zeros_like(params)} if self.momentum else {}
 
     def _move(self, params: list[Tensor], direction: list[Tensor], state: State, lr: float) -> State:
-        if self.momentum:
-            momentum_step(params, direction, list(state["buffer"].values()), lr, self.momentum, self.nesterov)
-        else:
-            torch._foreach_add_(params, direction, alpha=-lr)
+        buffer = list(state.get("buffer", {}).values())
+        sgd_step(params, direction, buffer, lr, self.momentum, self.nesterov)
         return state
 
 

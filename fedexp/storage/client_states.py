@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from fedexp.core.client_states import ClientStates
 from fedexp.core.errors import StorageError
-from fedexp.core.trees import Tree, Trees, num_bytes
+from fedexp.core.trees import Tree, Trees, joined, num_bytes
 from fedexp.storage.tensors import read_facts, save_tree
 
 _MOST = 128  # states a segment: few files and flushes, yet short headers to read one state
@@ -134,8 +135,7 @@ class StoredClientStates(ClientStates):
         layout: dict[str, dict[str, list[str]]] = {}
         for client, state in states.items():
             layout[str(client)] = {group: list(inner) for group, inner in state.items()}
-            for group, inner in state.items():
-                tree |= {f"{client}/{group}/{name}": value for name, value in inner.items()}
+            tree |= joined({f"{client}/{group}": inner for group, inner in state.items()})
         save_tree(self._path(number), tree, {"layout": layout})
         self._next = number + 1
         self._enter(number, list(states))
@@ -177,26 +177,26 @@ class StoredClientStates(ClientStates):
         yield from self._read(number, clients).items()
 
     def _read(self, number: int, clients: Iterable[int]) -> dict[int, Trees]:
+        with self._open(number) as (file, layout):
+            return {
+                client: {
+                    group: {name: file.get_tensor(f"{client}/{group}/{name}") for name in names}
+                    for group, names in layout[str(client)].items()
+                }
+                for client in clients
+            }
+
+    def _layout(self, number: int) -> dict[str, Any]:
+        with self._open(number) as (_, layout):
+            return layout
+
+    @contextlib.contextmanager
+    def _open(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """A segment's file, and the names of the tensors of each group of each client in it."""
         path = self._path(number)
         try:
             with safetensors.safe_open(path, framework="pt", device=str(self._device)) as file:
-                layout = read_facts(file)["layout"]
-                return {
-                    client: {
-                        group: {name: file.get_tensor(f"{client}/{group}/{name}") for name in names}
-                        for group, names in layout[str(client)].items()
-                    }
-                    for client in clients
-                }
-        except (FileNotFoundError, safetensors.SafetensorError) as error:
-            raise _unusable(path) from error
-
-    def _layout(self, number: int) -> dict[str, Any]:
-        path = self._path(number)
-        try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                layout: dict[str, Any] = read_facts(file)["layout"]
-                return layout
+                yield file, read_facts(file)["layout"]
         except (FileNotFoundError, safetensors.SafetensorError) as error:
             raise _unusable(path) from error
 

@@ -46,6 +46,16 @@ def load_tree(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]]:
         return {key: file.get_tensor(key) for key in facts.pop("order")}, facts
 
 
+def recalled(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]] | None:
+    """As `load_tree`, and marked as used now: caches let go of what was not for longest. None: absent or damaged."""
+    try:
+        found = load_tree(path, device)
+        path.touch()
+    except (FileNotFoundError, safetensors.SafetensorError):
+        return None
+    return found
+
+
 def read_facts(file: Any) -> dict[str, Any]:
     """The facts (and the order of keys) in an open file that `save_tree` wrote."""
     facts: dict[str, Any] = json.loads(file.metadata()["fedexp"])

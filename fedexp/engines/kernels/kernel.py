@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -39,17 +40,26 @@ class StackTrees:
     """The trees of k clients, each tensor with a leading axis of k; `received` and `shared` may repeat one client's.
 
     Args:
-        live: the parameters that are trained; params: those and the frozen ones; start: those of `live` as `received`.
+        params, buffers: what the clients train on, in place; trained: names of the parameters that are not frozen.
         state: the client states; empty where neither kernel nor hooks read them.
     """
 
     params: Tree
-    live: Tree
     buffers: Tree
-    start: Tree
+    trained: tuple[str, ...]
     received: Received
     shared: Trees
     state: Trees
+
+    @cached_property
+    def live(self) -> Tree:
+        """The parameters that are trained."""
+        return {name: self.params[name] for name in self.trained}
+
+    @cached_property
+    def start(self) -> Tree:
+        """Those of `live` as `received`."""
+        return {name: self.received.params[name] for name in self.trained}
 
 
 class StackKernel(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -12,8 +13,8 @@ from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
 from fedexp.core.net import Net
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Ctx, Measured, Received, Trainer
-from fedexp.core.trees import Tree
+from fedexp.core.trainer import Measured, Received, Trainer
+from fedexp.core.trees import Tree, Trees
 from fedexp.engines.kernels.kernel import NotStackableError, StackBatch, StackKernel, StackTrees
 
 Draw = tuple[str, tuple[int, ...]]
@@ -81,9 +82,9 @@ class Vmapped(StackKernel):
         def loss(
             params: Tree,
             buffers: Tree,
-            received: tuple[Tree, Tree],
-            shared: dict[str, Tree],
-            state: dict[str, Tree],
+            received: Received,
+            shared: Trees,
+            state: Trees,
             x: Tensor,
             y: Tensor,
             numbers: dict[Draw, Tensor],
@@ -102,22 +103,14 @@ class Vmapped(StackKernel):
                 return first.class_counts
 
             def refuse(at: Tree) -> Tree:
-                raise NotStackableError(
-                    "its loss uses full gradients, which run the network on all of one client's data"
-                )
+                raise NotStackableError("its loss uses full gradients, which need all of one client's data")
 
-            ctx = Ctx(
-                start={name: received[0][name] for name in stack.live if name in received[0]},
-                received=Received(*received),
+            ctx = replace(
+                first,
+                start={name: received.params[name] for name in stack.trained if name in received.params},
+                received=received,
                 shared=shared,
                 state=state,
-                task=job.task,
-                budget=job.budget,
-                round=job.round,
-                num_examples=first.num_examples,
-                num_steps=first.num_steps,
-                net=net,
-                clock=first.clock,
                 noise=draw,
                 full_gradient=refuse,
                 count_classes=count_classes,
@@ -126,17 +119,13 @@ class Vmapped(StackKernel):
             found = job.trainer.loss(net, params, buffers, Batch(x, y), ctx)
             return (found.loss, dict(found.scalars)) if isinstance(found, Measured) else (found, {})
 
-        received: tuple[Tree, Tree] = ({}, {})
-        shared: dict[str, Tree] = {}
-        if self.reads_context(job.trainer):
-            received = (dict(stack.received.params), dict(stack.received.buffers))
-            shared = {name: dict(tree) for name, tree in stack.shared.items()}
-        state = {name: dict(tree) for name, tree in stack.state.items()}
+        reads = self.reads_context(job.trainer)
+        received, shared = (stack.received, stack.shared) if reads else (Received({}, {}), {})
         # a second network is built when it is first asked for, and initialised at random
         randomness = "error" if asked is None else "same"
         try:
             losses: tuple[Tensor, Tree] = torch.vmap(loss, randomness=randomness)(
-                stack.params, buffers, received, shared, state, batch.x, batch.y, noise, self._counts
+                stack.params, buffers, received, shared, stack.state, batch.x, batch.y, noise, self._counts
             )
         finally:
             net.release()
