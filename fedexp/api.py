@@ -52,7 +52,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """A row a round: ``round``, ``train/loss``, ``test/global/acc`` ..."""
+        """A row a step, most methods' rounds: ``round``, ``step``, ``train/loss``, ``test/global/acc`` ..."""
         return read_jsonl(self.folder / "metrics.jsonl")
 
     @cached_property

@@ -26,6 +26,8 @@ from fedexp.core.weights import Weights
 # Inputs gathered and normalised at a time: large enough to save calls, small enough for the cache.
 CHUNK_BYTES = 1 << 22
 
+_OWN_NAMES = {"loss", "loss_last_epoch", "perturbation"}  # of what kernels measure
+
 Schedule = list[tuple[int, int, int]]  # (epoch, start, stop) of every step
 
 
@@ -92,7 +94,11 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor, num_
 
 def by_name(loss: Tensor | Measured) -> dict[str, Tensor]:
     """What one step measured, its loss first."""
-    return {"loss": loss.loss, **loss.scalars} if isinstance(loss, Measured) else {"loss": loss}
+    if not isinstance(loss, Measured):
+        return {"loss": loss}
+    if taken := _OWN_NAMES & loss.scalars.keys():
+        raise ValueError(f"a trainer's scalar must have a name of its own, not '{min(taken)}'")
+    return {"loss": loss.loss, **loss.scalars}
 
 
 def means(measured: Mapping[str, list[Tensor]], schedule: Schedule) -> Metrics:

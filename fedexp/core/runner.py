@@ -40,11 +40,13 @@ class Step:
     """A finished step: the snapshot after it, which client states changed, what to log and what it took.
 
     Args:
-        round: the communication round it belonged to, from 0; last: whether it was that round's last step; over: the run's.
+        round: the communication round it belonged to; within: its number in that round, both from 0.
+        last: whether it was that round's last step; over: the run's.
     """
 
     after: Snapshot
     round: int
+    within: int
     last: bool
     over: bool
     changed: frozenset[int]
@@ -93,7 +95,7 @@ def run(
         over = aggregator.done(now.state, following)
         last = over or following.round > here.round
         rows = {**stream.metrics(), **metrics}
-        yield Step(now, here.round, last, over, frozenset(stream.states), rows, seconds)
+        yield Step(now, here.round, here.step, last, over, frozenset(stream.states), rows, seconds)
         here = following
 
 

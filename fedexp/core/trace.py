@@ -10,9 +10,9 @@ from fedexp.core.outcome import Outcome
 class Trace:
     """Takes intermediate models from an aggregator; this one wants none. Test data stay on the other side."""
 
-    def wants(self, step: int) -> bool:
-        """Whether somebody looks at iteration `step` (0: before the first)."""
+    def wants(self, iteration: int) -> bool:
+        """Whether somebody looks at `iteration`, counted through a round's steps (0: before the first)."""
         return False
 
-    def __call__(self, step: int, outcomes: Mapping[str, Outcome], clients: Sequence[int] = ()) -> None:
-        """Take iteration `step`'s models, by the name of each series; those of one model a client belong to `clients`."""
+    def __call__(self, iteration: int, outcomes: Mapping[str, Outcome], clients: Sequence[int] = ()) -> None:
+        """Take the models of `iteration`, by the name of each series; those of one model a client belong to `clients`."""

@@ -206,7 +206,7 @@ class Trainer:
     is restored to the bit), ``adjustment``, ``correct``, clip, weight decay, local optimizer, ``after_step``; frozen
     parameters never change. ``adjustment`` and ``ascent`` are asked once a round, before its first step.
 
-    Engines stack clients whatever the hooks do, with one exception: a trainer with a `grad` of its own runs serially.
+    Engines can stack clients whatever the hooks do, with one exception: a trainer with a `grad` of its own runs serially.
     """
 
     @property

@@ -19,7 +19,7 @@ class Auto(Engine):
     """Vectorized where stacking pays; elsewhere, on a CPU, local workers where they do (`fedexp.engines.rule`); else serial."""
 
     def settle(self, trial: Trial) -> Engine:
-        here = Vectorized().settle(trial)
+        here = Vectorized().settled(trial)
         if not isinstance(here, Serial) or trial.numerics.device != "cpu" or not trial.jobs:
             return here
         return Workers() if Load.of(trial).repays_workers else here

@@ -88,7 +88,9 @@ class Worker:
                     chunks[-1].append(SentResult.of(result))
         except FedexpError as error:
             failure = error
-        return Reply(chunks, failure, self._engine.stacked_steps - before)
+        notes = self._notes[:]
+        self._notes.clear()
+        return Reply(chunks, failure, self._engine.stacked_steps - before, notes)
 
     def _check_code(self, parcel: Parcel) -> None:
         wanted = (parcel.targets, parcel.code)

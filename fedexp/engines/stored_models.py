@@ -34,8 +34,7 @@ class StoredModels:
     """The models of a folder as the clients' of a federation.
 
     Args:
-        folder: holds one model a client.
-        clients: whose they are; without ``clients.json`` model i is client i's.
+        folder: holds one model a client, and says which client's; without ``clients.json`` model i is client i's.
     """
 
     def __init__(self, folder: ModelFolder) -> None:

@@ -53,10 +53,16 @@ class Vectorized(Engine):
     def settle(self, trial: Trial) -> Engine:
         """A fixed stack and kernel, or `Serial` where stacking does not gain: on a CPU by rule, on CUDA by a short timing where
         the run is long enough to repay one."""
+        engine = self.settled(trial)
+        if trial.jobs and isinstance(engine, Serial) and trial.numerics.device == "cpu" and self._kind(trial.jobs[0]):
+            trial.note(_one_by_one(trial.jobs[0], "on a CPU stacking gains for chains of linear layers (engine.kernel=vmap)"))
+        return engine
+
+    def settled(self, trial: Trial) -> Engine:
+        """`settle` for one who did not ask for stacks: silent where they fit and are not expected to gain."""
         jobs = trial.jobs
         self.open(trial.numerics, trial.threads)
-        asked = self.stack != "auto" or self.kernel != "auto"
-        if asked and jobs and not any(self._kind(job) for job in jobs):
+        if jobs and not any(self._kind(job) for job in jobs):
             trial.note(self._alone(jobs[0]))
         if self.stack != "auto":
             return self
@@ -78,6 +84,7 @@ class Vectorized(Engine):
         for name in names:
             for stack in [size for size in _STACKS if size <= min(len(jobs), trial.most_stacked)]:
                 candidate = Vectorized(stack, name)
+                candidate.note = trial.note
                 candidate.open(trial.numerics, trial.threads)
                 times[name, stack] = seconds_a_step(candidate, jobs[:stack], trial.data)
                 if times[name, stack] > 1.5 * min(serial, *times.values()):
@@ -106,7 +113,7 @@ class Vectorized(Engine):
         for i, job in enumerate(jobs):
             block = i // (_WINDOW * size)
             kind = self._kind(job)
-            if kind is None:
+            if kind is None and not job.trained:
                 self.note(self._alone(job))
             n = data.partition.size(job.client)
             steps[i] = sum(1 for _ in batch_ranges(n, job.budget, 1))

@@ -16,12 +16,12 @@ from fedexp.evaluation.evaluate import Evaluator
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A round from the inside.
+    """A step from the inside.
 
     Args:
-        rows: one an iteration: ``step`` and, as ``<series>/<metric>``, values on the test set; a series of one model a client
+        rows: one an iteration, by its number ``iteration`` in the round, and, as ``<series>/<metric>``, values on the test set; a series of one model a client
             has lists, and ``<series>/train/<metric>`` on the clients' own training data.
-        weights: ``<step>/<series>/<index>/<parameter>``.
+        weights: ``<iteration>/<series>/<index>/<parameter>``.
         seconds: what evaluating took.
     """
 
@@ -39,22 +39,22 @@ class Tracer(Trace):
         self.weights: Tree = {}
         self.seconds = 0.0
 
-    def wants(self, step: int) -> bool:
-        return (self._every > 0 and step % self._every == 0) or step in self._kept
+    def wants(self, iteration: int) -> bool:
+        return (self._every > 0 and iteration % self._every == 0) or iteration in self._kept
 
-    def __call__(self, step: int, outcomes: Mapping[str, Outcome], clients: Sequence[int] = ()) -> None:
+    def __call__(self, iteration: int, outcomes: Mapping[str, Outcome], clients: Sequence[int] = ()) -> None:
         began = time.perf_counter()
-        if self._every > 0 and step % self._every == 0:
-            row: dict[str, Any] = {"step": step}
+        if self._every > 0 and iteration % self._every == 0:
+            row: dict[str, Any] = {"iteration": iteration}
             for series, outcome in outcomes.items():
                 row |= {f"{series}/{name}": value for name, value in self._values(outcome, clients).items()}
             self.rows.append(row)
-        if step in self._kept:
+        if iteration in self._kept:
             for series, outcome in outcomes.items():
                 for number, model in enumerate(outcome.models):
                     # Copies: a method may go on in place.
                     kept = {name: v.to("cpu", copy=True) for name, v in model.params.items()}
-                    self.weights |= {f"{step}/{series}/{number}/{name}": v for name, v in kept.items()}
+                    self.weights |= {f"{iteration}/{series}/{number}/{name}": v for name, v in kept.items()}
         self.seconds += time.perf_counter() - began
 
     def _values(self, outcome: Outcome, clients: Sequence[int]) -> dict[str, Any]:

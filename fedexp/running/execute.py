@@ -259,6 +259,7 @@ class _Run:
             self.note(f"resuming after round {here.round}{within} of {env.rounds}")
         every, unit = config.checkpoint.parsed()
         saver, meter = _Saver(checkpoint, journal, snapshot), Meter(engine)
+        engine.secure = saver.save
         with contextlib.ExitStack() as stack:
             progress = stack.enter_context(Progress(self._title(), env.rounds, here.round, self.note.shown))
             stack.enter_context(self.note.through(progress.note))
@@ -278,7 +279,7 @@ class _Run:
                         journal.append(step.row)
                         saver.note(step)
                         feed.log(step.row)
-                        progress.step(step.row, experiment.headline, step.ends_round)
+                        progress.step(step.row, experiment.headline, None if step.ends_round else step.within)
                     logged = time.perf_counter()
                     if step.last or saver.waited(unit) >= every:
                         with phase("checkpoint"):
@@ -288,7 +289,10 @@ class _Run:
                             self.folder.set_status("running", round=done, rounds=env.rounds)
                         facts["peak_memory"] = peak_memory(env.device)
                     saved = time.perf_counter()
-                    seconds = {**step.seconds, "log": logged - began, "checkpoint": saved - logged}
+                    settling = engine.settling_seconds()
+                    self.seconds["setup"] += settling
+                    seconds = {**step.seconds, "train": step.seconds["train"] - settling}
+                    seconds |= {"log": logged - began, "checkpoint": saved - logged}
                     journal.time(step.row["round"], snapshot.step, seconds, **facts)
             except (KeyboardInterrupt, Interrupted):
                 saver.save()
@@ -296,12 +300,16 @@ class _Run:
         return snapshot
 
     def _store_trace(self, step: Recorded) -> None:
-        """A file a step, so that a step that is executed again after a crash leaves the same files."""
-        folder, name = self.folder.path / "trace", str(step.after.step)
+        """A file a round, iterations by their number: a step that is executed again after a crash leaves the same files."""
+        folder, name = self.folder.path / "trace", str(step.row["round"])
         if step.traced.rows:
-            write_json(folder / f"{name}.json", step.traced.rows)
+            path = folder / f"{name}.json"
+            rows = {row["iteration"]: row for row in [*(read_json(path) or []), *step.traced.rows]}
+            write_json(path, list(rows.values()))
         if step.traced.weights:
-            save_tree(folder / f"{name}.safetensors", step.traced.weights, {})
+            path = folder / f"{name}.safetensors"
+            earlier = load_tree(path, torch.device("cpu"))[0] if path.exists() else {}
+            save_tree(path, {**earlier, **step.traced.weights})
 
     def _finish(
         self, experiment: Experiment, data: FederatedData, journal: Journal, engine: RunEngine, outcome: Outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -20,7 +21,7 @@ from fedexp.engines.memo import Memo
 from fedexp.engines.shares import thread_budget
 from fedexp.running.experiment import Experiment, check_device, choose_numerics
 from fedexp.running.peak_memory import near_limit, probe_memory
-from fedexp.storage.files import read_json
+from fedexp.storage.files import write_json
 from fedexp.storage.identity import training_code_hash
 from fedexp.storage.run_folder import RunFolder
 
@@ -28,11 +29,9 @@ _FILE = "numerics.json"
 
 
 def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None]) -> Numerics:
-    """Those of the run's first launch; at a first launch those that the config asks for, the engine still open."""
+    """Those of the run's first launch, when they are what the config asks for; the engine is open until it is settled."""
     wanted = choose_numerics(config)
-    stored = read_json(folder.path / _FILE)
-    if stored is None:
-        return wanted
+    stored = folder.once(_FILE, asdict(wanted))
     first = Numerics(**stored)
     check_device(first.device)
     asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != stored[k]}
@@ -46,7 +45,8 @@ class RunEngine(Engine):
     """Settles and opens the config's engine, the memo around it, when the first jobs come.
 
     Attributes:
-        numerics: stored in the run's folder once the engine is settled.
+        secure: saves the steps so far; called before settling changes the numerics, under which they ran.
+        numerics: stored in the run's folder; the engine among them once it is settled.
         memory_probe: what `probe_memory` measured on those first jobs; None where memory is plenty.
     """
 
@@ -60,10 +60,13 @@ class RunEngine(Engine):
         note: Callable[[str], None],
     ) -> None:
         self.numerics = numerics
+        self.secure: Callable[[], None] = lambda: None
         self.memory_probe: dict[str, Any] | None = None
         self._experiment, self._raw, self._folder = experiment, raw, folder
         self._rounds, self._note = rounds, cache(note)  # each note once
         self._engine: Engine | None = None
+        self._settling = 0.0
+        self._probed_steps = 0
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
         if jobs:
@@ -71,11 +74,16 @@ class RunEngine(Engine):
 
     @property
     def stacked_steps(self) -> int:
-        return 0 if self._engine is None else self._engine.stacked_steps
+        return 0 if self._engine is None else self._engine.stacked_steps - self._probed_steps
 
     @property
     def recalled_steps(self) -> int:
         return 0 if self._engine is None else self._engine.recalled_steps
+
+    def settling_seconds(self) -> float:
+        """What choosing, starting and probing the engine took since the last call; they lie within a step's training."""
+        seconds, self._settling = self._settling, 0.0
+        return seconds
 
     def close(self) -> None:
         if self._engine is not None:
@@ -84,6 +92,7 @@ class RunEngine(Engine):
     def _settled(self, jobs: Sequence[ClientJob], data: FederatedData) -> Engine:
         if self._engine is not None:
             return self._engine
+        began = time.perf_counter()
         config = self._experiment.config
         budget = thread_budget(config.threads)
         rounds = self._rounds - jobs[0].round
@@ -98,9 +107,11 @@ class RunEngine(Engine):
         if jobs and near_limit(jobs, data, engine, config.eval.batch_size):
             self.memory_probe = probe_memory(jobs, data, engine, self._experiment.task, config.eval.batch_size)
             self._note(self.memory_probe["text"])
+            self._probed_steps = engine.stacked_steps
         if config.memo.enabled and config.reuse:
             root = Path(config.output_root).expanduser().resolve() / "memo"
             self._engine = Memo(engine, root, config.memo.max_gb, self.numerics, training_code_hash(self._raw))
+        self._settling = time.perf_counter() - began
         return self._engine
 
     def _chosen(self, trial: Trial) -> Engine:
@@ -110,6 +121,7 @@ class RunEngine(Engine):
             computing = build(Engine, self.numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
             return wanted.adopt(computing, self.numerics.threads, budget)
         engine = wanted.settle(trial)
-        numerics = replace(trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
-        self.numerics = Numerics(**self._folder.once(_FILE, asdict(numerics)))
+        self.secure()
+        self.numerics = replace(trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
+        write_json(self._folder.path / _FILE, asdict(self.numerics))
         return engine

@@ -26,13 +26,15 @@ class Recorded:
 
     Args:
         after: the snapshot after it; changed: clients whose states changed.
-        row: its line of metrics.jsonl; seconds: by phase; ends_round: no further step of its round follows; last: none at all.
+        row: its line of metrics.jsonl, where ``step`` counts the run's steps; within: its number in the round, from 0.
+        seconds: by phase; ends_round: no further step of its round follows; last: none at all.
         traced: what the method went through within it, where the config asks.
     """
 
     after: Snapshot
     changed: frozenset[int]
     row: dict[str, Any]
+    within: int
     seconds: dict[str, float]
     ends_round: bool
     last: bool
@@ -83,7 +85,7 @@ def steps(
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}
         seconds["aggregate"] -= traced.seconds
         last = step.over or reached(experiment, [row])
-        yield Recorded(step.after, step.changed, row, seconds, step.last, last, traced)
+        yield Recorded(step.after, step.changed, row, step.within, seconds, step.last, last, traced)
         if last:
             return
 

@@ -120,7 +120,7 @@ def read_value(run: CellRun, path: str) -> float:
     rows = read_json(run.folder / "trace" / f"{round}.json")
     if rows is None:
         raise ConfigError(f"round {round} was not traced", where=str(run.folder), do="set trace.every=1")
-    return read_path({str(row["step"]): row for row in rows}, rest, f"trace/{round}.json")
+    return read_path({str(row["iteration"]): row for row in rows}, rest, f"trace/{round}.json")
 
 
 def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -> float:

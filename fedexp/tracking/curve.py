@@ -26,7 +26,8 @@ _TITLE_WIDTH, _TITLE_LINES = 110, 2
 
 
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """One PNG: scores (accuracies) on the left, losses on the right, over rounds; bars where there is one round only.
+    """One PNG: scores (accuracies) on the left, losses on the right, over rounds, or over
+    steps where a round has several; bars where there is one step only.
 
     Args:
         rows: at least one row of metrics.jsonl; a metric may be absent from rounds that did not measure it.
@@ -36,6 +37,7 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    axis = "round" if len({row["round"] for row in rows}) == len(rows) else "step"
     names = sorted({name for row in rows for name in row}, key=_rank)
     losses = [name for name in names if "loss" in name.rpartition("/")[2] and not name.endswith("_std")]
     scores = [n for n in names if n.startswith(("test/", "val/")) and n not in losses and not n.endswith("_std")]
@@ -47,17 +49,17 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     for position, (label, group) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), position)
         axes.spines[["top", "right"]].set_visible(False)
-        points = {name: [(row["round"], float(row[name])) for row in rows if name in row] for name in group}
+        points = {name: [(row[axis], float(row[name])) for row in rows if name in row] for name in group}
         if len(rows) == 1:
             _bars(axes, {name: values[0][1] for name, values in points.items()}, label)
         else:
-            _lines(axes, points, label)
+            _lines(axes, points, label, axis)
     if not panels:
         figure.text(0.5, 0.5, "nothing was measured", ha="center")
     figure.savefig(path, dpi=110)
 
 
-def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str) -> None:
+def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, axis: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for name, values in points.items():
@@ -74,7 +76,7 @@ def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str) -
     finite = [value for values in points.values() for _, value in values if math.isfinite(value)]
     if label == "loss" and finite and min(finite) > 0 and max(finite) / min(finite) > _LOG_RATIO:
         axes.set_yscale("log")
-    axes.set_xlabel("round")
+    axes.set_xlabel(axis)
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(visible=True, alpha=0.25)

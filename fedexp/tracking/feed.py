@@ -43,7 +43,7 @@ class Feed:
         self._put("open", lambda: self._logger.open(run, rows))
 
     def log(self, row: dict[str, Any]) -> None:
-        """One round; returns at once."""
+        """One step; returns at once."""
         row = dict(row)  # the caller may go on changing its own
         self._put("log", lambda: self._logger.log(row))
 

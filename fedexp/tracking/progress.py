@@ -59,10 +59,14 @@ class Progress:
             self._shown = now
             self._bar.update(self._task, completed=self._done + done / of, clients=f"client {done}/{of}")
 
-    def step(self, row: dict[str, Any], headline: str, ends_round: bool) -> None:
-        """A step finished; `headline` names the metric to show, with the last value where it was not measured now."""
-        if not ends_round:
-            self._within(row)
+    def step(self, row: dict[str, Any], headline: str, within: int | None) -> None:
+        """A step finished; `headline` names the metric to show, with the last value where it was not measured now.
+
+        Args:
+            within: the step's number in its round, from 0; None: it ended the round.
+        """
+        if within is not None:
+            self._within(row["round"], within + 1)
             return
         self._done = row["round"]
         if self._silent:
@@ -81,17 +85,17 @@ class Progress:
             print(self._unsaid, flush=True)
             self._unsaid = ""
 
-    def _within(self, row: dict[str, Any]) -> None:
+    def _within(self, round: int, step: int) -> None:
         """A step that does not end its round: shown now and then."""
         now = time.monotonic()
         if self._silent or now - self._shown < (_LINE_SECONDS if self._bar is None else _BAR_SECONDS):
             return
         self._shown = now
-        text = f"round {row['round']}/{self._rounds}, step {row['step']}"
+        text = f"round {round}/{self._rounds}, step {step}"
         if self._bar is None:
             print(text, flush=True)
         else:
-            self._bar.update(self._task, clients=f"step {row['step']}")
+            self._bar.update(self._task, clients=f"step {step}")
 
     def note(self, text: str) -> None:
         """Print a line without breaking the bar."""

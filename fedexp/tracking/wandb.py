@@ -48,7 +48,9 @@ class Wandb(Logger):
             self._run = self._start(wandb, run)
         with _lock:
             _open.add(id(self))
-        self._run.define_metric("*", step_metric="round")
+        self._run.define_metric("*", step_metric="step")  # of which a round may have several
+        for measured in ("test/*", "val/*"):
+            self._run.define_metric(measured, step_metric="round")
         # an interrupted attempt may have sent rounds that are computed again now, to the same values
         self._sent = int(self._run.summary.get("step", 0)) if self._run.resumed else 0
         for row in history:

@@ -16,6 +16,7 @@ import torch
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
@@ -30,6 +31,10 @@ class Layerwise(Aggregator):
     """Args: grow: units that hidden layer 0 of an MLP gains a round."""
 
     grow: int = 2
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_architecture=True)
 
     def position(self, state: State, step: int) -> tuple[int, int]:
         return divmod(step, STEPS)

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
@@ -23,6 +24,10 @@ class Widening(Aggregator):
     """Uniform mean, then `more` units a group with fresh inputs and outputs of zero: the same function, trained further."""
 
     more: int = 1
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_architecture=True)
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         with_widths(spec, input_shape, {})

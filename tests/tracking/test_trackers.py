@@ -142,7 +142,11 @@ def test_wandb_offline_holds_every_round_once_after_a_resume(tmp_path: Path) -> 
     }  # fmt: skip
     assert config["partition"] == {"alpha": 0.5} and config["dataset_config"] == {"_target_": "d.D"}
     metrics = [r.metric for r in found if r.WhichOneof("record_type") == "metric"]
-    assert [(metric.glob_name, metric.step_metric) for metric in metrics] == [("*", "round")]
+    assert [(metric.glob_name, metric.step_metric) for metric in metrics] == [
+        ("*", "step"),
+        ("test/*", "round"),
+        ("val/*", "round"),
+    ]
     summary: dict[str, Any] = {}
     for record in found:
         if record.WhichOneof("record_type") == "summary":

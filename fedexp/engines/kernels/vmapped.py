@@ -20,6 +20,10 @@ from fedexp.engines.kernels.kernel import NotStackableError, StackBatch, StackKe
 Draw = tuple[str, tuple[int, ...]]
 
 
+class _UnansweredError(Exception):
+    """A loss asks for noise or class counts that it did not ask for before."""
+
+
 class Vmapped(StackKernel):
     """The gradients of the clients' summed loss are each client's own, for no client's loss knows another's parameters.
 
@@ -42,7 +46,7 @@ class Vmapped(StackKernel):
     def __init__(self, job: ClientJob, net: Net) -> None:
         self._job, self._net = job, net
         self._draws: dict[tuple[int, ...], list[Draw]] = {}
-        self._counts: Tree = {}  # class counts, once they were asked for
+        self._counts: Tree = {}  # (k, classes), once they were asked for
 
     def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor | Measured]:
         try:
@@ -55,19 +59,31 @@ class Vmapped(StackKernel):
 
     def _gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor | Measured]:
         live = [value.requires_grad_() for value in stack.live.values()]
-        draws = self._draws.get(batch.x.shape)
-        if draws is None:  # what does a step ask for? Find out on copies of the buffers
-            draws = self._draws[batch.x.shape] = []
-            with torch.no_grad():
-                self._losses(stack, trees.clone(stack.buffers), batch, {}, draws)
-        noise = {draw: torch.stack([ctx.noise(*draw) for ctx in batch.own]) for draw in draws}
-        losses, scalars = self._losses(stack, stack.buffers, batch, noise, None)
+        if batch.x.shape not in self._draws:
+            self._ask(stack, batch)
+        before = trees.clone(stack.buffers) if overrides(self._job.trainer, "loss") else {}
+        try:
+            losses, scalars = self._losses(stack, stack.buffers, batch, self._noise(batch), None)
+        except _UnansweredError:  # from some epoch on, say, the loss asks for more than in earlier steps
+            if before:
+                torch._foreach_copy_(trees.tensors(stack.buffers), trees.tensors(before))
+            self._ask(stack, batch)
+            losses, scalars = self._losses(stack, stack.buffers, batch, self._noise(batch), None)
         grads = torch.autograd.grad(losses.sum(), live, allow_unused=True, materialize_grads=True)
         for value in live:
             value.requires_grad_(False)
         named = {name: value.detach() for name, value in scalars.items()}
         found = Measured(losses.detach(), named) if named else losses.detach()
         return dict(zip(stack.live, grads, strict=True)), found
+
+    def _ask(self, stack: StackTrees, batch: StackBatch) -> None:
+        """What does a step ask for? Find out on copies of the buffers."""
+        draws = self._draws.setdefault(batch.x.shape, [])
+        with torch.no_grad():
+            self._losses(stack, trees.clone(stack.buffers), batch, {}, draws)
+
+    def _noise(self, batch: StackBatch) -> dict[Draw, Tensor]:
+        return {draw: torch.stack([ctx.noise(*draw) for ctx in batch.own]) for draw in self._draws[batch.x.shape]}
 
     def _losses(
         self, stack: StackTrees, buffers: Tree, batch: StackBatch, noise: dict[Draw, Tensor], asked: list[Draw] | None
@@ -91,16 +107,20 @@ class Vmapped(StackKernel):
             counts: Tree,
         ) -> tuple[Tensor, Tree]:
             def draw(name: str, shape: tuple[int, ...]) -> Tensor:
-                if asked is None:
-                    return numbers[name, tuple(shape)]
-                asked.append((name, tuple(shape)))
-                return torch.zeros(shape, device=x.device)
+                if asked is not None:
+                    asked.append((name, tuple(shape)))
+                    return torch.zeros(shape, device=x.device)
+                if (name, tuple(shape)) not in numbers:
+                    raise _UnansweredError
+                return numbers[name, tuple(shape)]
 
             def count_classes() -> Tensor:
-                if asked is None:
-                    return counts["of each class"]
-                self._counts = {"of each class": torch.stack([ctx.class_counts for ctx in batch.own])}
-                return first.class_counts
+                if asked is not None:
+                    self._counts = {"n": torch.stack([ctx.class_counts for ctx in batch.own])}
+                    return first.class_counts
+                if not counts:
+                    raise _UnansweredError
+                return counts["n"]
 
             def refuse(at: Tree) -> Tree:
                 raise NotStackableError("its loss uses full gradients, which need all of one client's data")

@@ -63,7 +63,7 @@ class Iterations(Drawing):
                 where=str(path),
                 do="give it trace.every=1, or name it in 'lines'",
             )
-        xs = [float(row["step"]) if self.axis == "iteration" else float(at) for at, row in enumerate(rows)]
+        xs = [float(row["iteration"]) if self.axis == "iteration" else float(at) for at, row in enumerate(rows)]
         values = [_series(row, self.series) for row in rows]
         if not isinstance(values[0], list):
             return Curve((self._points(xs, values),))

@@ -78,7 +78,7 @@ def evaluated(run: DrawnRun, step: int) -> dict[str, Any]:
     """What was measured after `step` iterations of the last round, by ``<series>/<metric>``; empty where nothing was."""
     rounds = sorted((run.folder / "trace").glob("*.json"), key=lambda path: int(path.stem))
     rows = json.loads(rounds[-1].read_text()) if rounds else []
-    return next((row for row in rows if row["step"] == step), {})
+    return next((row for row in rows if row["iteration"] == step), {})
 
 
 def flat(params: Tree) -> Tensor:
