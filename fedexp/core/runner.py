@@ -109,9 +109,8 @@ def _trained(job: ClientJob) -> Tree:
 def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob]:
     """The client work of the step that follows `now`, states attached."""
     jobs = aggregator.plan(now.state, env_of(aggregator, env, now))
-    first: dict[
-        tuple[int, int, frozenset[str]], Trees | None
-    ] = {}  # many clients share one start, hence one first state
+    # Many clients share one start, hence one first state.
+    first: dict[tuple[int, int, frozenset[str]], Trees | None] = {}
 
     def state(job: ClientJob) -> Trees | None:
         known = now.clients.get(job.client)
