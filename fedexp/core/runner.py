@@ -37,7 +37,7 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A finished step: the snapshot after it, which client states changed, what to log and what it took.
+    """A finished step: the snapshot after it, what to log and what it took.
 
     Args:
         round: the communication round it belonged to, from 0; last: whether it was that round's last step; over: the run's.
@@ -47,7 +47,6 @@ class Step:
     round: int
     last: bool
     over: bool
-    changed: frozenset[int]
     metrics: Metrics
     seconds: dict[str, float]
 
@@ -93,7 +92,7 @@ def run(
         over = aggregator.done(now.state, following)
         last = over or following.round > here.round
         rows = {**stream.metrics(), **metrics}
-        yield Step(now, here.round, last, over, frozenset(stream.states), rows, seconds)
+        yield Step(now, here.round, last, over, rows, seconds)
         here = following
 
 

@@ -382,12 +382,10 @@ class _Saver:
     def __init__(self, checkpoint: Checkpoint, journal: Journal, snapshot: Snapshot) -> None:
         self._checkpoint, self._journal = checkpoint, journal
         self._pending: tuple[Snapshot, int] | None = None
-        self._changed: set[int] = set()
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 
     def note(self, step: Recorded) -> None:
         """A step whose row is in the journal."""
-        self._changed |= step.changed
         self._pending = step.after, self._journal.length
 
     def waited(self, unit: str) -> float:
@@ -401,8 +399,8 @@ class _Saver:
             return
         snapshot, length = self._pending
         self._journal.secure()
-        self._checkpoint.save(snapshot, self._changed, length)
-        self._pending, self._changed = None, set()
+        self._checkpoint.save(snapshot, set(), length)  # its client states lie there
+        self._pending = None
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 
 
