@@ -191,7 +191,7 @@ class _Run:
             journal = stack.enter_context(contextlib.closing(Journal(path, offset, attempt)))
             snapshot = snapshot or Snapshot(0, experiment.aggregator.init(env), checkpoint.client_states)
             self._check_stored_models(experiment, env, data, snapshot)
-            engine = RunEngine(experiment, self.raw, self.folder, numerics, env.rounds, self.note)
+            engine = RunEngine(experiment, self.raw, self.folder, numerics, self.note)
             stack.callback(engine.close)
             feed = self._feed(experiment, journal)
             self.seconds["setup"] += time.perf_counter() - began

@@ -56,13 +56,12 @@ class RunEngine(Engine):
         raw: Mapping[str, Any],
         folder: RunFolder,
         numerics: Numerics,
-        rounds: int,
         note: Callable[[str], None],
     ) -> None:
         self.numerics = numerics
         self.memory_probe: dict[str, Any] | None = None
         self._experiment, self._raw, self._folder = experiment, raw, folder
-        self._rounds, self._note = rounds, cache(note)  # each note once
+        self._note = cache(note)  # each note once
         self._engine: Engine | None = None
 
     def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
@@ -86,7 +85,7 @@ class RunEngine(Engine):
             return self._engine
         config = self._experiment.config
         budget = thread_budget(config.threads)
-        rounds = self._rounds - jobs[0].round
+        rounds = config.rounds - jobs[0].round
         if jobs[0].trained:  # models from elsewhere: later rounds may train as this one would have
             jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []
         trial = Trial(jobs, data, rounds, budget, self.numerics, self._note)
