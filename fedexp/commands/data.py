@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.commands.errors import guarded
+from fedexp.tracking.terminal import console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedexp.core.data import FederatedData
 
 
@@ -53,13 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    # rich wraps cells at 80 columns where there is no terminal; a table in a file is better wide than wrapped
-    return Console() if sys.stdout.isatty() else Console(width=220, no_color=True)
-
-
 def _show(options: argparse.Namespace) -> int:
     from fedexp.config.compose import compose
     from fedexp.data.picture import draw_partition
@@ -69,14 +61,14 @@ def _show(options: argparse.Namespace) -> int:
     config = compose(options.overrides)
     data = load_data(config, device="cpu")
     counts = data.class_counts()
-    console = _console()
+    out = console()
     title = _title(config)
-    console.print(title, style="bold", highlight=False)
-    console.print(partition_table(counts))
+    out.print(title, style="bold")
+    out.print(partition_table(counts))
     for line in _facts(data):
-        console.print(line, highlight=False, soft_wrap=True)
+        out.print(line, soft_wrap=True)
     draw_partition(counts, options.out, title)
-    console.print(f"picture    {options.out}", highlight=False, soft_wrap=True)
+    out.print(f"picture    {options.out}", soft_wrap=True)
     return 0
 
 
@@ -148,7 +140,7 @@ def _list(options: argparse.Namespace) -> int:
         missing = [file for file in files if not file.exists()]
         state = "embedded" if not files else f"there, under {root}" if not missing else f"absent: {missing[0]}"
         table.add_row(name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), state)
-    _console().print(table)
+    console().print(table)
     return 0
 
 

@@ -13,17 +13,22 @@ USAGE_ERROR, JOB_ERROR = 2, 1
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """Run `work`; print a `FedexpError` plainly, unless HYDRA_FULL_ERROR=1 asks for the traceback."""
+    """Run `work`; its exit code, or that of an error of the user's, which is told."""
     try:
         code = work()
         sys.stdout.flush()  # what breaks shall break here
         return code
     except FedexpError as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            traceback.print_exception(error)
-        else:
-            print(f"error: {error}", file=sys.stderr)
+        tell(error)
         return USAGE_ERROR
     except BrokenPipeError:  # `fedexp-runs list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def tell(error: FedexpError) -> None:
+    """Print it plainly, unless HYDRA_FULL_ERROR=1 asks for the traceback."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(error)
+    else:
+        print(f"error: {error}", file=sys.stderr)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedexp.commands.errors import JOB_ERROR, guarded
+from fedexp.commands.errors import JOB_ERROR, guarded, tell
 from fedexp.core.errors import ConfigError, FedexpError
 
 SWEEP_FLAGS = ("-m", "--multirun")
@@ -64,29 +61,20 @@ def _help() -> int:
 
 
 def _single(config: dict[str, Any]) -> int:
-    from fedexp.running.execute import execute
+    """Run one job in this process; interruptions and failures are exit codes, with one line each."""
+    from fedexp.running.execute import Interrupted, execute
     from fedexp.tracking.terminal import print_result
 
-    code, result = _attempt(lambda: execute(config))
-    if result is not None:
-        print_result(result, Path(result["folder"]))
-    return code
-
-
-def _attempt(work: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any] | None]:
-    """Run one job in this process; interruptions and failures as exit codes, with one line each."""
-    from fedexp.running.execute import Interrupted
-
     try:
-        return 0, work()
+        result = execute(config)
     except (KeyboardInterrupt, Interrupted) as error:
         print("interrupted: the same command resumes this run", file=sys.stderr)
-        return getattr(error, "exit_code", 130), None
+        return getattr(error, "exit_code", 130)
     except FedexpError as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            traceback.print_exception(error)
-        print(f"error: {error}", file=sys.stderr)
-        return JOB_ERROR, None
+        tell(error)
+        return JOB_ERROR
+    print_result(result, Path(result["folder"]))
+    return 0
 
 
 def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:

@@ -11,15 +11,12 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedexp.commands.errors import guarded
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
-from fedexp.tracking.terminal import memory_text, size_text
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from fedexp.tracking.terminal import console, memory_text, size_text
 
 _COLOURS = {"done": "green", "running": "cyan", "failed": "red", "stale": "yellow", "interrupted": "yellow"}
 
@@ -100,9 +97,9 @@ def _list(options: argparse.Namespace) -> int:
             size_text(run.size),
             _plain(" ".join(o for o in run.overrides if not o.startswith(("method=", "dataset=", "output_root=")))),
         )
-    console = _console()
-    console.print(table)
-    console.print(f"{len(runs)} runs, {size_text(sum(run.size for run in runs))} under {options.root / 'runs'}")
+    out = console()
+    out.print(table)
+    out.print(f"{len(runs)} runs, {size_text(sum(run.size for run in runs))} under {options.root / 'runs'}")
     return 0
 
 
@@ -163,10 +160,10 @@ def _show(options: argparse.Namespace) -> int:
     files = sorted(path for path in run.path.iterdir() if path.name != "lock")
     add("files", ", ".join(f"{path.name}{'/' if path.is_dir() else ''} {size_text(weigh(path))}" for path in files))
     add("size", size_text(run.size))
-    console = _console()
-    console.print(run.name, style="bold")
-    console.print(table)
-    console.print(f"folder: {run.path}", markup=False, soft_wrap=True)
+    out = console()
+    out.print(run.name, style="bold")
+    out.print(table)
+    out.print(f"folder: {run.path}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -207,10 +204,10 @@ def _diff(options: argparse.Namespace) -> int:
     add("status", a.status, b.status)
     add("rounds", _rounds(a), _rounds(b))
     add("headline", _headline(a), _headline(b))
-    console = _console()
-    console.print(table)
+    out = console()
+    out.print(table)
     if a.headline and b.headline and a.headline["metric"] == b.headline["metric"]:
-        console.print(f"{a.headline['metric']}: {b.headline['value'] - a.headline['value']:+.4f} from first to second")
+        out.print(f"{a.headline['metric']}: {b.headline['value'] - a.headline['value']:+.4f} from first to second")
     return 0
 
 
@@ -348,10 +345,3 @@ def _plain(value: Any) -> str:
     from rich.markup import escape
 
     return escape(str(value))
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # rich wraps cells at 80 columns where there is no terminal; a table in a file is better wide than wrapped
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=220, no_color=True, highlight=False)

@@ -169,13 +169,17 @@ def _read_names(path: str, clients: int) -> Any:
 
 def compose(overrides: list[str]) -> dict[str, Any]:
     """The resolved config of one job; raises `ConfigError` with the nearest valid name."""
-    register()
-    with _hydra(), _translated(overrides):
-        config = hydra_compose("config", overrides=overrides, return_hydra_config=True)
-        choices = config.hydra.runtime.choices
-        OmegaConf.set_struct(config, False)
+    with hydra_in_use(overrides):
+        return resolve(*_composed(overrides), overrides)
+
+
+def _composed(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
+    """What Hydra composes, and what was chosen for each group."""
+    config = hydra_compose("config", overrides=overrides, return_hydra_config=True)
+    choices = config.hydra.runtime.choices
+    with open_dict(config):
         config.pop("hydra")
-        return resolve(config, choices, overrides)
+    return config, choices
 
 
 class Composer:
@@ -192,8 +196,7 @@ class Composer:
 
     def __call__(self, overrides: list[str]) -> dict[str, Any]:
         """As `compose`."""
-        register()
-        with _hydra(), _translated(overrides):
+        with hydra_in_use(overrides):
             loader = GlobalHydra.instance().config_loader()
             parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
             if any(override.type == OverrideType.FORCE_ADD for override in parsed):
@@ -219,14 +222,10 @@ class Composer:
         if chosen not in self._composed:
             try:
                 with _translated(list(chosen)):
-                    config = hydra_compose("config", overrides=list(chosen), return_hydra_config=True)
+                    self._composed[chosen] = _composed(list(chosen))
             except ConfigError as error:
                 self._composed[chosen] = error
                 raise
-            choices = config.hydra.runtime.choices
-            with open_dict(config):
-                config.pop("hydra")
-            self._composed[chosen] = config, choices
         found = self._composed[chosen]
         if isinstance(found, ConfigError):
             raise found.with_traceback(None)
@@ -238,8 +237,7 @@ def expand(overrides: list[str]) -> list[list[str]]:
 
     Ranges that only a sweeper plug-in understands (distributions) contribute their first value, if they have one.
     """
-    register()
-    with _hydra(), _translated(overrides):
+    with hydra_in_use(overrides):
         axes = _axes(overrides)
         config = hydra_compose("config", overrides=[axis[0] for axis in axes.values()], return_hydra_config=True)
         params = config.hydra.sweeper.get("params") or {}  # a sweep that a config file defines; the command line wins
@@ -263,27 +261,16 @@ def _axes(overrides: list[str]) -> dict[str, list[str]]:
 
 
 @contextmanager
-def _hydra() -> Iterator[None]:
-    """Hydra's global state for one composition; an outer one (a running job) is kept."""
-    if GlobalHydra.instance().is_initialized():
-        saved = GlobalHydra.instance().hydra
-        GlobalHydra.instance().clear()
-        try:
-            with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fedexp"):
-                yield
-        finally:
-            GlobalHydra.instance().hydra = saved
-    else:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fedexp"):
-            yield
-
-
-@contextmanager
 def hydra_in_use(overrides: list[str]) -> Iterator[None]:
-    """Hydra's global state for work with its own objects, with its errors about `overrides` as ours."""
+    """Hydra's global state for one piece of work, its errors about `overrides` as ours; an outer one (a running job) is kept."""
     register()
-    with _hydra(), _translated(overrides):
-        yield
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fedexp"), _translated(overrides):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A finished step: the snapshot after it, which client states changed, what to log and what it took.
+    """A finished step: the snapshot after it, what to log and what it took.
 
     Args:
         round: the communication round it belonged to; within: its number in that round, both from 0.
@@ -49,7 +49,6 @@ class Step:
     within: int
     last: bool
     over: bool
-    changed: frozenset[int]
     metrics: Metrics
     seconds: dict[str, float]
 
@@ -95,7 +94,7 @@ def run(
         over = aggregator.done(now.state, following)
         last = over or following.round > here.round
         rows = {**stream.metrics(), **metrics}
-        yield Step(now, here.round, here.step, last, over, frozenset(stream.states), rows, seconds)
+        yield Step(now, here.round, here.step, last, over, rows, seconds)
         here = following
 
 
@@ -111,9 +110,8 @@ def _trained(job: ClientJob) -> Tree:
 def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob]:
     """The client work of the step that follows `now`, states attached."""
     jobs = aggregator.plan(now.state, env_of(aggregator, env, now))
-    first: dict[
-        tuple[int, int, frozenset[str]], Trees | None
-    ] = {}  # many clients share one start, hence one first state
+    # Many clients share one start, hence one first state.
+    first: dict[tuple[int, int, frozenset[str]], Trees | None] = {}
 
     def state(job: ClientJob) -> Trees | None:
         known = now.clients.get(job.client)

@@ -27,9 +27,8 @@ class Batch(NamedTuple):
 class Task(ABC):
     """Classification, segmentation, generative models ...: the part of an experiment that knows what an output means."""
 
-    cross_entropy: ClassVar[bool] = (
-        False  # is `loss` the mean softmax cross-entropy of the net's logits and int64 labels?
-    )
+    # Is `loss` the mean softmax cross-entropy of the net's logits and int64 labels?
+    cross_entropy: ClassVar[bool] = False
 
     @abstractmethod
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:

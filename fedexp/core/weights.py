@@ -73,6 +73,12 @@ class ModelSpec:
         answer: tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None = parts and parts(dict(self.kwargs))
         return answer
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All constructor arguments, those at their defaults included."""
+        signature = inspect.signature(locate(self.arch, nn.Module, "model")).parameters.values()
+        return {p.name: p.default for p in signature if p.default is not p.empty} | dict(self.kwargs)
+
     def variant(self, rule: str, refusal: str, *arguments: Any) -> ModelSpec:
         """The network that a rule of its class makes of it.
 
@@ -91,8 +97,7 @@ class ModelSpec:
                 got=self.arch,
                 do="choose another model (MLP, ConvNet), or a method that does not ask for it",
             )
-        signature = inspect.signature(kind).parameters.values()
-        whole = {p.name: p.default for p in signature if p.default is not p.empty} | dict(self.kwargs)
+        whole = self.arguments
         changed = {key: _freeze(value) for key, value in changes(whole, *arguments).items()}
         own = dict(self.kwargs) | {key: value for key, value in changed.items() if value != whole[key]}
         return ModelSpec(self.arch, tuple(sorted(own.items())))

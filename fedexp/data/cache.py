@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
+
+from fedexp.storage.files import replacing
 
 FOLDER = ".fedexp"
 
@@ -58,20 +59,16 @@ class ArrayCache:
         """Write the entry whole or not at all."""
         from safetensors.torch import save_file
 
-        path = self.path(files)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, part = tempfile.mkstemp(dir=self.folder, prefix=f"{path.name}.", suffix=".part")
-            os.close(handle)
-            try:
+            with replacing(self.path(files)) as part:
                 save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
-                Path(part).chmod(0o644)  # data roots are shared; mkstemp's files are private
-                Path(part).replace(path)
-            except BaseException:
-                Path(part).unlink(missing_ok=True)
-                raise
+                part.chmod(0o644)  # data roots are shared
         except OSError as error:
-            self._warn(error)
+            warnings.warn(
+                f"the decoded arrays of '{self.name}' cannot be kept under {self.folder} ({error.strerror or error}); "
+                "they are decoded again at every start",
+                stacklevel=3,
+            )
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -89,13 +86,6 @@ class ArrayCache:
             yield
         finally:
             lock.release()
-
-    def _warn(self, error: OSError) -> None:
-        warnings.warn(
-            f"the decoded arrays of '{self.name}' cannot be kept under {self.folder} ({error.strerror or error}); "
-            "they are decoded again at every start",
-            stacklevel=4,
-        )
 
 
 def _listing(files: list[Path], root: Path) -> list[tuple[str, int, int]]:

@@ -60,9 +60,8 @@ class Dataset(ABC):
     download: bool = False
 
     pinned: ClassVar[bool] = False  # does the config alone say which samples these are?
-    faithful: ClassVar[bool] = (
-        True  # are these the bits the papers used? (False: a re-encoding; no number is reproduced)
-    )
+    # Are these the bits the papers used? (False: a re-encoding; no number is reproduced)
+    faithful: ClassVar[bool] = True
     has_owners: ClassVar[bool] = False  # does `read` say whose each training sample is? partition=natural needs it
     can_download: ClassVar[bool] = False
     # Not 0: decoded arrays are kept under <root>/.fedexp. Raise it when `read` changes its answer for the same files.

@@ -9,6 +9,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
     from matplotlib.colors import Colormap
 
 MAX_ROWS = 200  # clients that are drawn; of more, evenly spread ones
@@ -46,10 +47,10 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
     )
     _draw_sizes(bar_axes, shown.sum(axis=1), labelled=map_height / clients >= 0.2)
     scale = min(map_height, 2.6)
-    _draw_scale(
-        figure.add_axes(((width - 0.85) / width, (bottom + map_height - scale) / height, 0.13 / width, scale / height)),
-        counts,
+    scale_axes = figure.add_axes(
+        ((width - 0.85) / width, (bottom + map_height - scale) / height, 0.13 / width, scale / height)
     )
+    _draw_scale(figure.colorbar(image_axes.images[0], cax=scale_axes), int(max(1, counts.max())))
     figure.text(left / width, 1 - 0.2 / height, title, ha="left", va="top", fontsize=11, color=_INK, weight="bold")
     figure.text(
         left / width, 1 - 0.48 / height, _summary(counts, clients), ha="left", va="top", fontsize=9, color=_MUTED
@@ -134,27 +135,15 @@ def _draw_sizes(axes: Axes, sizes: np.ndarray, labelled: bool) -> None:
             axes.text(size + most * 0.03, i, f"{size:,}", va="center", fontsize=8, color=_INK)
 
 
-def _draw_scale(axes: Axes, counts: np.ndarray) -> None:
-    most = int(max(1, counts.max()))
-    axes.imshow(
-        np.linspace(0, np.sqrt(most), 256)[:, None],
-        cmap=_colours(),
-        aspect="auto",
-        origin="lower",
-        extent=(0, 1, 0, float(np.sqrt(most))),
-    )
-    values = [1, most] if most > 1 else [1]
+def _draw_scale(scale: Colorbar, most: int) -> None:
+    values = {1, most}
     for share in (0.1, 0.4):  # round numbers in between
         unit = 10 ** (len(str(max(1, int(most * share)))) - 1)
-        values.append(max(1, round(most * share / unit) * unit))
-    values = sorted(set(values))
-    axes.set_yticks(np.sqrt(values), [f"{value:,}" for value in values])
-    axes.set_xticks([])
-    axes.yaxis.tick_right()
-    axes.tick_params(length=2, labelsize=7, color="#c5ccd3", labelcolor=_INK)
-    axes.set_title("count", fontsize=7.5, color=_MUTED, pad=7, loc="left")
-    for spine in axes.spines.values():
-        spine.set_color("#c5ccd3")
+        values.add(max(1, round(most * share / unit) * unit))
+    scale.set_ticks(np.sqrt(sorted(values)), labels=[f"{value:,}" for value in sorted(values)])
+    scale.outline.set_edgecolor("#c5ccd3")
+    scale.ax.tick_params(length=2, labelsize=7, color="#c5ccd3", labelcolor=_INK)
+    scale.ax.set_title("count", fontsize=7.5, color=_MUTED, pad=7, loc="left")
 
 
 def _colours() -> Colormap:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import inspect
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
-from fedexp.core.build import locate
 from fedexp.core.data import POOLED, FederatedData
 from fedexp.core.engine import Engine
 from fedexp.core.env import Specs
@@ -97,7 +93,7 @@ class StoredModels:
             )
         wanted = [specs.of(client) for client in self.clients.clients]
         for number, (stored, spec) in enumerate(zip(self.folder.specs, wanted, strict=True)):
-            if _complete(stored) != _complete(spec):
+            if (stored.arch, stored.arguments) != (spec.arch, spec.arguments):
                 raise ConfigError(
                     f"model {number} of the folder, client {self.clients.clients[number]}'s, is another network",
                     where="architectures.clients" if specs.clients else "model",
@@ -228,18 +224,11 @@ class FromStoredModels(Engine):
         }
 
 
-def _complete(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
-    """Class and arguments, those at their defaults included."""
-    signature = inspect.signature(locate(spec.arch, nn.Module, "model")).parameters
-    defaults = {name: p.default for name, p in signature.items() if p.default is not p.empty}
-    return spec.arch, defaults | dict(spec.kwargs)
-
-
 def _told(spec: ModelSpec, other: ModelSpec) -> str:
     """What of `spec` differs from `other`."""
     if spec.arch != other.arch:
         return spec.arch
-    mine, theirs = _complete(spec)[1], _complete(other)[1]
+    mine, theirs = spec.arguments, other.arguments
     differing = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
     return f"{spec.arch} with {', '.join(f'{name}={mine.get(name)}' for name in differing)}"
 

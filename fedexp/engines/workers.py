@@ -430,9 +430,7 @@ class _Nursery:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, number: int, theirs: socket.socket) -> None:
-        with contextlib.suppress(
-            ConnectionError
-        ):  # then the worker is gone as well, which is noticed where it is awaited
+        with contextlib.suppress(ConnectionError):  # the worker is gone as well, which is noticed where it is awaited
             wire.send(self._socket, Message(wire.FORK, number), [theirs.fileno()])
 
     def end(self, number: int, ask: bool) -> int | None:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.net import LAYERS
 from fedexp.core.weights import ModelSpec
 
-_LAYERS = (nn.Linear, nn.Conv2d)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
@@ -46,14 +47,14 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
     """Trace the network; raises ConfigError where an input depends on several units of one layer at once."""
     with torch.no_grad():
         module = spec.module().eval()
-        watched: dict[str, nn.Module] = {n: m for n, m in module.named_modules() if isinstance(m, _LAYERS + _NORMS)}
+        watched: dict[str, nn.Module] = {n: m for n, m in module.named_modules() if isinstance(m, LAYERS + _NORMS)}
         for name, m in watched.items():
             if isinstance(m, nn.GroupNorm) and 1 < m.num_groups < m.num_channels:
                 raise refusal(
                     f"norm layer '{name}' normalises {m.num_groups} groups of channels, which bind their order"
                 )
         shapes = _output_shapes(module, watched, input_shape)
-        weights = {n: m.weight for n in shapes if isinstance(m := watched[n], _LAYERS)}
+        weights = {n: m.weight for n in shapes if isinstance(m := watched[n], LAYERS)}
         tensors = {name: tuple(_tensors(name, m)) for name, m in watched.items()}
         run = _Stage(module, watched, shapes, input_shape)
         sizes = {name: weight.shape[0] for name, weight in weights.items()}
@@ -96,13 +97,10 @@ def _output_shapes(
     """Shape (without the batch) of every call's output, layers in forward order."""
     shapes: dict[str, list[torch.Size]] = {}
 
-    def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def hook(layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
-            shapes.setdefault(name, []).append(output.shape[1:])
+    def note(name: str, layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        shapes.setdefault(name, []).append(output.shape[1:])
 
-        return hook
-
-    handles = [m.register_forward_hook(note(name)) for name, m in watched.items()]
+    handles = [m.register_forward_hook(partial(note, name)) for name, m in watched.items()]
     module(torch.zeros(1, *input_shape))
     for handle in handles:
         handle.remove()

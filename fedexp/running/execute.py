@@ -38,7 +38,6 @@ from fedexp.running.summary import summarise
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
-from fedexp.storage.identity import code_hash, config_hash
 from fedexp.storage.model_folder import Clients, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder
 from fedexp.storage.tensors import save_tree
@@ -192,7 +191,7 @@ class _Run:
             journal = stack.enter_context(contextlib.closing(Journal(path, offset, attempt)))
             snapshot = snapshot or Snapshot(0, experiment.aggregator.init(env), checkpoint.client_states)
             self._check_stored_models(experiment, env, data, snapshot)
-            engine = RunEngine(experiment, self.raw, self.folder, numerics, env.rounds, self.note)
+            engine = RunEngine(experiment, self.raw, self.folder, numerics, self.note)
             stack.callback(engine.close)
             feed = self._feed(experiment, journal)
             self.seconds["setup"] += time.perf_counter() - began
@@ -209,13 +208,8 @@ class _Run:
         return result
 
     def _load(self, experiment: Experiment, device: torch.device) -> FederatedData:
-        """What is trained on; the split is stored with the run."""
+        """What is trained on. The split is an artifact of the run; a resumed run must have the same one."""
         data = experiment.load(device)
-        self._store_partition(data)
-        return experiment.prepare(data, self.note)
-
-    def _store_partition(self, data: FederatedData) -> None:
-        """The split is an artifact of the run; a resumed run must have the same one."""
         facts = {"partition": data.partition.sha256, "data": data.fingerprint, "proxy": data.proxy_fingerprint}
         stored = self.folder.once("data.json", facts)
         if stored != facts:
@@ -229,6 +223,7 @@ class _Run:
         path = self.folder.path / "partition.safetensors"
         if not path.exists():
             save_partition(data.partition, path)
+        return experiment.prepare(data, self.note)
 
     def _check_stored_models(self, experiment: Experiment, env: Env, data: FederatedData, snapshot: Snapshot) -> None:
         """Before the first step, every client that takes part in it must have its model."""
@@ -342,7 +337,7 @@ class _Run:
                 **data.partition.info,
             },
             "test_data_in_training": data.test_data_in_training,
-            "hashes": {"config": config_hash(self.raw), "code": code_hash(self.raw)},
+            "hashes": self.folder.hashes,
             "numerics": asdict(engine.numerics),
             "environment": read_json(path / "environment.json"),
             "attempts": self.folder.attempt,
@@ -360,9 +355,9 @@ class _Run:
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
         logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
         feed = Feed(logger, warn=self.note)
-        choices = self.raw["choices"]
+        choices, hashes = self.raw["choices"], self.folder.hashes
         info = RunInfo(
-            id=f"{config_hash(self.raw)[:16]}{code_hash(self.raw)[:8]}",
+            id=f"{hashes['config'][:16]}{hashes['code'][:8]}",
             name=self._title(),
             group=self.group,
             config={key: value for key, value in self.raw.items() if key != "overrides"},
@@ -395,12 +390,10 @@ class _Saver:
     def __init__(self, checkpoint: Checkpoint, journal: Journal, snapshot: Snapshot) -> None:
         self._checkpoint, self._journal = checkpoint, journal
         self._pending: tuple[Snapshot, int] | None = None
-        self._changed: set[int] = set()
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 
     def note(self, step: Recorded) -> None:
         """A step whose row is in the journal."""
-        self._changed |= step.changed
         self._pending = step.after, self._journal.length
 
     def waited(self, unit: str) -> float:
@@ -414,8 +407,8 @@ class _Saver:
             return
         snapshot, length = self._pending
         self._journal.secure()
-        self._checkpoint.save(snapshot, self._changed, length)
-        self._pending, self._changed = None, set()
+        self._checkpoint.save(snapshot, set(), length)  # its client states lie there
+        self._pending = None
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 
 

@@ -71,6 +71,7 @@ class Experiment:
             config["model"], own.architectures, own.clients, dataset.shape, task.num_outputs(dataset.num_classes)
         )
         parts = specs.server.split() if dataset.augment is None else None
+        models = own.client_models
         extractor, spec, input_shape = parts or (None, specs.server, dataset.shape)
         experiment = cls(
             config=own,
@@ -85,7 +86,7 @@ class Experiment:
             aggregator=build(Aggregator, config["aggregator"], "aggregator"),  # type: ignore[type-abstract]
             server_optimizer=build(ServerOptimizer, config["server_optimizer"], "server_optimizer"),  # type: ignore[type-abstract]
             engine=build(Engine, config["engine"], "engine"),  # type: ignore[type-abstract]
-            stored_models=_stored_models(own),
+            stored_models=None if models.path is None else StoredModels.find(models.path, models.sha256),
         )
         experiment._check()
         return experiment
@@ -174,20 +175,8 @@ class Experiment:
     def env(self, data: FederatedData, device: torch.device) -> Env:
         """The world that aggregators see; `data` as `prepare` returned them."""
         config, local = self.config, self.config.local
-        budget = Budget(
-            epochs=local.epochs,
-            steps=local.steps,
-            batch_size=local.batch_size,
-            optimizer=local.optimizer,
-            lr=local.lr,
-            lr_0=local.lr,
-            momentum=local.momentum,
-            weight_decay=local.weight_decay,
-            clip=local.clip,
-            betas=local.betas,
-            eps=local.eps,
-            max_steps=config.limit.steps,
-        )
+        work = {name: value for name, value in vars(local).items() if name != "lr_decay"}
+        budget = Budget(**work, lr_0=local.lr, max_steps=config.limit.steps)
         return Env(
             sizes=data.partition.sizes,
             specs=self.specs,
@@ -230,11 +219,6 @@ def _specs(
     return specs
 
 
-def _stored_models(config: Config) -> StoredModels | None:
-    path = config.client_models.path
-    return None if path is None else StoredModels.find(path, config.client_models.sha256)
-
-
 def check_metrics(experiment: Experiment) -> None:
     """Refuse metric names that no evaluation of this experiment has."""
     measured = experiment.metric_names
@@ -251,9 +235,7 @@ def check_metrics(experiment: Experiment) -> None:
             )
 
 
-@cache
-def _check_model(spec: ModelSpec, shape: tuple[int, ...], outputs: int, device: str) -> None:
-    check_model(spec, shape, outputs, device)
+_check_model = cache(check_model)
 
 
 def _limited(config: Config, partitioner: Partitioner) -> Config:

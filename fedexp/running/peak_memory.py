@@ -26,9 +26,8 @@ from fedexp.tracking.terminal import memory_text
 Peak = dict[str, int]
 
 _STEPS = 2  # the second runs beside what the first left behind
-_ACTIVATIONS = (
-    400  # times an input's size, kept for the backward pass: ResNet-18's on 32x32 pixels; a small CNN's are 90 times
-)
+# Times an input's size, kept for the backward pass: ResNet-18's on 32x32 pixels; a small CNN's are 90 times.
+_ACTIVATIONS = 400
 _NEAR = 0.5  # of what is free: an estimate is a rough one
 
 
@@ -116,24 +115,19 @@ def probe_memory(
 
 
 def _ram() -> int:
-    own = _memory_of("self")
+    own = _sizes(Path("/proc/self/status"))
     if "VmHWM" not in own:  # no /proc: macOS counts in bytes, others in kB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     total = own["VmHWM"]
     for child in descendants(str(os.getpid())):
-        status = _memory_of(child)
+        status = _sizes(Path(f"/proc/{child}/status"))  # nothing where it ended meanwhile
         shared = status.get("RssFile", 0) + status.get("RssShmem", 0)  # libraries and data: this process has them, too
         total += max(0, status.get("VmHWM", 0) - shared)
     return total
 
 
-def _memory_of(pid: str) -> Peak:
-    """The sizes in ``/proc/<pid>/status``, in bytes; empty where there is no such process."""
-    return _sizes(Path(f"/proc/{pid}/status"))
-
-
 def _sizes(file: Path) -> Peak:
-    """Lines ``name: number kB``, in bytes."""
+    """Lines ``name: number kB``, in bytes; empty where there is no such file."""
     try:
         lines = file.read_text().splitlines()
     except OSError:

@@ -56,14 +56,13 @@ class RunEngine(Engine):
         raw: Mapping[str, Any],
         folder: RunFolder,
         numerics: Numerics,
-        rounds: int,
         note: Callable[[str], None],
     ) -> None:
         self.numerics = numerics
         self.secure: Callable[[], None] = lambda: None
         self.memory_probe: dict[str, Any] | None = None
         self._experiment, self._raw, self._folder = experiment, raw, folder
-        self._rounds, self._note = rounds, cache(note)  # each note once
+        self._note = cache(note)  # each note once
         self._engine: Engine | None = None
         self._settling = 0.0
         self._probed_steps = 0
@@ -95,7 +94,7 @@ class RunEngine(Engine):
         began = time.perf_counter()
         config = self._experiment.config
         budget = thread_budget(config.threads)
-        rounds = self._rounds - jobs[0].round
+        rounds = config.rounds - jobs[0].round
         if jobs[0].trained:  # models from elsewhere: later rounds may train as this one would have
             jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []
         trial = Trial(jobs, data, rounds, budget, self.numerics, self._note)

@@ -25,14 +25,13 @@ class Recorded:
     """A finished step.
 
     Args:
-        after: the snapshot after it; changed: clients whose states changed.
+        after: the snapshot after it.
         row: its line of metrics.jsonl, where ``step`` counts the run's steps; within: its number in the round, from 0.
         seconds: by phase; ends_round: no further step of its round follows; last: none at all.
         traced: what the method went through within it, where the config asks.
     """
 
     after: Snapshot
-    changed: frozenset[int]
     row: dict[str, Any]
     within: int
     seconds: dict[str, float]
@@ -85,7 +84,7 @@ def steps(
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}
         seconds["aggregate"] -= traced.seconds
         last = step.over or reached(experiment, [row])
-        yield Recorded(step.after, step.changed, row, step.within, seconds, step.last, last, traced)
+        yield Recorded(step.after, row, step.within, seconds, step.last, last, traced)
         if last:
             return
 

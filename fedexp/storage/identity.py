@@ -35,22 +35,18 @@ NON_SCIENTIFIC = (
     "state",
     "threads",
 )
-_ALWAYS = (
-    "fedexp.running.experiment",
-    "fedexp.engines.exactness",
-    "fedexp.running.steps",
-    "fedexp.core.kernel",
-    "fedexp.engines.memo",
-    "fedexp.engines.serial",
-    "fedexp.engines.vectorized",
-    "fedexp.running.summary",
-)
-
 _TRAINING = (
     "fedexp.engines.exactness",
     "fedexp.core.kernel",
     "fedexp.engines.serial",
     "fedexp.engines.vectorized",
+)
+_ALWAYS = (
+    *_TRAINING,
+    "fedexp.running.experiment",
+    "fedexp.running.steps",
+    "fedexp.engines.memo",
+    "fedexp.running.summary",
 )
 
 _LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -82,13 +78,13 @@ def code_hash(config: Mapping[str, Any]) -> str:
     Follows imports inside fedexp, inside the packages that plug-ins come from, and of every module that is not installed
     (a plug-in's own helpers); torch enters by its version.
     """
-    return _fingerprint({*_ALWAYS, *_targets(scientific(config))})
+    return _fingerprint({*_ALWAYS, *targets(scientific(config))})
 
 
 def training_code_hash(config: Mapping[str, Any]) -> str:
     """The same of what turns a job and a client's data into a local model alone: no aggregator, no evaluation."""
     groups = {group: config[group] for group in ("trainer", "task", "model", "architectures", "dataset")}
-    return _fingerprint({*_TRAINING, *_targets(scientific(groups))})
+    return _fingerprint({*_TRAINING, *targets(scientific(groups))})
 
 
 def probe_code_hash(probe: object) -> str:
@@ -118,13 +114,13 @@ def _fingerprint(modules: set[str]) -> str:
     return state.hexdigest()
 
 
-def _targets(node: Any) -> Iterator[str]:
+def targets(node: Any) -> Iterator[str]:
     """Modules of the plug-ins that a config names."""
     if isinstance(node, Mapping):
         if isinstance(node.get("_target_"), str):
             yield node["_target_"].rpartition(".")[0]
         for value in node.values():
-            yield from _targets(value)
+            yield from targets(value)
 
 
 @functools.cache

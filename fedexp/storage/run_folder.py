@@ -31,7 +31,7 @@ class RunFolder:
 
     def __init__(self, path: Path, hashes: Mapping[str, str] | None = None) -> None:
         self.path = path
-        self._hashes = dict(hashes or {})
+        self.hashes = dict(hashes or {})
         self._lock = FileLock(path / "lock")
 
     @classmethod
@@ -65,19 +65,19 @@ class RunFolder:
                 where=str(self.path),
                 do="set output_root to a folder that can be written",
             ) from error
-        if self._hashes:
+        if self.hashes:
             try:
-                self._compare(self.once(_IDENTITY, self._hashes))
+                self._compare(self.once(_IDENTITY, self.hashes))
             except BaseException:
                 self.release()
                 raise
 
     def _compare(self, found: Any) -> None:
-        if self._hashes and found != self._hashes:
+        if self.hashes and found != self.hashes:
             raise StorageError(
                 "the folder belongs to another run, whose hashes begin alike",
                 where=str(self.path),
-                expected=self._hashes,
+                expected=self.hashes,
                 got=found,
                 do="move that folder away, or set another output_root",
             )
@@ -188,7 +188,7 @@ class Journal:
             "round": round,
             "step": step,
             "attempt": self._attempt,
-            "seconds": {k: round_6(v) for k, v in seconds.items()},
+            "seconds": {k: round(v, 6) for k, v in seconds.items()},
             **facts,
         }
         self._timing.write(json.dumps(row) + "\n")
@@ -206,7 +206,3 @@ class Journal:
     def close(self) -> None:
         self._metrics.close()
         self._timing.close()
-
-
-def round_6(value: float) -> float:
-    return round(value, 6)

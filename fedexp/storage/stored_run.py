@@ -9,7 +9,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -128,9 +128,9 @@ class StoredRun:
 
     def is_of_other_code(self) -> bool:
         """Whether today's code has another fingerprint. False where that cannot be told: a plug-in that is not found."""
-        from fedexp.storage.identity import code_hash
+        from fedexp.storage.identity import code_hash, targets
 
-        if not self.config or not all(_is_importable(module) for module in _plugin_modules(self.config)):
+        if not self.config or not all(_is_importable(module) for module in targets(self.config)):
             return False
         return code_hash(self.config)[:8] != self.path.name.partition(".")[0]
 
@@ -175,14 +175,6 @@ def find_run(root: Path, name: str) -> StoredRun:
         expected="a run folder, or a part of its name",
         do=f"did you mean '{known[near[0]]}'?" if near else "fedexp-runs list shows what there is (--root: elsewhere)",
     )
-
-
-def _plugin_modules(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        if isinstance(node.get("_target_"), str):
-            yield node["_target_"].rpartition(".")[0]
-        for value in node.values():
-            yield from _plugin_modules(value)
 
 
 def _is_importable(module: str) -> bool:

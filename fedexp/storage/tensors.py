@@ -31,9 +31,8 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
         flat = value.detach().cpu().contiguous()
         data[key] = flat.clone() if flat.untyped_storage().data_ptr() in seen else flat
         seen.add(data[key].untyped_storage().data_ptr())
-    about = {
-        "fedexp": json.dumps({"order": list(tree), **(facts or {})})
-    }  # one key: several are written in random order
+    # One key: several are written in random order.
+    about = {"fedexp": json.dumps({"order": list(tree), **(facts or {})})}
     with replacing(path) as part:  # straight from the tensors' memory
         safetensors.torch.save_file(data, part, metadata=about)
         return part.stat().st_size

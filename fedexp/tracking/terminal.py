@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+def console() -> Console:
+    """Wide where there is no terminal: a table in a file is better wide than wrapped."""
+    from rich.console import Console
+
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=220, no_color=True, highlight=False)
 
 
 def print_result(result: dict[str, Any], folder: Path) -> None:
