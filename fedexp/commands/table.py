@@ -16,6 +16,7 @@ from fedexp.core.errors import ConfigError, FedexpError
 if TYPE_CHECKING:
     from fedexp.tables.cells import Job, Slot
     from fedexp.tables.lookup import CellRun
+    from fedexp.tables.record import Record
     from fedexp.tables.report.report import Form, Report
     from fedexp.tables.schema import Table
 
@@ -28,8 +29,8 @@ def main() -> None:
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run the command line; returns the exit code: 0, 1 (a cell failed; with --strict: a verdict is `deviates`), 2 (a mistake
-    in what was typed, told without a traceback), 130 (interrupted)."""
+    """Run the command line; returns the exit code: 0, 1 (a cell failed; with --strict: a number lies beyond its tolerance, or a
+    claim of the paper is refuted), 2 (a mistake in what was typed, without a traceback), 130 (interrupted)."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if unknown := [argument for argument in rest if argument.startswith("-") or not hasattr(options, "overrides")]:
@@ -60,14 +61,17 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--seeds", type=_seeds, metavar="0,1", help="instead of the table's")
     shared.add_argument("--any-code", action="store_true",
                         help="where today's code made no result, show the newest that other code made")  # fmt: skip
-    shared.add_argument("--strict", action="store_true", help="exit code 1 if a verdict is 'deviates'")
-    shared.add_argument("--out", type=Path, help="folder of the report (default: <output_root>/tables/<paper>/<table>)")
+    shared.add_argument("--strict", action="store_true", help="exit code 1 if a number is higher or lower than its tolerance allows, or a claim of the paper is refuted")
+    shared.add_argument("--out", type=Path,
+                        help="folder of the report (default: <output_root>/tables/<paper>/<table>; with -partial where runs are left out)")  # fmt: skip
     shared.set_defaults(form="full")
 
     run = commands.add_parser("run", parents=[shared], help="run what is missing or failed, then report",
                               epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib")  # fmt: skip
     run.set_defaults(run=_run)
     report = commands.add_parser("report", parents=[shared], help="report what is there; runs nothing")
+    report.add_argument("--from", dest="record", type=Path, metavar="DIR",
+                        help="a folder with a report and the record of its runs, which need not exist any more")  # fmt: skip
     report.set_defaults(run=_report)
     return parser
 
@@ -97,7 +101,7 @@ class _Request:
         options.overrides = [*options.overrides, *overrides]
         self.extra = _own(options.overrides, of_sweep=False)
         self.composer = Composer()
-        only = parse_only(self.table, clauses)
+        self.only = only = parse_only(self.table, clauses)
         self.cells: tuple[Slot, ...] = slots(
             self.table, self.form, only=only, seeds=options.seeds, extra=[o for o in options.overrides if not _is_hydra(o)]
         )  # fmt: skip
@@ -172,7 +176,25 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    return _strict(options, _finish(_Request(options)))
+    return _strict(options, _finish(_Request(options)) if options.record is None else _again(options))
+
+
+def _again(options: argparse.Namespace) -> Report:
+    """The report of a record."""
+    from fedexp.tables import record
+    from fedexp.tables.cells import slots
+    from fedexp.tables.gather import make_report, with_pictures
+    from fedexp.tables.schema import load_table
+
+    asked = [name for name in ("overrides", "only", "seeds") if getattr(options, name)] + ["form"] * (options.form != "full")
+    if asked:
+        raise ConfigError("a record says itself which cells it has", where="--from", got=", ".join(asked), do="leave them out")
+    table = load_table(options.name)
+    found = record.read(table, options.record)
+    cells = slots(table, found.form, only=found.only, seeds=found.seeds, extra=found.extra)
+    report = with_pictures(make_report(table, cells, found), record.pictures(found, options.record), found.missed)
+    _show(report, table, found, options.out or options.record)
+    return report
 
 
 def _is_done(run: CellRun) -> bool:
@@ -180,7 +202,9 @@ def _is_done(run: CellRun) -> bool:
 
 
 def _strict(options: argparse.Namespace, report: Report) -> int:
-    return int(options.strict and any(cell.verdict == "deviates" for cell in report.cells))
+    beyond = any(cell.verdict in ("higher", "lower") for cell in report.cells)
+    refuted = any(claim.state == "refuted" and claim.where != "ours" for claim in report.claims)
+    return int(options.strict and (beyond or refuted))
 
 
 def group(options: argparse.Namespace) -> str:
@@ -207,33 +231,38 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
 
 def _finish(request: _Request) -> Report:
     """Make the report, print it, write its files, send it to W&B where the cells went there."""
-    from fedexp.tables.gather import make_report, with_pictures
-    from fedexp.tables.report.files import report_folder, write_report
-    from fedexp.tables.report.terminal import print_report
+    from fedexp.tables.gather import drawn, is_part, lossy_data, make_report, with_pictures
+    from fedexp.tables.record import Record, recorded
+    from fedexp.tables.report.files import report_folder
 
-    options, root = request.options, request.root
-    report = make_report(
-        request.table,
-        request.form,
-        request.cells,
-        request.cell_runs,
-        root=root,
-        command=options.typed,
-        extra=request.extra,
-    )
-    report = with_pictures(report, request.table, request.cells, request.cell_runs)
-    print_report(report)
-    folder = options.out or report_folder(root, report.name, report.form)
-    page = write_report(report, folder)
+    options, table, cells, root = request.options, request.table, request.cells, request.root
+    pictures, missed = drawn(table, cells, request.cell_runs)
+    asked = Record(request.form, request.only, options.seeds, request.extra, options.typed, {},
+                   drawn=[(picture.name, picture.title) for picture in pictures], missed=missed)  # fmt: skip
+    record = recorded(table, cells, request.cell_runs, root, asked, lossy_data)
+    report = with_pictures(make_report(table, cells, record), pictures, missed)
+    folder = options.out or report_folder(root, report.name, request.form, is_part(table, cells, record))
+    _show(report, table, record, folder)
     logger = next((run.config["logger"] for run in request.cell_runs.values() if run.config), None)
     if logger is not None and any(run.result for run in request.cell_runs.values()):
         from fedexp.tables.report.wandb import send_summary
 
         if send_summary(report, logger, group(options), folder):
             print(f"W&B:  group {group(options)}, summary run in {folder / 'wandb'}")
-    print(f"files: {folder}/report.md, .csv, .tex" + (", pictures as .png, .svg" if report.pictures else ""))
-    print(f"page: {page}")
     return report
+
+
+def _show(report: Report, table: Table, record: Record, folder: Path) -> None:
+    """Print the report; write it and the record of its runs."""
+    from fedexp.tables.record import write
+    from fedexp.tables.report.files import write_report
+    from fedexp.tables.report.terminal import print_report
+
+    print_report(report)
+    page = write_report(report, folder)
+    write(table, record, folder)
+    print(f"files: {folder}/report.md, .csv, .tex, runs.csv" + (", pictures as .png, .svg" if report.pictures else ""))
+    print(f"page: {page}")
 
 
 def _list(options: argparse.Namespace) -> int:

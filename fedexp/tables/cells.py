@@ -12,7 +12,7 @@ import yaml
 
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.report.report import Form, Value
-from fedexp.tables.schema import Table, fits
+from fedexp.tables.schema import Column, Table, fits
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ def slots(
         extra: overrides that come last; those that the table leaves to the user go to the cells that have them.
     """
     table.check(form)
-    seeds = seeds or declared_seeds(table, form)
     found: dict[tuple[tuple[Value, ...], str], list[Job]] = {}
     for full in _points(table, form):
         for column in table.methods:
@@ -67,7 +66,7 @@ def slots(
             fitting = [o for o in extra if fits(table.given.get(key_of(o), {}), full, column.key)]
             left = [override for override in fitting if key_of(override) in table.given]
             pooled = {key: value for key, value in full.items() if key not in table.keys}
-            for seed in seeds:
+            for seed in seeds or declared_seeds(table, form, column):
                 own = [*_overrides(table, form, full, column.key), f"seed={seed}"]
                 jobs.append(Job(seed, pooled, _last([*own, *left]), _last([*own, *fitting])))
     if not found:
@@ -77,10 +76,12 @@ def slots(
     )
 
 
-def declared_seeds(table: Table, form: Form) -> tuple[int, ...]:
-    """The seeds of the form, if the user asks for no others."""
+def declared_seeds(table: Table, form: Form, column: Column) -> tuple[int, ...]:
+    """A column's seeds in the form, if the user asks for no others."""
     shrunk = table.shrunk(form)
-    return shrunk.seeds if shrunk and shrunk.seeds else table.seeds
+    if shrunk is not None:
+        return shrunk.seeds or table.seeds
+    return column.seeds or table.seeds
 
 
 def launch_order(cells: Sequence[Slot]) -> list[Job]:

@@ -1,48 +1,39 @@
-"""From a table and the runs behind it to its report: numbers, verdicts, warnings."""
+"""From a table and the record of its runs to its report: numbers, verdicts, claims, warnings."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import NON_SCIENTIFIC
-from fedexp.tables.cells import Slot, declared_seeds, key_of
+from fedexp.tables.cells import Slot, declared_seeds, key_of, slots
+from fedexp.tables.claims import judged
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.lookup import CellRun, read_value
+from fedexp.tables.lookup import CellRun
 from fedexp.tables.ranks import spearman, tied
+from fedexp.tables.record import Record, RunRecord
 from fedexp.tables.report import layout
-from fedexp.tables.report.report import Agreement, Cell, Form, Picture, Report, Verdict
-from fedexp.tables.schema import Table
+from fedexp.tables.report.report import Agreement, Cell, Form, Picture, Report, Summary
+from fedexp.tables.schema import Table, fits
+from fedexp.tables.verdicts import judge, mean_interval
 
 _SHOWN = 6  # names in a warning
 
 
-def make_report(
-    table: Table,
-    form: Form,
-    cells: Sequence[Slot],
-    cell_runs: Mapping[tuple[str, ...], CellRun],
-    *,
-    root: Path,
-    command: str,
-    extra: Sequence[str] = (),
-) -> Report:
-    """The report of `cells`, from the runs that are there.
-
-    Args:
-        cell_runs: by a job's overrides; root: the output root, to which folders are relative.
-        extra: the user's own overrides; command: what was typed.
-    """
-    shrunk = table.shrunk(form)
-    blamed = [override for override in extra if _alters(override, table)]
-    made = [_cell(table, slot, _runs(slot, cell_runs), shrunk.what if shrunk else "", root, blamed) for slot in cells]
-    used = [cell_runs[overrides] for overrides in dict.fromkeys(job.overrides for slot in cells for job in slot.jobs)]
-    done = [run for run in used if run.result]
+def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
+    """The report of `cells`, from the runs that are recorded."""
+    shrunk = table.shrunk(record.form)
+    blamed = [override for override in record.extra if _alters(override, table)]
+    made = [_cell(table, slot, record.of(table, slot), shrunk.what if shrunk else "", blamed) for slot in cells]
+    done = [run for slot in cells for run in record.of(table, slot) if run.done]
     present = {cell.method for cell in made}
+    form: Form = "partial" if record.form == "full" and is_part(table, cells, record) else record.form
+    rows = [slot.conditions for slot in slots(table, "full")] if table.claims else []
+    places = list({repr(row): row for row in rows}.values())
     return Report(
         name=table.name,
         paper=table.paper,
@@ -56,21 +47,32 @@ def make_report(
         methods=tuple(column.method for column in table.methods if column.key in present),
         cells=tuple(made),
         agreement=tuple(_agreement(made, table.tie)),
-        tolerance=table.tolerance,
-        assumptions=tuple((a.what, a.why) for a in table.assumptions),
-        warnings=tuple(_warnings(table, form, cells, made, cell_runs, blamed)),
-        facts=tuple(_facts(table, cells, done)),
-        command=command,
+        tolerance=table.tolerance and table.tolerance.within,
+        assumptions=tuple(_assumptions(table, present)),
+        warnings=tuple(_warnings(table, form, cells, made, record, blamed)),
+        facts=tuple(_facts(cells, done)),
+        command=record.command,
+        claims=judged(table, record.form, places, made, record.curves),
+        summaries=tuple(_summaries(table, made)),
+        left_out=tuple(_left_out(table, made)),
     )
 
 
-def with_pictures(
-    report: Report, table: Table, cells: Sequence[Slot], cell_runs: Mapping[tuple[str, ...], CellRun]
-) -> Report:
-    """The report with the table's own drawings and the numbers as pictures, these where the paper prints some or else nothing
-    was drawn. A drawing that cannot be made is a warning.
-    """
-    from fedexp.tables.report.pictures import RESERVED, pictures
+def is_part(table: Table, cells: Sequence[Slot], record: Record) -> bool:
+    """Whether these are fewer, or other, runs than the form's: asked for or there."""
+    if record.only or any(_alters(override, table) for override in record.extra):
+        return True
+    asked = set(record.seeds or ())
+    if asked and any(asked != set(declared_seeds(table, record.form, c)) for c in table.methods):
+        return True
+    return any(run.value is None for slot in cells for run in record.of(table, slot))
+
+
+def drawn(
+    table: Table, cells: Sequence[Slot], cell_runs: Mapping[tuple[str, ...], CellRun]
+) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
+    """The table's own drawings, made from its runs' files, and why some could not be made."""
+    from fedexp.tables.report.pictures import RESERVED
 
     runs = [
         DrawnRun(
@@ -87,24 +89,26 @@ def with_pictures(
         if (run := cell_runs[job.overrides]).result
     ]
     drawings = [build(Drawing, node, f"drawings[{number}]") for number, node in enumerate(table.drawings)]  # type: ignore[type-abstract]
-    drawn: tuple[Picture, ...] = ()
+    pictures: tuple[Picture, ...] = ()
     missed = []
     for drawing in drawings:
         try:
             new = drawing.draw(runs)
-            if twice := {picture.name for picture in new} & {*RESERVED, *(picture.name for picture in drawn)}:
+            if twice := {picture.name for picture in new} & {*RESERVED, *(picture.name for picture in pictures)}:
                 raise ConfigError(f"another picture is called {', '.join(sorted(twice))}: give it a name")
-            drawn += new
+            pictures += new
         except FedexpError as error:
             missed.append(f"{type(drawing).__name__} is not drawn: {error.what}")
-    if layout.referenced(report) or not drawn:
-        drawn += pictures(report)
-    return replace(report, pictures=drawn, warnings=(*report.warnings, *missed))
+    return pictures, tuple(missed)
 
 
-def _runs(slot: Slot, cell_runs: Mapping[tuple[str, ...], CellRun]) -> list[CellRun]:
-    """A cell's runs, each once: the user's overrides may make one of several."""
-    return [cell_runs[overrides] for overrides in dict.fromkeys(job.overrides for job in slot.jobs)]
+def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequence[str]) -> Report:
+    """The report with `drawn` and the numbers as pictures, these where the paper prints some or else nothing was drawn."""
+    from fedexp.tables.report.pictures import pictures
+
+    if layout.referenced(report) or not drawings:
+        drawings += pictures(report)
+    return replace(report, pictures=drawings, warnings=(*report.warnings, *missed))
 
 
 def _alters(override: str, table: Table) -> bool:
@@ -113,76 +117,78 @@ def _alters(override: str, table: Table) -> bool:
     return key not in table.given and not any(f"{key}.".startswith(f"{own}.") for own in NON_SCIENTIFIC)
 
 
-def _cell(table: Table, slot: Slot, runs: Sequence[CellRun], reduced: str, root: Path, extra: Sequence[str]) -> Cell:
+# --- cells
+
+
+def _cell(table: Table, slot: Slot, runs: Sequence[RunRecord], reduced: str, extra: Sequence[str]) -> Cell:
     column = table.columns[slot.method]
     paper, sd = table.printed(slot.conditions, slot.method)
-    path = (column.value or table.headline.value).format(**slot.conditions)
-    values, seeds, folders, failed, unread = [], [], [], [], ""
-    for run in runs:
-        if run.result:
-            try:
-                values.append(read_value(run, path) * table.headline.scale)
-            except FedexpError as error:
-                unread = error.what
-                continue
-            seeds.append(run.job.seed)
-            folders.append(_relative(run.folder, root))
-        elif run.status == "failed":
-            failed.append(f"{_relative(run.folder, root)}: {run.error}")
+    done = [run for run in runs if run.value is not None]
     cell = Cell(
         conditions=dict(slot.conditions),
         method=slot.method,
         paper=paper,
         paper_sd=sd,
-        values=tuple(values),
-        seeds=tuple(seeds),
+        values=tuple(run.value for run in done if run.value is not None),
+        seeds=tuple(run.seed for run in done),
+        draws=tuple(run.draw for run in done),
         verdict="not run",
-        runs=tuple(folders),
-        failed=tuple(failed),
-        reduced=reduced if values else "",
+        same_as=column.equals.column if column.equals and _fits_row(column.equals.where, slot) else "",
+        runs=tuple(run.run for run in done),
+        failed=tuple(f"{run.run}: {run.error}" for run in runs if run.status == "failed"),
+        reduced=reduced if done else "",
     )
-    tolerance = table.tolerance if column.tolerance is None else column.tolerance
-    verdict, reason = judge(cell, tolerance, table.unit, _objection(runs, reduced, extra))
-    if verdict == "not run":
-        reason = column.why or unread or _why_not_run(runs)
-    if any(run.other_code for run in runs if run.result):
-        reason = "; ".join(filter(None, [reason, "made by other code than today's"]))
-    return replace(cell, verdict=verdict, reason=reason)
+    cell = _judged(cell, table, _objection(runs, reduced, extra))
+    if cell.verdict == "not run":
+        cell = replace(cell, reason=column.why or _why_not_run(runs))
+    if any(run.other_code for run in done):
+        cell = replace(cell, reason="; ".join(filter(None, [cell.reason, "made by other code than today's"])))
+    return cell
 
 
-def judge(cell: Cell, tolerance: float | None, unit: str, objection: str) -> tuple[Verdict, str]:
-    """The verdict on a cell's numbers and, where it is not `reproduced`, why.
+def _fits_row(where: Mapping[str, Any], slot: Slot) -> bool:
+    return fits(dict(where), slot.conditions, slot.method)
+
+
+def _judged(cell: Cell, table: Table, objection: str) -> Cell:
+    """The cell with its verdict.
 
     Args:
-        tolerance: in `unit`; None: the table judges nothing.
         objection: why the runs cannot stand beside the paper's number, empty where they can.
     """
     if cell.mean is None:
-        return "not run", ""
+        return cell
     if cell.paper is None:
-        return "no reference", "the paper prints no number here"
+        return replace(cell, verdict="no reference", reason="the paper prints no number here")
     if objection:
-        return "not comparable", objection
+        return replace(cell, verdict="not comparable", reason=objection)
+    tolerance = table.columns[cell.method].tolerance or table.tolerance
     if tolerance is None:
-        return "no reference", "the table declares no tolerance"
-    assert cell.delta is not None
-    if abs(cell.delta) <= tolerance:
-        return "reproduced", ""
-    return "deviates", f"{cell.delta:+.4g} {unit}, and the tolerance is {tolerance:g}"
+        return replace(cell, verdict="no reference", reason="the table declares no tolerance")
+    found = judge(cell.values, cell.paper, cell.paper_sd, tolerance.within, table.paper_runs or 1)
+    return replace(
+        cell,
+        verdict=found.verdict,
+        reason=found.reason,
+        interval=found.interval,
+        near=found.near,
+        settles=found.settles,
+        deterministic=found.deterministic,
+    )
 
 
-def _objection(runs: Iterable[CellRun], reduced: str, extra: Sequence[str]) -> str:
-    done = [run for run in runs if run.result]
+def _objection(runs: Iterable[RunRecord], reduced: str, extra: Sequence[str]) -> str:
+    done = [run for run in runs if run.done]
     if reduced:
         return reduced
     if any(run.altered for run in done):
         return f"run with {' '.join(extra)}"
-    lossy = sorted({name for run in done if (name := _lossy(run.config))})
+    lossy = sorted({run.lossy for run in done if run.lossy})
     return f"the data are not the paper's bits: {', '.join(lossy)}" if lossy else ""
 
 
-def _lossy(config: Mapping[str, Any]) -> str:
-    """The name of a data set that is not the original's bits, else empty."""
+def lossy_data(config: Mapping[str, Any]) -> str:
+    """The names of data sets that are not the original's bits, else empty."""
     from fedexp.core.build import locate
     from fedexp.data.dataset import Dataset
 
@@ -193,7 +199,7 @@ def _lossy(config: Mapping[str, Any]) -> str:
     )
 
 
-def _why_not_run(runs: Sequence[CellRun]) -> str:
+def _why_not_run(runs: Sequence[RunRecord]) -> str:
     failed = next((run for run in runs if run.status == "failed"), None)
     if failed is not None:
         return f"failed: {failed.error}"
@@ -210,48 +216,116 @@ def _agreement(cells: Sequence[Cell], tie: float) -> Iterable[Agreement]:
         yield Agreement(dict(row[0].conditions), rho, len(pairs))
 
 
+def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
+    """Of every column that the paper has numbers of: differences to it, averaged over rows, seed by seed."""
+    for column in table.methods:
+        rows = [c for c in cells if c.method == column.key and c.paper is not None and c.verdict not in _UNFIT]
+        by_row = [_by_seed(cell) for cell in rows]
+        seeds = set.intersection(*map(set, by_row)) if by_row else set()
+        if seeds and not any(_endless(cell) for cell in rows):
+            means = [statistics.fmean(row[seed] for row in by_row) for seed in sorted(seeds)]
+            interval = mean_interval(means, table.paper_runs or 1)
+            yield Summary(column.key, len(rows), len(seeds), statistics.fmean(means), interval)
+
+
+_UNFIT = ("not comparable", "not run")
+
+
+def _by_seed(cell: Cell) -> dict[int, float]:
+    """The difference to the paper's number; runs of one seed that are pooled in the cell count with their mean."""
+    assert cell.paper is not None
+    values: dict[int, list[float]] = {}
+    for seed, value in zip(cell.seeds, cell.values, strict=True):
+        values.setdefault(seed, []).append(value)
+    return {seed: statistics.fmean(own) - cell.paper for seed, own in values.items()}
+
+
+def _endless(cell: Cell) -> bool:
+    return not all(abs(value) < float("inf") for value in (*cell.values, cell.paper or 0.0))
+
+
+def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
+    """The paper's cells without runs of ours, summed up where all of a kind are; then panels and the like."""
+    there = {(tuple(c.conditions.values()), c.method) for c in cells if c.values}
+    keys = ("method", *table.keys)
+    known = [row for row in table.reference if row.get("value") is not None]
+    missing = [row for row in known if (tuple(row[key] for key in table.keys), row["method"]) not in there]
+    while missing:
+        groups = dict.fromkeys((key, row[key]) for row in missing for key in keys)
+        whole = [
+            (sum(row[key] == value for row in missing), key, value)
+            for key, value in groups
+            if not any(row[key] == value for row in known if row not in missing)
+        ]
+        count, key, value = max(whole, key=lambda group: group[0], default=(0, "", None))
+        if count < 2:
+            break
+        yield f"{key}={layout.label(value)} ({_count(count, 'cell')})"
+        missing = [row for row in missing if row[key] != value]
+    for row in missing:
+        yield " ".join(f"{key}={layout.label(row[key])}" for key in keys)
+    yield from table.omits
+
+
+def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
+    """The table's, and what judges: tolerances and the paper's number of runs."""
+    yield from ((a.what, a.why) for a in table.assumptions)
+    if not table.reference:
+        return
+    if table.tolerance is not None:
+        yield f"a tolerance of {table.tolerance.within:g} {layout.points(table.unit)}", table.tolerance.why
+    for column in table.methods:
+        if column.tolerance is not None and column.key in present:
+            what = f"a tolerance of {column.tolerance.within:g} {layout.points(table.unit)} for {column.label}"
+            yield what, column.tolerance.why
+    if table.paper_runs is None and table.tolerance is not None:
+        yield "each of the paper's numbers is one run", "it does not say of how many runs they are means"
+
+
+# --- warnings and facts
+
+
 def _warnings(
-    table: Table,
-    form: Form,
-    cells: Sequence[Slot],
-    made: Sequence[Cell],
-    cell_runs: Mapping[tuple[str, ...], CellRun],
-    extra: Sequence[str],
+    table: Table, form: Form, cells: Sequence[Slot], made: Sequence[Cell], record: Record, extra: Sequence[str]
 ) -> Iterable[str]:
-    shrunk = table.shrunk(form)
+    shrunk = table.shrunk(record.form)
+    runs = [run for slot in cells for run in record.of(table, slot)]
     if shrunk is not None:
-        yield f"This is the {form} form, and no reproduction: {shrunk.what}"
-    asked, declared = {job.seed for slot in cells for job in slot.jobs}, set(declared_seeds(table, form))
-    if asked and asked != declared:
+        yield f"This is the {record.form} form, and no reproduction: {shrunk.what}"
+    if form == "partial":
+        yield "These are not all runs of the full form"
+    asked = {job.seed for slot in cells for job in slot.jobs}
+    declared = {seed for column in table.methods for seed in declared_seeds(table, record.form, column)}
+    if record.seeds and asked != declared:
         yield f"Seeds {_listed(asked)} were asked for; the table's are {_listed(declared)}"
-    if extra and any(run.altered for run in cell_runs.values()):
+    if extra and any(run.altered for run in runs):
         yield f"These runs are not the table's own: {' '.join(extra)}"
     yield from _few_runs(cells, made)
     failed = [cell for cell in made if cell.failed]
     if failed:
-        yield f"{_count(sum(len(cell.failed) for cell in failed), 'run')} failed, in {_names(table, failed)}"
-    yield from _mixed_splits(table, cells, cell_runs)
-    done = [run for run in cell_runs.values() if run.result]
+        yield f"{_count(sum(len(cell.failed) for cell in failed), 'run')} failed, in {_names(failed)}"
+    yield from _mixed_splits([run for run in runs if run.done])
+    done = list({run.run: run for run in runs if run.done}.values())
     yield from _mixed_headlines(done)
     other = [run for run in done if run.other_code]
     if other:
         yield (
             f"{_count(len(other), 'run')} of {len(done)} {'was' if len(other) == 1 else 'were'} made by other code than today's "
-            f"({', '.join(sorted({run.folder.name for run in other}))}); rows may mix code"
+            f"({', '.join(sorted({run.code[:8] for run in other}))}); rows may mix code"
         )
-    waiting = [run for run in cell_runs.values() if not run.result and run.others]
+    waiting = {run.run for run in runs if not run.done and run.others}
     if waiting:
         yield f"{_count(len(waiting), 'run')} exist that other code than today's made: --any-code shows them"
 
 
-def _mixed_headlines(done: Sequence[CellRun]) -> Iterable[str]:
+def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
     """A table's runs must have one rule of which rounds count; those of one method one metric."""
-    rules = {run.result["headline"]["rule"] for run in done}
+    rules = {run.rule for run in done}
     if len(rules) > 1:
         yield f"Runs have different headline rules: {', '.join(sorted(rules))}"
     metrics: dict[str, set[str]] = {}
     for run in done:
-        metrics.setdefault(str(run.result["choices"].get("method")), set()).add(run.result["headline"]["metric"])
+        metrics.setdefault(run.choice, set()).add(run.metric)
     for method, names in metrics.items():
         if len(names) > 1:
             yield f"Runs of {method} have different headline metrics: {', '.join(sorted(names))}"
@@ -268,19 +342,14 @@ def _few_runs(cells: Sequence[Slot], made: Sequence[Cell]) -> Iterable[str]:
         yield f"{_count(len(partial), 'cell')} with runs missing: {shown}{_more(len(partial))}"
 
 
-def _mixed_splits(table: Table, cells: Sequence[Slot], cell_runs: Mapping[tuple[str, ...], CellRun]) -> Iterable[str]:
-    """Methods in one row and seed must see one split; one data set must have one fingerprint."""
+def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
+    """Methods in one row and draw must see one split; one data set must have one fingerprint."""
     splits: dict[str, set[str]] = {}
     data: dict[str, set[str]] = {}
-    for slot in cells:
-        for job in slot.jobs:
-            run = cell_runs[job.overrides]
-            if run.result:
-                row = " ".join(f"{k}={v}" for k, v in {**slot.conditions, **job.pooled, "seed": job.seed}.items())
-                splits.setdefault(row, set()).add(str(run.result["partition"]["sha256"]))
-                data.setdefault(str(run.result["choices"].get("dataset")), set()).add(
-                    str(run.result["partition"]["data_sha256"])
-                )
+    for run in done:
+        row = " ".join([*(f"{key}={value}" for key, value in run.conditions.items()), run.draw])
+        splits.setdefault(row, set()).add(run.split)
+        data.setdefault(run.dataset, set()).add(run.data)
     mixed = [row for row, hashes in splits.items() if len(hashes) > 1]
     if mixed:
         yield f"Methods of one row and seed saw different data splits: {'; '.join(mixed[:_SHOWN])}{_more(len(mixed))}"
@@ -289,26 +358,22 @@ def _mixed_splits(table: Table, cells: Sequence[Slot], cell_runs: Mapping[tuple[
             yield f"Data set {name} was not the same in all runs: {', '.join(sorted(h[:8] for h in hashes))}"
 
 
-def _facts(table: Table, cells: Sequence[Slot], done: Sequence[CellRun]) -> Iterable[tuple[str, str]]:
+def _facts(cells: Sequence[Slot], done: Sequence[RunRecord]) -> Iterable[tuple[str, str]]:
+    done = list({run.run: run for run in done}.values())
     if not done:
         return
-    results = [run.result for run in done]
-    seconds = sum(float(result["seconds"]["total"]) for result in results)
     yield "runs", f"{len(done)} of {len({job.overrides for slot in cells for job in slot.jobs})}"
-    yield "computing time", duration(seconds)
+    yield "computing time", duration(sum(run.seconds for run in done))
     for name, key in (("commit", "commit"), ("hardware", "gpu"), ("processor", "processor"), ("platform", "platform")):
-        values = sorted({str(r["environment"][key]) for r in results if r.get("environment", {}).get(key)})
-        if values:
+        if values := sorted({getattr(run, key) for run in done} - {""}):
             yield name, ", ".join(values)
-    yield "torch", ", ".join(sorted({r["environment"]["packages"]["torch"] for r in results}))
-    yield "seeds", ", ".join(map(str, sorted({run.job.seed for run in done})))
-    data = {(str(r["choices"].get("dataset")), str(r["partition"]["data_sha256"])) for r in results}
+    yield "torch", ", ".join(sorted({run.torch for run in done}))
+    yield "seeds", _listed({run.seed for run in done})
+    data = {(run.dataset, run.data) for run in done}
     yield "data sha256", ", ".join(f"{name} {sha[:16]}" for name, sha in sorted(data))
-    splits = sorted({str(r["partition"]["sha256"])[:8] for r in results})
-    yield "split sha256", ", ".join(splits)
-    yield "code hash", ", ".join(sorted({str(r["hashes"]["code"])[:8] for r in results}))
-    rules = sorted({f"{r['headline']['metric']} ({r['headline']['rule']})" for r in results})
-    yield "headline", ", ".join(rules)
+    yield "split sha256", ", ".join(sorted({run.split[:8] for run in done}))
+    yield "code hash", ", ".join(sorted({run.code[:8] for run in done}))
+    yield "headline", ", ".join(sorted({f"{run.metric} ({run.rule})" for run in done}))
 
 
 def duration(seconds: float) -> str:
@@ -319,10 +384,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.3g} h"
 
 
-def _relative(folder: Path, root: Path) -> str:
-    return folder.relative_to(root).as_posix() if folder.is_relative_to(root) else str(folder)
-
-
 def _place(cell: Cell) -> str:
     return " ".join([cell.method, *(f"{key}={layout.label(value)}" for key, value in cell.conditions.items())])
 
@@ -331,7 +392,7 @@ def _listed(seeds: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(seeds)))
 
 
-def _names(table: Table, cells: Sequence[Cell]) -> str:
+def _names(cells: Sequence[Cell]) -> str:
     return ", ".join(_place(cell) for cell in cells[:_SHOWN]) + _more(len(cells))
 
 

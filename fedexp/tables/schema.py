@@ -7,16 +7,43 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError, suggest
-from fedexp.tables.report.report import Form, Method, Value
+from fedexp.tables.report.report import Form, Method, Role, Value
 
 Where = dict[str, Any]  # key -> value or list of values; `method` is a key, too
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a mean may lie from the paper's and still be `reproduced`.
+
+    Args:
+        within: in the table's unit; why: that much and no other.
+    """
+
+    within: float
+    why: str
+
+    def __post_init__(self) -> None:
+        require(self.within >= 0, "tolerance.within must not be negative")
+
+
+@dataclass(frozen=True)
+class Equal:
+    """A column whose numbers are another's by construction: the one is not counted beside the other.
+
+    Args:
+        column: the other; where: rows in which they are equal.
+    """
+
+    column: str
+    where: Where = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -26,30 +53,42 @@ class Column:
     Args:
         key, label: ours, and the paper's.
         overrides: what makes it, after the row's; None: it does not exist, for the reason `why`.
+        role: see `fedexp.tables.report.report.Method`.
         where: rows that have this column; others have no such cell.
         value: what is read instead of the table's ``headline.value``.
         tolerance: instead of the table's.
+        seeds: instead of the table's, in its full form.
+        reads: the column whose printed numbers this one is held against, too: another reading of what the paper leaves open. It
+            is none of the paper's columns.
+        equals: in which rows it is another column by construction.
+        oracle: what is chosen on test data (the best of a grid, the best round), for the reader; empty where nothing is.
         published: how the published file names it, where that is not ``{method: <key>}``.
     """
 
     key: str
     label: str
     overrides: tuple[str, ...] | None
+    role: Role = "baseline"
     why: str = ""
     where: Where = field(default_factory=dict)
     value: str | None = None
-    tolerance: float | None = None
+    tolerance: Tolerance | None = None
+    seeds: tuple[int, ...] | None = None
+    reads: str | None = None
+    equals: Equal | None = None
+    oracle: str = ""
     published: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(
             self.overrides is not None or bool(self.why), "overrides: null needs 'why': why is there no such method?"
         )
-        require(self.tolerance is None or self.tolerance >= 0, "tolerance must not be negative")
+        require(self.reads is None or self.role == "ours", "a column that reads another's numbers has the role 'ours'")
+        _check_seeds(self.seeds)
 
     @property
     def method(self) -> Method:
-        return Method(self.key, self.label, self.tolerance)
+        return Method(self.key, self.label, self.tolerance and self.tolerance.within, self.role, self.oracle)
 
 
 @dataclass(frozen=True)
@@ -102,6 +141,66 @@ class Assumption:
 
 
 @dataclass(frozen=True)
+class Target:
+    """What a curve must reach.
+
+    Args:
+        share: of the final value named by `of`: the ``lower_final`` of the two curves' or one's own, ``a_final``, ``b_final``.
+        value: instead of both, in the table's unit.
+    """
+
+    share: float | None = None
+    of: Literal["lower_final", "a_final", "b_final"] = "lower_final"
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        require((self.share is None) != (self.value is None), "target: give a share or a value")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says of the table or figure, as a test on differences paired by seed.
+
+    Args:
+        id: for reference; where: ``text``, ``caption``, ... or ``ours`` for what only we expect; says: in our words.
+        test: ``above`` (a is better than b by more than `by`), ``within`` (a and b differ by less than `x`), ``trend`` (a gets
+            better, ``up``, or worse, ``down``, with every step along a condition, within `slack`) or ``sooner`` (a's curve
+            reaches the target before b's).
+        a, b: columns, all of which are meant, or one at least of those in `any_of`.
+        rows: how many rows (for a trend: groups of rows that differ in `along` alone) must fit.
+        only: rows that the claim is about.
+        curve: of ``sooner``, a series of the traced iterations or a metric of the rounds; axis: which of the two.
+    """
+
+    id: str
+    where: str
+    says: str
+    test: Literal["above", "within", "trend", "sooner"]
+    a: tuple[str, ...]
+    b: tuple[str, ...] = ()
+    any_of: Literal["a", "b"] | None = None
+    by: float = 0.0
+    x: float | None = None
+    along: str | None = None
+    direction: Literal["up", "down"] = "up"
+    slack: float = 0.0
+    rows: Literal["all", "most"] | int = "all"
+    only: Where = field(default_factory=dict)
+    curve: str | None = None
+    axis: Literal["iteration", "round"] = "iteration"
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        require(len(self.a) > 0, f"claim {self.id}: a names no column")
+        require((self.test == "trend") != bool(self.b), f"claim {self.id}: b goes with every test but trend")
+        require((self.test == "within") == (self.x is not None), f"claim {self.id}: x goes with test=within")
+        require((self.test == "trend") == (self.along is not None), f"claim {self.id}: along goes with test=trend")
+        curve = self.curve is not None and self.target is not None
+        require((self.test == "sooner") == curve, f"claim {self.id}: curve and target go with test=sooner")
+        require(not isinstance(self.rows, int) or self.rows > 0, f"claim {self.id}: rows must be positive")
+
+
+@dataclass(frozen=True)
 class Table:
     """What is run, what is read off, what the paper prints.
 
@@ -114,6 +213,8 @@ class Table:
         grids: products of values (a value or a list of them for every condition); a table may need several.
         seeds: ``seed``, and with it ``seed_data``.
         tolerance: in the table's unit; None: nothing is judged.
+        paper_runs: of how many runs the paper's numbers are means; None: it does not say, and one is assumed.
+        claims: what the paper says of its numbers. omits: panels and the like that no row of ours stands for, in words.
         tie: the paper's methods that lie closer than this count as tied, in the table's unit.
         reference: rows ``{<conditions>, method, value, sd?}``, generated by ``scripts/make_tables.py``.
         published: ``{file, table}``, where those rows came from.
@@ -135,7 +236,10 @@ class Table:
     seeds: tuple[int, ...]
     experiment: str | None = None
     headline: Headline = Headline()
-    tolerance: float | None = None
+    tolerance: Tolerance | None = None
+    paper_runs: int | None = None
+    claims: tuple[Claim, ...] = ()
+    omits: tuple[str, ...] = ()
     tie: float = 0.0
     rules: tuple[Rule, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
@@ -151,7 +255,8 @@ class Table:
         require(len({column.key for column in self.methods}) == len(self.methods) > 0, "methods: keys must differ")
         _check_seeds(self.seeds)
         require(self.tie >= 0, "tie must not be negative")
-        require(self.tolerance is None or self.tolerance >= 0, "tolerance must not be negative")
+        require(self.paper_runs is None or self.paper_runs > 0, "paper_runs must be positive")
+        require(len({claim.id for claim in self.claims}) == len(self.claims), "claims: ids must differ")
         for key in self.keys:
             _known(key, self.conditions, "keys")
         for form in ("full", "reduced", "smoke"):
@@ -167,6 +272,7 @@ class Table:
             *((f"methods.{column.key}.where", column.where) for column in self.methods),
             *((f"rules[{number}].where", rule.where) for number, rule in enumerate(self.rules)),
             *((f"given.{key}", where) for key, where in self.given.items()),
+            *((f"methods.{c.key}.equals.where", c.equals.where) for c in self.methods if c.equals is not None),
         ]:
             for key in clause:
                 _known(key, places, where)
@@ -176,6 +282,17 @@ class Table:
         ]:
             for key in _braced(path, where):
                 _known(key, self.keys, where)
+        for column in self.methods:
+            for other in (column.reads, column.equals and column.equals.column):
+                if other is not None:
+                    _known(other, self.columns, f"methods.{column.key}")
+        for claim in self.claims:
+            for name in (*claim.a, *claim.b):
+                _known(name, self.columns, f"claims.{claim.id}")
+            for key in claim.only:
+                _known(key, self.keys, f"claims.{claim.id}.only")
+            if claim.along is not None:
+                _known(claim.along, self.keys, f"claims.{claim.id}.along")
         for row in self.reference:
             _known(row.get("method"), self.columns, "reference")
             for key in row:
@@ -187,7 +304,7 @@ class Table:
 
     def shrunk(self, form: Form) -> Shrunk | None:
         """What makes a form smaller; None for the full one, and for one that the table does not have."""
-        return {"full": None, "reduced": self.reduced, "smoke": self.smoke}[form]
+        return {"full": None, "partial": None, "reduced": self.reduced, "smoke": self.smoke}[form]
 
     def check(self, form: Form) -> None:
         """Refuse a form that the table does not have."""
@@ -199,9 +316,10 @@ class Table:
             )
 
     def printed(self, conditions: Mapping[str, Value], method: str) -> tuple[float | None, float | None]:
-        """The paper's number and its deviation; None where it prints none."""
+        """The paper's number that a column is held against, and its deviation; None where it prints none."""
+        printed = self.columns[method].reads or method
         for row in self.reference:
-            if row["method"] == method and all(row.get(key) == conditions[key] for key in self.keys):
+            if row["method"] == printed and all(row.get(key) == conditions[key] for key in self.keys):
                 value, sd = row.get("value"), row.get("sd")
                 return None if value is None else float(value), None if sd is None else float(sd)
         return None, None

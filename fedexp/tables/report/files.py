@@ -12,9 +12,13 @@ from fedexp.tables.report.page import page
 from fedexp.tables.report.report import Form, Report
 
 
-def report_folder(root: Path, name: str, form: Form) -> Path:
-    """``<output root>/tables/<paper>/<table>[-<form>]``."""
-    return root / "tables" / (name if form == "full" else f"{name}-{form}")
+def report_folder(root: Path, name: str, form: Form, part: bool) -> Path:
+    """``<output root>/tables/<paper>/<table>[-reduced|-smoke][-partial]``: a smaller form never overwrites a larger one.
+
+    Args:
+        part: it does not have all runs of its form.
+    """
+    return root / "tables" / (name + (f"-{form}" if form in ("reduced", "smoke") else "") + ("-partial" if part else ""))
 
 
 def write_report(report: Report, folder: Path) -> Path:

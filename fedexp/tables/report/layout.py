@@ -105,6 +105,11 @@ def unit(report: Report) -> str:
     return {"percent": "%"}.get(report.unit, report.unit)
 
 
+def points(unit: str) -> str:
+    """What differences are counted in."""
+    return {"percent": "percentage points"}.get(unit, unit)
+
+
 def _place(report: Report, conditions: dict[str, Value]) -> tuple[Value, ...]:
     return tuple(conditions.get(key) for key in report.keys)
 

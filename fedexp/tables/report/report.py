@@ -7,17 +7,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 Value = str | int | float | bool | None  # of a condition, e.g. clients=5
-Verdict = Literal["reproduced", "deviates", "not run", "no reference", "not comparable"]
-Form = Literal["full", "reduced", "smoke"]
+Verdict = Literal["reproduced", "higher", "lower", "inconclusive", "not run", "no reference", "not comparable"]
+Form = Literal["full", "partial", "reduced", "smoke"]
+Role = Literal["proposed", "baseline", "reference", "local", "ours"]
+ClaimState = Literal["held", "refuted", "open"]
+RowState = Literal["yes", "no", "open"]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A column: the framework's key, the paper's own name for it, its tolerance where that is not the table's."""
+    """A column.
+
+    Args:
+        key, label: the framework's, and the paper's own name for it.
+        tolerance: where that is not the table's.
+        role: ``proposed`` by the paper, a ``baseline``, a ``reference`` point (an ensemble, pooled training), a ``local`` model, or
+            ``ours``: no column of the paper's.
+        oracle: what was chosen on test data, empty where nothing was.
+    """
 
     key: str
     label: str
     tolerance: float | None = None
+    role: Role = "baseline"
+    oracle: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,8 +41,14 @@ class Cell:
         conditions: the row it stands in, by the table's keys and in their order.
         paper: as published, in the table's unit; None where the paper prints none.
         paper_sd: as published.
-        values: ours, one a seed, in the table's unit; seeds: the seed of each.
+        values: ours, one a run, in the table's unit; seeds: the seed of each.
+        draws: of each value, what runs that are compared with it share: the seed and the conditions that make no row.
         verdict, reason: the judgement and, where it is not `reproduced`, why, in one sentence.
+        interval: of 95 % for ours less the paper's; None below two runs.
+        near: of an inconclusive cell, whether the means lie within the tolerance of each other.
+        settles: of an inconclusive cell, how many seeds would settle it.
+        deterministic: several runs gave one and the same number.
+        same_as: the column that this one equals by construction; such a cell is not counted again.
         runs: folders of the runs behind it, relative to the output root.
         failed: runs that failed, with their error's first line.
         reduced: what was smaller than the paper's, empty for a full run.
@@ -42,7 +61,13 @@ class Cell:
     values: tuple[float, ...]
     seeds: tuple[int, ...]
     verdict: Verdict
+    draws: tuple[str, ...] = ()
     reason: str = ""
+    interval: tuple[float, float] | None = None
+    near: bool | None = None
+    settles: str = ""
+    deterministic: bool = False
+    same_as: str = ""
     runs: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     reduced: str = ""
@@ -83,6 +108,63 @@ class Agreement:
 
 
 @dataclass(frozen=True)
+class Summary:
+    """A method over its rows: the mean difference to the paper, by seed.
+
+    Args:
+        rows: with a number of the paper and runs; n: seeds that have all of them.
+        mean: of ours less the paper's, over rows and seeds; interval: of 95 %, None below two seeds.
+    """
+
+    method: str
+    rows: int
+    n: int
+    mean: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class ClaimRow:
+    """A claim in one row, or in one group of rows for a trend.
+
+    Args:
+        state: yes or no by a one-sided bound, else open.
+        estimate: mean of the paired differences, signed so that the claim wants it large; None where there are none.
+        n: pairs (seeds); in_favour: of these, those on the claim's side.
+        printed: whether the paper's own numbers fit; None where it prints none.
+    """
+
+    conditions: dict[str, Value]
+    state: RowState
+    estimate: float | None
+    n: int
+    in_favour: int
+    printed: bool | None = None
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """What the paper (or only we, where ``where`` is ``ours``) says of a table or figure, and what came of it.
+
+    Args:
+        state, reason: held, refuted or open, and why.
+        rows: the claim row by row; needed: of how many it is meant, ``all``, ``most`` or a number.
+        printed: what the paper's own numbers say of it, in words; empty where it prints none.
+        contradicted: the paper's own numbers do not bear it out.
+    """
+
+    id: str
+    where: str
+    says: str
+    state: ClaimState
+    reason: str
+    needed: str
+    rows: tuple[ClaimRow, ...]
+    printed: str = ""
+    contradicted: bool = False
+
+
+@dataclass(frozen=True)
 class Picture:
     """A drawing that belongs to the report, as a standalone SVG document (and PNG bytes for where SVG cannot go)."""
 
@@ -98,10 +180,13 @@ class Report:
 
     Args:
         name: ``<paper>/<table>``; paper: how it is cited; source: what the table is called there; title: in our words.
+        form: ``partial``: a part of the full form's cells or runs.
         keys: names of the conditions, in order; methods: the columns, in the paper's order.
         tolerance: how far, in the table's unit, a mean may lie from the paper's and still be `reproduced`; None:
             nothing is judged, but in columns with their own.
-        assumptions: (what, why) of all that the paper leaves open.
+        claims: in the order of the table's file; summaries: of the methods that the paper has numbers of.
+        left_out: cells and panels of the paper that this report does not have, in words.
+        assumptions: (what, why) of all that the paper leaves open, and of what judges: tolerances, the paper's number of runs.
         warnings: what a reader must know before believing a number: unequal n, mixed splits, mixed code, missing cells.
         facts: (name, value) of cost, commit, hardware, split hashes, dates.
         command: what was typed, or would have to be, to make it.
@@ -124,4 +209,7 @@ class Report:
     warnings: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
     command: str
+    claims: tuple[ClaimResult, ...] = ()
+    summaries: tuple[Summary, ...] = ()
+    left_out: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()

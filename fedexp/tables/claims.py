@@ -1,0 +1,300 @@
+"""Does a claim of the paper hold in our runs? Tests on differences paired by seed, row by row; and on the paper's own numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import t
+
+from fedexp.tables.report.report import Cell, ClaimResult, ClaimRow, ClaimState, Form, RowState, Value
+from fedexp.tables.schema import Claim, Table, Target, Where, fits
+from fedexp.tables.verdicts import LEVEL
+
+Place = tuple[Value, ...]  # of a row: its conditions by the table's keys
+Curve = Sequence[tuple[float, float]]  # (iteration or round, value), ascending
+Curves = Mapping[tuple[Place, str, str, str], Curve]  # by row, column, draw and the claim's `curve`
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What is compared: each column's runs by draw, and the paper's number, row by row.
+
+    Args:
+        ours: by row and column, a number for every draw; printed: by row and column.
+        curves: of claims that need them.
+    """
+
+    ours: Mapping[tuple[Place, str], Mapping[str, float]]
+    printed: Mapping[tuple[Place, str], float]
+    curves: Curves
+
+    @classmethod
+    def of(cls, table: Table, cells: Iterable[Cell], curves: Curves) -> Numbers:
+        ours, printed = {}, {}
+        for cell in cells:
+            key = tuple(cell.conditions[name] for name in table.keys), cell.method
+            ours[key] = dict(zip(cell.draws, cell.values, strict=True))
+            if cell.paper is not None:
+                printed[key] = cell.paper
+        return cls(ours, printed, curves)
+
+
+def judged(
+    table: Table, form: Form, places: Sequence[dict[str, Value]], cells: Sequence[Cell], curves: Curves
+) -> tuple[ClaimResult, ...]:
+    """Every claim of the table.
+
+    Args:
+        places: conditions of all rows of the full form; a claim about one that has no runs stays open.
+    """
+    numbers = Numbers.of(table, cells, curves)
+    return tuple(_judged(claim, table, form, places, numbers) for claim in table.claims)
+
+
+def _judged(
+    claim: Claim, table: Table, form: Form, places: Sequence[dict[str, Value]], numbers: Numbers
+) -> ClaimResult:
+    groups = _groups(claim, table, places)
+    tests = [_tests(claim, table, group, numbers) for group in groups]
+    no_level = LEVEL / (len(groups) if claim.rows == "all" else 1)
+    rows = tuple(_row(claim, group, test, no_level) for group, test in zip(groups, tests, strict=True))
+    state, reason = _state(claim, rows)
+    if form in ("reduced", "smoke"):
+        state, reason = "open", f"the {form} form decides nothing"
+    printed, contradicted = _in_print(claim, rows)
+    return ClaimResult(claim.id, claim.where, claim.says, state, reason, str(claim.rows), rows, printed, contradicted)
+
+
+# --- rows
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A row, or for a trend the rows that differ in `along` alone, in that order."""
+
+    conditions: dict[str, Value]
+    places: tuple[Place, ...]
+
+
+def _groups(claim: Claim, table: Table, places: Sequence[dict[str, Value]]) -> list[_Group]:
+    """The rows that the claim is about and that have its columns."""
+    columns = [table.columns[name] for name in (*claim.a, *claim.b)]
+    wanted = [(claim.only, ""), *((column.where, column.key) for column in columns)]
+    meant = [p for p in places if all(fits(_of_row(where, p), p, key) for where, key in wanted)]
+    if claim.along is None:
+        return [_Group(place, (_place(table, place),)) for place in meant]
+    grouped: dict[str, list[dict[str, Value]]] = {}
+    for place in meant:
+        others = {key: value for key, value in place.items() if key != claim.along}
+        grouped.setdefault(repr(others), []).append(place)
+    along = claim.along
+    return [
+        _Group(
+            {key: value for key, value in group[0].items() if key != along},
+            tuple(_place(table, place) for place in sorted(group, key=lambda place: _along(place[along]))),
+        )
+        for group in grouped.values()
+        if len(group) > 1
+    ]
+
+
+def _of_row(where: Where, place: Mapping[str, Value]) -> Where:
+    """What `where` says of rows: runs of other conditions are pooled in them."""
+    return {key: value for key, value in where.items() if key in place or key == "method"}
+
+
+def _along(value: Value) -> float:
+    """Numbers ascend; all else stays in the table's order."""
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _place(table: Table, conditions: Mapping[str, Value]) -> Place:
+    return tuple(conditions[key] for key in table.keys)
+
+
+@dataclass(frozen=True)
+class _Test:
+    """Alternatives of which one must hold: lists of paired differences, each of which the claim wants above 0.
+
+    Args:
+        printed: the same differences of the paper's numbers; None where it does not print them.
+    """
+
+    alternatives: tuple[tuple[float, ...], ...]
+    printed: tuple[float | None, ...]
+
+
+def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[_Test]:
+    """All must hold."""
+    sign = 1.0 if table.higher_is_better else -1.0
+    if claim.test == "trend":
+        return _trend(claim, group, numbers, sign)
+    (place,) = group.places
+    pairs = [(a, b) for a in claim.a for b in claim.b]
+    if claim.test == "within":
+        assert claim.x is not None
+        tests = []
+        for a, b in pairs:
+            differences, printed = _paired(numbers, place, a, place, b), _printed(numbers, place, a, place, b)
+            for side in (1, -1):
+                tests.append(
+                    _Test(
+                        (tuple(claim.x + side * d for d in differences),),
+                        (None if printed is None else claim.x + side * printed,),
+                    )
+                )
+        return tests
+    made = {}
+    for a, b in pairs:
+        if claim.test == "above":
+            differences = tuple(sign * d - claim.by for d in _paired(numbers, place, a, place, b))
+            printed = _printed(numbers, place, a, place, b)
+            made[a, b] = differences, None if printed is None else sign * printed - claim.by
+        else:
+            made[a, b] = _sooner(claim, numbers, place, a, b, table.higher_is_better), None
+    if claim.any_of == "a":
+        sets = [[made[a, b] for a in claim.a] for b in claim.b]
+    elif claim.any_of == "b":
+        sets = [[made[a, b] for b in claim.b] for a in claim.a]
+    else:
+        sets = [[one] for one in made.values()]
+    return [_Test(tuple(d for d, _ in one), tuple(p for _, p in one)) for one in sets]
+
+
+def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_Test]:
+    """Every step along the condition, of every column."""
+    way = sign if claim.direction == "up" else -sign
+    tests = []
+    for a in claim.a:
+        for before, after in zip(group.places, group.places[1:], strict=False):
+            differences = tuple(way * d + claim.slack for d in _paired(numbers, after, a, before, a))
+            printed = _printed(numbers, after, a, before, a)
+            tests.append(_Test((differences,), (None if printed is None else way * printed + claim.slack,)))
+    return tests
+
+
+def _paired(numbers: Numbers, place: Place, a: str, other: Place, b: str) -> tuple[float, ...]:
+    """a less b, of every draw that both have."""
+    left, right = numbers.ours.get((place, a), {}), numbers.ours.get((other, b), {})
+    return tuple(_less(left[draw], right[draw]) for draw in left if draw in right)
+
+
+def _printed(numbers: Numbers, place: Place, a: str, other: Place, b: str) -> float | None:
+    left, right = numbers.printed.get((place, a)), numbers.printed.get((other, b))
+    return None if left is None or right is None else _less(left, right)
+
+
+def _less(a: float, b: float) -> float:
+    """a - b, where two infinities of one sign are equal."""
+    return 0.0 if a == b else a - b
+
+
+def _sooner(
+    claim: Claim, numbers: Numbers, place: Place, a: str, b: str, higher_is_better: bool
+) -> tuple[float, ...]:
+    """How much earlier a reaches the target than b, of every draw; never is infinitely late."""
+    assert claim.curve is not None and claim.target is not None
+    draws = [draw for where, column, draw, _ in numbers.curves if (where, column) == (place, a)]
+    found = []
+    for draw in dict.fromkeys(draws):
+        first, second = (numbers.curves.get((place, column, draw, claim.curve)) for column in (a, b))
+        if first and second:
+            target = _target(claim.target, first[-1][1], second[-1][1])
+            found.append(_less(*(_reached(curve, target, higher_is_better) for curve in (second, first))))
+    return tuple(found)
+
+
+def _target(target: Target, a: float, b: float) -> float:
+    if target.value is not None:
+        return target.value
+    assert target.share is not None
+    return target.share * {"lower_final": min(a, b), "a_final": a, "b_final": b}[target.of]
+
+
+def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
+    """Where the curve first has the target."""
+    return next((x for x, y in curve if (y >= target if higher_is_better else y <= target)), math.inf)
+
+
+# --- decisions
+
+
+def decide(differences: Sequence[float], yes_level: float = LEVEL, no_level: float = LEVEL) -> RowState:
+    """Is the mean of paired differences above 0? Yes or no by one-sided bounds, Student's; else open.
+
+    Where a difference is infinite, signs are counted (sign test). A single one decides nothing; equal ones decide by their
+    value, and 0 is not above.
+    """
+    n = len(differences)
+    if n < 2 or any(map(math.isnan, differences)):
+        return "open"
+    if any(map(math.isinf, differences)):
+        chance = 0.5**n
+        if all(d > 0 for d in differences) and chance <= yes_level:
+            return "yes"
+        return "no" if all(d <= 0 for d in differences) and chance <= no_level else "open"
+    mean = statistics.fmean(differences)
+    if len(set(differences)) == 1:
+        return "yes" if mean > 0 else "no"
+    se = statistics.stdev(differences) / math.sqrt(n)
+    if mean - float(t.ppf(1 - yes_level, n - 1)) * se > 0:
+        return "yes"
+    return "no" if mean + float(t.ppf(1 - no_level, n - 1)) * se <= 0 else "open"
+
+
+def _row(claim: Claim, group: _Group, tests: Sequence[_Test], no_level: float) -> ClaimRow:
+    """All of `tests` must hold; of the alternatives in each, one. Levels are divided among those that could decide alone."""
+    states: list[RowState] = []
+    for test in tests:
+        single = [decide(d, LEVEL / len(test.alternatives), no_level / len(tests)) for d in test.alternatives]
+        states.append("yes" if "yes" in single else "no" if all(one == "no" for one in single) else "open")
+    state: RowState = "no" if "no" in states else "yes" if states and all(s == "yes" for s in states) else "open"
+    worst = min((max(test.alternatives, key=_mean) for test in tests), key=_mean, default=())
+    known = [_any(test.printed) for test in tests]
+    printed = None if not known or None in known else all(known)
+    estimate = statistics.fmean(worst) if worst else None
+    return ClaimRow(group.conditions, state, estimate, len(worst), sum(d > 0 for d in worst), printed)
+
+
+def _mean(differences: Sequence[float]) -> float:
+    """For an order: what has no pairs stands last."""
+    return statistics.fmean(differences) if differences else -math.inf
+
+
+def _any(printed: Sequence[float | None]) -> bool | None:
+    known = [d > 0 for d in printed if d is not None]
+    return any(known) if len(known) == len(printed) or any(known) else None
+
+
+def _state(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[ClaimState, str]:
+    counts = {state: sum(row.state == state for row in rows) for state in ("yes", "no", "open")}
+    shown = f"{counts['yes']} of {len(rows)} rows yes, {counts['no']} no, {counts['open']} open"
+    if not rows:
+        return "open", "no row has all of its columns"
+    absent = sum(row.n == 0 for row in rows)
+    single = sum(row.n == 1 for row in rows)
+    if absent or single:
+        pairs = sum(row.n for row in rows)
+        signs = f"{sum(row.in_favour for row in rows)} of {pairs} pairs in favour"
+        why = [f"{absent} of {len(rows)} rows without runs" if absent else "", f"{single} with one seed" if single else ""]
+        return "open", f"{', '.join(filter(None, why))}; {signs}"
+    needed = {"all": len(rows), "most": len(rows) // 2 + 1}.get(str(claim.rows), claim.rows)
+    assert isinstance(needed, int)
+    if counts["yes"] >= needed:
+        return "held", shown
+    if claim.rows == "all":
+        return ("refuted" if counts["no"] else "open"), shown
+    return ("refuted" if counts["no"] > len(rows) - needed else "open"), shown
+
+
+def _in_print(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[str, bool]:
+    """The claim on the paper's own numbers."""
+    known = [row.printed for row in rows if row.printed is not None]
+    if not known:
+        return "", False
+    needed = {"all": len(known), "most": len(known) // 2 + 1}.get(str(claim.rows), claim.rows)
+    assert isinstance(needed, int)
+    return f"{sum(known)} of {len(known)} rows", sum(known) < min(needed, len(known))

@@ -1,0 +1,307 @@
+"""What a report needs of its runs, as plain files that outlive them: a row a run, curves, resolved configs."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
+from fedexp.storage.identity import config_hash
+from fedexp.tables.cells import Job, Slot
+from fedexp.tables.claims import Curve, Curves, Place
+from fedexp.tables.lookup import CellRun, read_value
+from fedexp.tables.report.report import Form, Picture, Value
+from fedexp.tables.schema import Table
+
+RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run in one cell.
+
+    Args:
+        method, seed, draw: its column, its seed, and what it shares with the runs that it is compared with.
+        value: in the table's unit; None where there is none, for the reason `error`.
+        status: done | failed | missing ...
+        run: its folder, relative to the output root.
+        altered: the user's own overrides make it another run than the table's.
+        other_code: made by other code than today's; others: how many results other code has made.
+        lossy: names of data sets that are not the original's bits.
+        commit, code, config: of the result; the rest is what the report says of cost, machine, data and headline.
+    """
+
+    conditions: dict[str, Value]
+    method: str
+    seed: int
+    draw: str
+    value: float | None = None
+    status: str = "missing"
+    error: str = ""
+    run: str = ""
+    altered: bool = False
+    other_code: bool = False
+    others: int = 0
+    lossy: str = ""
+    commit: str = ""
+    code: str = ""
+    config: str = ""
+    choice: str = ""
+    metric: str = ""
+    rule: str = ""
+    dataset: str = ""
+    data: str = ""
+    split: str = ""
+    seconds: float = 0.0
+    gpu: str = ""
+    processor: str = ""
+    platform: str = ""
+    torch: str = ""
+
+    @property
+    def done(self) -> bool:
+        return self.status == "done"
+
+
+def draw_of(job: Job) -> str:
+    """What a job shares with those that it is compared with: ``seed=0 beta=0.1``."""
+    return " ".join(f"{key}={value}" for key, value in {"seed": job.seed, **job.pooled}.items())
+
+
+@dataclass(frozen=True)
+class Record:
+    """All that a report is made of.
+
+    Args:
+        form, only, seeds, extra: what was asked of the table; command: what was typed.
+        runs: by row, column and draw; curves: those that claims need.
+        configs: resolved, by their hashes.
+        drawn: name and title of the pictures that were made from the runs' own files; missed: why others were not.
+    """
+
+    form: Form
+    only: dict[str, list[Value]]
+    seeds: list[int] | None
+    extra: list[str]
+    command: str
+    runs: Mapping[tuple[Place, str, str], RunRecord]
+    curves: Curves = field(default_factory=dict)
+    configs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    drawn: Sequence[tuple[str, str]] = ()
+    missed: Sequence[str] = ()
+
+    def of(self, table: Table, slot: Slot) -> list[RunRecord]:
+        """A cell's runs, each once: the user's overrides may make one of several."""
+        place = tuple(slot.conditions[key] for key in table.keys)
+        found = [self.runs[place, slot.method, draw_of(job)] for job in slot.jobs]
+        return list({run.run or index: run for index, run in enumerate(found)}.values())
+
+
+def recorded(
+    table: Table,
+    cells: Sequence[Slot],
+    cell_runs: Mapping[tuple[str, ...], CellRun],
+    root: Path,
+    asked: Record,
+    lossy: Callable[[Mapping[str, Any]], str],
+) -> Record:
+    """`asked` with the runs of `cells`.
+
+    Args:
+        cell_runs: by a job's overrides; root: the output root, to which folders are relative.
+        lossy: names data sets of a config that are not the original's bits.
+    """
+    runs: dict[tuple[Place, str, str], RunRecord] = {}
+    configs: dict[str, dict[str, Any]] = {}
+    curves: dict[tuple[Place, str, str, str], Curve] = {}
+    needed = {(name, claim.curve, claim.axis) for claim in table.claims for name in (*claim.a, *claim.b) if claim.curve}
+    for slot in cells:
+        place = tuple(slot.conditions[key] for key in table.keys)
+        for job in slot.jobs:
+            run = cell_runs[job.overrides]
+            row = _row(table, slot, job, run, root)
+            if run.result:
+                row = replace(row, lossy=lossy(run.config))
+                configs[row.config] = {key: value for key, value in run.config.items() if key not in _ELSEWHERE}
+            runs[place, slot.method, row.draw] = row
+            for name, curve, axis in needed if run.result else ():
+                if name == slot.method and curve is not None:
+                    scale = table.headline.scale
+                    points = [(x, scale * y) for x, y in _curve(run, curve, axis)]
+                    curves[place, name, row.draw, curve] = points
+    return replace(asked, runs=runs, curves=curves, configs=configs)
+
+
+_ELSEWHERE = ("overrides", "output_root", "data_root", "logger")  # of the machine, or said by the rest
+
+
+def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRecord:
+    where = run.folder.relative_to(root).as_posix() if run.folder.is_relative_to(root) else str(run.folder)
+    row = RunRecord(
+        dict(slot.conditions),
+        slot.method,
+        job.seed,
+        draw_of(job),
+        status=run.status,
+        error=run.error,
+        run=where if run.config else "",
+        altered=run.altered,
+        other_code=run.other_code,
+        others=len(run.others),
+    )
+    if not run.result:
+        return row
+    column, result = table.columns[slot.method], run.result
+    path = (column.value or table.headline.value).format(**slot.conditions)
+    try:
+        row = replace(row, value=read_value(run, path) * table.headline.scale)
+    except FedexpError as error:
+        row = replace(row, error=error.what)
+    about = result.get("environment", {})
+    return replace(
+        row,
+        commit=str(about.get("commit") or ""),
+        code=str(result["hashes"]["code"]),
+        config=config_hash(run.config),
+        choice=str(result["choices"].get("method")),
+        metric=result["headline"]["metric"],
+        rule=result["headline"]["rule"],
+        dataset=str(result["choices"].get("dataset")),
+        data=str(result["partition"]["data_sha256"]),
+        split=str(result["partition"]["sha256"]),
+        seconds=float(result["seconds"]["total"]),
+        **{name: str(about.get(name) or "") for name in ("gpu", "processor", "platform")},
+        torch=str(about["packages"]["torch"]),
+    )
+
+
+def _curve(run: CellRun, name: str, axis: str) -> Curve:
+    if axis == "round":
+        rows, at = read_jsonl(run.folder / "metrics.jsonl"), "round"
+    else:
+        rows, at = read_json(run.folder / "trace" / "1.json") or [], "iteration"
+    points = [(float(row[at]), float(row[name])) for row in rows if name in row]
+    if not points:
+        raise ConfigError(f"a claim needs the curve '{name}', and a run has none", where=str(run.folder))
+    return points
+
+
+# --- files
+
+
+def write(table: Table, record: Record, folder: Path) -> None:
+    """``runs.csv``, ``curves.csv`` (where claims need curves), ``configs.json``, ``record.json`` in `folder`."""
+    names = [f.name for f in fields(RunRecord) if f.name != "conditions"]
+    head = ["table", *table.keys, *names, "unit"]
+    rows = []
+    for run in record.runs.values():
+        values = asdict(run)
+        rows.append(
+            [table.name, *map(json.dumps, run.conditions.values()), *(_text(values[name]) for name in names), table.unit]
+        )
+    write_text(folder / RUNS, _csv(head, rows))
+    lines = [
+        [*map(json.dumps, place), method, draw, name, repr(x), repr(y)]
+        for (place, method, draw, name), curve in record.curves.items()
+        for x, y in curve
+    ]
+    if lines:
+        write_text(folder / CURVES, _csv([*table.keys, "method", "draw", "curve", "x", "y"], lines))
+    else:
+        (folder / CURVES).unlink(missing_ok=True)
+    flat = {name: _flat(config) for name, config in sorted(record.configs.items())}
+    common = dict.fromkeys(key for config in flat.values() for key in config)
+    shared = {
+        key: next(iter(flat.values()))[key]
+        for key in common
+        if all(key in config for config in flat.values())
+        and len({json.dumps(config[key]) for config in flat.values()}) == 1
+    }
+    own = {name: {k: v for k, v in config.items() if k not in shared} for name, config in flat.items()}
+    write_json(folder / CONFIGS, {"of all": shared, "of each": own})
+    asked = {name: getattr(record, name) for name in ("form", "only", "seeds", "extra", "command", "drawn", "missed")}
+    write_json(folder / ABOUT, {"table": table.name, **asked})
+
+
+def read(table: Table, folder: Path) -> Record:
+    """What `write` wrote; raises `ConfigError` where it is absent, or of another table."""
+    about = read_json(folder / ABOUT)
+    if about is None or not (folder / RUNS).is_file():
+        raise ConfigError(
+            "there is no record of a table here",
+            where=str(folder),
+            expected=f"{RUNS} and {ABOUT}, as fedexp-table writes them beside a report",
+        )
+    if about.pop("table") != table.name:
+        raise ConfigError("the record is another table's", where=str(folder), expected=table.name)
+    kinds = {f.name: f.type for f in fields(RunRecord)}
+    runs: dict[tuple[Place, str, str], RunRecord] = {}
+    for row in _rows(folder / RUNS):
+        conditions = {key: json.loads(row[key]) for key in table.keys}
+        values = {name: _value(row[name], str(kind)) for name, kind in kinds.items() if name != "conditions"}
+        run = RunRecord(conditions, **values)
+        runs[tuple(conditions.values()), run.method, run.draw] = run
+    curves: dict[tuple[Place, str, str, str], list[tuple[float, float]]] = {}
+    for row in _rows(folder / CURVES) if (folder / CURVES).is_file() else ():
+        place = tuple(json.loads(row[key]) for key in table.keys)
+        curves.setdefault((place, row["method"], row["draw"], row["curve"]), []).append((float(row["x"]), float(row["y"])))
+    return Record(**about, runs=runs, curves=curves)
+
+
+def pictures(record: Record, folder: Path) -> tuple[Picture, ...]:
+    """Those that were drawn from the runs' own files and lie in `folder` beside the record."""
+    found = []
+    for name, title in record.drawn:
+        png, svg = (folder / f"report-{name}.{ending}" for ending in ("png", "svg"))
+        if png.is_file():
+            data = png.read_bytes()
+            found.append(Picture(name, title, svg.read_text() if svg.is_file() else _as_svg(data), data))
+    return tuple(found)
+
+
+def _as_svg(png: bytes) -> str:
+    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))  # of its header
+    data = base64.b64encode(png).decode()
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'
+        f'<image width="{width}" height="{height}" href="data:image/png;base64,{data}"/></svg>'
+    )
+
+
+def _rows(path: Path) -> Iterable[dict[str, str]]:
+    return csv.DictReader(io.StringIO(path.read_text()))
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else repr(value) if isinstance(value, float) else str(value)
+
+
+def _value(text: str, kind: str) -> Any:
+    if kind.startswith("float"):
+        return float(text) if text else None
+    return {"int": int, "bool": lambda t: t == "True"}.get(kind, str)(text)
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(node, Mapping) or not node:
+        return {prefix: node}
+    return {
+        path: value
+        for key, inner in node.items()
+        for path, value in _flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
