@@ -89,6 +89,7 @@ def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
     extra = changes.pop("extra", ())
     form, only, seeds = (changes.pop(name, default) for name, default in (("form", "full"), ("only", {}), ("seeds_asked", None)))
     given = {"keys": ["beta"], "conditions": {"beta": "partition.alpha={beta}"}, "grids": [{"beta": [1, 2]}]}
+    given["tolerance"] = {"within": 5, "why": "made up"}
     made = table(tmp_path, **(given | {"reference": printed} | changes))
     cells = slots(made, form, only=only, seeds=seeds, extra=extra)
     found = {}
