@@ -73,10 +73,8 @@ class Ray(Engine):
         self._sent: tuple[FederatedData, Any] | None = None
         self._codes: dict[tuple[str, ...], str] = {}
         self._stacked = 0
-        self._note: Callable[[str], None] = lambda text: None
 
     def settle(self, trial: Trial) -> Engine:
-        self._note = trial.note
         self._check_device(trial.numerics)
         self._connect(trial.threads)  # a cluster that is not there is told before an inner engine makes its choices
         actors = -(-len(trial.jobs) // _STACK) if self.actors == "auto" else self.actors
@@ -116,7 +114,7 @@ class Ray(Engine):
         self._connect(threads)
         wanted = None if self.actors == "auto" else self.actors
         try:
-            self._crew = Crew(wanted, self.threads, self.gpus, describe(self._computing), numerics, self._note)
+            self._crew = Crew(wanted, self.threads, self.gpus, describe(self._computing), numerics, self.note)
         except BaseException:
             self.close()
             raise
