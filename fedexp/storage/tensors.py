@@ -47,7 +47,7 @@ def load_tree(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]]:
 
 
 def recalled(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]] | None:
-    """As `load_tree`, and marked as used now: caches let go of what was not for longest. None: absent or damaged."""
+    """As `load_tree`, and marked as used now, for caches let go of what was not used longest. None: absent or damaged."""
     try:
         found = load_tree(path, device)
         path.touch()
