@@ -19,8 +19,8 @@ class Traced:
     """A step from the inside.
 
     Args:
-        rows: one an iteration, by its number ``iteration`` in the round, and, as ``<series>/<metric>``, values on the test set; a series of one model a client
-            has lists, and ``<series>/train/<metric>`` on the clients' own training data.
+        rows: one an iteration, by its number ``iteration`` in the round, and, as ``<series>/<metric>``, values on the test set; a
+            series of one model a client has lists, and ``<series>/train/<metric>`` on the clients' own training data.
         weights: ``<iteration>/<series>/<index>/<parameter>``.
         seconds: what evaluating took.
     """
