@@ -258,7 +258,6 @@ def _together(member: _Member, stack: StackTrees) -> Ctx:
     )
 
 
-
 StackHook = Callable[..., Tree]  # (context of all, contexts of each, trees ...)
 
 
