@@ -85,4 +85,3 @@ class Checkpoint:
         """Delete what the last save does not refer to."""
         self.client_states.close()
         self.models.secure(self.models.saved)
-        self._store.settle()
