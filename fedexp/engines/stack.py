@@ -238,8 +238,8 @@ def _together(member: _Member, stack: StackTrees) -> Ctx:
 
     def refuse(*arguments: Any, **named: Any) -> NoReturn:
         raise RuntimeError(
-            f"a hook of {type(member.job.trainer).__name__} is marked elementwise and uses noise, full gradients, class counts or "
-            "other networks"
+            f"a hook of {type(member.job.trainer).__name__} is marked elementwise and uses noise, full gradients, class counts "
+            "or other networks"
         )
 
     unknown: Any = math.nan
