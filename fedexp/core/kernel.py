@@ -177,13 +177,6 @@ def context(
     job: ClientJob, net: Net, samples: Samples, index: Tensor, num_classes: int, num_steps: int, noise: StepNoise
 ) -> Ctx:
     """What the trainer's hooks may know of one client."""
-
-    def full_gradient(at: Tree) -> Tree:
-        return _full_gradient(job, net, samples, index, at, noise)
-
-    def count_classes() -> Tensor:
-        return torch.bincount(samples.y.index_select(0, index), minlength=num_classes)
-
     return Ctx(
         start={name: value for name, value in job.start.params.items() if name not in job.frozen},
         received=Received(job.start.params, job.start.buffers),
@@ -197,8 +190,8 @@ def context(
         net=net,
         clock=noise,
         noise=noise,
-        full_gradient=full_gradient,
-        count_classes=count_classes,
+        full_gradient=partial(_full_gradient, job, net, samples, index, noise),
+        count_classes=lambda: torch.bincount(samples.y.index_select(0, index), minlength=num_classes),
     )
 
 
@@ -299,7 +292,7 @@ class StepNoise:
         return torch.rand(shape, generator=self._generator, device=self._generator.device)
 
 
-def _full_gradient(job: ClientJob, net: Net, samples: Samples, index: Tensor, at: Tree, noise: StepNoise) -> Tree:
+def _full_gradient(job: ClientJob, net: Net, samples: Samples, index: Tensor, noise: StepNoise, at: Tree) -> Tree:
     """Mean gradient of the task's loss over the client's data at parameters `at`, in training mode, buffers untouched."""
     params = {**job.start.params, **{name: value.detach().clone().requires_grad_() for name, value in at.items()}}
     total = trees.zeros_like(at)

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-import torch
-
 from fedexp.core.build import require
 from fedexp.core.errors import DataError, suggest
 from fedexp.data.dataset import Arrays, Dataset
-from fedexp.data.images import decode_images, image_files, require_image_shape
+from fedexp.data.images import decode_classes, require_image_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +72,10 @@ class ImageFolder(Dataset):
                 ),
                 do=suggest(strange[0], classes) if strange else "add the missing class folders",
             )
-        parts: list[torch.Tensor] = []
-        for folder in (train_folder, test_folder):
-            files = [image_files(folder / name) for name in classes]
-            labels = np.repeat(np.arange(len(classes), dtype=np.int64), [len(part) for part in files])
-            parts.append(torch.from_numpy(decode_images([file for part in files for file in part], self.shape)))
-            parts.append(torch.from_numpy(labels))
-        return Arrays(*parts)
+        train, test = (
+            decode_classes([folder / name for name in classes], self.shape) for folder in (train_folder, test_folder)
+        )
+        return Arrays(*train, *test)
 
 
 def _classes(folder: Path) -> list[str]:

@@ -140,7 +140,7 @@ def _draw_scale(scale: Colorbar, most: int) -> None:
     for share in (0.1, 0.4):  # round numbers in between
         unit = 10 ** (len(str(max(1, int(most * share)))) - 1)
         values.add(max(1, round(most * share / unit) * unit))
-    scale.set_ticks(np.sqrt(sorted(values)), labels=[f"{value:,}" for value in sorted(values)])
+    scale.set_ticks(np.sqrt(sorted(values)).tolist(), labels=[f"{value:,}" for value in sorted(values)])
     scale.outline.set_edgecolor("#c5ccd3")
     scale.ax.tick_params(length=2, labelsize=7, color="#c5ccd3", labelcolor=_INK)
     scale.ax.set_title("count", fontsize=7.5, color=_MUTED, pad=7, loc="left")

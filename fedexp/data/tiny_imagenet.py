@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.error import URLError
 
-import numpy as np
 import torch
 
 from fedexp.core.errors import DataError
 from fedexp.data._torchvision import torchvision_datasets
 from fedexp.data.dataset import Arrays, Dataset
-from fedexp.data.images import decode_images, image_files, require_image_shape
+from fedexp.data.images import decode_classes, decode_images, require_image_shape
 
 _URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
@@ -62,8 +61,6 @@ class TinyImageNet(Dataset):
                 got=len(classes),
                 do="unpack the archive again",
             )
-        files = [image_files(train_folder / name / "images") for name in classes]
-        train_y = np.repeat(np.arange(len(classes), dtype=np.int64), [len(part) for part in files])
         label = {name: i for i, name in enumerate(classes)}
         test_files, test_y = [], []
         for number, line in enumerate(annotations.read_text().splitlines(), start=1):
@@ -81,8 +78,7 @@ class TinyImageNet(Dataset):
             test_files.append(val_folder / columns[0])
             test_y.append(label[columns[1]])
         return Arrays(
-            torch.from_numpy(decode_images([file for part in files for file in part], self.shape)),
-            torch.from_numpy(train_y),
+            *decode_classes([train_folder / name / "images" for name in classes], self.shape),
             torch.from_numpy(decode_images(test_files, self.shape)),
             torch.tensor(test_y, dtype=torch.int64),
         )

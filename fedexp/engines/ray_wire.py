@@ -15,7 +15,7 @@ from fedexp.core.data import FederatedData
 from fedexp.core.errors import FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.trees import Tree, Trees, num_bytes
-from fedexp.core.weights import ModelSpec, Weights
+from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,48 +106,34 @@ class Parcel:
 
 @dataclass(frozen=True, eq=False)
 class SentResult:
-    """A `ClientResult` in bytes."""
+    """A `ClientResult` whose trees are bytes; `rest` itself holds none."""
 
-    client: int
-    spec: ModelSpec
+    rest: ClientResult
     params: PackedTree
     buffers: PackedTree
     payload: PackedTrees
     state: PackedTrees | None
-    num_examples: int
-    num_steps: int
-    metrics: dict[str, float]
     probes: PackedTrees
-    probe_seconds: float
 
     @classmethod
     def of(cls, result: ClientResult) -> SentResult:
         weights, state = result.weights, result.state
         return cls(
-            result.client,
-            weights.spec,
+            replace(result, weights=Weights(weights.spec, {}, {}), payload={}, state=None, probes={}),
             pack(weights.params),
             pack(weights.buffers),
             _packed(result.payload),
             None if state is None else _packed(state),
-            result.num_examples,
-            result.num_steps,
-            dict(result.metrics),
             _packed(result.probes),
-            result.probe_seconds,
         )
 
     def result(self, device: torch.device) -> ClientResult:
-        return ClientResult(
-            client=self.client,
-            weights=Weights(self.spec, unpack(self.params, device), unpack(self.buffers, device)),
-            num_examples=self.num_examples,
-            num_steps=self.num_steps,
+        return replace(
+            self.rest,
+            weights=Weights(self.rest.weights.spec, unpack(self.params, device), unpack(self.buffers, device)),
             payload=_unpacked(self.payload, device),
             state=None if self.state is None else _unpacked(self.state, device),
-            metrics=self.metrics,
             probes=_unpacked(self.probes, device),
-            probe_seconds=self.probe_seconds,
         )
 
 

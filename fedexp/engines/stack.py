@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -237,7 +238,8 @@ def _together(member: _Member, stack: StackTrees) -> Ctx:
 
     def refuse(*arguments: Any, **named: Any) -> NoReturn:
         raise RuntimeError(
-            f"a hook of {type(member.job.trainer).__name__} is marked elementwise and uses noise, full gradients, class counts or other networks"
+            f"a hook of {type(member.job.trainer).__name__} is marked elementwise and uses noise, full gradients, class counts "
+            "or other networks"
         )
 
     unknown: Any = math.nan
@@ -255,7 +257,6 @@ def _together(member: _Member, stack: StackTrees) -> Ctx:
         full_gradient=refuse,
         count_classes=refuse,
     )
-
 
 
 StackHook = Callable[..., Tree]  # (context of all, contexts of each, trees ...)
@@ -359,13 +360,16 @@ def _batches(members: Sequence[_Member], samples: Samples) -> Iterator[StackBatc
         index = torch.zeros((k, steps, b), dtype=torch.int64, device=device)
         sizes = [[0] * k for _ in range(steps)]
         for c in range(k):
-            for at, run in _runs(schedules[c][position : position + steps]):
-                epoch, start = run[0][:2]
+            at = 0
+            for epoch, group in groupby(schedules[c][position : position + steps], key=itemgetter(0)):
+                run = list(group)  # their samples lie one after the other in the epoch's order
+                start, stop = run[0][1], run[-1][2]
                 if orders[c][0] != epoch:
                     orders[c] = epoch, epoch_order(members[c].job, members[c].index, epoch)
-                index[c, at : at + len(run)].view(-1)[: run[-1][2] - start] = orders[c][1][start : run[-1][2]]
+                index[c, at : at + len(run)].view(-1)[: stop - start] = orders[c][1][start:stop]
                 for i, (_, a, z) in enumerate(run):
                     sizes[at + i][c] = z - a
+                at += len(run)
         flat = index.transpose(0, 1).reshape(-1)
         x = samples.inputs(flat).view(steps, k, b, *samples.x.shape[1:])
         y = samples.y.index_select(0, flat).view(steps, k, b, *samples.y.shape[1:])
@@ -392,14 +396,3 @@ def _batch(
         if samples.augment is not None:
             x[c, : sizes[c]] = samples.augment(x[c, : sizes[c]], member.noise)
     return StackBatch(x, y, share, [member.ctx for member in members])
-
-
-def _runs(schedule: Schedule) -> Iterator[tuple[int, Schedule]]:
-    """Position and steps of every stretch whose samples lie one after the other in one epoch's order."""
-    at = 0
-    while at < len(schedule):
-        end = at + 1
-        while end < len(schedule) and schedule[end][0] == schedule[at][0] and schedule[end][1] == schedule[end - 1][2]:
-            end += 1
-        yield at, schedule[at:end]
-        at = end

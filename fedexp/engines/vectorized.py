@@ -55,7 +55,9 @@ class Vectorized(Engine):
         the run is long enough to repay one."""
         engine = self.settled(trial)
         if trial.jobs and isinstance(engine, Serial) and trial.numerics.device == "cpu" and self._kind(trial.jobs[0]):
-            trial.note(_one_by_one(trial.jobs[0], "on a CPU stacking gains for chains of linear layers (engine.kernel=vmap)"))
+            trial.note(
+                _one_by_one(trial.jobs[0], "on a CPU stacking gains for chains of linear layers (engine.kernel=vmap)")
+            )
         return engine
 
     def settled(self, trial: Trial) -> Engine:

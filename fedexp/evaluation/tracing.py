@@ -19,8 +19,8 @@ class Traced:
     """A step from the inside.
 
     Args:
-        rows: one an iteration, by its number ``iteration`` in the round, and, as ``<series>/<metric>``, values on the test set; a series of one model a client
-            has lists, and ``<series>/train/<metric>`` on the clients' own training data.
+        rows: one an iteration, by its number ``iteration`` in the round, and, as ``<series>/<metric>``, values on the test set; a
+            series of one model a client has lists, and ``<series>/train/<metric>`` on the clients' own training data.
         weights: ``<iteration>/<series>/<index>/<parameter>``.
         seconds: what evaluating took.
     """
@@ -59,15 +59,11 @@ class Tracer(Trace):
 
     def _values(self, outcome: Outcome, clients: Sequence[int]) -> dict[str, Any]:
         if outcome.kind != "per_client":
-            return {
-                name.rpartition("/")[2]: value for name, value in self._evaluator(outcome, self._data.test, "").items()
-            }
-        single = [Outcome((model,), "model") for model in outcome.models]
-        test = [self._evaluator(one, self._data.test, "") for one in single]
-        values: dict[str, Any] = {name.rpartition("/")[2]: [row[name] for row in test] for name in test[0]}
-        own = [self._evaluator(one, self._own(c), "") for one, c in zip(single, clients, strict=True)]
-        values |= {f"train/{name.rpartition('/')[2]}": [row[name] for row in own] for name in own[0]}
-        return values
+            return _short(self._evaluator(outcome, self._data.test, ""))
+        values: dict[str, Any] = _short(self._evaluator.each(outcome, self._data.test, ""))
+        pairs = zip(outcome.models, clients, strict=True)
+        own = [_short(self._evaluator(Outcome((model,), "model"), self._own(c), "")) for model, c in pairs]
+        return values | {f"train/{name}": [row[name] for row in own] for name in own[0]}
 
     def _own(self, client: int) -> Samples:
         train, index = self._data.train, self._data.positions(client)
@@ -78,3 +74,8 @@ class Tracer(Trace):
         taken = Traced(self.rows, self.weights, self.seconds)
         self.rows, self.weights, self.seconds = [], {}, 0.0
         return taken
+
+
+def _short(metrics: dict[str, Any]) -> dict[str, Any]:
+    """By the metrics' own names, without what they were measured on."""
+    return {name.rpartition("/")[2]: value for name, value in metrics.items()}

@@ -40,7 +40,7 @@ from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
 from fedexp.storage.model_folder import Clients, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder
-from fedexp.storage.tensors import save_tree
+from fedexp.storage.tensors import load_tree, save_tree
 from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.feed import Feed
 from fedexp.tracking.logger import Logger, RunInfo

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -75,15 +75,9 @@ class Checkpoint:
             self.client_states.restore(None)
             self.models.secure(set())
             return None
-        trees: dict[str, Any] = {}
-
-        def get(name: str) -> Any:
-            if name not in trees:
-                trees[name] = self._store.get(name, self._device)
-            return trees[name]
-
         self.client_states.restore(manifest["client_states"])
         self.models.secure(set(references(manifest["state"])))
+        get = cache(partial(self._store.get, device=self._device))  # a tree in two places is read once
         state = decode(manifest["state"], get, self.models.stored)
         return Snapshot(manifest["step"], state, self.client_states), manifest["metrics_offset"]
 
@@ -91,4 +85,3 @@ class Checkpoint:
         """Delete what the last save does not refer to."""
         self.client_states.close()
         self.models.secure(self.models.saved)
-        self._store.settle()

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import safetensors
@@ -47,7 +46,7 @@ def load_tree(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]]:
 
 
 def recalled(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]] | None:
-    """As `load_tree`, and marked as used now: caches let go of what was not for longest. None: absent or damaged."""
+    """As `load_tree`, and marked as used now, for caches let go of what was not used longest. None: absent or damaged."""
     try:
         found = load_tree(path, device)
         path.touch()
@@ -68,14 +67,12 @@ class TensorStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._glimpsed: set[int] = set()  # of what was put
-        self._deletion: Thread | None = None
 
     def put(self, tree: Tree, name: str | None = None) -> str:
         """Store `tree` unless it is there; returns its name, which is computed if it is not known.
 
         What differs at a glimpse from all that was put before is hashed while it is written.
         """
-        self.settle()
         tree = {key: value.detach().cpu().contiguous() for key, value in tree.items()}
         glimpse = hash(
             str([(key, value.dtype, value.shape, value.view(-1)[:4].tolist()) for key, value in tree.items()])
@@ -105,32 +102,18 @@ class TensorStore:
 
     def names(self) -> set[str]:
         """What is stored."""
-        self.settle()
         return {path.stem for path in self.folder.glob("*.safetensors")}
 
     def delete(self, name: str) -> None:
         self._path(name).unlink(missing_ok=True)
 
     def keep_only(self, names: set[str]) -> None:
-        """Delete every tree that is not in `names`, and what crashes left behind: in the background, as it takes a file system
-        a third of the time that writing them took."""
-        self.settle()
+        """Delete every tree that is not in `names`, and what crashes left behind."""
         if not self.folder.is_dir():
             return
-        gone = [path for path in self.folder.iterdir() if path.name.removesuffix(".safetensors") not in names]
-
-        def delete() -> None:
-            for path in gone:
+        for path in self.folder.iterdir():
+            if path.name.removesuffix(".safetensors") not in names:
                 path.unlink(missing_ok=True)
-
-        self._deletion = Thread(target=delete)
-        self._deletion.start()
-
-    def settle(self) -> None:
-        """Wait until `keep_only` is through: a tree that it deletes may be put again."""
-        if self._deletion is not None:
-            self._deletion.join()
-            self._deletion = None
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"

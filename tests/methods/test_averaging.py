@@ -284,13 +284,13 @@ def test_collected_updates_come_normalised_with_weights_that_sum_to_one() -> Non
 
 @pytest.mark.parametrize("aggregator", [MEDIAN, NORMALIZED])
 def test_other_rules_keep_a_trainers_server_half(aggregator: str) -> None:
-    """SCAFFOLD's c stays the mean of its c_i, and a server optimizer applies, whatever the direction is made of."""
+    """SCAFFOLD's c stays the weighted mean of its c_i, and a server optimizer applies, whatever the direction is made of."""
     overrides = ("trainer=scaffold", "server_optimizer=fedadam", aggregator)
     world = make_world("method=fedavg", *overrides, "rounds=4", m=3)
     after = world.run()
     total = trees.zeros_like(after.state["shared"]["c"])
-    for memory in after.clients.values():
-        total = trees.add(total, memory["c_i"], alpha=1 / world.env.num_clients)
+    for client, memory in after.clients.items():
+        total = trees.add(total, memory["c_i"], alpha=float(world.env.sizes[client] / world.env.sizes.sum()))
     assert_same([after.state["shared"]["c"]], [total], 1e-10)
     assert float(trees.norm(after.state["server"]["b"])) > 0
 

@@ -380,7 +380,7 @@ def test_trace_is_the_run_stopped_there() -> None:
     tracer = Tracer(Evaluator(world.experiment.task, 100), world.data, every=3, weights=(3,))
     next(iter(run(world.aggregator, replace(world.env, trace=tracer), Serial(), world.data)))
     traced = tracer.take()
-    assert [row["step"] for row in traced.rows] == [0, 3, 6]
+    assert [row["iteration"] for row in traced.rows] == [0, 3, 6]
     assert all(len(row["V/acc"]) == len(row["V/train/acc"]) == 4 for row in traced.rows)
     short = make_world(*overrides, "aggregator.T=3")
     (model,) = short.models(short.run())

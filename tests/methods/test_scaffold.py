@@ -77,7 +77,12 @@ def test_correction_after_the_step_stays_bounded_where_the_gradients_would_diver
 def test_under_constant_gradients_momentum_leaves_no_drift(option: str) -> None:
     """Steps so small that gradients do not change: with last round's controls all clients end in one point."""
     world = two_clients(
-        "scaffold", f"trainer.option={option}", "trainer.correction=step", "local.momentum=0.9", "local.lr=1e-7", "rounds=1"
+        "scaffold",
+        f"trainer.option={option}",
+        "trainer.correction=step",
+        "local.momentum=0.9",
+        "local.lr=1e-7",
+        "rounds=1",
     )
     after = world.run()
     jobs = next_jobs(world.aggregator, world.env, after)
