@@ -60,7 +60,7 @@ def _legend(report: Report) -> Iterator[str]:
     if tolerance := texts.tolerance(report):
         yield f"Tolerance {_plain(tolerance)}."
     if rank := texts.rank(report):
-        yield f"{rank[0].upper()}{rank[1:]}."
+        yield texts.sentence(rank)
     yield from (f"{_plain(note)}." for note in texts.footnotes(report))
 
 

@@ -23,7 +23,7 @@ def pictures(report: Report) -> tuple[Picture, ...]:
     """What can be drawn of a report; empty where nothing has been measured.
 
     `agreement`: every cell that has both numbers, the paper's on x and ours on y. `curves`: over the last key where that is a
-    number, one panel a block of the table; `rows` otherwise. All name the report's form, if it is not the full one. The same report
+    number, one panel a block of the table; `rows` otherwise. All name a form that is not the full one. The same report
     gives the same bytes.
     """
     if not any(cell.mean is not None and math.isfinite(cell.mean) for cell in report.cells):
@@ -199,7 +199,7 @@ def _legend(figure: Figure, report: Report, dots: Sequence[str] = ()) -> None:
     for at, (key, name) in enumerate(_methods(report)):
         if not dots or key in dots:
             look = canvas.look(at)
-            line = "none" if dots else canvas.dashes(at)
+            line: Any = "none" if dots else canvas.dashes(at)
             handles.append(Line2D([], [], linestyle=line, markersize=5, label=canvas.plain(name), **look))
     if not dots and any(cell.paper is not None for cell in report.cells):
         hollow: dict[str, Any] = {"linestyle": (0, (4, 2)), "markerfacecolor": "none"}

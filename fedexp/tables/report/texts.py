@@ -173,10 +173,10 @@ def mark(cell: Cell) -> str:
 
 
 def word(cell: Cell) -> str:
-    """The verdict; ``inconclusive, near`` and ``inconclusive, far``."""
+    """The verdict; ``inconclusive (near)`` and ``inconclusive (far)``."""
     if cell.verdict != "inconclusive" or cell.near is None:
         return cell.verdict
-    return f"{cell.verdict}, {'near' if cell.near else 'far'}"
+    return f"{cell.verdict} ({'near' if cell.near else 'far'})"
 
 
 def marks(report: Report) -> dict[str, str]:
@@ -231,8 +231,10 @@ def in_print(claim: ClaimResult) -> str:
 
 def claim_row(row: ClaimRow) -> str:
     """``clients 5, beta 0.01: yes, +2.31, 3 of 3 pairs in favour; in print no``."""
-    place = ", ".join(f"{key} {layout.label(value)}" for key, value in row.conditions.items()) or "all"
-    estimate = "no pairs" if row.estimate is None else f"{row.estimate:+.3g}, {row.in_favour} of {row.n} pairs in favour"
+    place = ", ".join(f"{key} {layout.label(value)}" for key, value in row.conditions.items()) or "all rows"
+    estimate = (
+        "no pairs" if row.estimate is None else f"{row.estimate:+.3g}, {row.in_favour} of {row.n} pairs in favour"
+    )
     printed = "" if row.printed is None else f"; in print {'yes' if row.printed else 'no'}"
     return f"{place}: {row.state}, {estimate}{printed}"
 
@@ -246,6 +248,10 @@ def summary(found: Summary, report: Report) -> tuple[str, str, str, str]:
         interval(found.interval, digits) or "one seed has none",
         f"{count(found.n, 'seed')}, {count(found.rows, 'row')}",
     )
+
+
+def sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def count(number: int, noun: str) -> str:
