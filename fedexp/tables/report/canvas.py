@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 # Mid-tones: at least 3:1 on white and on the page's dark ground, told apart by the colour-blind with the marker's help.
-COLOURS = ("#0072b2", "#d55e00", "#009473", "#bf5f96", "#a37800", "#7f7f7f", "#2e90c8", "#b5483c")
+COLOURS = ("#0072b2", "#d55e00", "#009473", "#bf5f96", "#a37800", "#7f7f7f", "#8b5fd6", "#b5483c")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 DASHES = ("-", (0, (7, 1.5, 1.5, 1.5)), (0, (1.5, 1)))  # one a turn of the colours
 # Drawn like this in the PNG; in the SVG both become the colour of the text around the picture, so that it follows the theme.

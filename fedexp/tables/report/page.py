@@ -45,7 +45,7 @@ def page(report: Report) -> str:
         script=script,
         name=escape(report.name),
         title=escape(report.title),
-        badge=f'<span class="badge {report.form}">{report.form}</span>',
+        badge="" if report.form == "full" else f'<span class="badge {report.form}">{report.form}</span>',
         source=_source(report),
         banner=_banner(report),
         headline=_headline(report),
@@ -93,7 +93,7 @@ def _banner(report: Report) -> str:
     smaller = dict.fromkeys(cell.reduced for cell in report.cells if cell.reduced)
     listed = f"<p>What was smaller:</p><ul>{_items(smaller)}</ul>" if smaller else ""
     what, said = texts.form(report).split(":", 1)
-    return f'<div class="banner" role="note"><p><strong>{what}:</strong>{escape(said)}</p>{listed}</div>'
+    return f'<div class="banner" role="note"><p><strong>{what}:</strong>{said}</p>{listed}</div>'
 
 
 def _headline(report: Report) -> str:

@@ -94,15 +94,16 @@ def _wide(report: Report) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for key in report.keys:
-        table.add_column(key, justify="right", no_wrap=True)
+        table.add_column(_plain(key), justify="right", no_wrap=True)
     for method in report.methods:
-        table.add_column(layout.head(method), justify="right", no_wrap=True)
+        table.add_column(_plain(layout.head(method)), justify="right", no_wrap=True)
     agreement, reference = texts.has_agreement(report), layout.referenced(report)
     if agreement:
         table.add_column("Spearman", justify="right", no_wrap=True)
     for row, entries in texts.shown(report):
         cells = [_cell(entry, reference) for entry in entries]
-        table.add_row(*texts.conditions(row, report), *cells, *([texts.rho(row)] if agreement else []))
+        place = map(_plain, texts.conditions(row, report))
+        table.add_row(*place, *cells, *([texts.rho(row)] if agreement else []))
     return table
 
 
@@ -127,7 +128,7 @@ def _one_a_line(report: Report, *, whole: bool) -> Table:
     ]
     for at, key in enumerate(report.keys):
         longest = max((len(place[at]) for place, _ in lines), default=0)
-        table.add_column(key, justify="right", overflow="fold", min_width=longest if whole else None)
+        table.add_column(_plain(key), justify="right", overflow="fold", min_width=longest if whole else None)
     table.add_column("method", overflow="fold")
     for name in ("paper", "ours") if compared else ("ours",):
         table.add_column(name, justify="right", overflow="fold", no_wrap=whole)
