@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from fedexp.tables.report import layout
+from fedexp.tables.report import layout, texts
 from fedexp.tables.report.page import page
 from fedexp.tables.report.pictures import pictures
 from fedexp.tables.report.report import Method, Picture
@@ -26,7 +26,7 @@ class Reader(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
-        self.rows: dict[str, list[list[str]]] = {"wide": [], "long": []}
+        self.rows: dict[str, list[list[str]]] = {"wide": [], "long": [], "claims": [], "means": []}
         self.bold: list[str] = []
         self.text: list[str] = []
         self._table = ""
@@ -70,28 +70,27 @@ def test_every_number_of_every_cell_is_on_it(whole: str) -> None:
     read = Reader(whole)
     head, *lines = read.rows["long"]
     assert head == [
-        "clients", "beta", "Method", "Paper, %", "Our runs, %", "sd", "n", "Δ", "Verdict", "Why", "By seed", "Runs",
+        "clients", "beta", "Method", "Paper, %", "Our runs, %", "sd", "n", "Δ", "95 % interval", "Verdict", "Why",
+        "By seed", "Runs",
     ]  # fmt: skip
     assert len(lines) == len(report().cells)
     assert lines[0] == [
-        "5", "0.01", "Average", "20.97", "21.42", "1.01", "3", "+0.45", "✓ reproduced", "",
+        "5", "0.01", "Average", "20.97", "21.42", "1.01", "3", "+0.45", "−3.10 to +4.00", "✓ reproduced", "",
         "0: 22.50, 1: 21.25, 2: 20.50", "1 runruns/fedavg-mnist-0a/1b",
     ]  # fmt: skip
-    assert lines[1][3:10] == [
-        "28.835",
-        "37.44",
-        "1.88",
-        "2",
-        "+8.61",
-        "✗ deviates",
-        "Outside of the tolerance.failed: OSError: disk full",
-    ]
+    assert lines[1][3:11] == [
+        "28.835", "37.44", "1.88", "2", "+8.61", "−13.19 to +30.41", "? inconclusive (far)",
+        "far: the difference is +8.61, 95 % interval -13.2 to +30.4; 6 seeds would settle itfailed: OSError: disk full",
+    ]  # fmt: skip
     assert lines[3][3:8] == ["64.94 ± 1.50", "66.12", "–", "1", "+1.19"]
+    assert lines[3][8:11] == ["–", "≈ inconclusive (near)", "one seed"]
     assert lines[4][4:8] == ["nan", "nan", "2", "nan"]
     assert lines[6][4:8] == ["inf", "–", "1", "+inf"]
-    assert lines[7][3:9] == ["–", "19.50", "–", "1", "–", "· no reference"]
-    assert lines[8][4:9] == ["–", "–", "0", "–", "○ not run"]
-    assert lines[9][9] == "reduced: 2 of 10 epochs"
+    assert lines[4][10] == "a run's number is NaNequals Average by construction"
+    assert lines[5][8:10] == ["−12.21 to −12.21", "↓‡ lower"]
+    assert lines[7][3:10] == ["–", "19.50", "–", "1", "–", "–", "· no reference"]
+    assert lines[8][4:10] == ["–", "–", "0", "–", "–", "○ not run"]
+    assert lines[9][10].endswith("reduced: 2 of 10 epochs")
 
 
 def test_the_table_has_the_papers_rows_and_columns(whole: str) -> None:
@@ -99,7 +98,7 @@ def test_the_table_has_the_papers_rows_and_columns(whole: str) -> None:
     assert [h.split("paper |")[0] for h in head] == [
         "clients, beta",
         "Averagefedavg",
-        "OTot",
+        "OT †ot",
         "Oursma_echo",
         "Spearman ρ(methods)",
     ]
@@ -107,7 +106,7 @@ def test_the_table_has_the_papers_rows_and_columns(whole: str) -> None:
     assert [row[-1] for row in rows] == ["1.00 (3)", "0.50 (3)", "– (1)", "–"]
     assert rows[0][1].startswith("paper 20.97|, our runs 21.42 ± 1.01 (3)✓ reproduced difference +0.45")
     assert rows[2][3] == "no cell"
-    assert foot == ["reproduced", "2 of 3", "0 of 2", "2 of 3", "mean 0.75"]
+    assert foot == ["reproduced", "1 of 3", "0 of 1", "1 of 3", "mean 0.75"]
 
 
 def test_bold_is_the_best_of_its_row_among_the_papers_and_among_ours(whole: str) -> None:
@@ -180,24 +179,45 @@ def test_a_smaller_form_says_so_before_any_number() -> None:
         ("smoke", "compare their numbers with nothing published"),
     ):
         text = page(report(form=form))
-        assert 0 < text.index(words) < text.index('class="counts"')
+        assert 0 < text.index(words) < text.index("20.97")
         assert "<li>2 of 10 epochs</li>" in text
 
 
-def test_the_summary_counts() -> None:
-    summary = re.search(r'<ul class="counts".*?</ul>', page(report()))
-    assert summary is not None
-    said = re.sub(r"<.*?>", "", summary[0].replace("</li>", "; "))
-    assert said == (
-        "✓4 reproduced; ✗4 deviate; ○1 not run; ·1 without a reference; ≠1 not comparable; "
-        "mean rank agreement 0.75 over 2 rows; "
-    )
+def test_the_headline_stands_above_all_else() -> None:
+    text = page(report(form="reduced"))
+    headline = re.search(r'<ul class="headline".*?</ul>', text)
+    assert headline is not None
+    assert headline.start() < text.index('role="note"')
+    said = re.sub(r"<.*?>", "", headline[0].replace("</li>", "; "))
+    assert said == "".join(f"{what}: {counted}; " for what, counted in texts.headline(report()))
+
+
+def test_a_cell_says_its_interval_and_reason_when_opened() -> None:
+    boxes = re.findall(r"<div popover.*?</div>", page(report()))
+    assert len(boxes) == len(report().cells)
+    said = [re.sub(r"<.*?>", " ", box) for box in boxes]
+    assert "95 % interval of the difference −13.19 to +30.41" in re.sub(r"\s+", " ", said[1])
+    assert "6 seeds would settle it" in said[1]
+    assert "several runs gave one and the same number" in said[5]
+    assert "equals Average by construction" in said[4]
+    assert not any("deterministic" in text.lower() for text in said[:5])
+
+
+def test_a_claim_opens_to_its_rows(whole: str) -> None:
+    head, *lines = Reader(whole).rows["claims"]
+    assert head == ["State", "Claim", "It says", "Why", "In print", "Row by row"]
+    assert [line[0] for line in lines] == ["✓ held", "✗ refuted", "? open", "✓ held"]
+    assert lines[1][-1] == "1 rowall rows: no, −14.6, 0 of 3 pairs in favour; in print no"
+    assert lines[2][-1] == ""
+    assert lines[3][1] == "seedsour own expectation"
+    means = Reader(whole).rows["means"]
+    assert means[1] == ["Average", "−1.20", "−3.00 to +0.50", "2 seeds, 3 rows"]
 
 
 def test_a_column_with_its_own_tolerance_says_so() -> None:
     one, two, three = report().methods
     whole = "".join(Reader(page(report(methods=(one, replace(two, tolerance=10.0), three)))).text)
-    assert "differ by at most 5 percentage points (OT 10)." in whole
+    assert "within the tolerance, 5 percentage points (OT † 10);" in whole
 
 
 def test_the_same_report_gives_the_same_bytes(whole: str) -> None:
@@ -245,7 +265,7 @@ def test_any_number_of_conditions_and_methods(conditions: int, methods: int) -> 
     read = Reader(page(replace(demo, pictures=pictures(demo))))
     assert [len(row) for row in read.rows["wide"]] == [methods + bool(conditions)] * 2
     assert "paper" not in "".join(read.rows["wide"][0] + read.rows["wide"][1])  # there is none
-    assert [len(row) for row in read.rows["long"]] == [conditions + 10] * (methods + 1)
+    assert [len(row) for row in read.rows["long"]] == [conditions + 11] * (methods + 1)
 
 
 @pytest.mark.parametrize(

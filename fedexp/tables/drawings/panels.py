@@ -128,7 +128,7 @@ class Panels:
 
 def _look(number: int, is_line: bool = False) -> dict[str, Any]:
     """Of the number-th method. What coincides is seen all the same: dashes take turns, and curves lie on broader ones."""
-    dashes = (_DASH * number, (_DASH, _DASH)) if is_line else "-"
+    dashes = (_DASH * number, (_DASH, _DASH)) if is_line else canvas.dashes(number)
     return {
         "color": canvas.look(number)["color"],
         "linestyle": dashes,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 # Mid-tones: at least 3:1 on white and on the page's dark ground, told apart by the colour-blind with the marker's help.
-COLOURS = ("#0072b2", "#d55e00", "#009473", "#bf5f96", "#a37800", "#7f7f7f", "#2e90c8", "#b5483c")
+COLOURS = ("#0072b2", "#d55e00", "#009473", "#bf5f96", "#a37800", "#7f7f7f", "#8b5fd6", "#b5483c")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+DASHES = ("-", (0, (7, 1.5, 1.5, 1.5)), (0, (1.5, 1)))  # one a turn of the colours
 # Drawn like this in the PNG; in the SVG both become the colour of the text around the picture, so that it follows the theme.
 INK, FAINT = "#1b1f26", "#c4c9d1"
 _FAINTNESS = 0.2
@@ -39,8 +41,13 @@ def drawing() -> Iterator[None]:
 
 
 def look(at: int) -> dict[str, Any]:
-    """Colour and marker of the at-th series."""
+    """Colour and marker of the at-th series: 24 different pairs."""
     return {"color": COLOURS[at % len(COLOURS)], "marker": MARKERS[at % len(MARKERS)]}
+
+
+def dashes(at: int) -> Any:
+    """Of the at-th series' line: together with the colour, 24 different pairs."""
+    return DASHES[at // len(COLOURS) % len(DASHES)]
 
 
 def name(kind: str, where: str) -> str:
@@ -109,7 +116,9 @@ def named(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
 
 def plain(name: str) -> str:
     """A label that matplotlib neither hides (leading underscore) nor sets as mathematics, of a length that fits."""
-    short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    sign = layout.ORACLE if name.endswith(layout.ORACLE) else ""  # is never cut off
+    name = name.removesuffix(sign)
+    short = (name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…") + sign
     return short.replace("$", r"\$").replace("_", "\u200b_", 1) if short.startswith("_") else short.replace("$", r"\$")
 
 
@@ -119,3 +128,12 @@ def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
     fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 40))  # points: of a letter, of line and gap
     columns = max(1, min(len(handles), fitting))
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, labelcolor=INK)
+
+
+def note(figure: Figure, lines: Iterable[str]) -> None:
+    """In small letters below the panels; nothing where there are no lines."""
+    letters = int(figure.get_figwidth() * 72 / 3.7)  # points: of a small letter
+    wrapped = [part for line in lines for part in textwrap.wrap(line, letters)]
+    if wrapped:
+        look: dict[str, Any] = {"ha": "left", "fontsize": 7, "color": INK, "parse_math": False}
+        figure.supxlabel("\n".join(wrapped), x=0.01, **look)

@@ -10,6 +10,8 @@ from fedexp.tables.report.report import Report
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "±": r"$\pm$", "†": r"\dag{}", "‡": r"\ddag{}", "✓": r"$\surd$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
+    "≈": r"$\approx$", "○": r"$\circ$", "·": r"$\cdot$", "≠": r"$\neq$",
 }  # fmt: skip
 
 
@@ -19,32 +21,29 @@ def latex(report: Report) -> str:
 
 
 def escape(text: str) -> str:
-    """Text with LaTeX's special characters made plain."""
+    """Text with LaTeX's special characters and ours, which its fonts lack, made plain."""
     return "".join(_SPECIAL.get(character, character) for character in text)
 
 
 def _lines(report: Report) -> Iterator[str]:
     keys, methods = report.keys, report.methods
     reference = layout.referenced(report)
-    lines = "First line: paper; second: ours, mean" if reference else "Mean"
-    form = "" if report.form == "full" else f", {report.form} form"
+    yield from (f"% {what}: {said}" for what, said in texts.headline(report))
     yield "% needs \\usepackage{booktabs}"
     for warning in report.warnings:
         yield f"% {warning}"
+    yield from (f"% left out: {part}" for part in report.left_out)
     yield r"\begin{table}"
     yield r"\centering"
-    yield (
-        rf"\caption{{{escape(report.title)} ({escape(report.source)}{form}; {escape(layout.unit(report))}). "
-        rf"{lines} $\pm$ sd ($n$).}}"
-    )
+    yield rf"\caption{{{' '.join(_caption(report, reference))}}}"
     yield rf"\label{{tab:{report.name.replace('/', '-').replace('_', '-')}}}"
     yield rf"\begin{{tabular}}{{{'r' * len(keys)}l{'r' * len(methods)}}}"
     yield r"\toprule"
-    yield _row([*map(escape, keys), "", *(escape(method.label) for method in methods)])
+    yield _row([*map(escape, keys), "", *(escape(layout.head(method)) for method in methods)])
     yield r"\midrule"
     for row, entries in texts.shown(report):
         paper = [_bold(e.paper, e.best_paper) if e else "" for e in entries]
-        ours = [_bold(e.ours, e.best_ours) if e else "" for e in entries]
+        ours = [f"{_bold(e.ours, e.best_ours)} {escape(texts.mark(e.cell))}" if e else "" for e in entries]
         place = list(map(escape, texts.conditions(row, report)))
         if reference:
             yield _row([*place, "paper", *paper])
@@ -54,9 +53,17 @@ def _lines(report: Report) -> Iterator[str]:
     yield r"\end{table}"
 
 
+def _caption(report: Report, reference: bool) -> Iterator[str]:
+    form = "" if report.form == "full" else f", {report.form} form"
+    yield f"{escape(report.title)} ({escape(report.source)}{form}; {escape(layout.unit(report))})."
+    yield texts.sentence("; ".join(escape(f"{what}: {said}") for what, said in texts.headline(report)))
+    yield rf"{'First line: paper; second: ours, mean' if reference else 'Mean'} $\pm$ sd ($n$);"
+    yield ", ".join(escape(f"{mark} {word}") for word, mark in texts.marks(report).items()) + "."
+    yield from (f"{escape(note)}." for note in texts.footnotes(report))
+
+
 def _bold(text: str, best: bool) -> str:
-    text = escape(text).replace("±", r"$\pm$")
-    text = text or "--"
+    text = escape(text) or "--"
     return rf"\textbf{{{text}}}" if best else text
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import get_args
 
-from fedexp.tables.report.report import Agreement, Cell, Report, Value, Verdict
+from fedexp.tables.report.report import Agreement, Cell, Method, Report, Role, Value
 
+ORACLE = " †"  # behind the label of what was chosen on test data
+_HEADLINE: tuple[Role, ...] = ("proposed", "baseline", "reference")
 _MOST_PLACES = 4
 _TOO_LONG = 1e7  # from here on a number is written with an exponent
 
@@ -37,10 +37,16 @@ def rows(report: Report) -> tuple[Row, ...]:
     return tuple(Row(cells[0].conditions, tuple(cells), agreement.get(place)) for place, cells in found.items())
 
 
-def verdicts(report: Report) -> dict[Verdict, int]:
-    """How many cells got each verdict, those that none got included."""
-    counts = Counter(cell.verdict for cell in report.cells)
-    return {verdict: counts[verdict] for verdict in get_args(Verdict)}
+def covered(report: Report) -> dict[Role, list[Cell]]:
+    """The paper's cells that count: neither local models nor columns of ours, and what is equal by construction once."""
+    roles: dict[str, Role] = {method.key: method.role for method in report.methods}
+    cells = [cell for cell in report.cells if cell.paper is not None and roles.get(cell.method) in _HEADLINE]
+    there = {(_place(report, cell.conditions), cell.method) for cell in cells}
+    found: dict[Role, list[Cell]] = {}
+    for cell in cells:
+        if (_place(report, cell.conditions), cell.same_as) not in there:
+            found.setdefault(roles[cell.method], []).append(cell)
+    return found
 
 
 def referenced(report: Report) -> bool:
@@ -71,6 +77,14 @@ def number(value: float, places: int | None) -> str:
     return f"{value:.3e}" if abs(value) >= _TOO_LONG else f"{value:.{places}f}"
 
 
+def signed(value: float, places: int | None) -> str:
+    """A difference; one that prints as nothing has no sign."""
+    text = number(value, places)
+    if math.isnan(value) or float(text) == 0:
+        return text.removeprefix("-")
+    return text if text.startswith("-") else f"+{text}"
+
+
 def published(value: float, places: int | None) -> str:
     """A number of the paper: never with fewer digits than it has there."""
     text = number(value, places)
@@ -96,9 +110,17 @@ def label(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def head(method: Method) -> str:
+    """A method's label, marked where it was chosen on test data."""
+    return method.label + (ORACLE if method.oracle else "")
+
+
 def names(report: Report) -> dict[str, str]:
-    """Each method's label; papers call their own one "Ours", which beside our runs needs its key."""
-    return {m.key: f"{m.label} ({m.key})" if m.label.strip().lower() == "ours" else m.label for m in report.methods}
+    """Each method's label, marked as in `head`; papers call their own one "Ours", which beside our runs needs its key."""
+    return {
+        m.key: head(replace(m, label=f"{m.label} ({m.key})") if m.label.strip().lower() == "ours" else m)
+        for m in report.methods
+    }
 
 
 def unit(report: Report) -> str:

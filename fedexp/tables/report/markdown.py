@@ -1,8 +1,8 @@
-"""A report as Markdown: one table of numbers, then what a reader must know."""
+"""A report as Markdown: its headline, the table of numbers, the claims, then what a reader must know."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Cell, Report
@@ -18,12 +18,17 @@ def markdown(report: Report) -> str:
 
 
 def _lines(report: Report) -> Iterator[str]:
-    yield f"# {report.name}{'' if report.form == 'full' else f' ({report.form})'}: {_plain(report.title)}"
+    yield f"# {report.name}{texts.named_form(report)}: {_plain(report.title)}"
+    yield ""
+    yield from (f"- **{what}**: {said}" for what, said in texts.headline(report))
     yield ""
     better = "higher" if report.higher_is_better else "lower"
     what = f"{_plain(report.metric)}, {layout.unit(report)}, {better} is better"
     yield f"{_plain(report.paper)}, {_plain(report.source)}: {what}."
     yield ""
+    if smaller := texts.form(report):
+        yield f"**{smaller}**"
+        yield ""
     for warning in report.warnings:
         yield f"- **{_plain(warning)}**"
     if report.warnings:
@@ -36,12 +41,11 @@ def _lines(report: Report) -> Iterator[str]:
     for picture in report.pictures:
         yield f"![{_plain(picture.title)}](report-{picture.name}.png)"
         yield ""
-    if report.assumptions:
-        yield "## Assumed, because the paper is silent"
-        yield ""
-        for assumed, why in report.assumptions:
-            yield f"- **{_plain(assumed)}**: {_plain(why)}"
-        yield ""
+    yield from _claims(report)
+    yield from _summaries(report)
+    yield from _listed("Left out of the paper's", map(_plain, report.left_out))
+    assumed = (f"**{_plain(assumed)}**: {_plain(why)}" for assumed, why in report.assumptions)
+    yield from _listed("Assumed, because the paper is silent", assumed)
     yield "## Made with"
     yield ""
     for name, value in report.facts:
@@ -50,16 +54,14 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _legend(report: Report) -> Iterator[str]:
-    """What the cells mean, and how many got which verdict."""
+    """What the cells mean."""
     yield f"{'Paper → ours' if layout.referenced(report) else 'Ours'}, mean ± sd (n); best of a row in bold."
-    used = [verdict for verdict, number in layout.verdicts(report).items() if number]
-    yield ", ".join(f"{MARKS[verdict]} {verdict}" for verdict in used) + "."
+    yield ", ".join(f"{mark} {word}" for word, mark in texts.marks(report).items()) + "."
     if tolerance := texts.tolerance(report):
-        yield f"Tolerance {tolerance}."
-    yield f"**{texts.counts(report)}.**"
-    mean, number = layout.mean_agreement(report)
-    if mean is not None:
-        yield f"Rank agreement (Spearman), mean of {number} rows: {mean:.2f}."
+        yield f"Tolerance {_plain(tolerance)}."
+    if rank := texts.rank(report):
+        yield texts.sentence(rank)
+    yield from (f"{_plain(note)}." for note in texts.footnotes(report))
 
 
 def _problems(report: Report) -> Iterator[str]:
@@ -75,10 +77,41 @@ def _problems(report: Report) -> Iterator[str]:
         yield ""
 
 
+def _claims(report: Report) -> Iterator[str]:
+    if not report.claims:
+        return
+    yield from ("## Claims", "")
+    yield _row(["State", "Claim", "Where", "It says", "Why", "In print", "Row by row"])
+    yield _row([":---"] * 7)
+    for claim in report.claims:
+        said = [claim.id, texts.where(claim), claim.says, texts.why(claim), texts.in_print(claim)]
+        rows = "; ".join(map(texts.claim_row, claim.rows))
+        yield _row([texts.state(claim), *map(_plain, said), _plain(rows)])
+    yield ""
+
+
+def _summaries(report: Report) -> Iterator[str]:
+    if not report.summaries:
+        return
+    yield from ("## Mean difference to the paper, by seed", "")
+    yield _row(["Method", f"Ours less the paper's, {layout.points(report.unit)}", "95 % interval", "Mean of"])
+    yield _row([":---", "---:", "---:", ":---"])
+    for found in report.summaries:
+        yield _row([_plain(text) for text in texts.summary(found, report)])
+    yield ""
+
+
+def _listed(title: str, lines: Iterable[str]) -> Iterator[str]:
+    """A section; none without lines."""
+    listed = [f"- {line}" for line in lines]
+    if listed:
+        yield from (f"## {title}", "", *listed, "")
+
+
 def _table(report: Report) -> Iterator[str]:
     agreement, reference = texts.has_agreement(report), layout.referenced(report)
-    head = [*map(_plain, report.keys), *(_plain(m.label) for m in report.methods), *(["Spearman"] if agreement else [])]
-    yield _row(head)
+    labels = [_plain(layout.head(method)) for method in report.methods]
+    yield _row([*map(_plain, report.keys), *labels, *(["Spearman"] if agreement else [])])
     yield _row(["---:"] * len(report.keys) + [":---"] * len(report.methods) + ["---:"] * agreement)
     for row, entries in texts.shown(report):
         cells = [_cell(entry, reference) for entry in entries]
@@ -90,7 +123,7 @@ def _cell(entry: Shown | None, reference: bool) -> str:
         return ""
     paper = f"**{entry.paper}**" if entry.best_paper else entry.paper
     ours = f"**{entry.ours}**" if entry.best_ours else entry.ours
-    mine = f"{ours} {MARKS[entry.cell.verdict]}" if ours else MARKS[entry.cell.verdict]
+    mine = f"{ours} {texts.mark(entry.cell)}" if ours else MARKS[entry.cell.verdict]
     return f"{paper or 'none'} → {mine}" if reference else mine
 
 
@@ -99,7 +132,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _place(cell: Cell, report: Report) -> str:
-    labels = {m.key: m.label for m in report.methods}
+    labels = {m.key: layout.head(m) for m in report.methods}
     return " ".join([labels[cell.method], *(f"{k}={layout.label(v)}" for k, v in cell.conditions.items())])
 
 

@@ -13,22 +13,10 @@ from string import Template
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.layout import Row
-from fedexp.tables.report.report import Cell, Form, Method, Picture, Report, Verdict
-from fedexp.tables.report.texts import MARKS
+from fedexp.tables.report.report import Cell, ClaimResult, Method, Picture, Report
 
-_COUNTED: dict[Verdict, tuple[str, str]] = {  # one, several
-    "reproduced": ("reproduced", "reproduced"),
-    "deviates": ("deviates", "deviate"),
-    "not run": ("not run", "not run"),
-    "no reference": ("without a reference", "without a reference"),
-    "not comparable": ("not comparable", "not comparable"),
-}
-_FORMS: dict[Form, str] = {
-    "full": "",
-    "reduced": "<strong>Reduced.</strong> These runs are smaller than the paper's, so no cell counts as reproduced.",
-    "smoke": "<strong>Smoke test.</strong> They show that the pipeline works; compare their numbers with nothing published.",
-}
 _SVG_ID = re.compile(r'(\bid="|href="#|url\(#)')
+_NEGATIVE = re.compile(r"(?<![\w.])-(?=\d|inf)")
 
 
 def page(report: Report) -> str:
@@ -42,8 +30,11 @@ def page(report: Report) -> str:
     places, rows = layout.places(report), layout.rows(report)
     sections = {
         "table": "Table",
+        "claims": "Claims" if report.claims else "",
+        "means": "Means" if report.summaries else "",
         "pictures": "Pictures" if report.pictures else "",
         "cells": "Every number",
+        "left-out": "Left out" if report.left_out else "",
         "assumptions": "Assumptions" if report.assumptions else "",
         "facts": "Facts" if report.facts else "",
         "command": "Command",
@@ -54,17 +45,22 @@ def page(report: Report) -> str:
         script=script,
         name=escape(report.name),
         title=escape(report.title),
-        badge=f'<span class="badge {report.form}">{report.form}</span>',
+        badge="" if report.form == "full" else f'<span class="badge {report.form}">{report.form}</span>',
         source=_source(report),
         banner=_banner(report),
-        summary=_summary(report),
+        headline=_headline(report),
         warnings=_warnings(report),
         contents="".join(f'<li><a href="#{key}">{name}</a></li>' for key, name in sections.items() if name),
         key=_key(report),
         wide=_wide(report, rows, places),
+        claims=_claims(report),
+        means=_means(report),
         pictures=_pictures(report.pictures),
         filters=_filters(report),
         long=_long(report, places),
+        left_out=_section("left-out", "Left out of the paper's", f"<ul>{_items(report.left_out)}</ul>")
+        if report.left_out
+        else "",
         assumptions=_pairs(
             "assumptions", "Assumptions", "What the paper leaves open, and what was taken.", report.assumptions
         ),
@@ -96,23 +92,13 @@ def _banner(report: Report) -> str:
         return ""
     smaller = dict.fromkeys(cell.reduced for cell in report.cells if cell.reduced)
     listed = f"<p>What was smaller:</p><ul>{_items(smaller)}</ul>" if smaller else ""
-    return f'<div class="banner" role="note"><p>{_FORMS[report.form]}</p>{listed}</div>'
+    what, said = texts.form(report).split(":", 1)
+    return f'<div class="banner" role="note"><p><strong>{what}:</strong>{said}</p>{listed}</div>'
 
 
-def _summary(report: Report) -> str:
-    counts = layout.verdicts(report)
-    tiles = [
-        f'<li class="{_slug(verdict)}"><span aria-hidden="true">{MARKS[verdict]}</span>'
-        f"<span><b>{count}</b> {_COUNTED[verdict][count != 1]}</span></li>"
-        for verdict, count in counts.items()
-        if count or (layout.referenced(report) and verdict in ("reproduced", "deviates", "not run"))
-    ]
-    rho, ranked = layout.mean_agreement(report)
-    if rho is not None:
-        tiles.append(
-            f"<li><span>mean rank agreement <b>{rho:.2f}</b> over {ranked} {'row' if ranked == 1 else 'rows'}</span></li>"
-        )
-    return f'<ul class="counts" aria-label="Summary of {len(report.cells)} cells">{"".join(tiles)}</ul>'
+def _headline(report: Report) -> str:
+    lines = "".join(f"<li><b>{what}:</b> {said}</li>" for what, said in texts.headline(report))
+    return f'<ul class="headline" aria-label="What came of it">{lines}</ul>'
 
 
 def _warnings(report: Report) -> str:
@@ -133,14 +119,21 @@ def _key(report: Report) -> str:
     last = "Point at a cell or press it for its seeds, runs and reason."
     if not layout.referenced(report):
         spread = "Each cell: mean ± sample standard deviation (number of seeds)."
-        return f"{first} {spread} <b>Bold</b>: best of its row. {last}"
+        notes = [f"{escape(note)}." for note in texts.footnotes(report)]
+        return " ".join([first, spread, "<b>Bold</b>: best of its row.", *notes, last])
     parts = [
         first,
         "Each cell: the paper | mean ± sample standard deviation of our runs (number of seeds).",
         "Below: the verdict, and our mean less the paper's number.",
-        f"{MARKS['reproduced']} reproduced: the two differ by at most {escape(allowed)}." if allowed else "",
+        f"Reproduced: the 90 % interval of the difference lies within the tolerance, {escape(allowed)}; higher, lower: the "
+        "95 % interval lies beyond it; inconclusive: neither, near if the means differ by no more, else far."
+        if allowed
+        else "",
         "<b>Bold</b>: best of its row, once among the paper's numbers and once among ours.",
-        "ρ: Spearman's rank correlation of the methods' order in the row with the paper's.",
+        "ρ: Spearman's rank correlation of the methods' order in the row with the paper's."
+        if texts.has_agreement(report)
+        else "",
+        *(f"{escape(note)}." for note in texts.footnotes(report)),
         last,
     ]
     return " ".join(filter(None, parts))
@@ -150,7 +143,7 @@ def _wide(report: Report, rows: Sequence[Row], places: int | None) -> str:
     columns = _columns(report)
     ranked = any(row.agreement for row in rows)
     heads = "".join(
-        f'<th scope="col">{escape(m.label)}{f"<code>{escape(m.key)}</code>" if m.key != m.label else ""}'
+        f'<th scope="col">{escape(layout.head(m))}{f"<code>{escape(m.key)}</code>" if m.key != m.label else ""}'
         f"<small>{'paper | our runs' if layout.referenced(report) else 'our runs'}</small></th>"
         for m in columns
     )
@@ -202,7 +195,7 @@ def _button(report: Report, cell: Cell, key: str, places: int | None, *, paper: 
     beside = ""
     if layout.referenced(report):
         beside = f'<span class="unseen">paper </span>{theirs}<span class="bar" aria-hidden="true">|</span>'
-    under = [_mark(cell.verdict)]
+    under = [_mark(cell)]
     if cell.delta is not None:
         under.append(f'<span class="unseen">difference </span>{_signed(cell.delta, places)}')
     flags = []
@@ -210,6 +203,8 @@ def _button(report: Report, cell: Cell, key: str, places: int | None, *, paper: 
         flags.append(f"⚠ {len(cell.failed)} failed")
     if cell.reduced:
         flags.append("reduced")
+    if cell.deterministic:
+        flags.append("deterministic")
     flagged = f'<span class="under tag">{", ".join(flags)}</span>' if flags else ""
     return (
         f'<button type="button" class="cell" popovertarget="{key}">'
@@ -224,7 +219,10 @@ def _details(report: Report, cell: Cell, places: int | None) -> str:
     facts = [
         ("Paper", _paper(cell, places) + (f" {escape(layout.unit(report))}" if cell.paper is not None else "")),
         ("Our runs", _ours(cell, places)),
+        ("95 % interval of the difference", _minus(texts.interval(cell.interval, places))),
         ("By seed", _seeds(cell, places)),
+        ("Deterministic", "several runs gave one and the same number" if cell.deterministic else ""),
+        ("Counted once", f"equals {escape(_label(report, cell.same_as))} by construction" if cell.same_as else ""),
         ("Failed", "<br>".join(map(escape, cell.failed))),
         ("Reduced", escape(cell.reduced)),
         ("Runs", "<br>".join(f"<code>{escape(run)}</code>" for run in cell.runs)),
@@ -233,22 +231,73 @@ def _details(report: Report, cell: Cell, places: int | None) -> str:
     reason = f"<p>{escape(cell.reason)}</p>" if cell.reason else ""
     where = ", ".join(f"{escape(k)} {escape(layout.label(v))}" for k, v in cell.conditions.items())
     title = f"{escape(_label(report, cell.method))}{f', {where}' if where else ''}"
-    return f"<h3>{title}</h3><p>{_mark(cell.verdict)}</p>{reason}<dl>{listed}</dl>"
+    return f"<h3>{title}</h3><p>{_mark(cell)}</p>{reason}<dl>{listed}</dl>"
 
 
 def _foot(report: Report, columns: Sequence[Method], *, ranked: bool) -> str:
-    judged = ("reproduced", "deviates")
-    if not report.keys or not any(cell.verdict in judged for cell in report.cells):
+    """Of every column, what the headline counts."""
+    judged = ("reproduced", "higher", "lower", "inconclusive")
+    counted = [cell for cells in layout.covered(report).values() for cell in cells if cell.verdict in judged]
+    if not report.keys or not counted:
         return ""
     totals = []
     for method in columns:
-        mine = [cell for cell in report.cells if cell.method == method.key]
+        mine = [cell for cell in counted if cell.method == method.key]
         good = sum(cell.verdict == "reproduced" for cell in mine)
-        of = sum(cell.verdict in judged for cell in mine)
-        totals.append(f"<td>{f'{good} of {of}' if of else '–'}</td>")
+        totals.append(f"<td>{f'{good} of {len(mine)}' if mine else '–'}</td>")
     rho, _ = layout.mean_agreement(report)
     last = f"<td>{'' if rho is None else f'mean {rho:.2f}'}</td>" if ranked else ""
     return f'<tfoot><tr><th scope="row">reproduced</th>{"".join(totals)}{last}</tr></tfoot>'
+
+
+# --- what it says of the paper's claims and methods
+
+
+def _claims(report: Report) -> str:
+    if not report.claims:
+        return ""
+    heads = _heads(["State", "Claim", "It says", "Why", "In print", "Row by row"])
+    lines = "".join(map(_claim, report.claims))
+    note = "Tested on differences paired by seed: yes and no by one-sided bounds of 95 %, else open."
+    table = f'<table class="claims"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
+    return _section("claims", "Claims", f'<p class="note">{note}</p>{_scroll("Claims", table)}')
+
+
+def _claim(claim: ClaimResult) -> str:
+    mark, word = texts.state(claim).split(" ", 1)
+    rows = "".join(f"<li>{escape(_minus(texts.claim_row(row)))}</li>" for row in claim.rows)
+    summary = texts.count(len(claim.rows), "row")
+    columns = [
+        _sign(mark, word, word),
+        f"<code>{escape(claim.id)}</code><small>{escape(texts.where(claim))}</small>",
+        escape(claim.says),
+        escape(texts.why(claim)),
+        f'<span class="{"tag" if claim.contradicted else ""}">{escape(texts.in_print(claim))}</span>',
+        f"<details><summary>{summary}</summary><ul>{rows}</ul></details>" if rows else "",
+    ]
+    return f"<tr>{''.join(f'<td>{column}</td>' for column in columns)}</tr>"
+
+
+def _means(report: Report) -> str:
+    if not report.summaries:
+        return ""
+    unit = escape(layout.points(report.unit))
+    heads = _heads(["Method", f"Ours less the paper's, {unit}", "95 % interval", "Mean of"])
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{escape(_minus(text))}</td>' for text in texts.summary(found, report))}</tr>"
+        for found in report.summaries
+    )
+    note = "Differences to the paper's numbers, averaged over rows, seed by seed."
+    table = f'<table class="means"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
+    return _section("means", "Mean difference to the paper", f'<p class="note">{note}</p>{_scroll("Means", table)}')
+
+
+def _heads(names: Iterable[str]) -> str:
+    return "".join(f'<th scope="col">{name}</th>' for name in names)
+
+
+def _scroll(name: str, table: str) -> str:
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{name}, scrolls sideways">{table}</div>'
 
 
 # --- the table, one line a cell
@@ -258,8 +307,7 @@ def _filters(report: Report) -> str:
     methods = "".join(
         f'<option value="{escape(m.key)}">{escape(_label(report, m.key))}</option>' for m in _columns(report)
     )
-    used = [verdict for verdict, count in layout.verdicts(report).items() if count]
-    verdicts = "".join(f'<option value="{v}">{MARKS[v]} {v}</option>' for v in used)
+    verdicts = "".join(f'<option value="{word}">{mark} {word}</option>' for word, mark in texts.marks(report).items())
     return (
         '<form class="filters" hidden>'
         '<label>Text <input type="search" name="text" autocomplete="off" placeholder="e.g. 0.01 failed"></label>'
@@ -279,18 +327,18 @@ def _long(report: Report, places: int | None) -> str:
         "sd",
         "n",
         "Δ",
+        "95 % interval",
         "Verdict",
         "Why",
         "By seed",
         "Runs",
     ]
     lines = "".join(_long_row(report, cell, places) for cell in report.cells)
-    named = "".join(f'<th scope="col">{head}</th>' for head in heads)
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Every number, scrolls sideways"><table class="long">'
-        "<caption><span>One line a cell; press a heading to sort by it.</span></caption>"
-        f"<thead><tr>{named}</tr></thead><tbody>{lines}</tbody></table></div>"
+    table = (
+        '<table class="long"><caption><span>One line a cell; press a heading to sort by it.</span></caption>'
+        f"<thead><tr>{_heads(heads)}</tr></thead><tbody>{lines}</tbody></table>"
     )
+    return _scroll("Every number", table)
 
 
 def _long_row(report: Report, cell: Cell, places: int | None) -> str:
@@ -298,9 +346,10 @@ def _long_row(report: Report, cell: Cell, places: int | None) -> str:
         cell.reason,
         *(f"failed: {line}" for line in cell.failed),
         f"reduced: {cell.reduced}" if cell.reduced else "",
+        f"equals {_label(report, cell.same_as)} by construction" if cell.same_as else "",
     ]
     runs = "".join(f"<li><code>{escape(run)}</code></li>" for run in cell.runs)
-    summary = f"{len(cell.runs)} {'run' if len(cell.runs) == 1 else 'runs'}"
+    summary = texts.count(len(cell.runs), "run")
     spread = f" ± {_number(cell.paper_sd, places)}" if cell.paper is not None and cell.paper_sd is not None else ""
     columns = [
         *(_condition(cell.conditions.get(key)) for key in report.keys),
@@ -310,12 +359,13 @@ def _long_row(report: Report, cell: Cell, places: int | None) -> str:
         _figure(cell.sd, "" if cell.sd is None else _number(cell.sd, places)),
         _figure(cell.n, str(cell.n)),
         _figure(cell.delta, "" if cell.delta is None else _signed(cell.delta, places)),
-        f"<td>{_mark(cell.verdict)}</td>",
+        _figure(cell.interval and cell.interval[0], _minus(texts.interval(cell.interval, places))),
+        f"<td>{_mark(cell)}</td>",
         f'<td class="words">{"<br>".join(escape(line) for line in why if line)}</td>',
         f'<td class="seeds">{_seeds(cell, places)}</td>',
         f"<td>{f'<details><summary>{summary}</summary><ul class=runs>{runs}</ul></details>' if runs else ''}</td>",
     ]
-    return f'<tr data-method="{escape(cell.method)}" data-verdict="{cell.verdict}">{"".join(columns)}</tr>'
+    return f'<tr data-method="{escape(cell.method)}" data-verdict="{texts.word(cell)}">{"".join(columns)}</tr>'
 
 
 def _condition(value: object) -> str:
@@ -411,8 +461,14 @@ def _seeds(cell: Cell, places: int | None) -> str:
     return ", ".join(f'<span class="pair">{seed}: {_number(value, places)}</span>' for seed, value in pairs)
 
 
-def _mark(verdict: Verdict) -> str:
-    return f'<span class="mark {_slug(verdict)}"><span aria-hidden="true">{MARKS[verdict]}</span> {verdict}</span>'
+def _mark(cell: Cell) -> str:
+    return _sign(texts.mark(cell), texts.word(cell), cell.verdict)
+
+
+def _sign(mark: str, word: str, kind: str) -> str:
+    """A coloured sign with its word; `kind` has the colour."""
+    slug = kind.replace(" ", "-")
+    return f'<span class="mark {slug}"><span aria-hidden="true">{mark}</span> {word}</span>'
 
 
 def _number(value: float, places: int | None) -> str:
@@ -424,22 +480,16 @@ def _published(value: float, places: int | None) -> str:
 
 
 def _signed(value: float, places: int | None) -> str:
-    text = _number(value, places)
-    if math.isnan(value) or float(layout.number(value, places)) == 0:
-        return text.removeprefix("−")
-    return text if text.startswith("−") else f"+{text}"
+    return _minus(layout.signed(value, places))
 
 
 def _minus(text: str) -> str:
-    return f"−{text[1:]}" if text.startswith("-") else text
+    """Hyphens before numbers as minus signs; those of exponents stay."""
+    return _NEGATIVE.sub("−", text)
 
 
 def _strong(text: str, best: bool) -> str:
     return f"<b>{text}</b>" if best else text
-
-
-def _slug(verdict: Verdict) -> str:
-    return verdict.replace(" ", "-")
 
 
 def _items(lines: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedexp.tables.report import canvas, layout
+from fedexp.tables.report import canvas, layout, texts
 from fedexp.tables.report.layout import Row
 from fedexp.tables.report.report import Cell, Picture, Report, Value
 
@@ -23,7 +23,8 @@ def pictures(report: Report) -> tuple[Picture, ...]:
     """What can be drawn of a report; empty where nothing has been measured.
 
     `agreement`: every cell that has both numbers, the paper's on x and ours on y. `curves`: over the last key where that is a
-    number, one panel a block of the table; `rows` otherwise. The same report gives the same bytes.
+    number, one panel a block of the table; `rows` otherwise. All name a form that is not the full one. The same report
+    gives the same bytes.
     """
     if not any(cell.mean is not None and math.isfinite(cell.mean) for cell in report.cells):
         return ()
@@ -32,17 +33,24 @@ def pictures(report: Report) -> tuple[Picture, ...]:
 
 
 def _drawn(report: Report) -> Iterator[Picture]:
+    source = f"{report.source}{texts.named_form(report)}"
     if any(_both(cell) for cell in report.cells):
-        title = f"{report.source}: our means (± standard deviation over seeds) against the paper's"
+        title = f"{source}: our means (± standard deviation over seeds) against the paper's"
         title += "; the band is the tolerance" if report.tolerance else ""
-        yield canvas.picture("agreement", title, _agreement(report))
+        yield _picture("agreement", title, _agreement(report), report)
     theirs = "the paper hollow, " if layout.referenced(report) else ""
     if report.keys and any(_curves(block) for block in _blocks(report).values()):
-        title = f"{report.source}: over {report.keys[-1]}; {theirs}our runs solid with standard deviations over seeds"
-        yield canvas.picture("curves", title, _over_last_key(report))
+        title = f"{source}: over {report.keys[-1]}; {theirs}our runs solid with standard deviations over seeds"
+        yield _picture("curves", title, _over_last_key(report), report)
     else:
-        title = f"{report.source}: row by row; {theirs}our runs filled with standard deviations over seeds"
-        yield canvas.picture("rows", title, _row_by_row(report))
+        title = f"{source}: row by row; {theirs}our runs filled with standard deviations over seeds"
+        yield _picture("rows", title, _row_by_row(report), report)
+
+
+def _picture(name: str, title: str, figure: Figure, report: Report) -> Picture:
+    """With what must not be lost where the picture is shown without the report."""
+    canvas.note(figure, filter(None, [texts.form(report), texts.oracles(report)]))
+    return canvas.picture(name, title, figure)
 
 
 # --- what is drawn
@@ -72,8 +80,8 @@ def _agreement(report: Report) -> Figure:
                 [_finite(c.paper) for c in mine],
                 [_finite(c.mean) for c in mine],
                 yerr=[_spread(c) for c in mine],
-                fmt=canvas.MARKERS[at % len(canvas.MARKERS)],
-                color=canvas.COLOURS[at % len(canvas.COLOURS)],
+                linestyle="none",
+                **canvas.look(at),
                 markersize=5.5,
                 markeredgewidth=0,
                 alpha=0.9,
@@ -134,7 +142,16 @@ def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
             axes.plot(*run, linestyle=(0, (4, 2)), linewidth=0.9, markerfacecolor="none", markeredgewidth=0.9, **look)
         spreads = dict(zip(where, (_spread(c) for c in cells), strict=True))
         for x, y in _runs(where, [None if c is None else c.mean for c in cells]):
-            axes.errorbar(x, y, yerr=[spreads[v] for v in x], linewidth=1.4, elinewidth=0.9, markeredgewidth=0, **look)
+            axes.errorbar(
+                x,
+                y,
+                yerr=[spreads[v] for v in x],
+                linestyle=canvas.dashes(at),
+                linewidth=1.4,
+                elinewidth=0.9,
+                markeredgewidth=0,
+                **look,
+            )
     if ticked:
         axes.set_xticks(range(len(xs)), [layout.label(row.conditions[report.keys[-1]]) for row in keyed])
         axes.set_xlim(-0.5, len(xs) - 0.5)
@@ -182,9 +199,8 @@ def _legend(figure: Figure, report: Report, dots: Sequence[str] = ()) -> None:
     for at, (key, name) in enumerate(_methods(report)):
         if not dots or key in dots:
             look = canvas.look(at)
-            handles.append(
-                Line2D([], [], linestyle="none" if dots else "-", markersize=5, label=canvas.plain(name), **look)
-            )
+            line: Any = "none" if dots else canvas.dashes(at)
+            handles.append(Line2D([], [], linestyle=line, markersize=5, label=canvas.plain(name), **look))
     if not dots and any(cell.paper is not None for cell in report.cells):
         hollow: dict[str, Any] = {"linestyle": (0, (4, 2)), "markerfacecolor": "none"}
         handles.append(Line2D([], [], color=canvas.INK, marker="o", markersize=5, label="our runs"))

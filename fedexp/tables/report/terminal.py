@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fedexp.tables.report import layout, texts
-from fedexp.tables.report.report import Report, Verdict
-from fedexp.tables.report.texts import MARKS, Shown
+from fedexp.tables.report.report import ClaimState, Report, Verdict
+from fedexp.tables.report.texts import Shown
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 STYLES: dict[Verdict, str] = {
     "reproduced": "green",
-    "deviates": "red",
+    "higher": "red",
+    "lower": "red",
+    "inconclusive": "yellow",
     "not run": "dim",
     "no reference": "",
-    "not comparable": "yellow",
+    "not comparable": "magenta",
 }
+_CLAIM_STYLES: dict[ClaimState, str] = {"held": "green", "refuted": "red", "open": "yellow"}
+_ENDLESS = 100_000  # letters of a line that wraps nothing
 
 
 def console() -> Console:
@@ -29,51 +35,123 @@ def console() -> Console:
     return Console(highlight=False) if sys.stdout.isatty() else Console(width=220, no_color=True, highlight=False)
 
 
-def print_report(report: Report) -> None:
-    """The table, its verdicts and its warnings. A cell has the paper's number, below it ours and the mark of the verdict."""
-    from rich import box
-    from rich.table import Table
+def print_report(report: Report, out: Console | None = None) -> None:
+    """The headline, the table, what it says of the paper's claims, and its warnings.
 
-    out = console()
-    form = "" if report.form == "full" else f" ({report.form})"
-    out.print(f"{report.name}{form}: {report.title}", style="bold", markup=False)
+    A cell has the paper's number, below it ours and the mark of the verdict. Where that does not fit, each cell has a line.
+    """
+    out = out or console()
+    out.print(f"{report.name}{texts.named_form(report)}: {report.title}", style="bold", markup=False)
+    for what, said in texts.headline(report):
+        out.print(f"{what}: {said}", style="bold", markup=False)
     out.print(f"{report.source}; {report.metric}, {layout.unit(report)}", markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for key in report.keys:
-        table.add_column(key, justify="right", no_wrap=True)
-    for method in report.methods:
-        table.add_column(method.label, justify="right", no_wrap=True)
-    agreement, reference = texts.has_agreement(report), layout.referenced(report)
-    if agreement:
-        table.add_column("Spearman", justify="right")
-    for row, entries in texts.shown(report):
-        cells = [_cell(entry, reference) for entry in entries]
-        table.add_row(*texts.conditions(row, report), *cells, *([texts.rho(row)] if agreement else []))
-    out.print(table)
-    used = [verdict for verdict, number in layout.verdicts(report).items() if number]
-    out.print(
-        f"{'paper above ours' if reference else 'ours'} (mean ± sd (n){', difference' if reference else ''}); "
-        + ", ".join(f"{MARKS[verdict]} {verdict}" for verdict in used)
-        + (f"; tolerance {tolerance}" if (tolerance := texts.tolerance(report)) else ""),
-        style="dim",
-        markup=False,
-    )
+    if smaller := texts.form(report):
+        out.print(smaller, style="yellow", markup=False)
+    wide = _wide(report)
+    is_wide = _width(wide, out, wrapped=False) <= out.width
+    out.print(wide if is_wide else _long(report, out))
+    out.print("; ".join(_legend(report, is_wide)), style="dim", markup=False)
+    for claim in report.claims:
+        printed = f"; in print: {printed}" if (printed := texts.in_print(claim)) else ""
+        line = f"{texts.state(claim)} {claim.id} ({texts.where(claim)}): {claim.says}. {texts.why(claim)}{printed}"
+        out.print(line, style=_CLAIM_STYLES[claim.state], markup=False)
+    for found in report.summaries:
+        name, mean, interval, of = texts.summary(found, report)
+        points = layout.points(report.unit)
+        out.print(f"{name}: mean difference to the paper {mean} {points}, 95 %: {interval} ({of})", markup=False)
+    if report.left_out:
+        out.print(f"left out of the paper's: {texts.count(len(report.left_out), 'part')}, see the report", markup=False)
     for warning in report.warnings:
         out.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
     for failure in dict.fromkeys(failure for cell in report.cells for failure in cell.failed):
         out.print(f"failed {failure}", style="red", markup=False, soft_wrap=True)
-    mean, number = layout.mean_agreement(report)
-    rank = f"; rank agreement {mean:.2f} (mean of {number} rows)" if mean is not None else ""
-    out.print(f"{texts.counts(report)}{rank}", style="bold", markup=False)
+
+
+def _legend(report: Report, is_wide: bool) -> Iterator[str]:
+    compared = layout.referenced(report)
+    if is_wide:
+        yield f"{'paper above ours' if compared else 'ours'} (mean ± sd (n){', difference' if compared else ''})"
+    yield ", ".join(f"{mark} {word}" for word, mark in texts.marks(report).items())
+    if tolerance := texts.tolerance(report):
+        yield f"tolerance {tolerance}"
+    if rank := texts.rank(report):
+        yield rank
+    yield from texts.footnotes(report)
+
+
+def _width(table: Table, out: Console, *, wrapped: bool) -> int:
+    """Of the table: as narrow as its words allow, or without any line broken."""
+    from rich.measure import Measurement
+
+    needed = Measurement.get(out, out.options.update(width=_ENDLESS), table)
+    return needed.minimum if wrapped else needed.maximum
+
+
+def _wide(report: Report) -> Table:
+    """As in the paper: one column a method."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for key in report.keys:
+        table.add_column(_plain(key), justify="right", no_wrap=True)
+    for method in report.methods:
+        table.add_column(_plain(layout.head(method)), justify="right", no_wrap=True)
+    agreement, reference = texts.has_agreement(report), layout.referenced(report)
+    if agreement:
+        table.add_column("Spearman", justify="right", no_wrap=True)
+    for row, entries in texts.shown(report):
+        cells = [_cell(entry, reference) for entry in entries]
+        place = map(_plain, texts.conditions(row, report))
+        table.add_row(*place, *cells, *([texts.rho(row)] if agreement else []))
+    return table
+
+
+def _long(report: Report, out: Console) -> Table:
+    """One line a cell. Headings and labels wrap first; numbers and verdicts only if it still does not fit."""
+    table = _one_a_line(report, whole=True)
+    return table if _width(table, out, wrapped=True) <= out.width else _one_a_line(report, whole=False)
+
+
+def _one_a_line(report: Report, *, whole: bool) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    compared = layout.referenced(report)
+    names = layout.names(report)
+    lines = [
+        ([*texts.conditions(row, report), names[entry.cell.method]], entry)
+        for row, entries in texts.shown(report)
+        for entry in entries
+        if entry is not None
+    ]
+    for at, key in enumerate(report.keys):
+        longest = max((len(place[at]) for place, _ in lines), default=0)
+        table.add_column(_plain(key), justify="right", overflow="fold", min_width=longest if whole else None)
+    table.add_column("method", overflow="fold")
+    for name in ("paper", "ours") if compared else ("ours",):
+        table.add_column(name, justify="right", overflow="fold", no_wrap=whole)
+    table.add_column("verdict", overflow="fold", no_wrap=whole)
+    for place, entry in lines:
+        verdict = f"{texts.mark(entry.cell)} {texts.word(entry.cell)}"
+        numbers = [entry.paper, entry.ours] if compared else [entry.ours]
+        table.add_row(*map(_plain, [*place, *numbers, verdict]), style=STYLES[entry.cell.verdict])
+    return table
 
 
 def _cell(entry: Shown | None, reference: bool) -> Text:
-    from rich.text import Text
-
-    text = Text()
+    text = _plain("")
     if entry is None:
         return text
     if reference:
         text.append(f"{entry.paper}\n", style="bold" if entry.best_paper else "")
-    ours = " ".join(filter(None, [entry.ours, entry.delta, MARKS[entry.cell.verdict]]))
+    ours = " ".join(filter(None, [entry.ours, entry.delta, texts.mark(entry.cell)]))
     return text.append(ours, style=f"{'bold ' if entry.best_ours else ''}{STYLES[entry.cell.verdict]}".strip())
+
+
+def _plain(text: str) -> Text:
+    """No markup, whatever a label holds."""
+    from rich.text import Text
+
+    return Text(text)

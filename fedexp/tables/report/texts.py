@@ -2,19 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from fedexp.tables.report import layout
-from fedexp.tables.report.report import Cell, Report, Verdict
+from fedexp.tables.report.report import Cell, ClaimResult, ClaimRow, ClaimState, Form, Report, Role, Summary, Verdict
 
 MARKS: Mapping[Verdict, str] = {
     "reproduced": "✓",
-    "deviates": "✗",
+    "higher": "↑",
+    "lower": "↓",
+    "inconclusive": "?",
     "not run": "○",
     "no reference": "·",
     "not comparable": "≠",
 }
+_NEAR, _DETERMINISTIC = "≈", "‡"
+CLAIM_MARKS: Mapping[ClaimState, str] = {"held": "✓", "refuted": "✗", "open": "?"}
+_ROLES: Mapping[Role, str] = {
+    "proposed": "proposed method",
+    "baseline": "baselines",
+    "reference": "reference points",
+}
+_FORMS: Mapping[Form, str] = {
+    "full": "",
+    "partial": "Partial: a part of the full form's cells or runs.",
+    "reduced": "Reduced: these runs are smaller than the paper's, so no cell counts as reproduced.",
+    "smoke": "Smoke test: the runs show that the pipeline works; compare their numbers with nothing published.",
+}
+
+
+# --- the whole report
+
+
+def headline(report: Report) -> list[tuple[str, str]]:
+    """What a reader should know if he reads no further: (of what, what came of it)."""
+    paper = [claim for claim in report.claims if claim.where != "ours"]
+    ours = [claim for claim in report.claims if claim.where == "ours"]
+    said = []
+    if paper:
+        said.append(("claims of the paper", _states(paper)))
+    if ours:
+        said.append(("and of our own expectations" if paper else "our own expectations", _states(ours)))
+    covered = layout.covered(report)
+    for role, name in _ROLES.items():
+        if cells := covered.get(role):
+            said.append((name, f"{count(len(cells), 'cell')}: {_verdicts(cells)}"))
+    if not covered:
+        said.append(("cells of the paper", f"none; {len(report.cells)} of ours"))
+    return said
+
+
+def _states(claims: Sequence[ClaimResult]) -> str:
+    counts = Counter(claim.state for claim in claims)
+    return ", ".join(f"{counts[state]} {state}" for state in get_args(ClaimState))
+
+
+def _verdicts(cells: Sequence[Cell]) -> str:
+    """``2 reproduced, 5 inconclusive (3 near)``."""
+    counts = Counter(cell.verdict for cell in cells)
+    near = sum(cell.verdict == "inconclusive" and bool(cell.near) for cell in cells)
+    return ", ".join(
+        f"{counts[verdict]} {verdict}" + (f" ({near} near)" if near and verdict == "inconclusive" else "")
+        for verdict in get_args(Verdict)
+        if counts[verdict]
+    )
+
+
+def form(report: Report) -> str:
+    """What is smaller than the whole; empty for the full form."""
+    return _FORMS[report.form]
+
+
+def named_form(report: Report) -> str:
+    """`` (reduced)``, to stand behind a name; empty for the full form."""
+    return "" if report.form == "full" else f" ({report.form})"
+
+
+def footnotes(report: Report) -> list[str]:
+    """What the signs at labels and marks mean, and which cells the headline leaves out."""
+    notes = [oracles(report)]
+    if any(cell.deterministic for cell in report.cells):
+        notes.append(f"{_DETERMINISTIC} deterministic: several runs gave one and the same number")
+    names = layout.names(report)
+    same = Counter((cell.method, cell.same_as) for cell in report.cells if cell.same_as)
+    notes += [
+        f"{names.get(a, a)} equals {names.get(b, b)} by construction in {count(rows, 'row')}: counted once"
+        for (a, b), rows in same.items()
+    ]
+    return [note for note in notes if note]
+
+
+def oracles(report: Report) -> str:
+    """The legend of the sign that `layout.names` sets; empty where nothing was chosen on test data."""
+    chosen = [f"{method.label}, {method.oracle}" for method in report.methods if method.oracle]
+    return f"{layout.ORACLE.strip()} chosen on test data: {'; '.join(chosen)}" if chosen else ""
+
+
+def tolerance(report: Report) -> str:
+    """``5 percentage points (Ensemble 10)``: columns that have their own in brackets; empty where nothing is judged."""
+    own = [f"{layout.head(m)} {m.tolerance:g}" for m in report.methods if m.tolerance not in (None, report.tolerance)]
+    if not layout.referenced(report) or (report.tolerance is None and not own):
+        return ""
+    unit = layout.points(report.unit)
+    if report.tolerance is None:
+        return f"{', '.join(own)} {unit}"
+    return f"{report.tolerance:g} {unit}" + (f" ({', '.join(own)})" if own else "")
+
+
+def rank(report: Report) -> str:
+    """Mean agreement of the methods' order; empty where no row has one."""
+    mean, rows = layout.mean_agreement(report)
+    return "" if mean is None else f"rank agreement (Spearman) {mean:.2f}, mean of {count(rows, 'row')}"
+
+
+# --- cells
 
 
 @dataclass(frozen=True)
@@ -53,7 +157,7 @@ def shown(report: Report) -> list[tuple[layout.Row, list[Shown | None]]]:
                     cell,
                     "" if cell.paper is None else layout.published(cell.paper, digits) + _sd(cell.paper_sd, digits),
                     "" if cell.mean is None else f"{layout.number(cell.mean, digits)}{_sd(cell.sd, digits)} ({cell.n})",
-                    "" if cell.delta is None else _signed(layout.number(cell.delta, digits)),
+                    "" if cell.delta is None else layout.signed(cell.delta, digits),
                     method.key in top["paper"],
                     method.key in top["mean"],
                 )
@@ -62,13 +166,33 @@ def shown(report: Report) -> list[tuple[layout.Row, list[Shown | None]]]:
     return found
 
 
+def mark(cell: Cell) -> str:
+    """The verdict as a sign, and a second one at runs that gave one and the same number."""
+    sign = _NEAR if cell.verdict == "inconclusive" and cell.near else MARKS[cell.verdict]
+    return sign + (_DETERMINISTIC if cell.deterministic else "")
+
+
+def word(cell: Cell) -> str:
+    """The verdict; ``inconclusive (near)`` and ``inconclusive (far)``."""
+    if cell.verdict != "inconclusive" or cell.near is None:
+        return cell.verdict
+    return f"{cell.verdict} ({'near' if cell.near else 'far'})"
+
+
+def marks(report: Report) -> dict[str, str]:
+    """The sign of every word that the report's cells have, in the order of verdicts."""
+    order = {verdict: at for at, verdict in enumerate(get_args(Verdict))}
+    cells = sorted(report.cells, key=lambda cell: (order[cell.verdict], not cell.near))
+    return {word(cell): mark(cell).removesuffix(_DETERMINISTIC) for cell in cells}
+
+
 def conditions(row: layout.Row, report: Report) -> list[str]:
     return [layout.label(row.conditions[key]) for key in report.keys]
 
 
-def counts(report: Report) -> str:
-    """``9 reproduced, 2 deviates, 1 not run``."""
-    return ", ".join(f"{number} {verdict}" for verdict, number in layout.verdicts(report).items() if number)
+def interval(ends: tuple[float, float] | None, digits: int | None) -> str:
+    """``-3.00 to +1.20``, empty where there is none."""
+    return "" if ends is None else " to ".join(layout.signed(end, digits) for end in ends)
 
 
 def rho(row: layout.Row) -> str:
@@ -76,24 +200,63 @@ def rho(row: layout.Row) -> str:
     return "" if row.agreement is None or row.agreement.rho is None else f"{row.agreement.rho:.2f}"
 
 
-def tolerance(report: Report) -> str:
-    """``5 percentage points (Ensemble 10)``: columns that have their own in brackets; empty where nothing is judged."""
-    own = [f"{m.label} {m.tolerance:g}" for m in report.methods if m.tolerance not in (None, report.tolerance)]
-    if not layout.referenced(report) or (report.tolerance is None and not own):
-        return ""
-    unit = {"percent": "percentage points"}.get(report.unit, report.unit)
-    if report.tolerance is None:
-        return f"{', '.join(own)} {unit}"
-    return f"{report.tolerance:g} {unit}" + (f" ({', '.join(own)})" if own else "")
-
-
 def has_agreement(report: Report) -> bool:
     return any(a.rho is not None for a in report.agreement)
 
 
+# --- claims and summaries
+
+
+def state(claim: ClaimResult) -> str:
+    """``✓ held``."""
+    return f"{CLAIM_MARKS[claim.state]} {claim.state}"
+
+
+def where(claim: ClaimResult) -> str:
+    return "our own expectation" if claim.where == "ours" else claim.where
+
+
+def why(claim: ClaimResult) -> str:
+    """The reason, and of how many rows the claim is meant."""
+    needed = {"all": "every row", "most": "most rows"}.get(claim.needed, f"{claim.needed} rows")
+    return f"{claim.reason} (meant of {needed})"
+
+
+def in_print(claim: ClaimResult) -> str:
+    """What the paper's own numbers say, empty where it prints none."""
+    if not claim.contradicted:
+        return claim.printed
+    return f"{claim.printed}: the paper's own numbers do not bear it out"
+
+
+def claim_row(row: ClaimRow) -> str:
+    """``clients 5, beta 0.01: yes, +2.31, 3 of 3 pairs in favour; in print no``."""
+    place = ", ".join(f"{key} {layout.label(value)}" for key, value in row.conditions.items()) or "all rows"
+    estimate = (
+        "no pairs" if row.estimate is None else f"{row.estimate:+.3g}, {row.in_favour} of {row.n} pairs in favour"
+    )
+    printed = "" if row.printed is None else f"; in print {'yes' if row.printed else 'no'}"
+    return f"{place}: {row.state}, {estimate}{printed}"
+
+
+def summary(found: Summary, report: Report) -> tuple[str, str, str, str]:
+    """Method, mean difference to the paper, its interval, and of how many numbers it is the mean."""
+    digits = layout.places(report)
+    return (
+        layout.names(report).get(found.method, found.method),
+        layout.signed(found.mean, digits),
+        interval(found.interval, digits) or "one seed has none",
+        f"{count(found.n, 'seed')}, {count(found.rows, 'row')}",
+    )
+
+
+def sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def _sd(value: float | None, digits: int | None) -> str:
     return "" if value is None else f" ± {layout.number(value, digits)}"
-
-
-def _signed(text: str) -> str:
-    return text if text.startswith("-") else f"+{text}"

@@ -1,4 +1,4 @@
-"""A table's summary as a run of W&B: the comparison as a W&B Table, the pictures, beside the runs of its cells."""
+"""A table's summary as a run of W&B: the comparison and the claims as W&B Tables, the pictures, beside the runs of its cells."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.core.build import build
+from fedexp.tables.report import csv, texts
 from fedexp.tables.report.report import Report
 from fedexp.tracking.logger import Logger, RunInfo
 from fedexp.tracking.wandb import Wandb
 
-_COLUMNS = ("method", "label", "paper", "paper_sd", "mean", "sd", "n", "delta", "verdict", "reason", "runs")
+_CLAIM = ("id", "where", "says", "state", "reason", "needed", "printed", "contradicted")
 
 
 def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: Path) -> bool:
@@ -32,7 +33,13 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
     from PIL import Image
 
     id = hashlib.blake2b(f"{group} {folder}".encode(), digest_size=8).hexdigest()
-    config = {"method": "summary", "table": report.name, "form": report.form, "command": report.command}
+    config = {
+        "method": "summary",
+        "table": report.name,
+        "form": report.form,
+        "command": report.command,
+        "headline": dict(texts.headline(report)),
+    }
     folder.mkdir(parents=True, exist_ok=True)
     tracker.open(RunInfo(id, f"{report.name} {report.form}", group, config, folder, ("table", report.form), False), [])
     status = "failed"
@@ -40,8 +47,10 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
         values: dict[str, Any] = {
             "round": 1,
             "step": 1,
-            "comparison": wandb.Table(columns=_columns(report), data=_rows(report)),
+            "comparison": wandb.Table(columns=list(csv.columns(report)), data=_rows(report)),
         }
+        if report.claims:
+            values["claims"] = wandb.Table(columns=[*_CLAIM, "rows"], data=_claims(report))
         for picture in report.pictures:
             image = Image.open(io.BytesIO(picture.png))
             values[f"pictures/{picture.name}"] = wandb.Image(image, caption=picture.title)
@@ -52,18 +61,14 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
     return True
 
 
-def _columns(report: Report) -> list[str | int]:
-    return [*report.keys, *_COLUMNS]
-
-
 def _rows(report: Report) -> list[list[Any]]:
     """One row a cell. Conditions as text: a W&B column has one type."""
-    labels = {method.key: method.label for method in report.methods}
+    keys = len(report.keys)
+    return [[*map(str, line[:keys]), *line[keys:]] for line in csv.lines(report)]
+
+
+def _claims(report: Report) -> list[list[Any]]:
     return [
-        [
-            *(str(cell.conditions[key]) for key in report.keys),
-            *(labels[cell.method] if name == "label" else getattr(cell, name) for name in _COLUMNS[:-1]),
-            " ".join(cell.runs),
-        ]
-        for cell in report.cells
+        [*(getattr(claim, name) for name in _CLAIM), "; ".join(map(texts.claim_row, claim.rows))]
+        for claim in report.claims
     ]

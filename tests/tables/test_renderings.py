@@ -1,0 +1,249 @@
+"""What every rendering of a report says: the headline first, claims, the form, what was chosen on test data, what is left out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedexp.tables.report import texts
+from fedexp.tables.report.csv import to_csv
+from fedexp.tables.report.latex import latex
+from fedexp.tables.report.markdown import markdown
+from fedexp.tables.report.page import page
+from fedexp.tables.report.report import Cell, Method, Report
+from fedexp.tables.report.terminal import print_report
+from fedexp.tables.report.wandb import send_summary
+from tests.tables.reports import CLAIMS, cell, report
+
+Rendering = Callable[[Report], str]
+CONTRADICTED = "0 of 1 rows: the paper's own numbers do not bear it out"
+
+
+def printed(of: Report, width: int = 220) -> str:
+    out = Console(width=width, file=io.StringIO(), highlight=False)
+    print_report(of, out)
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue()
+
+
+def read(of: Report) -> str:
+    """The page as a reader sees it: tags, style and script gone."""
+    body = re.sub(r"<(style|script)>.*?</\1>", "", page(of), flags=re.DOTALL)
+    return unescape(re.sub(r"<[^>]*>", " ", body))
+
+
+long_ones = pytest.mark.parametrize("render", [markdown, read])
+all_of_them = pytest.mark.parametrize("render", [printed, markdown, read, latex])
+
+
+def judged(verdict: str, method: str = "ours", row: int = 0, **more: Any) -> Cell:
+    return replace(cell({"row": row}, method, 50.0, 50.0), verdict=verdict, near=None, **more)
+
+
+def mixed(*cells: Cell, methods: tuple[Method, ...] = (Method("ours", "New", role="proposed"),)) -> Report:
+    return report(keys=("row",), methods=methods, cells=cells, agreement=(), claims=(), summaries=())
+
+
+def test_the_headline_counts_claims_and_the_papers_cells_by_role() -> None:
+    assert texts.headline(report()) == [
+        ("claims of the paper", "1 held, 1 refuted, 1 open"),
+        ("and of our own expectations", "1 held, 0 refuted, 0 open"),
+        ("proposed method", "3 cells: 1 reproduced, 1 lower, 1 inconclusive (1 near)"),
+        (
+            "baselines",
+            "6 cells: 1 reproduced, 1 higher, 2 inconclusive (1 near), 1 not run, 1 not comparable",
+        ),
+    ]
+    assert texts.headline(report(claims=CLAIMS[3:]))[0] == ("our own expectations", "1 held, 0 refuted, 0 open")
+
+
+def test_inconclusive_is_never_reproduced_however_near() -> None:
+    near = [replace(judged("inconclusive", row=i), near=i > 1) for i in range(5)]
+    said = dict(texts.headline(mixed(judged("reproduced", row=5), *near)))
+    assert said == {"proposed method": "6 cells: 1 reproduced, 5 inconclusive (3 near)"}
+    assert texts.headline(mixed(near[0])) == [("proposed method", "1 cell: 1 inconclusive")]
+
+
+@pytest.mark.parametrize("role", ["local", "ours"])
+def test_local_models_and_columns_of_ours_have_no_headline(role: Any) -> None:
+    assert texts.headline(mixed(judged("reproduced"), methods=(Method("ours", "New", role=role),))) == [
+        ("cells of the paper", "none; 1 of ours")
+    ]
+
+
+def test_a_column_that_is_another_by_construction_counts_once() -> None:
+    methods = (Method("a", "A"), Method("b", "B"))
+    cells = (
+        judged("reproduced", "a"),
+        judged("reproduced", "b", same_as="a"),
+        judged("lower", "b", row=1, same_as="a"),  # where the other one is not there, it counts
+    )
+    of = mixed(*cells, methods=methods)
+    assert texts.headline(of) == [("baselines", "2 cells: 1 reproduced, 1 lower")]
+    assert "B equals A by construction in 2 rows: counted once" in texts.footnotes(of)
+
+
+@all_of_them
+def test_the_headline_comes_before_every_number(render: Rendering) -> None:
+    whole = re.sub(r"[*% ]+", " ", render(report()))
+    places = [re.search(rf"{what} ?: {re.escape(said)}", whole) for what, said in texts.headline(report())]
+    found = [place.start() for place in places if place]
+    assert len(found) == 4
+    assert found == sorted(found)
+    assert found[-1] < whole.index("20.97")
+
+
+@pytest.mark.parametrize("render", [printed, markdown, read])
+def test_every_claim_has_its_state_its_reason_and_what_the_paper_prints(render: Rendering) -> None:
+    whole = re.sub(r"\s+", " ", render(report()).replace("*", ""))
+    for claim in CLAIMS:
+        for text in (claim.id, claim.says, claim.reason, texts.where(claim)):
+            assert text in whole
+    for state in ("✓ held", "✗ refuted", "? open"):
+        assert state in whole
+    assert CONTRADICTED in whole
+    assert "meant of every row" in whole
+    assert "meant of most rows" in whole
+    assert "meant of 2 rows" in whole
+
+
+@long_ones
+def test_long_renderings_have_claims_row_by_row_and_what_is_left_out(render: Rendering) -> None:
+    whole = render(report()).replace("−", "-")
+    assert "clients 5: yes, +41.2, 3 of 3 pairs in favour; in print yes" in whole
+    assert "all rows: no, -14.6, 0 of 3 pairs in favour; in print no" in whole
+    for part in ("Left out of the paper's", "method=pooled (4 cells)", "panel b"):
+        assert part in whole
+    assert "Left out" not in render(report(left_out=()))
+    assert "Claims" not in render(report(claims=()))
+
+
+@pytest.mark.parametrize("render", [printed, markdown, read])
+def test_a_methods_mean_difference_has_its_interval_seeds_and_rows(render: Rendering) -> None:
+    whole = render(report()).replace("−", "-")
+    for text in ("-1.20", "-3.00 to +0.50", "2 seeds, 3 rows", "Ours (ma_echo)", "one seed has none", "1 seed, 2 rows"):
+        assert text in whole
+
+
+@all_of_them
+def test_what_was_chosen_on_test_data_is_marked(render: Rendering) -> None:
+    whole = render(report())
+    sign = r"\dag{}" if render is latex else "†"
+    assert f"OT {sign}" in whole
+    assert f"{sign} chosen on test data: OT, best of a grid" in whole
+    assert f"Average {sign}" not in whole
+    plain = render(report(methods=tuple(replace(m, oracle="") for m in report().methods)))
+    assert sign not in plain
+
+
+@all_of_them
+@pytest.mark.parametrize("form", ["partial", "reduced", "smoke"])
+def test_a_form_that_is_not_the_full_one_is_named(render: Rendering, form: Any) -> None:
+    sample = report(cells=report().cells[::2][:2])
+    assert not re.search(r"\b(full|partial|reduced|smoke)\b", render(sample))
+    assert form in render(replace(sample, form=form)).lower()
+
+
+@all_of_them
+def test_every_verdict_has_its_sign(render: Rendering) -> None:
+    signs = {
+        "reproduced": ("✓", r"$\surd$"),
+        "higher": ("↑", r"$\uparrow$"),
+        "lower": ("↓", r"$\downarrow$"),
+        "not run": ("○", r"$\circ$"),
+        "no reference": ("·", r"$\cdot$"),
+        "not comparable": ("≠", r"$\neq$"),
+        "inconclusive (near)": ("≈", r"$\approx$"),
+        "inconclusive (far)": ("?", "?"),
+    }
+    for word, (plain, math) in signs.items():
+        sign = math if render is latex else plain
+        verdict, _, near = word.partition(" (")
+        seen = replace(judged(verdict), near=near == "near)") if near else judged(verdict)
+        whole = re.sub(r"\s+", " ", render(mixed(seen)))
+        assert f"{sign} {word}" in whole
+        assert whole.count(sign) >= 2  # in the cell and in the legend
+
+
+@all_of_them
+def test_runs_that_give_one_and_the_same_number_are_flagged(render: Rendering) -> None:
+    assert "deterministic" in render(mixed(judged("lower", deterministic=True)))
+    assert "deterministic" not in render(mixed(judged("lower")))
+
+
+def test_at_80_columns_every_cell_has_a_line_with_all_of_it() -> None:
+    lines = printed(report(), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    found = [re.sub(r" {2,}", " | ", line.strip()) for line in lines]
+    for expected in (
+        "clients | beta | method | paper | ours | verdict",
+        "5 | 0.01 | Average | 20.97 | 21.42 ± 1.01 (3) | ✓ reproduced",
+        "5 | 0.01 | OT † | 28.835 | 37.44 ± 1.88 (2) | ? inconclusive (far)",
+        "5 | 0.5 | Average | 64.94 ± 1.50 | 66.12 (1) | ≈ inconclusive (near)",
+        "5 | 0.5 | Ours | 78.34 | 66.13 ± 0.00 (2) | ↓‡ lower",
+        "10 | 0.5 | Average | 59.75 | ○ not run",
+    ):
+        assert expected in found
+    assert "left out of the paper's: 2 parts, see the report" in found
+
+
+def test_where_it_fits_the_terminal_has_the_papers_table() -> None:
+    assert "paper above ours" in printed(report())
+    assert "paper above ours" not in printed(report(), 80)
+
+
+@pytest.mark.parametrize("width", [30, 80])
+def test_long_labels_and_conditions_wrap_and_are_never_cut(width: int) -> None:
+    keys = ("an_extremely_long_condition", "another_of_the_same_kind")
+    label = "A method of many words and a very long name"
+    cells = (cell(dict.fromkeys(keys, "a_value_of_24_characters"), "m", 123.456, 90.0, 140.0),)
+    columns = (Method("m", label),)
+    whole = printed(report(keys=keys, methods=columns, cells=cells, agreement=(), claims=(), warnings=()), width)
+    lines = whole[whole.index("──") :].splitlines()[1:]
+    assert "…" not in whole
+    assert max(map(len, lines)) <= width
+    for text in ("a_value_of_24_characters", "123.456", "115.00 ± 35.36 (2)", "? inconclusive (far)", *label.split()):
+        assert not Counter(text.replace(" ", "")) - Counter("".join(lines)), text  # broken perhaps, but all there
+
+
+def test_labels_are_never_markup() -> None:
+    whole = printed(mixed(judged("lower"), methods=(Method("ours", "[red]A[/red]", role="proposed"),)), 40)
+    assert "[red]A[/red]" in whole
+
+
+def test_csv_has_what_was_judged() -> None:
+    lines = list(csv.DictReader(io.StringIO(to_csv(report(form="partial")))))
+    first, far, near = lines[:3]
+    assert (first["role"], near["role"], far["oracle"]) == ("baseline", "proposed", "best of a grid")
+    assert [float(first[f"interval_{end}"]) for end in ("low", "high")] == pytest.approx([-3.1028, 3.9962], abs=1e-3)
+    assert (first["near"], far["near"], near["near"]) == ("", "False", "True")
+    assert near["settles"] == "3 seeds would settle it"
+    assert (first["deterministic"], lines[5]["deterministic"]) == ("False", "True")
+    assert (lines[4]["same_as"], lines[4]["interval_low"]) == ("fedavg", "")
+    assert {line["form"] for line in lines} == {"partial"}
+
+
+def test_wandb_has_the_verdicts_and_the_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedexp.tracking.wandb import Wandb
+
+    opened, logged = [], []
+    monkeypatch.setattr(Wandb, "open", lambda self, run, history: opened.append(run))
+    monkeypatch.setattr(Wandb, "log", lambda self, row: logged.append(row))
+    monkeypatch.setattr(Wandb, "close", lambda self, status, result: None)
+    assert send_summary(report(), {"_target_": "fedexp.tracking.wandb.Wandb"}, "group", tmp_path)
+    comparison, claims = logged[0]["comparison"], logged[0]["claims"]
+    line = dict(zip(comparison.columns, comparison.data[5], strict=True))
+    assert (line["clients"], line["verdict"], line["deterministic"], line["role"]) == ("5", "lower", True, "proposed")
+    assert [dict(zip(claims.columns, row, strict=True))["state"] for row in claims.data] == [c.state for c in CLAIMS]
+    assert opened[0].config["headline"] == dict(texts.headline(report()))
