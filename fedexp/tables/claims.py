@@ -70,7 +70,7 @@ def _judged(
     rows = tuple(_row(group, _tests(claim, table, group, numbers), levels) for group in groups)
     state, reason = _state(claim, rows)
     if objection:
-        state, reason = "open", f"{objection}; {_signs(rows)}" if rows else objection
+        state, reason = "open", objection + _signs(rows)
     printed, contradicted = _in_print(claim, rows)
     return ClaimResult(claim.id, claim.where, claim.says, state, reason, str(claim.rows), rows, printed, contradicted)
 
@@ -321,14 +321,15 @@ def _state(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[ClaimState, str]:
     single = sum(row.n == 1 for row in rows)
     if absent or single:
         why = [f"{absent} of {len(rows)} rows without runs" if absent else "", f"{single} with one seed" if single else ""]
-        return "open", f"{', '.join(filter(None, why))}; {_signs(rows)}"
+        return "open", ", ".join(filter(None, why)) + _signs(rows)
     if counts["yes"] >= needed:
         return "held", shown
     return ("refuted" if counts["no"] > len(rows) - needed else "open"), shown
 
 
 def _signs(rows: Sequence[ClaimRow]) -> str:
-    return f"{sum(row.in_favour for row in rows)} of {sum(row.n for row in rows)} pairs in favour"
+    pairs = sum(row.n for row in rows)
+    return f"; {sum(row.in_favour for row in rows)} of {pairs} pairs in favour" if pairs else ""
 
 
 def _in_print(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[str, bool]:
