@@ -82,7 +82,7 @@ class Record:
     Args:
         form, only, seeds, extra: what was asked of the table; command: what was typed.
         runs: by row, column and draw; curves: those that claims need.
-        configs: resolved, by their hashes.
+        configs: resolved, by their hashes; keys of a record that was read are whole paths, with dots.
         drawn: name and title of the pictures that were made from the runs' own files; missed: why others were not.
     """
 
@@ -252,7 +252,9 @@ def read(table: Table, folder: Path) -> Record:
     for row in _rows(folder / CURVES) if (folder / CURVES).is_file() else ():
         place = tuple(json.loads(row[key]) for key in table.keys)
         curves.setdefault((place, row["method"], row["draw"], row["curve"]), []).append((float(row["x"]), float(row["y"])))
-    return Record(**about, runs=runs, curves=curves)
+    stored = read_json(folder / CONFIGS) or {"of all": {}, "of each": {}}
+    configs = {name: {**stored["of all"], **own} for name, own in stored["of each"].items()}
+    return Record(**about, runs=runs, curves=curves, configs=configs)
 
 
 def pictures(record: Record, folder: Path) -> tuple[Picture, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def write(**changes: Any) -> None:
         TINY["methods"][2],
     ]
     given = {
-        "keys": ["beta"], "conditions": {"beta": "partition.alpha={beta}"}, "methods": quick, "seeds": [0], "tolerance": 100,
+        "keys": ["beta"], "conditions": {"beta": "partition.alpha={beta}"}, "methods": quick, "seeds": [0], "tolerance": {"within": 100, "why": "made up"},
         "reference": [{"beta": 1, "method": "local", "value": 10}, {"beta": 1, "method": "ensemble", "value": 1000}],
     }  # fmt: skip
     Path("conf/table/my").mkdir(parents=True, exist_ok=True)
@@ -55,16 +56,22 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert len(results()) == 4 and all(r["attempts"] == 1 for r in results())
     assert {r["partition"]["clients"] for r in results()} == {10}
     folder = Path("outputs/tables/my/tiny")
+    assert Path("outputs/tables/my/tiny-partial").is_dir()  # of the report before there were runs
     (folder / "report-old.png").touch()
     assert run_command(["report", "my/tiny"]) == 0
     assert re.search(r"page: .*outputs/tables/my/tiny/report.html", told)
     names = {path.name for path in folder.iterdir()}
     pictures = {f"report-{name}.{ending}" for name in ("agreement", "curves") for ending in ("png", "svg")}
-    assert names == {"report.md", "report.csv", "report.tex", "report.html", *pictures}
+    record = {"runs.csv", "configs.json", "record.json"}
+    assert names == {"report.md", "report.csv", "report.tex", "report.html", *record, *pictures}
+    before = {name: (folder / name).read_bytes() for name in names}
+    shutil.copytree(folder, "committed")
+    assert run_command(["report", "my/tiny", "--from", "committed"]) == 0
+    assert {name: (Path("committed") / name).read_bytes() for name in before} == before
     with (folder / "report.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(r["beta"], r["method"], r["verdict"]) for r in rows] == [
-        ("1", "local", "reproduced"), ("1", "ensemble", "deviates"), ("1", "dense", "not run"),
+        ("1", "local", "inconclusive"), ("1", "ensemble", "inconclusive"), ("1", "dense", "not run"),
         ("2", "local", "no reference"), ("2", "ensemble", "no reference"), ("2", "dense", "not run"),
     ]  # fmt: skip
     stored = json.loads((Path("outputs") / rows[0]["runs"] / "result.json").read_text())
@@ -75,10 +82,16 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert "Local acc" in (folder / "report.md").read_text() and r"\toprule" in (folder / "report.tex").read_text()
 
     before = {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
-    assert run_command(["run", "my/tiny", "--strict"]) == 1  # one deviates
+    capfd.readouterr()
+    assert run_command(["run", "my/tiny", "--strict"]) == 0  # one seed refutes nothing
     assert "4 done, 0 to run" in capfd.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
-    assert run_command(["run", "my/tiny", "--strict", "--only", "method=local"]) == 0
+    kept = {path: path.read_bytes() for path in folder.iterdir()}
+    assert run_command(["run", "my/tiny", "--only", "method=local"]) == 0
+    assert {path: path.read_bytes() for path in folder.iterdir()} == kept  # a part of it is no reason to lose the whole
+    write(grids=[{"beta": 1}], seeds=[0, 1])
+    assert run_command(["run", "my/tiny", "--strict"]) == 1  # two seeds are beyond the tolerance
+    write(grids=[{"beta": [1, 2]}])
     capfd.readouterr()
     assert run_command(["list", "--json"]) == 0
     listed = {row["table"]: row for row in json.loads(capfd.readouterr().out)}
@@ -133,7 +146,7 @@ def test_mistakes_are_told_before_anything_runs(
 
 def test_overrides_that_change_the_science_are_marked(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command(["run", "my/tiny", "--only", "beta=1", "method=local", "clients=3", "--seeds", "5"]) == 0
-    text = Path("outputs/tables/my/tiny/report.md").read_text()
+    text = Path("outputs/tables/my/tiny-partial/report.md").read_text()
     assert "These runs are not the table's own: clients=3" in text
     assert "Seeds 5 were asked for; the table's are 0" in text
     (run,) = results()
@@ -158,10 +171,10 @@ def test_wandb_holds_the_cells_and_a_summary_in_one_group() -> None:
         (part,) = parts(path)
         groups += [r.run.run_group for r in records(part) if r.WhichOneof("record_type") == "run"]
     assert groups == ["my/tiny"] * 2
-    (part,) = parts(Path("outputs/tables/my/tiny"))
+    (part,) = parts(Path("outputs/tables/my/tiny-partial"))
     found = list(records(part))
     (run,) = [r.run for r in found if r.WhichOneof("record_type") == "run"]
-    assert (run.run_group, run.job_type, run.display_name) == ("my/tiny", "summary", "my/tiny full")
+    assert (run.run_group, run.job_type, run.display_name) == ("my/tiny", "summary", "my/tiny partial")
     (row,) = [items(r.history.item) for r in found if r.WhichOneof("record_type") == "history"]
     assert (row["comparison/_type"], row["comparison/nrows"], row["comparison/ncols"]) == ("table-file", 3, 12)
     stored = json.loads((part.parent / "files" / row["comparison/path"]).read_text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,17 @@ import pytest
 from scipy import stats
 
 from fedexp.core.errors import ConfigError, DataError
-from fedexp.tables.cells import Job, slots
+from fedexp.tables.cells import Job, Slot, slots
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.gather import judge, make_report, with_pictures
+from fedexp.tables.gather import drawn, lossy_data, make_report, with_pictures
 from fedexp.tables.lookup import CellRun, read_path
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.report.report import Cell, Picture, Report
-from tests.tables.test_schema import table
+from fedexp.tables.record import Record, pictures, read, recorded, write
+from fedexp.tables.report.files import report_folder, write_report
+from fedexp.tables.report.markdown import markdown
+from fedexp.tables.report.report import Picture, Report
+from fedexp.tables.schema import Table
+from tests.tables.test_schema import TINY, table
 
 DATASET = {"_target_": "fedexp.data.digits.Digits"}
 
@@ -42,24 +46,6 @@ def test_methods_that_lie_close_together_are_tied() -> None:
     assert tied([3, 3, 1], 0) == [3, 3, 1]
 
 
-def cell(paper: float | None, *values: float) -> Cell:
-    return Cell({}, "m", paper, None, values, tuple(range(len(values))), "not run")
-
-
-@pytest.mark.parametrize(("case", "tolerance", "objection", "verdict"), [
-    (cell(80.0), 5, "", "not run"),
-    (cell(80.0, 74.0, 78.0), 5, "", "reproduced"),
-    (cell(80.0, 75.0), 5, "", "reproduced"),  # just within
-    (cell(80.0, 85.5), 5, "", "deviates"),
-    (cell(80.0, 74.0), 5, "", "deviates"),
-    (cell(None, 74.0), 5, "", "no reference"),
-    (cell(80.0, 80.0), 5, "smaller", "not comparable"),
-    (cell(80.0, 80.0), None, "", "no reference"),
-])  # fmt: skip
-def test_verdicts(case: Cell, tolerance: float | None, objection: str, verdict: str) -> None:
-    assert judge(case, tolerance, "points", objection)[0] == verdict
-
-
 def result(
     value: float, split: str = "s", data: str = "d", rule: str = "last", method: str = "local"
 ) -> dict[str, Any]:
@@ -74,7 +60,25 @@ def result(
     }
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A made-up table with its cells and the runs behind them."""
+
+    table: Table
+    cells: tuple[Slot, ...]
+    record: Record
+    runs: dict[tuple[str, ...], CellRun]
+
+    @property
+    def report(self) -> Report:
+        return make_report(self.table, self.cells, self.record)
+
+
 def report(tmp_path: Path, change: Any = None, **changes: Any) -> Report:
+    return asked(tmp_path, change, **changes).report
+
+
+def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
     """Of a table with rows beta 1, 2 and seeds 0, 1; `change(job, cell)` gives a run's result, or None, or a `CellRun`."""
     printed = [
         {"beta": 1, "method": "local", "value": 50.0},
@@ -83,20 +87,22 @@ def report(tmp_path: Path, change: Any = None, **changes: Any) -> Report:
         {"beta": 2, "method": "ensemble", "value": 90.0},
     ]
     extra = changes.pop("extra", ())
-    form = changes.pop("form", "full")
+    form, only, seeds = (changes.pop(name, default) for name, default in (("form", "full"), ("only", {}), ("seeds_asked", None)))
     given = {"keys": ["beta"], "conditions": {"beta": "partition.alpha={beta}"}, "grids": [{"beta": [1, 2]}]}
+    given["tolerance"] = {"within": 5, "why": "made up"}
     made = table(tmp_path, **(given | {"reference": printed} | changes))
-    cells = slots(made, form, extra=extra)
+    cells = slots(made, form, only=only, seeds=seeds, extra=extra)
     found = {}
     for slot in cells:
         for job in slot.jobs:
             run = change(job, slot.method) if change else result(0.5)
             if not isinstance(run, CellRun):
-                config = {"dataset": DATASET, "choices": {"dataset": "digits"}}
-                folder = tmp_path / "runs" / slot.method / f"{job.seed}"
+                config = {"dataset": DATASET, "choices": {"dataset": "digits"}, "where": list(job.overrides)}
+                folder = tmp_path / "runs" / slot.method / "-".join(job.overrides)
                 run = CellRun(job, folder, config, run or {}, status="done" if run else "missing")
             found[job.overrides] = run
-    return make_report(made, form, cells, found, root=tmp_path, command="typed", extra=extra)
+    what = Record(form, only, seeds, list(extra), "typed", {})
+    return Asked(made, cells, recorded(made, cells, found, tmp_path, what, lossy_data), found)
 
 
 def test_a_whole_report(tmp_path: Path) -> None:
@@ -106,21 +112,141 @@ def test_a_whole_report(tmp_path: Path) -> None:
 
     made = report(tmp_path, run)
     assert [(c.method, c.verdict) for c in made.cells] == [
-        ("local", "reproduced"), ("ensemble", "reproduced"), ("dense", "not run"),
-        ("local", "reproduced"), ("ensemble", "deviates"), ("dense", "not run"),
+        ("local", "inconclusive"), ("ensemble", "inconclusive"), ("dense", "not run"),
+        ("local", "inconclusive"), ("ensemble", "inconclusive"), ("dense", "not run"),
     ]  # fmt: skip
+    assert [c.near for c in made.cells] == [True, True, None, True, False, None]
     assert made.cells[1].values == pytest.approx((62.0, 63.0)) and made.cells[1].seeds == (0, 1)
-    assert made.cells[1].runs == ("runs/ensemble/0", "runs/ensemble/1")
-    assert made.cells[2].reason == "not here" and made.cells[4].reason == "-9.5 percent, and the tolerance is 5"
-    assert made.warnings == ()
+    assert made.cells[1].draws == ("seed=0", "seed=1") and made.form == "full"
+    assert [run.partition("/ensemble/")[0] for run in made.cells[1].runs] == ["runs", "runs"]
+    assert made.cells[2].reason == "not here"
+    assert made.cells[1].interval == pytest.approx(interval(2.5, 0.5**0.5))
+    assert made.cells[4].interval == pytest.approx(interval(-9.5, 0.5**0.5))
+    assert made.warnings == () and made.left_out == ()
+    local, ensemble = made.summaries
+    assert (local.method, local.rows, local.n, local.mean) == ("local", 2, 2, pytest.approx(0.5))
+    assert ensemble.mean == pytest.approx((2.5 - 9.5) / 2) and ensemble.interval == pytest.approx(interval(-3.5, 0.5**0.5))
+    what = dict(made.assumptions)
+    assert what["a tolerance of 5 percentage points"] == "made up"
+    assert "each of the paper's numbers is one run" in what
     assert [a.rho for a in made.agreement] == [1.0, 1.0] and made.agreement[0].methods == 2
     assert dict(made.facts)["runs"] == "8 of 8" and dict(made.facts)["computing time"] == "12 s"
+
+
+def interval(d: float, s: float) -> tuple[float, float]:
+    """Of 95 % around a difference of two runs' mean to one run of the paper's."""
+    low, high = stats.t(1, d, s * (1 / 2 + 1) ** 0.5).interval(0.95)
+    return float(low), float(high)
+
+
+def test_a_part_of_the_runs_is_a_form_of_its_own(tmp_path: Path) -> None:
+    """Asked for, or all that is there; it never lies where the whole does."""
+    for part in (
+        asked(tmp_path, only={"beta": [1]}),
+        asked(tmp_path, seeds_asked=[0]),
+        asked(tmp_path, seeds_asked=[0, 1, 2]),
+        asked(tmp_path, lambda job, method: None if job.seed else result(0.5)),
+        asked(tmp_path, extra=["rounds=3"]),
+    ):
+        assert part.report.form == "partial"
+        assert "These are not all runs of the full form" in part.report.warnings
+    whole = asked(tmp_path, extra=["output_root=elsewhere", "logger=wandb"])
+    assert whole.report.form == "full"
+    smaller = asked(tmp_path, smoke={"what": "tiny"}, form="smoke", only={"beta": [1]})
+    assert smaller.report.form == "smoke"
+    folders = {report_folder(tmp_path, "a/b", form, part) for form in ("full", "reduced", "smoke") for part in (True, False)}
+    assert len(folders) == 6
+
+
+def test_what_is_left_out_is_listed(tmp_path: Path) -> None:
+    part = report(tmp_path, only={"beta": [1]}, omits=["the panel on the left"])
+    assert part.left_out == ("beta=2 (2 cells)", "the panel on the left")
+    half = report(tmp_path, lambda job, m: result(0.5) if m == "local" or job.overrides[0].endswith("2") else None)
+    assert half.left_out == ("method=ensemble beta=1",)
+    assert report(tmp_path).left_out == ()
+
+
+def test_a_column_that_reads_anothers_numbers_is_held_against_them(tmp_path: Path) -> None:
+    methods = [*TINY["methods"], {"key": "plain", "label": "Plain", "overrides": [], "role": "ours", "reads": "ensemble"}]
+    made = report(tmp_path, methods=methods)
+    assert [c.paper for c in made.cells if c.method == "plain"] == [60.0, 90.0]
+    assert made.methods[-1].role == "ours"
+
+
+def test_columns_that_are_equal_by_construction_say_so(tmp_path: Path) -> None:
+    first, second, *others = TINY["methods"]
+    second = {**second, "equals": {"column": "local", "where": {"beta": 2}}}
+    made = report(tmp_path, methods=[first, second, *others])
+    assert [c.same_as for c in made.cells if c.method == "ensemble"] == ["", "local"]
+
+
+def test_a_columns_own_seeds(tmp_path: Path) -> None:
+    first, *others = TINY["methods"]
+    made = report(tmp_path, methods=[{**first, "seeds": [0, 1, 2, 3]}, *others])
+    assert [c.n for c in made.cells] == [4, 2, 0] * 2 and made.form == "full"
+
+
+def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> None:
+    """Whatever is odd about the runs: failed, absent, without their number, by other code, infinite."""
+
+    def odd(job: Job, method: str) -> CellRun | dict[str, Any] | None:
+        config = {"dataset": DATASET, "choices": {"dataset": "digits"}}
+        if method == "local" and job.seed:
+            return CellRun(job, tmp_path / "runs" / "x", config, status="failed", error='loss, "NaN"\nor so')
+        if method == "local":
+            return CellRun(job, tmp_path / "cafe", config, result(float("inf")), other_code=True, status="done")
+        if "partition.alpha=1" in job.overrides:
+            return {key: value for key, value in result(0.5).items()} if job.seed else None
+        return result(0.61 + 0.1 * job.seed, split=f"s{job.seed}")
+
+    node = {"_target_": f"{__name__}.Square"}
+    for change in (odd, None):
+        one = asked(tmp_path, change, drawings=[node], claims=[CLAIM])
+        made, missed = drawn(one.table, one.cells, one.runs)
+        record = replace(one.record, drawn=[(p.name, p.title) for p in made], missed=missed)
+        whole = with_pictures(one.report, made, missed)
+        folder = tmp_path / "report"
+        write_report(whole, folder)
+        write(one.table, record, folder)
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        again = read(one.table, folder)
+        assert again.runs == record.runs and again.curves == record.curves
+        same = with_pictures(make_report(one.table, one.cells, again), pictures(again, folder), again.missed)
+        assert markdown(same) == markdown(whole) and same == whole
+        write_report(same, folder)
+        write(one.table, again, folder)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
+CLAIM = {"id": "more", "where": "text", "says": "more is better", "test": "above", "a": ["ensemble"], "b": ["local"]}
+
+
+def test_a_claim_about_rows_that_are_not_asked_for_stays_open(tmp_path: Path) -> None:
+    def better(job: Job, method: str) -> dict[str, Any]:
+        return result((0.6 if method == "ensemble" else 0.5) + 0.01 * job.seed)
+
+    (whole,) = report(tmp_path, better, claims=[CLAIM]).claims
+    assert (whole.state, whole.printed, whole.contradicted) == ("held", "2 of 2 rows", False)
+    (part,) = report(tmp_path, better, claims=[CLAIM], only={"beta": [1]}).claims
+    assert part.state == "open" and "1 of 2 rows without runs" in part.reason
+    (smaller,) = report(tmp_path, better, claims=[CLAIM], smoke={"what": "tiny"}, form="smoke").claims
+    assert smaller.state == "open" and "smoke" in smaller.reason
+
+
+def test_another_tables_record_is_refused(tmp_path: Path) -> None:
+    one = asked(tmp_path)
+    with pytest.raises(ConfigError, match="no record of a table"):
+        read(one.table, tmp_path)
+    write(one.table, one.record, tmp_path)
+    with pytest.raises(ConfigError, match="another table's"):
+        read(replace(one.table, name="other/table"), tmp_path)
 
 
 def test_unequal_n_is_never_silent(tmp_path: Path) -> None:
     made = report(tmp_path, lambda job, m: None if job.seed == 1 and m == "local" else result(0.5))
     assert any("unequal numbers of runs: n is 1, 2" in w for w in made.warnings)
     assert any("local beta=1 1/2" in w for w in made.warnings)
+    assert "one seed" in made.cells[0].reason
     everywhere = report(tmp_path, lambda job, m: None if job.seed == 1 else result(0.5))
     assert not any("unequal" in w for w in everywhere.warnings)
     assert any("4 cells with runs missing" in w for w in everywhere.warnings)
@@ -140,7 +266,7 @@ def test_mixed_splits_data_rules_and_code_are_told(tmp_path: Path) -> None:
         return CellRun(job, tmp_path / "cafe", config, result(0.5), other_code=job.seed == 1, status="done")
 
     code = report(tmp_path, other)
-    assert ["4 runs of 8 were made by other code" in w for w in code.warnings] == [True]
+    assert ["runs of 1 were" in w or "1 run of 1 was made by other code" in w for w in code.warnings] == [True]
     assert "made by other code" in code.cells[0].reason
 
     def waiting(job: Job, method: str) -> CellRun:
@@ -211,7 +337,7 @@ class Torn(Drawing):
 @dataclass(frozen=True)
 class Square(Drawing):
     def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
-        return (Picture("square", f"{len(runs)} runs", "<svg/>", b""),)
+        return (Picture("square", f"{len(runs)} runs", "<svg/>", b"png"),)
 
 
 def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path: Path) -> None:
@@ -219,10 +345,10 @@ def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path
     made = table(tmp_path, drawings=[*nodes, nodes[1]])
     cells = slots(made)
     found = {job.overrides: CellRun(job, tmp_path, {}, result(0.5), status="done") for s in cells for job in s.jobs}
-    whole = with_pictures(report(tmp_path), made, cells, found)
+    whole = with_pictures(report(tmp_path), *drawn(made, cells, found))
     assert "Torn is not drawn: the paper is torn" in whole.warnings
     assert "Square is not drawn: another picture is called square: give it a name" in whole.warnings
     assert [picture.name for picture in whole.pictures] == ["square", "agreement", "curves"]
-    alone = with_pictures(report(tmp_path, reference=[]), made, cells, found)
+    alone = with_pictures(report(tmp_path, reference=[]), *drawn(made, cells, found))
     assert [picture.name for picture in alone.pictures] == ["square"]
     assert (whole.pictures[0].name, whole.pictures[0].title) == ("square", f"{sum(len(s.jobs) for s in cells)} runs")
