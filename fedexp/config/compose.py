@@ -170,10 +170,10 @@ def _read_names(path: str, clients: int) -> Any:
 def compose(overrides: list[str]) -> dict[str, Any]:
     """The resolved config of one job; raises `ConfigError` with the nearest valid name."""
     with hydra_in_use(overrides):
-        return resolve(*_composed(overrides), overrides)
+        return resolve(*_from_hydra(overrides), overrides)
 
 
-def _composed(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
+def _from_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
     """What Hydra composes, and what was chosen for each group."""
     config = hydra_compose("config", overrides=overrides, return_hydra_config=True)
     choices = config.hydra.runtime.choices
@@ -222,7 +222,7 @@ class Composer:
         if chosen not in self._composed:
             try:
                 with _translated(list(chosen)):
-                    self._composed[chosen] = _composed(list(chosen))
+                    self._composed[chosen] = _from_hydra(list(chosen))
             except ConfigError as error:
                 self._composed[chosen] = error
                 raise

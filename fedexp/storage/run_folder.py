@@ -188,7 +188,7 @@ class Journal:
             "round": round,
             "step": step,
             "attempt": self._attempt,
-            "seconds": {k: round(v, 6) for k, v in seconds.items()},
+            "seconds": {k: round_6(v) for k, v in seconds.items()},
             **facts,
         }
         self._timing.write(json.dumps(row) + "\n")
@@ -206,3 +206,7 @@ class Journal:
     def close(self) -> None:
         self._metrics.close()
         self._timing.close()
+
+
+def round_6(value: float) -> float:
+    return round(value, 6)
