@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from scipy.stats import binom, t
 
+from fedexp.tables.cells import slots
 from fedexp.tables.report.report import Cell, ClaimResult, ClaimRow, ClaimState, Form, RowState, Value
 from fedexp.tables.schema import Claim, Table, Target, Where, fits
 from fedexp.tables.verdicts import LEVEL
@@ -23,7 +24,7 @@ class Numbers:
     """What is compared: each column's runs by draw, and the paper's number, row by row.
 
     Args:
-        ours: by row and column, a number for every draw; printed: by row and column.
+        ours: by row and column, a number for every draw; printed: by row and column, of all forms.
         curves: of claims that need them.
     """
 
@@ -33,45 +34,38 @@ class Numbers:
 
     @classmethod
     def of(cls, table: Table, cells: Iterable[Cell], curves: Curves) -> Numbers:
-        ours, printed = {}, {}
-        for cell in cells:
-            key = tuple(cell.conditions[name] for name in table.keys), cell.method
-            ours[key] = dict(zip(cell.draws, cell.values, strict=True))
-            if cell.paper is not None and table.columns[cell.method].reads is None:
-                printed[key] = cell.paper
+        ours = {
+            (_place(table, cell.conditions), cell.method): dict(zip(cell.draws, cell.values, strict=True))
+            for cell in cells
+        }
+        known = [row for row in table.reference if row.get("value") is not None]
+        printed = {(_place(table, row), str(row["method"])): float(row["value"]) for row in known}
         return cls(ours, printed, curves)
 
 
 def judged(
-    table: Table,
-    form: Form,
-    places: Sequence[dict[str, Value]],
-    cells: Sequence[Cell],
-    curves: Curves,
-    objection: str = "",
+    table: Table, form: Form, cells: Sequence[Cell], curves: Curves, objection: str = ""
 ) -> tuple[ClaimResult, ...]:
-    """Every claim of the table.
+    """Every claim of the table. One about a row of the form without runs stays open.
 
     Args:
-        places: conditions of all rows of the form; a claim about one that has no runs stays open.
         objection: why the runs decide nothing, empty where they do.
     """
     if form in ("reduced", "smoke"):
         objection = f"the {form} form decides nothing"
     numbers = Numbers.of(table, cells, curves)
-    return tuple(_judged(claim, table, places, numbers, objection) for claim in table.claims)
+    return tuple(_judged(claim, table, form, numbers, objection) for claim in table.claims)
 
 
-def _judged(
-    claim: Claim, table: Table, places: Sequence[dict[str, Value]], numbers: Numbers, objection: str
-) -> ClaimResult:
-    groups = _groups(claim, table, places)
+def _judged(claim: Claim, table: Table, form: Form, numbers: Numbers, objection: str) -> ClaimResult:
+    groups = _groups(claim, table, form)
     levels = _levels(claim, len(groups))
     rows = tuple(_row(group, _tests(claim, table, group, numbers), levels) for group in groups)
     state, reason = _state(claim, rows)
     if objection:
         state, reason = "open", objection + _signs(rows)
-    printed, contradicted = _in_print(claim, rows)
+    in_print = [_in_print(_tests(claim, table, group, numbers)) for group in _groups(claim, table, "full")]
+    printed, contradicted = _printed_state(claim, in_print)
     return ClaimResult(claim.id, claim.where, claim.says, state, reason, str(claim.rows), rows, printed, contradicted)
 
 
@@ -86,8 +80,10 @@ class _Group:
     places: tuple[Place, ...]
 
 
-def _groups(claim: Claim, table: Table, places: Sequence[dict[str, Value]]) -> list[_Group]:
-    """The rows that the claim is about and that have its columns."""
+def _groups(claim: Claim, table: Table, form: Form) -> list[_Group]:
+    """The form's rows that the claim is about and that have its columns."""
+    rows = [slot.conditions for slot in slots(table, "full" if form == "partial" else form)]
+    places = {repr(row): row for row in rows}.values()
     columns = [table.columns[name] for name in (*claim.a, *claim.b)]
     wanted = [(claim.only, ""), *((column.where, column.key) for column in columns)]
     meant = [p for p in places if all(fits(_of_row(where, p), p, key) for where, key in wanted)]
@@ -199,9 +195,7 @@ def _less(a: float, b: float) -> float:
     return 0.0 if a == b else a - b
 
 
-def _sooner(
-    claim: Claim, numbers: Numbers, place: Place, a: str, b: str, higher_is_better: bool
-) -> tuple[float, ...]:
+def _sooner(claim: Claim, numbers: Numbers, place: Place, a: str, b: str, higher_is_better: bool) -> tuple[float, ...]:
     """How much earlier a reaches the target than b, of every draw; never is infinitely late."""
     assert claim.curve is not None and claim.target is not None
     draws = [draw for where, column, draw, _ in numbers.curves if (where, column) == (place, a)]
@@ -284,10 +278,8 @@ def _row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> 
         states.append("yes" if "yes" in single else "no" if all(one == "no" for one in single) else "open")
     state: RowState = "no" if "no" in states else "yes" if states and all(s == "yes" for s in states) else "open"
     worst = min((max(test.alternatives, key=_order) for test in tests), key=_order, default=())
-    known = [_any(test.printed) for test in tests]
-    printed = None if not known or None in known else all(known)
     estimate = _middle(worst) if worst else None
-    return ClaimRow(group.conditions, state, estimate, len(worst), sum(d > 0 for d in worst), printed)
+    return ClaimRow(group.conditions, state, estimate, len(worst), sum(d > 0 for d in worst), _in_print(tests))
 
 
 def _middle(differences: Sequence[float]) -> float:
@@ -302,6 +294,12 @@ def _order(differences: Sequence[float]) -> tuple[int, float]:
         return 0, 0.0
     middle = _middle(differences)
     return (1, 0.0) if math.isnan(middle) else (2, middle)
+
+
+def _in_print(tests: Sequence[_Test]) -> bool | None:
+    """Whether the paper's own numbers fit; None where it does not print them all."""
+    known = [_any(test.printed) for test in tests]
+    return None if not known or None in known else all(known)
 
 
 def _any(printed: Sequence[float | None]) -> bool | None:
@@ -320,7 +318,10 @@ def _state(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[ClaimState, str]:
     absent = sum(row.n == 0 for row in rows)
     single = sum(row.n == 1 for row in rows)
     if absent or single:
-        why = [f"{absent} of {len(rows)} rows without runs" if absent else "", f"{single} with one seed" if single else ""]
+        why = [
+            f"{absent} of {len(rows)} rows without runs" if absent else "",
+            f"{single} with one seed" if single else "",
+        ]
         return "open", ", ".join(filter(None, why)) + _signs(rows)
     if counts["yes"] >= needed:
         return "held", shown
@@ -332,9 +333,9 @@ def _signs(rows: Sequence[ClaimRow]) -> str:
     return f"; {sum(row.in_favour for row in rows)} of {pairs} pairs in favour" if pairs else ""
 
 
-def _in_print(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[str, bool]:
-    """The claim on the paper's own numbers."""
-    known = [row.printed for row in rows if row.printed is not None]
+def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool]:
+    """The claim on the paper's own numbers, all of them whatever the form."""
+    known = [fitting for fitting in rows if fitting is not None]
     if not known:
         return "", False
     return f"{sum(known)} of {len(known)} rows", sum(known) < min(_needed(claim, len(known)), len(known))

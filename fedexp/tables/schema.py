@@ -145,8 +145,8 @@ class Target:
     """What a curve must reach.
 
     Args:
-        share: of the final value named by `of`: the ``lower_final`` of the two curves' or one's own, ``a_final``, ``b_final``. Where
-            lower is better, the worse one of the two counts, too, and is divided by the share.
+        share: of the final value named by `of`: the ``lower_final`` of the two curves' or one's own, ``a_final``, ``b_final``.
+            Where lower is better, the worse one of the two counts, too, and is divided by the share.
         value: instead of both, in the table's unit.
     """
 

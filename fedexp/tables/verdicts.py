@@ -32,8 +32,8 @@ class Judgement:
 class Difference:
     """Ours less the paper's, and how well n runs know it.
 
-    The paper's number is a draw, too: the mean of `paper_runs` runs that spread as ours do or, where it prints a deviation, as that
-    says (Welch's test).
+    The paper's number is a draw, too: the mean of `paper_runs` runs that spread as ours do or, where it prints a deviation, as
+    that says (Welch's test).
 
     Args:
         d: difference of the means; s: sample standard deviation of our n runs.
@@ -103,7 +103,9 @@ def judge(
         return Judgement(side, reason, interval, deterministic=not s)
     near = abs(found.d) <= tolerance
     settles = _settles(found, tolerance, near)
-    reason = f"{'near' if near else 'far'}: the difference is {found.d:+.3g}, 95 % interval {_shown(interval)}; {settles}"
+    reason = (
+        f"{'near' if near else 'far'}: the difference is {found.d:+.3g}, 95 % interval {_shown(interval)}; {settles}"
+    )
     return Judgement("inconclusive", reason, interval, near, settles, not s)
 
 
