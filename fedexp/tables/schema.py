@@ -88,7 +88,8 @@ class Column:
 
     @property
     def method(self) -> Method:
-        return Method(self.key, self.label, self.tolerance and self.tolerance.within, self.role, self.oracle)
+        within = None if self.tolerance is None else self.tolerance.within
+        return Method(self.key, self.label, within, self.role, self.oracle)
 
 
 @dataclass(frozen=True)
