@@ -179,7 +179,8 @@ SOONER = {"test": "sooner", "curve": "acc", "target": {"share": 0.9}}
     ({"share": 0.5}, FAST, SLOW, "held", 5.0), ({"share": 0.9}, SLOW, SLOW, "refuted", 0.0),
     ({"value": 60}, FAST, NEVER, "held", math.inf), ({"value": 60}, NEVER, SLOW, "refuted", -math.inf),
     ({"value": 60}, NEVER, NEVER, "refuted", 0.0), ({"share": 1.0, "of": "a_final"}, FAST, SLOW, "held", math.inf),
-    ({"share": 1.0, "of": "b_final"}, FAST, SLOW, "held", 15.0), ({"share": 1.0, "of": "b_final"}, NEVER, SLOW, "refuted", -math.inf),
+    ({"share": 1.0, "of": "b_final"}, FAST, SLOW, "held", 15.0),
+    ({"share": 1.0, "of": "b_final"}, NEVER, SLOW, "refuted", -math.inf),
     ({"share": 0.9}, [(0.0, 1.0), (1.0, math.nan)], SLOW, "open", None),
 ])  # fmt: skip
 def test_sooner_is_of_where_the_target_is_first_reached(
