@@ -206,5 +206,5 @@ def _truncated(K: Tensor, rank: int | None) -> Tensor:
 
 
 def full_size(d: int, rank: int | None) -> int:
-    """Numbers that a client sends for a layer of d inputs, as Table 6 counts them: d times the components kept."""
+    """A layer of d inputs as Table 6 counts it, d times the components kept; factors of fewer columns are what is sent."""
     return d * min(d, rank or d)

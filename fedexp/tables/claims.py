@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import t
+from scipy.stats import binom, t
 
+from fedexp.tables.cells import slots
 from fedexp.tables.report.report import Cell, ClaimResult, ClaimRow, ClaimState, Form, RowState, Value
 from fedexp.tables.schema import Claim, Table, Target, Where, fits
 from fedexp.tables.verdicts import LEVEL
@@ -23,7 +24,7 @@ class Numbers:
     """What is compared: each column's runs by draw, and the paper's number, row by row.
 
     Args:
-        ours: by row and column, a number for every draw; printed: by row and column.
+        ours: by row and column, a number for every draw; printed: by row and column, of all forms.
         curves: of claims that need them.
     """
 
@@ -33,38 +34,38 @@ class Numbers:
 
     @classmethod
     def of(cls, table: Table, cells: Iterable[Cell], curves: Curves) -> Numbers:
-        ours, printed = {}, {}
-        for cell in cells:
-            key = tuple(cell.conditions[name] for name in table.keys), cell.method
-            ours[key] = dict(zip(cell.draws, cell.values, strict=True))
-            if cell.paper is not None:
-                printed[key] = cell.paper
+        ours = {
+            (_place(table, cell.conditions), cell.method): dict(zip(cell.draws, cell.values, strict=True))
+            for cell in cells
+        }
+        known = [row for row in table.reference if row.get("value") is not None]
+        printed = {(_place(table, row), str(row["method"])): float(row["value"]) for row in known}
         return cls(ours, printed, curves)
 
 
 def judged(
-    table: Table, form: Form, places: Sequence[dict[str, Value]], cells: Sequence[Cell], curves: Curves
+    table: Table, form: Form, cells: Sequence[Cell], curves: Curves, objection: str = ""
 ) -> tuple[ClaimResult, ...]:
-    """Every claim of the table.
+    """Every claim of the table. One about a row of the form without runs stays open.
 
     Args:
-        places: conditions of all rows of the full form; a claim about one that has no runs stays open.
+        objection: why the runs decide nothing, empty where they do.
     """
-    numbers = Numbers.of(table, cells, curves)
-    return tuple(_judged(claim, table, form, places, numbers) for claim in table.claims)
-
-
-def _judged(
-    claim: Claim, table: Table, form: Form, places: Sequence[dict[str, Value]], numbers: Numbers
-) -> ClaimResult:
-    groups = _groups(claim, table, places)
-    tests = [_tests(claim, table, group, numbers) for group in groups]
-    no_level = LEVEL / (len(groups) if claim.rows == "all" else 1)
-    rows = tuple(_row(claim, group, test, no_level) for group, test in zip(groups, tests, strict=True))
-    state, reason = _state(claim, rows)
     if form in ("reduced", "smoke"):
-        state, reason = "open", f"the {form} form decides nothing"
-    printed, contradicted = _in_print(claim, rows)
+        objection = f"the {form} form decides nothing"
+    numbers = Numbers.of(table, cells, curves)
+    return tuple(_judged(claim, table, form, numbers, objection) for claim in table.claims)
+
+
+def _judged(claim: Claim, table: Table, form: Form, numbers: Numbers, objection: str) -> ClaimResult:
+    groups = _groups(claim, table, form)
+    levels = _levels(claim, len(groups))
+    rows = tuple(_row(group, _tests(claim, table, group, numbers), levels) for group in groups)
+    state, reason = _state(claim, rows)
+    if objection:
+        state, reason = "open", objection + _signs(rows)
+    in_print = [_in_print(_tests(claim, table, group, numbers)) for group in _groups(claim, table, "full")]
+    printed, contradicted = _printed_state(claim, in_print)
     return ClaimResult(claim.id, claim.where, claim.says, state, reason, str(claim.rows), rows, printed, contradicted)
 
 
@@ -73,28 +74,30 @@ def _judged(
 
 @dataclass(frozen=True)
 class _Group:
-    """A row, or for a trend the rows that differ in `along` alone, in that order."""
+    """A row, or for a trend the rows that differ in `along` alone, in its order."""
 
     conditions: dict[str, Value]
     places: tuple[Place, ...]
 
 
-def _groups(claim: Claim, table: Table, places: Sequence[dict[str, Value]]) -> list[_Group]:
-    """The rows that the claim is about and that have its columns."""
+def _groups(claim: Claim, table: Table, form: Form) -> list[_Group]:
+    """The form's rows that the claim is about and that have its columns."""
+    rows = [slot.conditions for slot in slots(table, "full" if form == "partial" else form)]
+    places = {repr(row): row for row in rows}.values()
     columns = [table.columns[name] for name in (*claim.a, *claim.b)]
     wanted = [(claim.only, ""), *((column.where, column.key) for column in columns)]
     meant = [p for p in places if all(fits(_of_row(where, p), p, key) for where, key in wanted)]
-    if claim.along is None:
+    along = claim.keys_along
+    if not along:
         return [_Group(place, (_place(table, place),)) for place in meant]
     grouped: dict[str, list[dict[str, Value]]] = {}
     for place in meant:
-        others = {key: value for key, value in place.items() if key != claim.along}
+        others = {key: value for key, value in place.items() if key not in along}
         grouped.setdefault(repr(others), []).append(place)
-    along = claim.along
     return [
         _Group(
-            {key: value for key, value in group[0].items() if key != along},
-            tuple(_place(table, place) for place in sorted(group, key=lambda place: _along(place[along]))),
+            {key: value for key, value in group[0].items() if key not in along},
+            tuple(_place(table, place) for place in sorted(group, key=lambda place: _along(place[along[0]]))),
         )
         for group in grouped.values()
         if len(group) > 1
@@ -192,9 +195,7 @@ def _less(a: float, b: float) -> float:
     return 0.0 if a == b else a - b
 
 
-def _sooner(
-    claim: Claim, numbers: Numbers, place: Place, a: str, b: str, higher_is_better: bool
-) -> tuple[float, ...]:
+def _sooner(claim: Claim, numbers: Numbers, place: Place, a: str, b: str, higher_is_better: bool) -> tuple[float, ...]:
     """How much earlier a reaches the target than b, of every draw; never is infinitely late."""
     assert claim.curve is not None and claim.target is not None
     draws = [draw for where, column, draw, _ in numbers.curves if (where, column) == (place, a)]
@@ -202,41 +203,64 @@ def _sooner(
     for draw in dict.fromkeys(draws):
         first, second = (numbers.curves.get((place, column, draw, claim.curve)) for column in (a, b))
         if first and second:
-            target = _target(claim.target, first[-1][1], second[-1][1])
+            target = _target(claim.target, first[-1][1], second[-1][1], higher_is_better)
             found.append(_less(*(_reached(curve, target, higher_is_better) for curve in (second, first))))
     return tuple(found)
 
 
-def _target(target: Target, a: float, b: float) -> float:
+def _target(target: Target, a: float, b: float, higher_is_better: bool) -> float:
     if target.value is not None:
         return target.value
     assert target.share is not None
-    return target.share * {"lower_final": min(a, b), "a_final": a, "b_final": b}[target.of]
+    worse = min if higher_is_better else max
+    final = {"lower_final": worse(a, b), "a_final": a, "b_final": b}[target.of]
+    return math.nan if math.isnan(a + b) else final * target.share if higher_is_better else final / target.share
 
 
 def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
-    """Where the curve first has the target."""
+    """Where the curve first has the target; NaN where the target is none, as of a run that diverged."""
+    if math.isnan(target):
+        return math.nan
     return next((x for x, y in curve if (y >= target if higher_is_better else y <= target)), math.inf)
 
 
 # --- decisions
 
 
+def _levels(claim: Claim, rows: int) -> tuple[float, float]:
+    """Of a row's yes and of its no: the level, divided by the number of rows that could be the one that decides wrongly.
+
+    Of `needed` rows, any of rows - needed + 1 could make up the number, and any of `needed` could break it (Bonferroni); so
+    "all" is refuted at a level divided by its rows, and "in one row" is held at such a one. "most" is a count of rows, each
+    at its own level.
+    """
+    needed = _needed(claim, rows)
+    if claim.rows == "most" or not 0 < needed <= rows:
+        return LEVEL, LEVEL
+    return LEVEL / (rows - needed + 1), LEVEL / needed
+
+
+def _needed(claim: Claim, rows: int) -> int:
+    if isinstance(claim.rows, int):
+        return claim.rows
+    return rows if claim.rows == "all" else rows // 2 + 1
+
+
 def decide(differences: Sequence[float], yes_level: float = LEVEL, no_level: float = LEVEL) -> RowState:
     """Is the mean of paired differences above 0? Yes or no by one-sided bounds, Student's; else open.
 
     Where a difference is infinite, signs are counted (sign test). A single one decides nothing; equal ones decide by their
-    value, and 0 is not above.
+    value, and 0 is not above. NaN (a run that diverged) decides nothing.
     """
     n = len(differences)
     if n < 2 or any(map(math.isnan, differences)):
         return "open"
     if any(map(math.isinf, differences)):
-        chance = 0.5**n
-        if all(d > 0 for d in differences) and chance <= yes_level:
+        above = sum(d > 0 for d in differences)
+        if float(binom.sf(above - 1, n, 0.5)) <= yes_level:
             return "yes"
-        return "no" if all(d <= 0 for d in differences) and chance <= no_level else "open"
-    mean = statistics.fmean(differences)
+        return "no" if float(binom.cdf(above, n, 0.5)) <= no_level else "open"
+    mean = statistics.mean(differences)
     if len(set(differences)) == 1:
         return "yes" if mean > 0 else "no"
     se = statistics.stdev(differences) / math.sqrt(n)
@@ -245,23 +269,37 @@ def decide(differences: Sequence[float], yes_level: float = LEVEL, no_level: flo
     return "no" if mean + float(t.ppf(1 - no_level, n - 1)) * se <= 0 else "open"
 
 
-def _row(claim: Claim, group: _Group, tests: Sequence[_Test], no_level: float) -> ClaimRow:
+def _row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> ClaimRow:
     """All of `tests` must hold; of the alternatives in each, one. Levels are divided among those that could decide alone."""
+    yes_level, no_level = levels
     states: list[RowState] = []
     for test in tests:
-        single = [decide(d, LEVEL / len(test.alternatives), no_level / len(tests)) for d in test.alternatives]
+        single = [decide(d, yes_level / len(test.alternatives), no_level / len(tests)) for d in test.alternatives]
         states.append("yes" if "yes" in single else "no" if all(one == "no" for one in single) else "open")
     state: RowState = "no" if "no" in states else "yes" if states and all(s == "yes" for s in states) else "open"
-    worst = min((max(test.alternatives, key=_mean) for test in tests), key=_mean, default=())
+    worst = min((max(test.alternatives, key=_order) for test in tests), key=_order, default=())
+    estimate = _middle(worst) if worst else None
+    return ClaimRow(group.conditions, state, estimate, len(worst), sum(d > 0 for d in worst), _in_print(tests))
+
+
+def _middle(differences: Sequence[float]) -> float:
+    """The mean; of infinite ones, which may have none, the lower median."""
+    endless = any(map(math.isinf, differences)) and not any(map(math.isnan, differences))
+    return statistics.median_low(differences) if endless else statistics.mean(differences)
+
+
+def _order(differences: Sequence[float]) -> tuple[int, float]:
+    """From bad to good; what has no pairs is worst, then NaN."""
+    if not differences:
+        return 0, 0.0
+    middle = _middle(differences)
+    return (1, 0.0) if math.isnan(middle) else (2, middle)
+
+
+def _in_print(tests: Sequence[_Test]) -> bool | None:
+    """Whether the paper's own numbers fit; None where it does not print them all."""
     known = [_any(test.printed) for test in tests]
-    printed = None if not known or None in known else all(known)
-    estimate = statistics.fmean(worst) if worst else None
-    return ClaimRow(group.conditions, state, estimate, len(worst), sum(d > 0 for d in worst), printed)
-
-
-def _mean(differences: Sequence[float]) -> float:
-    """For an order: what has no pairs stands last."""
-    return statistics.fmean(differences) if differences else -math.inf
+    return None if not known or None in known else all(known)
 
 
 def _any(printed: Sequence[float | None]) -> bool | None:
@@ -273,28 +311,31 @@ def _state(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[ClaimState, str]:
     counts = {state: sum(row.state == state for row in rows) for state in ("yes", "no", "open")}
     shown = f"{counts['yes']} of {len(rows)} rows yes, {counts['no']} no, {counts['open']} open"
     if not rows:
-        return "open", "no row has all of its columns"
+        return "open", "it is about no row of this form"
+    needed = _needed(claim, len(rows))
+    if needed > len(rows):
+        return "open", f"it needs {needed} rows, and there are {len(rows)}"
     absent = sum(row.n == 0 for row in rows)
     single = sum(row.n == 1 for row in rows)
     if absent or single:
-        pairs = sum(row.n for row in rows)
-        signs = f"{sum(row.in_favour for row in rows)} of {pairs} pairs in favour"
-        why = [f"{absent} of {len(rows)} rows without runs" if absent else "", f"{single} with one seed" if single else ""]
-        return "open", f"{', '.join(filter(None, why))}; {signs}"
-    needed = {"all": len(rows), "most": len(rows) // 2 + 1}.get(str(claim.rows), claim.rows)
-    assert isinstance(needed, int)
+        why = [
+            f"{absent} of {len(rows)} rows without runs" if absent else "",
+            f"{single} with one seed" if single else "",
+        ]
+        return "open", ", ".join(filter(None, why)) + _signs(rows)
     if counts["yes"] >= needed:
         return "held", shown
-    if claim.rows == "all":
-        return ("refuted" if counts["no"] else "open"), shown
     return ("refuted" if counts["no"] > len(rows) - needed else "open"), shown
 
 
-def _in_print(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[str, bool]:
-    """The claim on the paper's own numbers."""
-    known = [row.printed for row in rows if row.printed is not None]
+def _signs(rows: Sequence[ClaimRow]) -> str:
+    pairs = sum(row.n for row in rows)
+    return f"; {sum(row.in_favour for row in rows)} of {pairs} pairs in favour" if pairs else ""
+
+
+def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool]:
+    """The claim on the paper's own numbers, all of them whatever the form."""
+    known = [fitting for fitting in rows if fitting is not None]
     if not known:
         return "", False
-    needed = {"all": len(known), "most": len(known) // 2 + 1}.get(str(claim.rows), claim.rows)
-    assert isinstance(needed, int)
-    return f"{sum(known)} of {len(known)} rows", sum(known) < min(needed, len(known))
+    return f"{sum(known)} of {len(known)} rows", sum(known) < min(_needed(claim, len(known)), len(known))

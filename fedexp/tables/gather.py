@@ -10,7 +10,7 @@ from typing import Any
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import NON_SCIENTIFIC
-from fedexp.tables.cells import Slot, declared_seeds, key_of, slots
+from fedexp.tables.cells import Slot, declared_seeds, key_of
 from fedexp.tables.claims import judged
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.lookup import CellRun
@@ -32,8 +32,7 @@ def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
     done = [run for slot in cells for run in record.of(table, slot) if run.done]
     present = {cell.method for cell in made}
     form: Form = "partial" if record.form == "full" and is_part(table, cells, record) else record.form
-    rows = [slot.conditions for slot in slots(table, "full")] if table.claims else []
-    places = list({repr(row): row for row in rows}.values())
+    objections = [_objection(record.of(table, slot), "", blamed) for slot in cells]
     return Report(
         name=table.name,
         paper=table.paper,
@@ -46,13 +45,13 @@ def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
         keys=table.keys,
         methods=tuple(column.method for column in table.methods if column.key in present),
         cells=tuple(made),
-        agreement=tuple(_agreement(made, table.tie)),
-        tolerance=table.tolerance and table.tolerance.within,
+        agreement=tuple(_agreement([c for c in made if table.columns[c.method].reads is None], table.tie)),
+        tolerance=None if table.tolerance is None else table.tolerance.within,
         assumptions=tuple(_assumptions(table, present)),
         warnings=tuple(_warnings(table, form, cells, made, record, blamed)),
         facts=tuple(_facts(cells, done)),
         command=record.command,
-        claims=judged(table, record.form, places, made, record.curves),
+        claims=judged(table, record.form, made, record.curves, next(filter(None, objections), "")),
         summaries=tuple(_summaries(table, made)),
         left_out=tuple(_left_out(table, made)),
     )

@@ -177,7 +177,9 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
         data=str(result["partition"]["data_sha256"]),
         split=str(result["partition"]["sha256"]),
         seconds=float(result["seconds"]["total"]),
-        **{name: str(about.get(name) or "") for name in ("gpu", "processor", "platform")},
+        gpu=str(about.get("gpu") or ""),
+        processor=str(about.get("processor") or ""),
+        platform=str(about.get("platform") or ""),
         torch=str(about["packages"]["torch"]),
     )
 
@@ -199,12 +201,17 @@ def _curve(run: CellRun, name: str, axis: str) -> Curve:
 def write(table: Table, record: Record, folder: Path) -> None:
     """``runs.csv``, ``curves.csv`` (where claims need curves), ``configs.json``, ``record.json`` in `folder`."""
     names = [f.name for f in fields(RunRecord) if f.name != "conditions"]
-    head = ["table", *table.keys, *names, "unit"]
+    head = ["table", *table.keys, *(_heading(table, name) for name in names), "unit"]
     rows = []
     for run in record.runs.values():
         values = asdict(run)
         rows.append(
-            [table.name, *map(json.dumps, run.conditions.values()), *(_text(values[name]) for name in names), table.unit]
+            [
+                table.name,
+                *map(json.dumps, run.conditions.values()),
+                *(_text(values[name]) for name in names),
+                table.unit,
+            ]
         )
     write_text(folder / RUNS, _csv(head, rows))
     lines = [
@@ -230,6 +237,11 @@ def write(table: Table, record: Record, folder: Path) -> None:
     write_json(folder / ABOUT, {"table": table.name, **asked})
 
 
+def _heading(table: Table, name: str) -> str:
+    """Of a run's own column, which a condition may be called as (dataset)."""
+    return f"run.{name}" if name in table.keys else name
+
+
 def read(table: Table, folder: Path) -> Record:
     """What `write` wrote; raises `ConfigError` where it is absent, or of another table."""
     about = read_json(folder / ABOUT)
@@ -245,13 +257,17 @@ def read(table: Table, folder: Path) -> Record:
     runs: dict[tuple[Place, str, str], RunRecord] = {}
     for row in _rows(folder / RUNS):
         conditions = {key: json.loads(row[key]) for key in table.keys}
-        values = {name: _value(row[name], str(kind)) for name, kind in kinds.items() if name != "conditions"}
+        values = {
+            name: _value(row[_heading(table, name)], str(kind)) for name, kind in kinds.items() if name != "conditions"
+        }
         run = RunRecord(conditions, **values)
         runs[tuple(conditions.values()), run.method, run.draw] = run
     curves: dict[tuple[Place, str, str, str], list[tuple[float, float]]] = {}
     for row in _rows(folder / CURVES) if (folder / CURVES).is_file() else ():
         place = tuple(json.loads(row[key]) for key in table.keys)
-        curves.setdefault((place, row["method"], row["draw"], row["curve"]), []).append((float(row["x"]), float(row["y"])))
+        curves.setdefault((place, row["method"], row["draw"], row["curve"]), []).append(
+            (float(row["x"]), float(row["y"]))
+        )
     stored = read_json(folder / CONFIGS) or {"of all": {}, "of each": {}}
     configs = {name: {**stored["of all"], **own} for name, own in stored["of each"].items()}
     return Record(**about, runs=runs, curves=curves, configs=configs)
@@ -296,7 +312,9 @@ def _text(value: Any) -> str:
 def _value(text: str, kind: str) -> Any:
     if kind.startswith("float"):
         return float(text) if text else None
-    return {"int": int, "bool": lambda t: t == "True"}.get(kind, str)(text)
+    if kind == "bool":
+        return text == "True"
+    return int(text) if kind == "int" else text
 
 
 def _flat(node: Any, prefix: str = "") -> dict[str, Any]:

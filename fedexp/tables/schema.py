@@ -88,7 +88,8 @@ class Column:
 
     @property
     def method(self) -> Method:
-        return Method(self.key, self.label, self.tolerance and self.tolerance.within, self.role, self.oracle)
+        within = None if self.tolerance is None else self.tolerance.within
+        return Method(self.key, self.label, within, self.role, self.oracle)
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class Target:
 
     Args:
         share: of the final value named by `of`: the ``lower_final`` of the two curves' or one's own, ``a_final``, ``b_final``.
+            Where lower is better, the worse one of the two counts, too, and is divided by the share.
         value: instead of both, in the table's unit.
     """
 
@@ -169,6 +171,8 @@ class Claim:
         a, b: columns, all of which are meant, or one at least of those in `any_of`.
         rows: how many rows (for a trend: groups of rows that differ in `along` alone) must fit.
         only: rows that the claim is about.
+        along: a condition, or several that change together, of which the first has the order: numbers ascend, words stay in the
+            table's. slack: how far a step may go the other way; negative: how far it must go.
         curve: of ``sooner``, a series of the traced iterations or a metric of the rounds; axis: which of the two.
     """
 
@@ -181,7 +185,7 @@ class Claim:
     any_of: Literal["a", "b"] | None = None
     by: float = 0.0
     x: float | None = None
-    along: str | None = None
+    along: str | tuple[str, ...] | None = None
     direction: Literal["up", "down"] = "up"
     slack: float = 0.0
     rows: Literal["all", "most"] | int = "all"
@@ -197,7 +201,14 @@ class Claim:
         require((self.test == "trend") == (self.along is not None), f"claim {self.id}: along goes with test=trend")
         curve = self.curve is not None and self.target is not None
         require((self.test == "sooner") == curve, f"claim {self.id}: curve and target go with test=sooner")
+        alternatives = self.any_of is None or self.test in ("above", "sooner")
+        require(alternatives, f"claim {self.id}: any_of goes with test=above and sooner")
+        require(self.x is None or self.x > 0, f"claim {self.id}: x must be positive")
         require(not isinstance(self.rows, int) or self.rows > 0, f"claim {self.id}: rows must be positive")
+
+    @property
+    def keys_along(self) -> tuple[str, ...]:
+        return (self.along,) if isinstance(self.along, str) else self.along or ()
 
 
 @dataclass(frozen=True)
@@ -272,7 +283,6 @@ class Table:
             *((f"methods.{column.key}.where", column.where) for column in self.methods),
             *((f"rules[{number}].where", rule.where) for number, rule in enumerate(self.rules)),
             *((f"given.{key}", where) for key, where in self.given.items()),
-            *((f"methods.{c.key}.equals.where", c.equals.where) for c in self.methods if c.equals is not None),
         ]:
             for key in clause:
                 _known(key, places, where)
@@ -286,13 +296,15 @@ class Table:
             for other in (column.reads, column.equals and column.equals.column):
                 if other is not None:
                     _known(other, self.columns, f"methods.{column.key}")
+            for key in column.equals.where if column.equals is not None else ():
+                _known(key, self.keys, f"methods.{column.key}.equals.where")
         for claim in self.claims:
             for name in (*claim.a, *claim.b):
                 _known(name, self.columns, f"claims.{claim.id}")
             for key in claim.only:
                 _known(key, self.keys, f"claims.{claim.id}.only")
-            if claim.along is not None:
-                _known(claim.along, self.keys, f"claims.{claim.id}.along")
+            for key in claim.keys_along:
+                _known(key, self.keys, f"claims.{claim.id}.along")
         for row in self.reference:
             _known(row.get("method"), self.columns, "reference")
             for key in row:

@@ -38,9 +38,11 @@ TINY: dict[str, Any] = {
     ],
     "seeds": [0, 1],
     "headline": {"value": "headline.value", "scale": 100},
-    "tolerance": 5,
+    "tolerance": {"within": 5, "why": "the splits are not the paper's"},
     "reference": [{"clients": 2, "start": "diff", "method": "local", "value": 24.5, "sd": 1}],
 }
+
+CLAIM: dict[str, Any] = {"id": "c", "where": "text", "says": "s", "test": "above", "a": ["ensemble"], "b": ["local"]}
 
 
 def table(tmp_path: Path, **changes: Any) -> Table:
@@ -60,9 +62,31 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"seeds": []}, ["seeds"]),
     ({"seeds": [1, 1]}, ["seeds"]),
     ({"smoke": {"what": "w", "seeds": [0, 0]}}, ["seeds", "smoke"]),
-    ({"tolerance": -5}, ["tolerance must not be negative"]),
+    ({"tolerance": {"within": -5, "why": "w"}}, ["tolerance.within must not be negative"]),
+    ({"tolerance": {"within": 5}}, ["tolerance.why"]),
+    ({"paper_runs": 0}, ["paper_runs must be positive"]),
+    ({"methods": [TINY["methods"][0] | {"role": "propsed"}]}, ["'propsed'", "did you mean 'proposed'?"]),
+    ({"methods": [TINY["methods"][0], TINY["methods"][1] | {"reads": "local"}]}, ["role 'ours'"]),
+    ({"methods": [TINY["methods"][0], TINY["methods"][1] | {"reads": "locl", "role": "ours"}]}, ["did you mean 'local'?"]),
+    ({"methods": [TINY["methods"][0], TINY["methods"][1] | {"equals": {"column": "locl"}}]}, ["did you mean 'local'?"]),
+    ({"methods": [TINY["methods"][0], TINY["methods"][1] | {"equals": {"column": "local", "where": {"beta": 1}}}]},
+     ["unknown key 'beta'", "equals.where"]),
+    ({"claims": [CLAIM | {"a": ["locl"]}]}, ["'locl'", "did you mean 'local'?", "claims.c"]),
+    ({"claims": [CLAIM | {"only": {"beta": 0.5}}]}, ["unknown key 'beta'", "claims.c.only"]),
+    ({"claims": [CLAIM, CLAIM]}, ["ids must differ"]),
+    ({"claims": [CLAIM | {"a": []}]}, ["a names no column"]),
+    ({"claims": [CLAIM | {"b": []}]}, ["b goes with every test but trend"]),
+    ({"claims": [CLAIM | {"x": 1}]}, ["x goes with test=within"]),
+    ({"claims": [CLAIM | {"test": "within", "x": 0}]}, ["x must be positive"]),
+    ({"claims": [CLAIM | {"test": "within", "x": 1, "any_of": "a"}]}, ["any_of goes with test=above and sooner"]),
+    ({"claims": [CLAIM | {"test": "trend", "b": []}]}, ["along goes with test=trend"]),
+    ({"claims": [CLAIM | {"test": "trend", "b": [], "along": ["clients", "strt"]}]}, ["did you mean 'start'?", "along"]),
+    ({"claims": [CLAIM | {"test": "sooner"}]}, ["curve and target go with test=sooner"]),
+    ({"claims": [CLAIM | {"test": "sooner", "curve": "x", "target": {}}]}, ["give a share or a value"]),
+    ({"claims": [CLAIM | {"rows": 0}]}, ["rows must be positive"]),
+    ({"claims": [CLAIM | {"tests": "above"}]}, ["did you mean 'test'?"]),
     ({"given": {"model.pretrained": {"clientz": 2}}}, ["did you mean 'clients'?", "given.model.pretrained"]),
-    ({"tolerance": "five"}, ["'tolerance'", "a number"]),
+    ({"tolerance": {"within": "five", "why": "w"}}, ["'tolerance.within'", "a number"]),
     ({"reference": [{"clients": 2, "start": "diff", "method": "locl", "value": 1}]}, ["'locl'", "did you mean 'local'?"]),
     ({"smoke": {"what": "w", "grids": [{"clients": 2}]}}, ["smoke.grids[0]", "no value of"]),
     ({"smoke": {"overrides": []}}, ["smoke.what"]),
@@ -176,16 +200,42 @@ def test_jobs_that_share_clients_are_neighbours_and_each_runs_once(tmp_path: Pat
     assert shared[::2] == shared[1::2] and len(set(shared)) == 12
 
 
+def test_a_reading_of_ours_is_held_against_the_column_that_it_reads(tmp_path: Path) -> None:
+    plain = {"key": "plain", "label": "Plain", "overrides": ["method=local"], "role": "ours", "reads": "local"}
+    made = table(tmp_path, methods=[*TINY["methods"], plain])
+    assert made.printed({"clients": 2, "start": "diff"}, "plain") == (24.5, 1.0)
+    assert made.printed({"clients": 2, "start": "diff"}, "ensemble") == (None, None)
+
+
+def test_a_claim_may_go_along_one_condition_or_several(tmp_path: Path) -> None:
+    trend = CLAIM | {"test": "trend", "b": []}
+    for along, keys in (("clients", ("clients",)), (["clients", "start"], ("clients", "start"))):
+        (claim,) = table(tmp_path, claims=[trend | {"along": along}]).claims
+        assert claim.keys_along == keys
+    (claim,) = table(tmp_path, claims=[CLAIM]).claims
+    assert claim.keys_along == () and claim.rows == "all"
+
+
 def test_reference_is_looked_up_by_the_row(tmp_path: Path) -> None:
     made = table(tmp_path)
     assert made.printed({"clients": 2, "start": "diff"}, "local") == (24.5, 1.0)
     assert made.printed({"clients": 2, "start": "same"}, "local") == (None, None)
 
 
-@pytest.mark.parametrize(("one", "other"), [("table1", "table1_time"), ("table6", "table6_params")])
+@pytest.mark.parametrize(("one", "other"), [
+    ("table1", "table1_time"), ("table6", "table6_params"), ("fig8", "fig8_local"),
+])  # fmt: skip
 def test_two_readings_of_one_sweep_are_of_the_same_runs(one: str, other: str) -> None:
-    made = [{job.overrides for job in launch_order(slots(load_table(f"ma_echo/{name}")))} for name in (one, other)]
-    assert made[0] == made[1]
+    tables = [load_table(f"ma_echo/{name}") for name in (one, other)]
+    shared = tables[0].columns.keys() & tables[1].columns.keys()
+    made = [{job.overrides for slot in slots(t) if slot.method in shared for job in slot.jobs} for t in tables]
+    assert made[0] == made[1] and len(shared) == len(tables[1].columns)
+
+
+def test_the_logged_split_is_that_of_all_seeds() -> None:
+    cells = slots(load_table("ma_echo/log"), only={"method": ["fedavg"]})
+    configs = [compose(list(job.overrides)) for job in cells[0].jobs]
+    assert [(c["seed"], c["seed_data"]) for c in configs] == [(0, 1), (1, 1), (2, 1)]
 
 
 @pytest.mark.parametrize("name", list(table_names()))
@@ -201,7 +251,12 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
         rows = {tuple(cell.conditions.values()) for cell in slots(made)}
         printed = {tuple(row[key] for key in made.keys) for row in made.reference}
         assert printed == rows, "a printed row is not run, or the other way round"
-        assert len(slots(made)) == len(made.reference)
+        own = [column.key for column in made.methods if column.role == "ours"]
+        assert len([cell for cell in slots(made) if cell.method not in own]) == len(made.reference)
+        assert not any(row["method"] in own for row in made.reference)
+    assert any(column.role == "proposed" for column in made.methods)
+    about = {name for claim in made.claims for name in (*claim.a, *claim.b)}
+    assert name.startswith("demo/") or about, "a paper's table without a claim"
 
 
 @pytest.mark.parametrize("overrides", [

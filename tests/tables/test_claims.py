@@ -1,0 +1,318 @@
+"""Claims: each test by itself, rows, alternatives, levels, missing runs, the paper's own numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedexp.core.build import build
+from fedexp.tables.claims import Curve, decide, judged
+from fedexp.tables.report.report import Cell, ClaimResult, Form
+from fedexp.tables.schema import Table
+
+Runs = Mapping[tuple[int, str], Sequence[float]]  # by row and column: a number a seed
+
+FAR = [5.0, 5.1, 4.9]  # of seeds 0, 1, 2: far above 0
+NULL = [0.0, 0.0, 0.0]
+
+
+def result(
+    claim: dict[str, Any],
+    runs: Runs,
+    *,
+    form: Form = "full",
+    printed: Mapping[tuple[int, str], float] | None = None,
+    curves: Mapping[tuple[int, str], Sequence[Curve]] | None = None,
+    higher: bool = True,
+    objection: str = "",
+) -> ClaimResult:
+    """What comes of a claim about a table of rows `x` and columns a, b, c, d (rows 1 and 2 alone) and a reading of a."""
+    rows = sorted({row for row, _ in {**runs, **(curves or {}), **(printed or {})}})
+    node = {
+        "title": "t", "paper": "p", "source": "s", "metric": "m", "unit": "u", "higher_is_better": higher, "keys": ["x", "y"],
+        "methods": [
+            *({"key": name, "label": name, "overrides": []} for name in "abc"),
+            {"key": "d", "label": "d", "overrides": [], "where": {"x": [1, 2]}},
+            {"key": "ours", "label": "ours", "overrides": [], "role": "ours", "reads": "a"},
+        ],
+        "conditions": {"x": [], "y": []},
+        "grids": [{"x": row, "y": -row} for row in rows],
+        "seeds": [0], "smoke": {"what": "w"}, "reduced": {"what": "w"},
+        "reference": [{"x": x, "y": -x, "method": m, "value": v} for (x, m), v in (printed or {}).items()],
+        "claims": [{"id": "c", "where": "text", "says": "s", "test": "above", "a": ["a"], "b": ["b"]} | claim],
+    }  # fmt: skip
+    table = build(Table, node, "")
+    cells = [
+        Cell(
+            {"x": x, "y": -x},
+            m,
+            None,
+            None,
+            tuple(v),
+            tuple(range(len(v))),
+            "reproduced",
+            tuple(f"seed={i}" for i in range(len(v))),
+        )
+        for (x, m), v in runs.items()
+    ]
+    drawn = {((x, -x), m, f"seed={i}", "acc"): c for (x, m), own in (curves or {}).items() for i, c in enumerate(own)}
+    (found,) = judged(table, form, cells, drawn, objection)
+    return found
+
+
+def pairs(*rows: Sequence[float], base: float = 50.0) -> dict[tuple[int, str], list[float]]:
+    """Column a above b by these differences, row by row; the seeds differ much, as splits do."""
+    made: dict[tuple[int, str], list[float]] = {}
+    for x, differences in enumerate(rows, 1):
+        made[x, "b"] = [base + 10 * seed for seed in range(len(differences))]
+        made[x, "a"] = [b + d for b, d in zip(made[x, "b"], differences, strict=True)]
+    return made
+
+
+# --- a row
+
+
+def test_a_row_is_yes_or_no_by_students_one_sided_test() -> None:
+    numbers, found = np.random.default_rng(0), set()
+    for n in (2, 3, 5, 8):
+        for mean in (-6.0, -2.0, -0.7, 0.0, 0.7, 2.0, 6.0):
+            for level in (0.05, 0.01):
+                d = list(mean + numbers.standard_normal(n))
+                above = stats.ttest_1samp(d, 0.0, alternative="greater").pvalue < level
+                below = stats.ttest_1samp(d, 0.0, alternative="less").pvalue <= level
+                expected = "yes" if above else "no" if below else "open"
+                assert decide(d, level, level) == expected
+                assert (decide(d, level, 0.0) == "yes") == above and (decide(d, 0.0, level) == "no") == below
+                found.add(expected)
+    assert found == {"yes", "no", "open"}
+
+
+def test_infinite_differences_are_compared_by_sign() -> None:
+    for n in range(2, 12):
+        for above in range(n + 1):
+            d = [math.inf] * above + [-math.inf] * (n - above)
+            yes = stats.binomtest(above, n, 0.5, "greater").pvalue <= 0.05
+            no = stats.binomtest(above, n, 0.5, "less").pvalue <= 0.05
+            assert decide(d) == ("yes" if yes else "no" if no else "open")
+    assert decide([math.inf, 0.0, 0.0, 0.0, 0.0]) == "open" and decide([-math.inf, 0.0, 0.0, 0.0, 0.0]) == "no"
+
+
+@pytest.mark.parametrize(("differences", "state"), [
+    ([], "open"), ([9.0], "open"), ([9.0, math.nan], "open"),
+    ([2.0, 2.0], "yes"), ([0.0, 0.0], "no"), ([-2.0, -2.0], "no"),
+])  # fmt: skip
+def test_one_seed_decides_nothing_and_equal_ones_by_their_value(differences: list[float], state: str) -> None:
+    assert decide(differences) == state
+
+
+# --- tests
+
+
+@pytest.mark.parametrize(("claim", "differences", "state"), [
+    ({}, FAR, "held"), ({}, NULL, "refuted"), ({}, [-5.0, -5.1, -4.9], "refuted"), ({}, [5.0, -5.0, 1.0], "open"),
+    ({"by": 4}, FAR, "held"), ({"by": 6}, FAR, "refuted"), ({"by": -6}, [-5.0, -5.1, -4.9], "held"), ({"by": 5}, FAR, "open"),
+    ({"test": "within", "x": 6}, FAR, "held"), ({"test": "within", "x": 6}, [-5.0, -5.1, -4.9], "held"),
+    ({"test": "within", "x": 4}, FAR, "refuted"), ({"test": "within", "x": 4}, [-5.0, -5.1, -4.9], "refuted"),
+    ({"test": "within", "x": 5}, FAR, "open"), ({"test": "within", "x": 6}, [12.0, -12.0, 0.0], "open"),
+    ({"test": "within", "x": 1}, NULL, "held"),
+])  # fmt: skip
+def test_above_and_within_are_of_differences_paired_by_seed(
+    claim: dict[str, Any], differences: list[float], state: str
+) -> None:
+    found = result(claim, pairs(differences))
+    assert found.state == state and found.rows[0].n == 3
+    turned = {key: [-v for v in values] for key, values in pairs(differences).items()}
+    assert result(claim, turned, higher=False).state == state  # lower is better
+
+
+def test_within_holds_where_two_one_sided_tests_do() -> None:
+    for spread in (0.1, 0.6, 1.5):
+        d = [2.0 + spread, 2.0 - spread, 2.0, 2.0]
+        p = [stats.ttest_1samp(d, edge, alternative=side).pvalue for edge, side in ((-3, "greater"), (3, "less"))]
+        assert (result({"test": "within", "x": 3}, pairs(d)).state == "held") == (max(p) < 0.05)
+
+
+def test_pairs_are_of_common_seeds_alone() -> None:
+    runs = pairs(FAR)
+    runs[1, "b"] = runs[1, "b"][:2]
+    found = result({}, runs)
+    assert found.rows[0].n == 2 and found.rows[0].estimate == pytest.approx(5.05)
+
+
+@pytest.mark.parametrize(("claim", "values", "state"), [
+    ({}, [1, 5, 9], "held"), ({}, [1, 5, 3], "refuted"), ({"direction": "down"}, [9, 5, 1], "held"),
+    ({"direction": "down"}, [1, 5, 9], "refuted"), ({"slack": 3}, [1, 5, 3], "held"), ({"slack": 1}, [1, 5, 3], "refuted"),
+    ({"slack": -3}, [1, 5, 9], "held"), ({"slack": -5}, [1, 5, 9], "refuted"), ({}, [5, 5, 9], "open"),
+    ({"only": {"x": [1, 3]}}, [1, 5, 3], "held"),
+])  # fmt: skip
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_trend_is_of_every_step(claim: dict[str, Any], values: list[float], state: str, higher: bool) -> None:
+    """Along x; y goes with it."""
+    sign = 1 if higher else -1
+    noise = [0.0, 10.01, 19.98]  # of seeds, shared by the rows but for a little
+    runs = {(x, "a"): [sign * (v + e + 0.01 * x * i) for i, e in enumerate(noise)] for x, v in enumerate(values, 1)}
+    trend = {"test": "trend", "b": [], "along": ["x", "y"]} | claim
+    found = result(trend, dict(reversed(runs.items())), higher=higher)
+    assert (found.state, len(found.rows), found.rows[0].conditions) == (state, 1, {})
+
+
+def test_a_trend_without_a_second_row_says_nothing() -> None:
+    found = result({"test": "trend", "b": [], "along": "x"}, pairs(FAR, FAR))  # y differs, too
+    assert (found.state, found.rows) == ("open", ())
+
+
+SLOW, FAST, NEVER = (
+    [(0.0, 0.0), (10.0, 50.0), (20.0, 90.0)],
+    [(0.0, 0.0), (5.0, 90.0), (9.0, 91.0)],
+    [(0.0, 0.0), (20.0, 10.0)],
+)
+SOONER = {"test": "sooner", "curve": "acc", "target": {"share": 0.9}}
+
+
+@pytest.mark.parametrize(("target", "a", "b", "state", "estimate"), [
+    ({"share": 0.9}, FAST, SLOW, "held", 15.0), ({"share": 0.9}, SLOW, FAST, "refuted", -15.0),
+    ({"share": 0.5}, FAST, SLOW, "held", 5.0), ({"share": 0.9}, SLOW, SLOW, "refuted", 0.0),
+    ({"value": 60}, FAST, NEVER, "held", math.inf), ({"value": 60}, NEVER, SLOW, "refuted", -math.inf),
+    ({"value": 60}, NEVER, NEVER, "refuted", 0.0), ({"share": 1.0, "of": "a_final"}, FAST, SLOW, "held", math.inf),
+    ({"share": 1.0, "of": "b_final"}, FAST, SLOW, "held", 15.0),
+    ({"share": 1.0, "of": "b_final"}, NEVER, SLOW, "refuted", -math.inf),
+    ({"share": 0.9}, [(0.0, 1.0), (1.0, math.nan)], SLOW, "open", None),
+])  # fmt: skip
+def test_sooner_is_of_where_the_target_is_first_reached(
+    target: dict[str, Any], a: Curve, b: Curve, state: str, estimate: float | None
+) -> None:
+    found = result(SOONER | {"target": target}, {}, curves={(1, "a"): [a] * 5, (1, "b"): [b] * 5})
+    assert found.state == state and found.rows[0].n == 5
+    assert math.isnan(found.rows[0].estimate or 0) if estimate is None else found.rows[0].estimate == estimate
+    assert result(SOONER | {"target": target}, {}, curves={(1, "a"): [a], (1, "b"): [b]}).state == "open"  # one seed
+
+
+def test_sooner_of_a_loss_is_of_the_worse_final_divided_by_the_share() -> None:
+    fast, slow = [(0.0, 9.0), (3.0, 2.2), (9.0, 1.0)], [(0.0, 9.0), (8.0, 2.1), (9.0, 2.0)]
+    found = result(SOONER, {}, curves={(1, "a"): [fast] * 2, (1, "b"): [slow] * 2}, higher=False)
+    assert found.state == "held" and found.rows[0].estimate == 5.0
+    assert result(SOONER, {}, curves={(1, "a"): [slow] * 2, (1, "b"): [fast] * 2}, higher=False).state == "refuted"
+
+
+def test_never_on_either_side_has_an_estimate_by_sign() -> None:
+    curves = {(1, "a"): [FAST, NEVER, FAST], (1, "b"): [NEVER, FAST, NEVER]}
+    (row,) = result(SOONER | {"target": {"value": 60}}, {}, curves=curves).rows
+    assert (row.state, row.estimate, row.in_favour) == ("open", math.inf, 2)
+
+
+# --- alternatives, rows, levels
+
+
+def test_lists_mean_all_of_them_unless_one_will_do() -> None:
+    runs = pairs(FAR) | {(1, "c"): [90.0, 91.0, 92.0]}  # above a and b
+    assert result({"a": ["a", "c"]}, runs).state == "held"
+    assert result({"b": ["b", "c"]}, runs).state == "refuted"
+    assert result({"b": ["b", "c"], "any_of": "b"}, runs).state == "held"
+    assert result({"a": ["b", "c"], "b": ["a"]}, runs).state == "refuted"
+    assert result({"a": ["b", "c"], "b": ["a"], "any_of": "a"}, runs).state == "held"
+    assert result({"a": ["a", "b"], "b": ["c"], "any_of": "a"}, runs).state == "refuted"
+
+
+def _at(p: float, n: int = 4) -> list[float]:
+    """Differences whose one-sided p value is `p`."""
+    noise = np.array([-1.5, -0.5, 0.5, 1.5])[:n]
+    return list(noise + float(stats.t.ppf(1 - p, n - 1)) * noise.std(ddof=1) / math.sqrt(n))
+
+
+@pytest.mark.parametrize(("p", "state"), [(0.024, "held"), (0.026, "open")])
+def test_of_two_alternatives_either_has_half_the_level(p: float, state: str) -> None:
+    runs = pairs(_at(p)) | {(1, "c"): [-200.0, 300.0, -100.0, 400.0]}
+    assert result({"a": ["a", "c"], "any_of": "a"}, runs).state == state
+    assert result({}, runs).state == "held"
+
+
+@pytest.mark.parametrize(("rows", "p", "state"), [
+    ("all", [0.049, 0.049, 0.049], "held"), ("all", [0.049, 0.049, 0.051], "open"),
+    ("all", [0.049, 0.049, 1 - 0.016], "refuted"), ("all", [0.049, 0.049, 1 - 0.018], "open"),
+    ("most", [0.049, 0.049, 0.5], "held"), ("most", [0.049, 0.051, 0.5], "open"),
+    ("most", [0.5, 0.951, 0.951], "refuted"), ("most", [0.5, 0.949, 0.951], "open"),
+    ("most", [0.001, 0.001, 0.951, 0.951], "refuted"), ("most", [0.001, 0.001, 0.5, 0.5], "open"),
+    (1, [0.016, 0.9, 0.9], "held"), (1, [0.018, 0.9, 0.9], "open"), (1, [0.951, 0.951, 0.951], "refuted"),
+    (1, [0.949, 0.951, 0.951], "open"), (2, [0.024, 0.024, 0.9], "held"), (2, [0.024, 0.026, 0.9], "open"),
+    (2, [0.001, 0.976, 0.976], "refuted"), (2, [0.001, 0.974, 0.976], "open"), (4, [0.001, 0.001, 0.001], "open"),
+])  # fmt: skip
+def test_rows_decide_by_their_number_and_share_the_level(rows: Any, p: list[float], state: str) -> None:
+    """All, most or a number; levels are shared by those rows that could decide alone (Bonferroni)."""
+    found = result({"rows": rows}, pairs(*map(_at, p)))
+    assert found.state == state and found.needed == str(rows)
+
+
+def test_both_sides_of_within_share_the_level_of_no() -> None:
+    for p, state in ((0.024, "refuted"), (0.026, "open")):
+        assert result({"test": "within", "x": 1}, pairs([d + 1 for d in _at(p)])).state == state
+
+
+def test_only_and_columns_that_some_rows_lack_restrict_the_rows() -> None:
+    runs = pairs(FAR, FAR, NULL)
+    assert result({}, runs).state == "refuted" and result({"only": {"x": [1, 2]}}, runs).state == "held"
+    runs |= {(1, "d"): NULL, (2, "d"): NULL}
+    found = result({"b": ["b", "d"]}, runs)
+    assert found.state == "held" and [row.conditions["x"] for row in found.rows] == [1, 2]
+
+
+# --- what decides nothing
+
+
+def test_missing_rows_and_single_seeds_leave_it_open_with_signs() -> None:
+    runs = pairs(FAR, [5.0], [-1.0, -1.0])
+    del runs[3, "b"]
+    found = result({}, runs)
+    assert found.state == "open"
+    assert found.reason == "1 of 3 rows without runs, 1 with one seed; 4 of 4 pairs in favour"
+    assert [(row.n, row.in_favour) for row in found.rows] == [(3, 3), (1, 1), (0, 0)] and found.rows[2].estimate is None
+    assert result({"a": ["a", "c"]}, pairs(FAR)).state == "open"  # a column without runs
+    assert result({"only": {"x": 9}}, runs).reason == "it is about no row of this form"
+
+
+@pytest.mark.parametrize("form", ["reduced", "smoke"])
+def test_smaller_forms_decide_nothing(form: Form) -> None:
+    found = result({}, pairs(FAR), form=form)
+    assert (found.state, found.reason) == ("open", f"the {form} form decides nothing; 3 of 3 pairs in favour")
+    assert result({}, pairs(FAR), form="partial").state == "held"  # its rows are all there
+
+
+def test_runs_that_are_not_the_tables_decide_nothing() -> None:
+    found = result({}, pairs(FAR), objection="run with local.lr=3")
+    assert found.state == "open" and found.reason.startswith("run with local.lr=3; 3 of 3")
+
+
+# --- the paper's own numbers
+
+
+@pytest.mark.parametrize(("rows", "shown", "contradicted"), [
+    ("all", "2 of 3 rows", True), ("most", "2 of 3 rows", False), (1, "2 of 3 rows", False), (3, "2 of 3 rows", True),
+])  # fmt: skip
+def test_every_claim_is_held_against_what_the_paper_prints(rows: Any, shown: str, contradicted: bool) -> None:
+    printed = {(1, "a"): 5.0, (1, "b"): 4.0, (2, "a"): 5.0, (2, "b"): 4.0, (3, "a"): 4.0, (3, "b"): 4.0, (4, "a"): 9.0}
+    for form in ("full", "smoke"):
+        found = result({"rows": rows}, pairs(FAR, FAR, FAR, FAR), printed=printed, form=form)  # type: ignore[arg-type]
+        assert (found.printed, found.contradicted) == (shown, contradicted)
+        assert [row.printed for row in found.rows] == [True, True, False, None]
+    assert result({"a": ["ours"]}, {}, printed=printed).printed == ""  # that column is not the paper's
+
+
+def test_printed_numbers_of_the_other_tests() -> None:
+    printed = {(1, "a"): 5.0, (1, "b"): 4.0, (2, "a"): 7.0, (2, "b"): 4.0}
+    assert result({"test": "within", "x": 2}, {}, printed=printed).printed == "1 of 2 rows"
+    assert not result({"test": "trend", "b": [], "along": ["x", "y"]}, {}, printed=printed).contradicted
+    assert result(
+        {"test": "trend", "b": [], "along": ["x", "y"], "direction": "down"}, {}, printed=printed
+    ).contradicted
+    assert result({}, {}, printed=printed, higher=False).contradicted
+    assert result({"b": ["b", "c"]}, {}, printed=printed).printed == ""  # c is not printed
+    assert result({"b": ["b", "c"], "any_of": "b"}, {}, printed=printed).printed == "2 of 2 rows"
+    assert result(SOONER, {}, printed=printed).printed == ""
+
+
+def test_no_claim_about_nothing_is_contradicted() -> None:
+    assert result({}, pairs(FAR)).printed == "" and not result({}, pairs(FAR)).contradicted
