@@ -61,9 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--seeds", type=_seeds, metavar="0,1", help="instead of the table's")
     shared.add_argument("--any-code", action="store_true",
                         help="where today's code made no result, show the newest that other code made")  # fmt: skip
-    shared.add_argument("--strict", action="store_true", help="exit code 1 if a number is higher or lower than its tolerance allows, or a claim of the paper is refuted")
+    shared.add_argument("--strict", action="store_true",
+                        help="exit code 1 if a number is beyond its tolerance, or a claim of the paper is refuted")  # fmt: skip
     shared.add_argument("--out", type=Path,
-                        help="folder of the report (default: <output_root>/tables/<paper>/<table>; with -partial where runs are left out)")  # fmt: skip
+                        help="folder of the report (default: <output_root>/tables/<paper>/<table>[-partial])")  # fmt: skip
     shared.set_defaults(form="full")
 
     run = commands.add_parser("run", parents=[shared], help="run what is missing or failed, then report",
@@ -186,9 +187,13 @@ def _again(options: argparse.Namespace) -> Report:
     from fedexp.tables.gather import make_report, with_pictures
     from fedexp.tables.schema import load_table
 
-    asked = [name for name in ("overrides", "only", "seeds") if getattr(options, name)] + ["form"] * (options.form != "full")
+    asked = [name for name in ("overrides", "only", "seeds") if getattr(options, name)] + ["form"] * (
+        options.form != "full"
+    )
     if asked:
-        raise ConfigError("a record says itself which cells it has", where="--from", got=", ".join(asked), do="leave them out")
+        raise ConfigError(
+            "a record says itself which cells it has", where="--from", got=", ".join(asked), do="leave them out"
+        )
     table = load_table(options.name)
     found = record.read(table, options.record)
     cells = slots(table, found.form, only=found.only, seeds=found.seeds, extra=found.extra)

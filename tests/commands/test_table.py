@@ -36,7 +36,8 @@ def write(**changes: Any) -> None:
         TINY["methods"][2],
     ]
     given = {
-        "keys": ["beta"], "conditions": {"beta": "partition.alpha={beta}"}, "methods": quick, "seeds": [0], "tolerance": {"within": 100, "why": "made up"},
+        "keys": ["beta"], "conditions": {"beta": "partition.alpha={beta}"}, "methods": quick, "seeds": [0],
+        "tolerance": {"within": 100, "why": "made up"},
         "reference": [{"beta": 1, "method": "local", "value": 10}, {"beta": 1, "method": "ensemble", "value": 1000}],
     }  # fmt: skip
     Path("conf/table/my").mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,9 @@ def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
         {"beta": 2, "method": "ensemble", "value": 90.0},
     ]
     extra = changes.pop("extra", ())
-    form, only, seeds = (changes.pop(name, default) for name, default in (("form", "full"), ("only", {}), ("seeds_asked", None)))
+    form, only, seeds = (
+        changes.pop(name, default) for name, default in (("form", "full"), ("only", {}), ("seeds_asked", None))
+    )
     given = {"keys": ["beta"], "conditions": {"beta": "partition.alpha={beta}"}, "grids": [{"beta": [1, 2]}]}
     given["tolerance"] = {"within": 5, "why": "made up"}
     made = table(tmp_path, **(given | {"reference": printed} | changes))
@@ -125,7 +127,9 @@ def test_a_whole_report(tmp_path: Path) -> None:
     assert made.warnings == () and made.left_out == ()
     local, ensemble = made.summaries
     assert (local.method, local.rows, local.n, local.mean) == ("local", 2, 2, pytest.approx(0.5))
-    assert ensemble.mean == pytest.approx((2.5 - 9.5) / 2) and ensemble.interval == pytest.approx(interval(-3.5, 0.5**0.5))
+    assert ensemble.mean == pytest.approx((2.5 - 9.5) / 2) and ensemble.interval == pytest.approx(
+        interval(-3.5, 0.5**0.5)
+    )
     what = dict(made.assumptions)
     assert what["a tolerance of 5 percentage points"] == "made up"
     assert "each of the paper's numbers is one run" in what
@@ -154,7 +158,9 @@ def test_a_part_of_the_runs_is_a_form_of_its_own(tmp_path: Path) -> None:
     assert whole.report.form == "full"
     smaller = asked(tmp_path, smoke={"what": "tiny"}, form="smoke", only={"beta": [1]})
     assert smaller.report.form == "smoke"
-    folders = {report_folder(tmp_path, "a/b", form, part) for form in ("full", "reduced", "smoke") for part in (True, False)}
+    folders = {
+        report_folder(tmp_path, "a/b", form, part) for form in ("full", "reduced", "smoke") for part in (True, False)
+    }
     assert len(folders) == 6
 
 
@@ -167,7 +173,10 @@ def test_what_is_left_out_is_listed(tmp_path: Path) -> None:
 
 
 def test_a_column_that_reads_anothers_numbers_is_held_against_them(tmp_path: Path) -> None:
-    methods = [*TINY["methods"], {"key": "plain", "label": "Plain", "overrides": [], "role": "ours", "reads": "ensemble"}]
+    methods = [
+        *TINY["methods"],
+        {"key": "plain", "label": "Plain", "overrides": [], "role": "ours", "reads": "ensemble"},
+    ]
     made = report(tmp_path, methods=methods)
     assert [c.paper for c in made.cells if c.method == "plain"] == [60.0, 90.0]
     assert made.methods[-1].role == "ours"

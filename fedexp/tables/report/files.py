@@ -18,7 +18,9 @@ def report_folder(root: Path, name: str, form: Form, part: bool) -> Path:
     Args:
         part: it does not have all runs of its form.
     """
-    return root / "tables" / (name + (f"-{form}" if form in ("reduced", "smoke") else "") + ("-partial" if part else ""))
+    return (
+        root / "tables" / (name + (f"-{form}" if form in ("reduced", "smoke") else "") + ("-partial" if part else ""))
+    )
 
 
 def write_report(report: Report, folder: Path) -> Path:

@@ -21,8 +21,8 @@ class Method:
     Args:
         key, label: the framework's, and the paper's own name for it.
         tolerance: where that is not the table's.
-        role: ``proposed`` by the paper, a ``baseline``, a ``reference`` point (an ensemble, pooled training), a ``local`` model, or
-            ``ours``: no column of the paper's.
+        role: ``proposed`` by the paper, a ``baseline``, a ``reference`` point (an ensemble, pooled training), a ``local`` model,
+            or ``ours``: no column of the paper's.
         oracle: what was chosen on test data, empty where nothing was.
     """
 
