@@ -321,3 +321,8 @@ def test_printed_numbers_of_the_other_tests() -> None:
 
 def test_no_claim_about_nothing_is_contradicted() -> None:
     assert result({}, pairs(FAR)).printed == "" and not result({}, pairs(FAR)).contradicted
+
+
+def test_a_single_seed_leaves_it_open_though_the_other_rows_would_do() -> None:
+    assert result({"rows": "most"}, pairs(FAR, FAR, FAR)).state == "held"
+    assert result({"rows": "most"}, pairs(FAR, FAR, [5.0])).state == "open"
