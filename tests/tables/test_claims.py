@@ -326,3 +326,11 @@ def test_no_claim_about_nothing_is_contradicted() -> None:
 def test_a_single_seed_leaves_it_open_though_the_other_rows_would_do() -> None:
     assert result({"rows": "most"}, pairs(FAR, FAR, FAR)).state == "held"
     assert result({"rows": "most"}, pairs(FAR, FAR, [5.0])).state == "open"
+    runs = pairs(FAR, FAR, FAR)
+    del runs[3, "b"]
+    assert result({"rows": "most"}, runs).state == "open"
+
+
+def test_an_open_alternative_keeps_a_row_open() -> None:
+    runs = pairs([-5.0, -5.1, -4.9]) | {(1, "c"): [10.0, 100.0, 70.0]}
+    assert result({}, runs).state == "refuted" and result({"a": ["a", "c"], "any_of": "a"}, runs).state == "open"
