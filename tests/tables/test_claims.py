@@ -30,9 +30,11 @@ def result(
     curves: Mapping[tuple[int, str], Sequence[Curve]] | None = None,
     higher: bool = True,
     objection: str = "",
+    descending: bool = False,
 ) -> ClaimResult:
     """What comes of a claim about a table of rows `x` and columns a, b, c, d (rows 1 and 2 alone) and a reading of a."""
     rows = sorted({row for row, _ in {**runs, **(curves or {}), **(printed or {})}})
+    rows = rows[::-1] if descending else rows
     node = {
         "title": "t", "paper": "p", "source": "s", "metric": "m", "unit": "u", "higher_is_better": higher, "keys": ["x", "y"],
         "methods": [
@@ -157,7 +159,7 @@ def test_a_trend_is_of_every_step(claim: dict[str, Any], values: list[float], st
     noise = [0.0, 10.01, 19.98]  # of seeds, shared by the rows but for a little
     runs = {(x, "a"): [sign * (v + e + 0.01 * x * i) for i, e in enumerate(noise)] for x, v in enumerate(values, 1)}
     trend = {"test": "trend", "b": [], "along": ["x", "y"]} | claim
-    found = result(trend, dict(reversed(runs.items())), higher=higher)
+    found = result(trend, runs, higher=higher, descending=True)
     assert (found.state, len(found.rows), found.rows[0].conditions) == (state, 1, {})
 
 
@@ -182,6 +184,7 @@ SOONER = {"test": "sooner", "curve": "acc", "target": {"share": 0.9}}
     ({"share": 1.0, "of": "b_final"}, FAST, SLOW, "held", 15.0),
     ({"share": 1.0, "of": "b_final"}, NEVER, SLOW, "refuted", -math.inf),
     ({"share": 0.9}, [(0.0, 1.0), (1.0, math.nan)], SLOW, "open", None),
+    ({"share": 0.9}, SLOW, [(0.0, 1.0), (1.0, math.nan)], "open", None),
 ])  # fmt: skip
 def test_sooner_is_of_where_the_target_is_first_reached(
     target: dict[str, Any], a: Curve, b: Curve, state: str, estimate: float | None
@@ -303,7 +306,9 @@ def test_every_claim_is_held_against_what_the_paper_prints(rows: Any, shown: str
 
 def test_printed_numbers_of_the_other_tests() -> None:
     printed = {(1, "a"): 5.0, (1, "b"): 4.0, (2, "a"): 7.0, (2, "b"): 4.0}
-    assert result({"test": "within", "x": 2}, {}, printed=printed).printed == "1 of 2 rows"
+    within = {"test": "within", "x": 2}
+    assert result(within, {}, printed=printed).printed == "1 of 2 rows"
+    assert result(within | {"a": ["b"], "b": ["a"]}, {}, printed=printed).printed == "1 of 2 rows"
     assert not result({"test": "trend", "b": [], "along": ["x", "y"]}, {}, printed=printed).contradicted
     assert result(
         {"test": "trend", "b": [], "along": ["x", "y"], "direction": "down"}, {}, printed=printed
@@ -316,3 +321,16 @@ def test_printed_numbers_of_the_other_tests() -> None:
 
 def test_no_claim_about_nothing_is_contradicted() -> None:
     assert result({}, pairs(FAR)).printed == "" and not result({}, pairs(FAR)).contradicted
+
+
+def test_a_single_seed_leaves_it_open_though_the_other_rows_would_do() -> None:
+    assert result({"rows": "most"}, pairs(FAR, FAR, FAR)).state == "held"
+    assert result({"rows": "most"}, pairs(FAR, FAR, [5.0])).state == "open"
+    runs = pairs(FAR, FAR, FAR)
+    del runs[3, "b"]
+    assert result({"rows": "most"}, runs).state == "open"
+
+
+def test_an_open_alternative_keeps_a_row_open() -> None:
+    runs = pairs([-5.0, -5.1, -4.9]) | {(1, "c"): [10.0, 100.0, 70.0]}
+    assert result({}, runs).state == "refuted" and result({"a": ["a", "c"], "any_of": "a"}, runs).state == "open"
