@@ -104,7 +104,7 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
         "done",
         {"digits": True},
     )
-    assert mine["seconds"] > 0 and listed["ma_echo/table1"]["cells"] == 72
+    assert mine["seconds"] > 0 and listed["ma_echo/table1"]["cells"] == 84
 
 
 def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(capfd: pytest.CaptureFixture[str]) -> None:
@@ -177,11 +177,11 @@ def test_wandb_holds_the_cells_and_a_summary_in_one_group() -> None:
     (run,) = [r.run for r in found if r.WhichOneof("record_type") == "run"]
     assert (run.run_group, run.job_type, run.display_name) == ("my/tiny", "summary", "my/tiny partial")
     (row,) = [items(r.history.item) for r in found if r.WhichOneof("record_type") == "history"]
-    assert (row["comparison/_type"], row["comparison/nrows"], row["comparison/ncols"]) == ("table-file", 3, 12)
+    assert (row["comparison/_type"], row["comparison/nrows"], row["comparison/ncols"]) == ("table-file", 3, 24)
     stored = json.loads((part.parent / "files" / row["comparison/path"]).read_text())
-    assert stored["columns"][:6] == ["beta", "method", "label", "paper", "paper_sd", "mean"]
+    assert stored["columns"][:6] == ["beta", "method", "label", "role", "oracle", "paper"]
     local = dict(zip(stored["columns"], stored["data"][0], strict=True))
-    assert (local["label"], local["paper"], local["n"], local["verdict"]) == ("Local acc", 10, 1, "reproduced")
+    assert (local["label"], local["paper"], local["n"], local["verdict"]) == ("Local acc", 10, 1, "inconclusive")
     pictures = [value for name, value in row.items() if name.startswith("pictures/") and name.endswith("/path")]
     assert pictures and all((part.parent / "files" / picture).is_file() for picture in pictures)
 

@@ -94,8 +94,8 @@ def test_a_trace_is_read_in_order_and_only_what_is_asked_for(tmp_path: Path) -> 
 def test_evaluated_is_the_last_rounds_row(tmp_path: Path) -> None:
     assert evaluated(run(tmp_path), 3) == {}
     for name, value in (("9", 0.1), ("10", 0.2)):
-        write_json(tmp_path / "trace" / f"{name}.json", [{"step": 0}, {"step": 3, "V/train/acc": [value]}])
-    assert evaluated(run(tmp_path), 3) == {"step": 3, "V/train/acc": [0.2]} and evaluated(run(tmp_path), 4) == {}
+        write_json(tmp_path / "trace" / f"{name}.json", [{"iteration": 0}, {"iteration": 3, "V/train/acc": [value]}])
+    assert evaluated(run(tmp_path), 3) == {"iteration": 3, "V/train/acc": [0.2]} and evaluated(run(tmp_path), 4) == {}
 
 
 def test_rows_and_seeds_are_drawn_apart(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_units_are_those_of_the_last_iteration_kept(tmp_path: Path) -> None:
     pictures = [Units("x.weight").draw([run(folder)])[0] for folder in (late, alone, early)]
     assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
     assert pictures[0].svg == pictures[1].svg != pictures[2].svg and pictures[0].png[:4] == b"\x89PNG"
-    write_json(alone / "trace" / "1.json", [{"step": 4, "V/train/acc": [0.5, 0.7, 0.9]}])
+    write_json(alone / "trace" / "1.json", [{"iteration": 4, "V/train/acc": [0.5, 0.7, 0.9]}])
     (told,) = Units("x.weight").draw([run(alone)])
     assert told.svg != pictures[1].svg
     with pytest.raises(StorageError, match=r"nothing was kept of series 'V' and z\.weight"):

@@ -272,10 +272,11 @@ def test_mixed_splits_data_rules_and_code_are_told(tmp_path: Path) -> None:
 
     def other(job: Job, method: str) -> CellRun:
         config = {"dataset": DATASET, "choices": {"dataset": "digits"}}
-        return CellRun(job, tmp_path / "cafe", config, result(0.5), other_code=job.seed == 1, status="done")
+        folder = tmp_path / method / "-".join(job.overrides)
+        return CellRun(job, folder, config, result(0.5), other_code=job.seed == 1, status="done")
 
     code = report(tmp_path, other)
-    assert ["runs of 1 were" in w or "1 run of 1 was made by other code" in w for w in code.warnings] == [True]
+    assert ["4 runs of 8 were made by other code" in w for w in code.warnings] == [True]
     assert "made by other code" in code.cells[0].reason
 
     def waiting(job: Job, method: str) -> CellRun:
@@ -312,13 +313,13 @@ def test_a_run_counts_once_however_many_conditions_it_stands_for(tmp_path: Path)
 def test_failures_are_told_with_their_error(tmp_path: Path) -> None:
     def failing(job: Job, method: str) -> CellRun | dict[str, Any]:
         if method == "local":
-            return CellRun(job, tmp_path / "runs" / "x", status="failed", error="loss is NaN")
+            return CellRun(job, tmp_path / "runs" / "x", {"dataset": DATASET}, status="failed", error="loss is NaN")
         return result(0.5)
 
     made = report(tmp_path, failing)
     assert made.cells[0].verdict == "not run" and made.cells[0].reason == "failed: loss is NaN"
-    assert made.cells[0].failed == ("runs/x: loss is NaN",) * 2
-    assert any(w.startswith("4 runs failed, in local beta=1, local beta=2") for w in made.warnings)
+    assert made.cells[0].failed == ("runs/x: loss is NaN",)
+    assert any(w.startswith("2 runs failed, in local beta=1, local beta=2") for w in made.warnings)
 
 
 def test_numbers_are_read_by_path() -> None:

@@ -29,7 +29,7 @@ def test_plain_lines_are_few_and_hold_the_last_round(capsys: pytest.CaptureFixtu
     with Progress("title", count) as progress:
         for row in rows(count):
             progress.client(1, 2)
-            progress.step(row, ACC, True)
+            progress.step(row, ACC, None)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith(f"round {count}/{count}  {ACC} {1 - 1 / count:.4f}  train/loss")
     assert lines[-1].endswith("eta 0:00")
@@ -40,13 +40,13 @@ def test_plain_lines_are_few_and_hold_the_last_round(capsys: pytest.CaptureFixtu
 def test_plain_lines_of_a_run_that_stops_early_hold_its_last_round(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("title", 1000, done=100) as progress:
         for row in rows(103)[100:]:
-            progress.step(row, ACC, True)
+            progress.step(row, ACC, None)
     assert capsys.readouterr().out.splitlines()[-1].startswith("round 103/1000")
 
 
 def test_a_round_without_evaluation_shows_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("title", 1) as progress:
-        progress.step({"round": 1, "train/loss": math.nan}, ACC, True)
+        progress.step({"round": 1, "train/loss": math.nan}, ACC, None)
     assert capsys.readouterr().out == "round 1/1  train/loss nan  eta 0:00\n"
 
 
@@ -58,7 +58,7 @@ def test_the_bar_shows_rounds_clients_and_headline_within_80_columns(
         monkeypatch.setenv(name, value)
     with Progress("a=[1,2] seed=0", 1000, done=998) as progress:
         progress.client(99, 100)
-        progress.step({"round": 999, ACC: 0.9}, ACC, True)
+        progress.step({"round": 999, ACC: 0.9}, ACC, None)
         progress.note("told in between [b]")
         progress.client(100, 100)
         bar = progress._bar
