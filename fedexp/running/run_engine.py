@@ -93,7 +93,7 @@ class RunEngine(Engine):
             return self._engine
         began = time.perf_counter()
         config = self._experiment.config
-        budget = thread_budget(config.threads)
+        budget = thread_budget(config.threads) if self.numerics.engine else self.numerics.threads  # the first launch's
         rounds = config.rounds - jobs[0].round
         if jobs[0].trained:  # models from elsewhere: later rounds may train as this one would have
             jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []

@@ -21,6 +21,7 @@ from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.engines.workers import Workers
 from fedexp.running.execute import execute
+from fedexp.running.run_engine import RunEngine
 from tests.world import MLP, make_data, make_world
 
 CONV = {"_target_": "tests.core.test_kernel.Small"}
@@ -206,6 +207,26 @@ def test_a_resumed_run_gets_workers_where_its_processes_had_fewer_threads() -> N
     assert Auto().adopt(computing, threads=2, budget=2) is computing
     spread = Auto().adopt(computing, threads=1, budget=2)
     assert isinstance(spread, Workers) and describe(spread.computing) == describe(computing)
+
+
+def test_a_run_that_ends_before_it_trains_has_its_numerics_fixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of the server alone may have run under them."""
+    common = ["rounds=1", "clients=4", "limit.train=200", "limit.test=100", f"output_root={tmp_path}"]
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunEngine, "_settled", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            execute(compose([*common, "threads=1"]), say=None)
+    (stored,) = tmp_path.glob("runs/*/*/numerics.json")
+    assert json.loads(stored.read_text())["threads"] == 1
+    said: list[str] = []
+    assert execute(compose([*common, "threads=2"]), say=said.append)["numerics"]["threads"] == 1
+    assert any("numerics of the first launch" in text for text in said)
 
 
 def test_the_choice_is_part_of_the_numerics_and_kept_on_resume(tmp_path: Path) -> None:

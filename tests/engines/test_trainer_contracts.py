@@ -320,6 +320,38 @@ def test_a_scalar_that_is_not_measured_in_every_step_is_refused() -> None:
             list(engine.map(first_jobs(world), world.data))
 
 
+@pytest.mark.parametrize("name", ["loss", "loss_last_epoch", "perturbation"])
+def test_a_scalar_has_a_name_of_its_own(name: str) -> None:
+    @dataclass(frozen=True)
+    class Taken(Trainer):
+        def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Measured:
+            loss = super().loss(net, params, buffers, batch, ctx)
+            assert isinstance(loss, Tensor)
+            return Measured(loss, {name: loss})
+
+    with pytest.raises(Exception, match=f"not '{name}'"):
+        list(Serial().map(first_jobs(world_of(Taken())), world_of(Taken()).data))
+
+
+@pytest.mark.parametrize("model", [MLP, CONV], ids=["mlp", "conv"])
+def test_a_loss_that_asks_late_stays_stacked(model: dict) -> None:
+    """Class counts and noise from the second epoch on; buffers that the interrupted pass moved move once."""
+
+    @dataclass(frozen=True)
+    class Late(Trainer):
+        def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+            loss = super().loss(net, params, buffers, batch, ctx)
+            assert isinstance(loss, Tensor)
+            if not ctx.epoch:
+                return loss
+            return loss * (1 + ctx.noise("late", (1,)).sum() + (ctx.class_counts / ctx.num_examples)[0].to(loss))
+
+    world = world_of(Late(), model=model)
+    engine = Vectorized(3, "vmap")
+    assert_matches_serial(engine, world, first_jobs(world), 1e-9)
+    assert engine.stacked_steps
+
+
 # ---------------------------------------------------------------- notes
 
 
@@ -333,8 +365,11 @@ def test_a_run_says_once_why_its_clients_are_not_stacked() -> None:
         engine.note = said.append
         list(engine.map(first_jobs(world), world.data))
         assert said and all(reason in text and type(trainer).__name__ in text for text in said)
+    said.clear()
     quiet = Vectorized(3)
     quiet.note = said.append
-    said.clear()
+    trained = [replace(job, trained=True) for job in first_jobs(world_of(Sam()))]
+    quiet.split(trained, world.data)
+    assert not said  # a job that only answers probes is none of the clients that train
     list(quiet.map(first_jobs(world_of(Sam())), world.data))
     assert not said
