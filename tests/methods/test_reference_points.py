@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from fedexp.core.errors import ConfigError
 from fedexp.evaluation.evaluate import Evaluator
+from fedexp.tasks.classification import Classification
 from tests.world import assert_same, make_data, make_world
 
 
@@ -46,6 +49,15 @@ def test_ensemble_of_copies_is_the_model(combine: str) -> None:
     assert together["test/ensemble/acc"] == pytest.approx(each["test/local/acc_mean"])
     if combine == "probs":
         assert together["test/ensemble/loss"] == pytest.approx(each["test/local/loss_mean"])
+
+
+def test_an_ensembles_loss_stays_finite_where_probabilities_underflow() -> None:
+    """Two float32 members that give a class logits 200 and 300 below the best: log((e^-200 + e^-300) / 2)."""
+    members = [torch.tensor([[0.0, -gap]]) for gap in (200.0, 300.0)]
+    log_p = Classification().combine(members, "probs", None)
+    torch.testing.assert_close(log_p, torch.tensor([[0.0, -200.0 - math.log(2)]]))
+    weighted = Classification().combine(members, "probs", torch.tensor([0.0, 2.0]))
+    torch.testing.assert_close(weighted, members[1])
 
 
 def test_evaluation_does_not_depend_on_its_batches() -> None:
