@@ -66,21 +66,27 @@ class Space:
 
     Args:
         a0: (D,) prior information mu_0 p_0; p0: the prior's precision, the same in all dimensions.
-        block: (D,) int64, the block of each dimension; sizes: (B,) dimensions of each.
+        blocks: (D, B) one in the block of each dimension, else zero.
     """
 
     a0: Tensor
     p0: float
-    block: Tensor
-    sizes: Tensor
+    blocks: Tensor
+
+    @property
+    def sizes(self) -> Tensor:
+        """(B,) dimensions of each block."""
+        return self.blocks.sum(0)
 
     def sums(self, values: Tensor) -> Tensor:
         """(..., D) -> (..., B): summed over each block."""
-        return values.new_zeros(*values.shape[:-1], len(self.sizes)).index_add_(-1, self.block, values)
+        return values @ self.blocks
 
     def wide(self, values: Tensor) -> Tensor:
         """(..., B) -> (..., D)."""
-        return values.index_select(-1, self.block)
+        if values.shape[-1] == 1:
+            return values.expand(*values.shape[:-1], len(self.blocks))
+        return values.index_select(-1, self.blocks.argmax(1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,20 +101,17 @@ class Posterior:
     def prior(cls, space: Space, units: int) -> Posterior:
         """Of units without members."""
         G = space.a0.expand(units, -1).clone()
-        return cls(G, G.new_full((units, len(space.sizes)), space.p0), G.new_zeros(units))
+        return cls(G, G.new_full((units, space.blocks.shape[1]), space.p0), G.new_zeros(units))
 
     def mean(self, space: Space) -> Tensor:
         """(K, D) theta."""
         return self.G / space.wide(self.S)
 
-    def moved(self, units: Tensor, v: Tensor, q: Tensor, sign: int) -> Posterior:
-        """With one model's units as further members (sign 1) of global units `units`, or without them (-1)."""
-        one = torch.ones_like(v[:, 0])
-        return Posterior(
-            self.G.index_add(0, units, v, alpha=sign),
-            self.S.index_add(0, units, q.expand(len(v), -1), alpha=sign),
-            self.c.index_add(0, units, one, alpha=sign),
-        )
+    def move_(self, units: Tensor, v: Tensor, q: Tensor, sign: int) -> None:
+        """One model's units become members (sign 1) of global units `units`, or are taken out of them (-1), in place."""
+        self.G.index_add_(0, units, v, alpha=sign)
+        self.S.index_add_(0, units, q.expand(len(v), -1), alpha=sign)
+        self.c.index_add_(0, units, torch.ones_like(v[:, 0]), alpha=sign)
 
     def kept(self, units: Tensor) -> Posterior:
         """Of these units alone."""
@@ -116,6 +119,8 @@ class Posterior:
 
     def with_new(self, space: Space, units: int) -> Posterior:
         """With `units` more, without members, behind the others."""
+        if not units:
+            return self
         more = Posterior.prior(space, units)
         return Posterior(torch.cat([self.G, more.G]), torch.cat([self.S, more.S]), torch.cat([self.c, more.c]))
 
@@ -219,11 +224,21 @@ def gains(v: Tensor, q: Tensor, posterior: Posterior, space: Space, models: int,
     return torch.cat([existing, opened], 1)
 
 
-def assign(values: Tensor) -> Tensor:
-    """(J,) int64 on the CPU: a column of its own for every row, of greatest sum."""
+def assign(values: Tensor, known: int = 0) -> Tensor:
+    """(J,) int64 on the CPU: a column of its own for every row, of greatest sum.
+
+    Args:
+        known: columns before those of new units. Where there is a new one for every row, a row that has a known unit could
+            have had the least of its new ones instead, so that units worth less than that to all rows are left out.
+    """
     from scipy.optimize import linear_sum_assignment
 
-    return torch.from_numpy(linear_sum_assignment(values.cpu().numpy(), maximize=True)[1])
+    rows, columns = values.shape
+    if columns - known < rows:
+        return torch.from_numpy(linear_sum_assignment(values.cpu().numpy(), maximize=True)[1])
+    useful = (values >= values[:, known:].amin(1, keepdim=True)).any(0).nonzero()[:, 0]
+    chosen = linear_sum_assignment(values[:, useful].cpu().numpy(), maximize=True)[1]
+    return useful.cpu()[torch.from_numpy(chosen)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +275,7 @@ class _Pool:
         distinct, block = q.unique(dim=1, return_inverse=True)  # type: ignore[no-untyped-call]
         p0 = 1 / options.sigma0
         self.options = options
-        self.space = Space(mu0 * p0, p0, block, block.bincount().to(q))
+        self.space = Space(mu0 * p0, p0, torch.nn.functional.one_hot(block, distinct.shape[1]).to(q))
         self.q = distinct  # (N, B)
         self.v = [row * w for row, w in zip(q, models, strict=True)]
         self.units: dict[int, Tensor] = {}
@@ -285,27 +300,27 @@ class _Pool:
         v, q, known = self.v[s], self.q[s], len(self.posterior.c)
         columns = torch.arange(len(v))
         if known:
-            columns = assign(gains(v, q, self.posterior, self.space, len(self.v), self.options))
+            columns = assign(gains(v, q, self.posterior, self.space, len(self.v), self.options), known)
         new = columns >= known
         columns[new] = known + torch.arange(int(new.sum()))
         units = columns.to(v.device)
-        self.posterior = self.posterior.with_new(self.space, int(new.sum())).moved(units, v, q, 1)
+        self.posterior = self.posterior.with_new(self.space, int(new.sum()))
+        self.posterior.move_(units, v, q, 1)
         self.units[s] = units
 
     def remove(self, s: int) -> None:
         """Take model s out, and with it the units that nobody else has."""
-        without = self.posterior.moved(self.units.pop(s), self.v[s], self.q[s], -1)
-        left = without.c > 0
+        self.posterior.move_(self.units.pop(s), self.v[s], self.q[s], -1)
+        left = self.posterior.c > 0
         if bool(left.all()):
-            self.posterior = without
             return
         place = left.cumsum(0) - 1
         self.units = {other: place[units] for other, units in self.units.items()}
-        self.posterior = without.kept(left)
+        self.posterior = self.posterior.kept(left)
 
     def recomputed(self) -> Posterior:
         """The posterior from its members alone: what additions and removals leave of rounding does not add up."""
         fresh = Posterior.prior(self.space, len(self.posterior.c))
         for s, units in sorted(self.units.items()):
-            fresh = fresh.moved(units, self.v[s], self.q[s], 1)
+            fresh.move_(units, self.v[s], self.q[s], 1)
         return fresh

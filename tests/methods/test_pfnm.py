@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 from fedexp.aggregators.nafi import NAFI
@@ -158,9 +159,22 @@ def test_no_other_assignment_is_better(seed: int, strength: float) -> None:
     values = gains(pool.v[1], pool.q[1], pool.posterior, pool.space, 2, options)
     assert values.shape == (3, 6)
     best = max(sum(float(values[j, k]) for j, k in enumerate(choice)) for choice in itertools.permutations(range(6), 3))
-    found = assign(values)
+    found = assign(values, 3)
     assert len(set(found.tolist())) == 3
     assert float(values[torch.arange(3), found].sum()) == pytest.approx(best, abs=1e-12)
+
+
+def test_units_left_out_of_the_problem_would_not_have_been_chosen() -> None:
+    rng = np.random.default_rng(0)
+    for known in (0, 3, 40):
+        values = rng.normal(size=(6, known + 6)) - 1
+        values[:, known:] = rng.normal(size=(6, 1)) - 2 * np.log(np.arange(1, 7))
+        rows, columns = linear_sum_assignment(values, maximize=True)
+        found = assign(torch.from_numpy(values), known)
+        assert len(set(found.tolist())) == 6
+        assert values[np.arange(6), found].sum() == pytest.approx(values[rows, columns].sum(), abs=1e-12)
+        if known == 40:
+            assert (found < known).any() and (found >= known).any()
 
 
 def test_rewards_are_distances_to_posterior_means() -> None:
@@ -209,7 +223,7 @@ def test_the_papers_penalty_is_the_divergence() -> None:
     state = Posterior(w * (1 / 3), one[:, None] / 3, one * 0)  # a unit whose mean is w
     for _ in range(5):
         at_mean.append(float(penalty("paper", state, one, space)(w, state.G, space)))
-        state = state.moved(torch.zeros(1).long(), w, one, 1)
+        state.move_(torch.zeros(1).long(), w, one, 1)
     assert at_mean == sorted(at_mean, reverse=True) and at_mean[-1] < at_mean[0]
 
 
