@@ -285,12 +285,11 @@ class _Pool:
         widest_first = sorted(range(len(self.v)), key=lambda s: -len(self.v[s]))
         for s in widest_first:
             self.add(s)
-        if len(self.v) > 1:  # a single model has nobody to be matched with
-            for order in orders.tolist():
-                self.posterior = self.recomputed()
-                for s in order:
-                    self.remove(s)
-                    self.add(s)
+        for order in orders.tolist():
+            self.posterior = self.recomputed()
+            for s in order:
+                self.remove(s)
+                self.add(s)
         self.posterior = self.recomputed()
         units = tuple(self.units[s].cpu() for s in range(len(self.v)))
         return Matched(units, self.posterior.c, self.posterior.mean(self.space))
@@ -298,7 +297,7 @@ class _Pool:
     def add(self, s: int) -> None:
         """Assign model s; new units stand behind the old in the order of its own."""
         v, q, known = self.v[s], self.q[s], len(self.posterior.c)
-        columns = torch.arange(len(v))
+        columns = torch.arange(len(v))  # of the first model, or the only one
         if known:
             columns = assign(gains(v, q, self.posterior, self.space, len(self.v), self.options), known)
         new = columns >= known

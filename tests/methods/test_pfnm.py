@@ -16,19 +16,22 @@ from torch import nn
 from fedexp.aggregators.nafi import NAFI
 from fedexp.aggregators.pfnm import PFNM, class_shares
 from fedexp.config.compose import compose
+from fedexp.config.pinning import pin
 from fedexp.core.build import build
 from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError
 from fedexp.core.outcome import Outcome
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.evaluation.evaluate import Evaluator
-from fedexp.matching.beta_bernoulli import BetaBernoulli, Posterior, Space, _Pool, assign, gains, match, penalty
+from fedexp.matching.beta_bernoulli import BetaBernoulli, Posterior, Space, _Pool, assign, gains, match, penalty, reward
 from fedexp.matching.chains import fuse_chains
 from fedexp.matching.structure import structure_of
 from fedexp.running.experiment import Experiment
+from fedexp.storage.files import file_sha256
 from fedexp.storage.model_folder import ModelFolder, save_outcome
 from tests.matching.nets import CLASSES, IMAGE, MODELS, REFUSED, spec_of, weights_of
 from tests.methods.fusion_world import fused, models_of, results_of, tensors, world_of
+from tests.reference.matching_loops import PENALTIES as LOOPED
 from tests.reference.matching_loops import Constants
 from tests.reference.matching_loops import fused as looped
 from tests.world import MLP, World, assert_same, make_data, make_world
@@ -225,6 +228,31 @@ def test_the_papers_penalty_is_the_divergence() -> None:
         at_mean.append(float(penalty("paper", state, one, space)(w, state.G, space)))
         state.move_(torch.zeros(1).long(), w, one, 1)
     assert at_mean == sorted(at_mean, reverse=True) and at_mean[-1] < at_mean[0]
+
+
+@pytest.mark.parametrize("kind", PENALTIES)
+def test_penalties_pair_by_pair(kind: str) -> None:
+    """Against the loop form's, of units with up to 12 members and of a new one; the prior mean is not small."""
+    options, rng = BetaBernoulli(0.9, 3.0, caps=False), generator()
+    mu0 = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
+    q = torch.rand(14, 3, generator=rng, dtype=torch.float64) + 0.2
+    pool = _Pool([torch.randn(3, 3, generator=rng, dtype=torch.float64) for _ in range(14)], q, mu0, options)
+    pool.add(0)
+    for s in range(1, 12):
+        pool.posterior.move_(torch.tensor([0]), pool.v[s][:1], pool.q[s], 1)
+    v, w, a0 = pool.v[13].numpy(), (pool.v[13] / q[13]).numpy(), (mu0 / 3).numpy()
+    for state in (pool.posterior, Posterior.prior(pool.space, 1)):
+        found = penalty(kind, state, pool.q[13], pool.space)(pool.v[13], state.G, pool.space)
+        S = pool.space.wide(state.S).numpy()
+        for j, k in itertools.product(range(3), range(len(S))):
+            c = int(state.c[k])
+            expected = LOOPED[kind](v[j], w[j], q[13].numpy(), state.G[k].numpy(), S[k], c, a0)
+            assert float(found[j, k]) == pytest.approx(expected, rel=1e-11)
+    assert pool.posterior.c.tolist() == [12, 1, 1]
+    values = reward(pool.posterior, pool.q[13], pool.space)(pool.v[13], pool.posterior.G, pool.space)
+    c = pool.posterior.c
+    off = gains(pool.v[13], pool.q[13], pool.posterior, pool.space, 14, replace(options, penalty=kind, strength=0.0))
+    assert torch.equal(off[:, :3], values + (c / (14 - c)).log())  # at 0 nothing is added, to the bit
 
 
 @pytest.mark.parametrize("widths", [(4, 6, 3), (5, 5, 5)])
@@ -473,6 +501,10 @@ def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(tm
     assert not np.array_equal(orders[0], orders[1])
     for env in (other_seed, drawn.env.at(1)):
         assert not np.array_equal(drawn.aggregator._visits(env, 6), orders)
+    node = {"_target_": "fedexp.aggregators.nafi.NAFI", "orders": str(file)}
+    assert pin({"aggregator": node}) == {
+        "aggregator.orders": file_sha256(file)
+    }  # what is in it is part of the run's name
     np.save(file, orders[:, :, ::-1])
     other = fused(given, models, counts).params
     assert any(v.shape != other[k].shape or not torch.equal(v, other[k]) for k, v in expected[0].items())
@@ -555,14 +587,14 @@ class Skipping(Fixed):
 HERE = "tests.methods.test_pfnm."
 CHAINLESS = {
     "cnn": (MODELS["cnn"], "only chains of linear layers.*convolution"),
-    "BatchNorm": (MODELS["cnn, BatchNorm"], "norm layer"),
-    "resnet": (MODELS["resnet, BatchNorm"], "norm layer"),
-    "LayerNorm": (MODELS["gated"], "norm layer"),
+    "BatchNorm": (MODELS["cnn, BatchNorm"], "is a norm layer"),
+    "resnet": (MODELS["resnet, BatchNorm"], "is a norm layer"),
+    "LayerNorm": (MODELS["gated"], "is a norm layer"),
     "residual": (spec_of(f"{HERE}Residual"), "only chains of linear layers.*others than the one before"),
     "skip": (spec_of(f"{HERE}Skipping"), "only chains of linear layers.*more than the layer before"),
     "slope": (spec_of(f"{HERE}Rectified"), "only chains of linear layers.*belongs to no layer"),
     "fixed": (spec_of(f"{HERE}Fixed"), "widths cannot be changed"),
-    **{name: (spec, name if "groups" not in name else "norm layer") for name, spec in REFUSED.items()},
+    **{name: (spec, name if "groups" not in name else "is a norm layer") for name, spec in REFUSED.items()},
 }
 
 
