@@ -39,11 +39,21 @@ class Declared:
     Args:
         reduction: to FedAvg.
         order: exempt where the order of the clients matters; `test_contracts` sees that it does.
+        copies: exempt where identical clients are something else than one of them; likewise.
     """
 
     reduction: Reduction | Exempt
     order: Exempt | None = None
+    copies: Exempt | None = None
 
+
+MATCHED = Declared(
+    Exempt(
+        "posterior means of matched units, of as many as there are",
+        "test_pfnm.test_without_hidden_layers_and_prior_it_is_the_average",
+    ),
+    copies=Exempt("the prior counts as sigma / sigma0 models", "test_pfnm.test_copies_shrink"),
+)
 
 DECLARED = {
     "fedavg": Declared(Reduction()),
@@ -97,6 +107,8 @@ DECLARED = {
     "ma_echo_algorithm1": Declared(
         Reduction(("aggregator.T=0",), against=("aggregator.weights=uniform",), tolerance=1e-12)
     ),
+    "pfnm": MATCHED,
+    "nafi": MATCHED,
     "local": Declared(Exempt("nothing is averaged", "test_reference_points.test_one_client_alone_is_fedavg")),
     "ensemble": Declared(
         Exempt("nothing is averaged", "test_reference_points.test_ensemble_members_are_the_local_models")

@@ -1,0 +1,157 @@
+"""Bayesian matching of networks that are chains of linear layers, from the last hidden layer to the first.
+
+Reference: PFNM's scheme for several layers (Yurochkin et al. 2019). A unit is its bias and its outgoing weights; those of the
+first hidden layer have their incoming weights as well. What a layer's units send to the next layer is laid out over the next
+layer's global units, zero where a model has none, so that weights between hidden layers are estimated once, as outgoing ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.weights import ModelSpec, by_spec
+from fedexp.matching.beta_bernoulli import BetaBernoulli, Matched, match
+from fedexp.matching.structure import Structure, structure_of
+
+BIAS_MEAN = 0.1  # mu_0 of biases: the authors' initialisation; of weights it is 0
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
+Chain = Sequence[tuple[Tensor, Tensor | None]]
+"""Weight (out, in) and bias (out,) of every layer, first to last, float64."""
+
+
+@by_spec
+def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
+    """The network's structure, if it is linear layers one after the other; else a ConfigError says what is in the way."""
+    norms = [name for name, part in spec.module().named_modules() if isinstance(part, _NORMS)]
+    if norms:
+        raise _no_chain(f"'{norms[0]}' is a norm layer, whose numbers belong to no unit's prior", spec)
+    structure = structure_of(spec, input_shape)
+    for layer in structure.layers:
+        if layer.kind != "linear":
+            raise _no_chain(f"'{layer.weight}' is a convolution", spec)
+    weights, groups = [layer.weight for layer in structure.layers], structure.groups
+    alone = [group.layers for group in groups] == [(name,) for name in weights[:-1]]
+    reads = [[(slot.group, slot.positions.shape[1]) for slot in structure.inputs(name)] for name in weights]
+    if not alone or reads != [[], *([(group.name, 1)] for group in groups)]:
+        raise _no_chain("a layer reads others than the one before it", spec)
+    if any(structure.columns[name] != group.size for name, group in zip(weights[1:], groups, strict=True)):
+        raise _no_chain("a layer reads more than the layer before it", spec)
+    known = {name for layer in structure.layers for name in (layer.weight, layer.bias)}
+    module = spec.module()
+    others = [name for name, _ in (*module.named_parameters(), *module.named_buffers()) if name not in known]
+    if others:
+        raise _no_chain(f"'{others[0]}' belongs to no layer", spec)
+    return structure
+
+
+def _no_chain(what: str, spec: ModelSpec) -> ConfigError:
+    return ConfigError(
+        f"only chains of linear layers can be matched here: {what}",
+        where="model",
+        expected="a multi-layer perceptron without norm layers",
+        got=spec.arch,
+        do="choose model=mlp, or a method that moves units without a prior for them (ot_fusion)",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """The matched network.
+
+    Args:
+        chain: its layers.
+        matched: of every hidden layer, first to last.
+    """
+
+    chain: list[tuple[Tensor, Tensor | None]]
+    matched: tuple[Matched, ...]
+
+    def metrics(self) -> dict[str, float]:
+        """Width of each hidden layer, the natural log of all global units over all local ones, the share of local units
+        that share theirs with another model; nothing without hidden layers."""
+        if not self.matched:
+            return {}
+        local = sum(len(units) for layer in self.matched for units in layer.units)
+        widths = [len(layer.members) for layer in self.matched]
+        shared = sum(int((layer.members[units] > 1).sum()) for layer in self.matched for units in layer.units)
+        return {
+            **{f"fusion/width_{number}": float(width) for number, width in enumerate(widths, start=1)},
+            "fusion/log_ratio": math.log(sum(widths) / local),
+            "fusion/matched": shared / local,
+        }
+
+
+def fuse_chains(
+    models: Sequence[Chain], shares: Tensor, class_frequency: bool, options: BetaBernoulli, orders: np.ndarray
+) -> Fused:
+    """Match the hidden units of at least one model, and take posterior means.
+
+    Args:
+        models: equally deep; hidden widths may differ.
+        shares: (N, C) float64 f_{s,c}, the shares of the models in each class.
+        class_frequency: precisions of what goes to class c, f_{s,c} / sigma, not 1 / sigma. The output's biases always
+            have the former.
+        orders: (hidden layers, sweeps, N) visiting orders, the last hidden layer's first.
+    """
+    count, depth = len(models), len(models[0])
+    like = models[0][0][0]
+    classes = (shares if class_frequency else torch.ones_like(shares)) / options.sigma
+    weights: list[Tensor] = [like] * depth
+    biases: list[Tensor | None] = [None] * depth
+    found: list[Matched] = []
+    outgoing, precision = [chain[-1][0].T for chain in models], classes
+    for number, layer in enumerate(range(depth - 2, -1, -1)):
+        parts = [[out] for out in outgoing]
+        biased = models[0][layer][1] is not None
+        for part, chain in zip(parts, models, strict=True):
+            weight, bias = chain[layer]
+            if bias is not None:
+                part.insert(0, bias[:, None])
+            if layer == 0:
+                part.insert(0, weight)
+        rows = [torch.cat(part, 1) for part in parts]
+        sent = outgoing[0].shape[1]
+        own = like.new_full((count, rows[0].shape[1] - sent), 1 / options.sigma)
+        mu0 = torch.zeros_like(rows[0][0])
+        if biased:
+            mu0[-sent - 1] = BIAS_MEAN
+        matched = match(rows, torch.cat([own, precision], 1), mu0, options, orders[number])
+        found.insert(0, matched)
+        mean = matched.mean
+        weights[layer + 1] = mean[:, -sent:].T
+        if biased:
+            biases[layer] = mean[:, -sent - 1]
+        if layer == 0:
+            weights[0] = mean[:, : like.shape[1]]
+        else:
+            laid = zip(models, matched.units, strict=True)
+            outgoing = [_laid_out(chain[layer][0], units, len(mean)) for chain, units in laid]
+            precision = like.new_full((count, len(mean)), 1 / options.sigma)
+    if depth == 1:
+        weights[0] = _means([chain[0][0] for chain in models], classes[:, :, None], 0.0, options)
+    last = [bias for _, bias in (chain[-1] for chain in models) if bias is not None]
+    if last:
+        biases[-1] = _means(last, shares / options.sigma, BIAS_MEAN, options)
+    return Fused(list(zip(weights, biases, strict=True)), tuple(found))
+
+
+def _laid_out(weight: Tensor, units: Tensor, width: int) -> Tensor:
+    """(in, width): a layer's weight (out, in) by sender, over the global units of those that receive."""
+    sent = weight.new_zeros(weight.shape[1], width)
+    sent[:, units.to(weight.device)] = weight.T
+    return sent
+
+
+def _means(values: Sequence[Tensor], q: Tensor, mu0: float, options: BetaBernoulli) -> Tensor:
+    """Posterior mean of what all models have: values (C, ...), precisions (N, C, ...)."""
+    p0 = 1 / options.sigma0
+    return (mu0 * p0 + (q * torch.stack(list(values))).sum(0)) / (p0 + q.sum(0))
