@@ -20,19 +20,17 @@ def doubly_stochastic(V: Tensor, tau: float, iterations: int, tolerance: float |
         iterations: half-steps, of rows or of columns.
         tolerance: stop once columns have been divided and no row's sum differs from one by more; None: never.
     """
-    S = V / tau
-    done = 0
-    while done < iterations:
+    done = min(2, iterations)
+    S = _with_logarithms(V / tau, done)  # which brings the matrix into range
+    while done < iterations and not (tolerance is not None and _settled(S, tolerance)):
         steps = min(_BLOCK, iterations - done)
-        # a first look after one row and one column step, which brings the matrix into range
-        if done == 0:
-            S, steps = _with_logarithms(S, min(2, iterations)), min(2, iterations)
-        else:
-            S = _with_products(S, steps)
+        S = _with_products(S, steps)
         done += steps
-        if tolerance is not None and done % 2 == 0 and float((S.exp().sum(-1) - 1).abs().max()) <= tolerance:
-            break
     return S.exp()
+
+
+def _settled(S: Tensor, tolerance: float) -> bool:
+    return bool(((S.exp().sum(-1) - 1).abs() <= tolerance).all())
 
 
 def _with_logarithms(S: Tensor, steps: int) -> Tensor:

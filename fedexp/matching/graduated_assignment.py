@@ -176,7 +176,9 @@ def match_pairwise(
     return {name: u[1].cpu() for name, u in U.items()}
 
 
-def random_start(groups: Sequence[Group], count: int, noise: float, device: torch.device, *names: object) -> Assignments:
+def random_start(
+    groups: Sequence[Group], count: int, noise: float, device: torch.device, *names: object
+) -> Assignments:
     """(models, n, n) a group: 1 / n plus uniform noise in [-noise, noise], from the stream that `names` name."""
 
     def draw(group: Group) -> Tensor:

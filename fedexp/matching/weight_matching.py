@@ -43,9 +43,11 @@ class WeightMatching:
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """Args:
-    maps: what moves each model, by unit group (`fedexp.matching.structure.Maps`, on the CPU).
-    sweeps: how many were made over all groups, summed over models and passes.
+    """What a search found.
+
+    Args:
+        maps: what moves each model, by unit group (`fedexp.matching.structure.Maps`, on the CPU).
+        sweeps: how many were made over all groups, summed over models and passes.
     """
 
     maps: list[dict[str, Tensor]]
@@ -133,8 +135,7 @@ def unit_rows(value: Tensor, slot: Slot) -> Tensor:
 
 def _slots(structure: Structure, group: Group, params: Tree) -> list[tuple[str, Slot]]:
     """Where parameters are indexed by the group's units."""
-    found = [(name, slot) for name in params for slot in structure.slots.get(name, ()) if slot.group == group.name]
-    return found
+    return [(name, slot) for name in params for slot in structure.slots.get(name, ()) if slot.group == group.name]
 
 
 def _similarities(moved: Tree, target: Tree, slots: Sequence[tuple[str, Slot]]) -> Tensor:
