@@ -56,7 +56,7 @@ def plain(V: torch.Tensor, tau: float, iterations: int) -> torch.Tensor:
 @pytest.mark.parametrize("iterations", [1, 2, 3, 22, 67, 200])
 @pytest.mark.parametrize("tau", [10.0, 0.5, 0.05, 0.002])
 def test_products_are_the_logarithms_half_steps(tau: float, iterations: int) -> None:
-    """At the last temperature logits lie hundreds apart: products alone would overflow."""
+    """At the last temperature logits lie hundreds apart."""
     V = rows(3, 9, 9)
     torch.testing.assert_close(doubly_stochastic(V, tau, iterations), plain(V, tau, iterations), rtol=1e-9, atol=1e-13)
 
@@ -221,8 +221,8 @@ def test_cycles_of_two_have_settled() -> None:
     torch.testing.assert_close(change(a, b, c), expected)
 
 
-def test_all_groups_move_at_once_and_each_sees_the_old_others() -> None:
-    """One Hungarian sweep from given assignments, against the votes written out."""
+def test_two_sweeps_written_out() -> None:
+    """A sweep of Sinkhorn and one of the Hungarian method, against the votes written out."""
     spec = MODELS["mlp"]
     structure, models = structure_of(spec, IMAGE), models_of(spec, 3)
     U = start_of(structure, 3)
