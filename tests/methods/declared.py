@@ -93,6 +93,10 @@ DECLARED = {
             "test_ot_fusion.test_running_fusion_halves_and_later_models_weigh_more",
         ),
     ),
+    "git_rebasin": Declared(
+        Exempt("the mean of models that matching moved", "test_git_rebasin.test_nothing_to_move_is_the_average")
+    ),
+    "gamf": Declared(Exempt("the mean of models that matching moved", "test_gamf.test_nothing_to_move_is_the_average")),
     "ma_echo": Declared(
         Reduction(
             ("aggregator.T=0", "aggregator.last_layer=plain"), against=("aggregator.weights=uniform",), tolerance=1e-12

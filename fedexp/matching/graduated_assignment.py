@@ -1,0 +1,295 @@
+"""Graduated assignment: the units of several networks matched at once by annealed graph matching.
+
+Reference: Liu et al., Deep Neural Network Fusion via Graph Matching (GAMF), ICML 2022, with the schedules of the authors'
+code. Every model i has an assignment U_i of its units to common ones, a group of units each; U_i U_j^T maps the units of
+model i to those of model j. The field's library, pygmtools, is not needed: the solver is written out here.
+
+Units are compared by their incoming and by their outgoing weights, both given the present maps of the neighbouring groups:
+K(x, y) = exp(-||x - y||_4 / 2), either divided by its mean. Beyond the reference, which knows chains of layers without
+biases: a group of several layers (ResNet) is compared by the weights of all, biases and norms move with their units and are
+not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.seeds import torch_generator
+from fedexp.core.weights import Weights
+from fedexp.matching.assignment import assignments
+from fedexp.matching.doubly_stochastic import doubly_stochastic
+from fedexp.matching.structure import Group, Structure
+from fedexp.matching.unit_graphs import Edges, check_equal, edges_of
+
+Assignments = dict[str, Tensor]  # U, (models, n, n) float64, by group
+
+
+@dataclass(frozen=True)
+class Joint:
+    """All models at once: the schedule of the temperature tau, of Sinkhorn's half-steps and of the Hungarian method.
+
+    Args:
+        sweeps: at most.
+        final: as many sweeps before that end, the Hungarian method takes over in any case.
+        tau: first temperature; cooling: its factor; floor: at or below it the Hungarian method follows.
+        iterations: half-steps of the first temperature; further: added with every next one.
+        tolerance: change of U, squared and summed over groups, in the mean over the models, below which a stage ends.
+        patience: a stage ends as well once it has counted more sweeps than this.
+        noise: the start is 1 / n plus a uniform number of at most this size.
+    """
+
+    sweeps: int = 2000
+    final: int = 75
+    tau: float = 0.05
+    cooling: float = 0.9
+    floor: float = 0.005
+    iterations: int = 200
+    further: int = 100
+    tolerance: float = 2e-3
+    patience: int = 50
+    noise: float = 0.05
+
+    def __post_init__(self) -> None:
+        require(2 <= self.final < self.sweeps, f"final must lie in [2, sweeps), got {self.final} of {self.sweeps}")
+        _check_schedule(self.tau, self.cooling, self.floor, self.iterations, self.further)
+        require(self.tolerance > 0, f"tolerance must be positive, got {self.tolerance}")
+        require(self.patience >= 0, f"patience must not be negative, got {self.patience}")
+        require(self.noise > 0, f"noise must be positive, got {self.noise}")
+
+
+@dataclass(frozen=True)
+class Pairwise:
+    """Each model alone with the first; soft assignments are what moves the units, there is no Hungarian method.
+
+    Args:
+        sweeps: over the groups in forward order, each seeing what the ones before have become.
+        tau, cooling, floor: temperature, its factor after every sweep, and where it ends.
+        iterations, further: half-steps of the first sweep, and how many more in every next one until tau is at its floor.
+        divide: divide affinities by their mean.
+    """
+
+    sweeps: int = 50
+    tau: float = 10.0
+    cooling: float = 0.8
+    floor: float = 0.01
+    iterations: int = 20
+    further: int = 50
+    divide: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.sweeps > 0, f"sweeps must be positive, got {self.sweeps}")
+        _check_schedule(self.tau, self.cooling, self.floor, self.iterations, self.further)
+
+
+def _check_schedule(tau: float, cooling: float, floor: float, iterations: int, further: int) -> None:
+    require(0 < floor <= tau, f"floor must be positive and at most tau, got {floor} and {tau}")
+    require(0 < cooling < 1, f"cooling must lie between 0 and 1, got {cooling}")
+    require(iterations > 0 and further >= 0, f"half-steps must be positive, got {iterations} and {further}")
+
+
+def match_jointly(
+    models: Sequence[Weights],
+    structure: Structure,
+    groups: Sequence[Group],
+    options: Joint,
+    early_stop: float | None,
+    start: Assignments,
+) -> tuple[list[dict[str, Tensor]], int]:
+    """What moves each model (permutations, the first model's identities), and the number of sweeps.
+
+    Args:
+        groups: those that may move.
+        early_stop: of Sinkhorn's iterations, as in `doubly_stochastic`.
+        start: `random_start` or `identities`.
+
+    Of two models the first one's units are the common ones, its U the identity. Moved both at once, each after the other's
+    old U, they would follow two sequences that know nothing of each other and name the common units differently.
+    """
+    check_equal(models)
+    still = int(len(models) == 2)  # so many models, from the first on, keep their U
+    if still:
+        start = {name: torch.cat([torch.eye(u.shape[1]).to(u)[None], u[1:]]) for name, u in start.items()}
+    affinity = Affinity(edges_of(models, structure, groups), divide=True)
+    U, before = start, start
+    tau, iterations, hungarian, count, sweep = options.tau, options.iterations, False, 0, 0
+    while sweep < options.sweeps and len(models) > 1 and groups:
+        sweep += 1
+        solver: Callable[[Tensor], Tensor] = (
+            permutation_matrices if hungarian else lambda V: doubly_stochastic(V, tau, iterations, early_stop)  # noqa: B023
+        )
+        new = {name: torch.cat([u[:still], solver(affinity.votes(name, U, still))]) for name, u in U.items()}
+        change = sum(_change(new[name], U[name], before[name]) for name in U)
+        before, U = U, new
+        if float(change) >= options.tolerance and count <= options.patience:
+            count += 1
+        elif hungarian:
+            break
+        else:
+            count = 0
+            if tau > options.floor:
+                tau, iterations = tau * options.cooling, iterations + options.further
+            else:
+                hungarian = True
+        if sweep > options.sweeps - options.final:
+            hungarian = True
+    if len(models) == 1:  # nothing was matched
+        return [{group.name: torch.arange(group.size) for group in groups}], 0
+    # common units are named after the first model's
+    orders = {name: torch.einsum("iab,cb->iac", u, u[0]).argmax(1) for name, u in U.items()}
+    return [{name: order[i].cpu() for name, order in orders.items()} for i in range(len(models))], sweep
+
+
+def match_pairwise(
+    model: Weights,
+    reference: Weights,
+    structure: Structure,
+    groups: Sequence[Group],
+    options: Pairwise,
+    early_stop: float | None,
+    *names: object,
+) -> dict[str, Tensor]:
+    """Matrices that move `model` onto `reference`, by group: ``T[a, b]``, the share of unit a in new unit b.
+
+    Args:
+        names: of the stream that the start is drawn from.
+    """
+    check_equal([reference, model])
+    affinity = Affinity(edges_of([reference, model], structure, groups), divide=options.divide)
+    device = next(iter(model.params.values())).device
+    U: Assignments = {}
+    for group in groups:
+        noise = torch.rand(group.size, group.size, generator=torch_generator(*names, group.name), dtype=torch.float64)
+        start = doubly_stochastic((0.4 + 0.2 * noise).to(device), tau=10.0, iterations=1)
+        U[group.name] = torch.stack([torch.eye(group.size, dtype=torch.float64, device=device), start])
+    tau, iterations = options.tau, options.iterations
+    for _ in range(options.sweeps):
+        for name, u in U.items():
+            V = affinity.between(name, U, 1)[0]  # to the reference, whose U is the identity
+            U[name] = torch.stack([u[0], doubly_stochastic(V, tau, iterations, early_stop)])
+        if tau > options.floor:
+            tau, iterations = max(tau * options.cooling, options.floor), iterations + options.further
+    return {name: u[1].cpu() for name, u in U.items()}
+
+
+def random_start(
+    groups: Sequence[Group], count: int, noise: float, device: torch.device, *names: object
+) -> Assignments:
+    """(models, n, n) a group: 1 / n plus uniform noise in [-noise, noise], from the stream that `names` name."""
+
+    def draw(group: Group) -> Tensor:
+        drawn = torch.rand(
+            count, group.size, group.size, generator=torch_generator(*names, group.name), dtype=torch.float64
+        )
+        return 1 / group.size + noise * (2 * drawn.to(device) - 1)
+
+    return {group.name: draw(group) for group in groups}
+
+
+def identities(groups: Sequence[Group], count: int, device: torch.device) -> Assignments:
+    """Every unit where it is."""
+    return {g.name: torch.eye(g.size, dtype=torch.float64, device=device).repeat(count, 1, 1) for g in groups}
+
+
+def permutation_matrices(V: Tensor) -> Tensor:
+    """Assignments of largest value: the Hungarian method.
+
+    Args:
+        V: (models, n, n); entry [i, a, b] is what assigning unit a of model i to common unit b is worth.
+    """
+    orders = assignments(-V).to(V.device)
+    return torch.zeros_like(V).scatter_(1, orders[:, None, :], 1.0)
+
+
+def _change(new: Tensor, old: Tensor, older: Tensor) -> Tensor:
+    """Mean over the models of the squared change; the second term sees cycles of two."""
+    steps = torch.stack([(new - other).square().sum((1, 2)) for other in (old, older)])
+    return steps.amin(0).mean()
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """One side of a group's comparison by one layer's edges.
+
+    Args:
+        neighbour: group whose maps move the entries that are compared; None: nothing moves them.
+        x: (models, n, k, m) units, entries of an edge, units of the neighbour.
+        powers: x, x^2 and x^3 of every model as (models, n, k * m), and the sums of x^4.
+    """
+
+    neighbour: str | None
+    x: Tensor
+    powers: tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Affinity:
+    """Affinities of units, given the present assignments. Parts that no assignment moves are computed once.
+
+    Args:
+        divide: each of the two affinities by its mean.
+    """
+
+    def __init__(self, edges: Sequence[Edges], divide: bool) -> None:
+        self._divide = divide
+        self._sides: dict[str, tuple[list[_Side], list[_Side]]] = {}
+        self._fixed: dict[tuple[str, int, int], Tensor] = {}
+        for edge in edges:
+            incoming = edge.values.permute(0, 1, 3, 2)  # (models, rows, k, columns)
+            outgoing = edge.values.permute(0, 2, 3, 1)
+            for group, neighbour, x, side in (
+                (edge.target, edge.source, incoming, 0),
+                (edge.source, edge.target, outgoing, 1),
+            ):
+                if group is not None:
+                    flat = x.flatten(2)
+                    powers = (flat, flat.square(), flat**3, (flat**4).sum(2))
+                    self._sides.setdefault(group, ([], []))[side].append(_Side(neighbour, x.contiguous(), powers))
+
+    def votes(self, group: str, U: Assignments, first: int = 0) -> Tensor:
+        """(models, n, n): V_i, the sum over the other models j of A_ij U_j, for the models from number `first` on."""
+        u = U[group]
+        votes = []
+        for i in range(first, len(u)):
+            others = [j for j in range(len(u)) if j != i]
+            votes.append((self.between(group, U, i) @ u[others]).sum(0))
+        return torch.stack(votes)
+
+    def between(self, group: str, U: Assignments, i: int) -> Tensor:
+        """(other models, n, n): A_ij, the affinity of the units of model i to those of the other models j, in order."""
+        affinities = []
+        for number, sides in enumerate(self._sides[group]):
+            if not sides:
+                continue
+            if (group, number, i) not in self._fixed:
+                still = [side for side in sides if side.neighbour is None]
+                self._fixed[group, number, i] = sum((_fourth_powers(s, None, i) for s in still), torch.zeros(()))
+            moving = [side for side in sides if side.neighbour is not None]
+            distance = self._fixed[group, number, i]
+            for side in moving:
+                distance = distance + _fourth_powers(side, U[side.neighbour], i)  # type: ignore[index]
+            K = (-0.5 * distance.clamp(min=0).sqrt().sqrt()).exp()
+            affinities.append(K / K.mean((1, 2), keepdim=True) if self._divide else K)
+        return torch.stack(affinities).sum(0)
+
+
+def _fourth_powers(side: _Side, U: Tensor | None, i: int) -> Tensor:
+    """(other models, n, n): sum of (x - y)^4 over entries, x those of model i's units as seen by model j, y model j's.
+
+    (x - y)^4 = x^4 - 4 x^3 y + 6 x^2 y^2 - 4 x y^3 + y^4: products of matrices, in float64.
+    """
+    others = [j for j in range(len(side.x)) if j != i]
+    x = side.x[i]
+    if U is not None:
+        maps = U[i] @ U[others].mT  # (others, m, m): U_i U_j^T
+        x = (x.flatten(0, 1) @ maps).reshape(len(others), *x.shape)
+    else:
+        x = x[None]
+    x = x.flatten(2)
+    y, y2, y3, y4 = (power[others] for power in side.powers)
+    x2 = x.square()
+    crossed = 6 * x2 @ y2.mT - 4 * (x2 * x @ y.mT + x @ y3.mT)
+    return x2.square().sum(2)[:, :, None] + crossed + y4[:, None, :]

@@ -1,0 +1,67 @@
+"""Networks as graphs: hidden units are nodes, weights are attributes of the edges between two groups of units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.weights import Weights
+from fedexp.matching.structure import Group, Structure
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Weights of one layer between one group of units that it reads and the units that it writes.
+
+    Args:
+        target, source: names of the groups of its rows and columns; None where units cannot move: the network's input, its
+            output, and what belongs to frozen layers.
+        values: (models, rows, columns, k) float64; k entries an edge: of a kernel, or of a flattened feature map's positions.
+    """
+
+    target: str | None
+    source: str | None
+    values: Tensor
+
+
+def check_equal(models: Sequence[Weights]) -> None:
+    """Refuse networks that do not have the same layers and widths."""
+    first = {name: tuple(value.shape) for name, value in models[0].params.items()}
+    for number, model in enumerate(models):
+        shapes = {name: tuple(value.shape) for name, value in model.params.items()}
+        if shapes != first:
+            name = next(name for name in {**first, **shapes} if first.get(name) != shapes.get(name))
+            raise ConfigError(
+                "models of different widths cannot be matched unit by unit: every unit needs a partner in every model",
+                where="aggregator",
+                expected=f"'{name}' of {first.get(name)} in all models",
+                got=f"{shapes.get(name)} in model {number}",
+                do="give all clients one architecture",
+            )
+
+
+def edges_of(models: Sequence[Weights], structure: Structure, groups: Sequence[Group]) -> list[Edges]:
+    """All weights of linear and convolutional layers, each once. Biases, norms and buffers are no edges.
+
+    Args:
+        groups: those that may move.
+    """
+    names = {group.name for group in groups}
+    rows = {weight: group.name for group in groups for weight in group.layers}
+    found = []
+    for layer in structure.layers:
+        stacked = torch.stack([model.params[layer.weight].double() for model in models])
+        values = stacked.flatten(3) if stacked.dim() > 3 else stacked[..., None]
+        rest = torch.ones(values.shape[2], dtype=torch.bool)
+        for slot in structure.inputs(layer.weight):
+            rest[slot.positions.flatten()] = False
+            part = values[:, :, slot.positions.flatten().to(values.device)]
+            part = part.reshape(*values.shape[:2], len(slot.positions), -1)
+            found.append(Edges(rows.get(layer.weight), slot.group if slot.group in names else None, part))
+        if bool(rest.any()):
+            found.append(Edges(rows.get(layer.weight), None, values[:, :, rest.to(values.device)]))
+    return found

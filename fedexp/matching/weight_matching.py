@@ -1,0 +1,144 @@
+"""Weight matching: permutations of hidden units under which two networks' weights have the largest inner product.
+
+Reference: Ainsworth, Hayase & Srinivasa, Git Re-Basin, ICLR 2023: coordinate descent over layers for two models, and
+matching to the mean of the others for many (there Algorithms 1 and 3). Maximising the inner product of the parameters
+minimises their Euclidean distance. Where a layer reads the units that it writes (a gate), the objective is quadratic in
+their permutation; it is linearised at the present one, and a step is taken only if the objective itself rises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.seeds import torch_generator
+from fedexp.core.trees import Tree
+from fedexp.matching.assignment import assignments
+from fedexp.matching.structure import Group, Slot, Structure
+
+
+@dataclass(frozen=True)
+class WeightMatching:
+    """When the search ends.
+
+    Args:
+        tolerance: a group of units is moved where this raises the inner product by more.
+        sweeps: over all groups, at most; the search ends earlier once no group moves.
+        passes: over the models, at most, where there are more than two; ends earlier once no model moves.
+    """
+
+    tolerance: float = 1e-12
+    sweeps: int = 100
+    passes: int = 100
+
+    def __post_init__(self) -> None:
+        require(self.tolerance >= 0, f"tolerance must not be negative, got {self.tolerance}")
+        require(self.sweeps > 0, f"sweeps must be positive, got {self.sweeps}")
+        require(self.passes > 0, f"passes must be positive, got {self.passes}")
+
+
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """What a search found.
+
+    Args:
+        maps: what moves each model, by unit group (`fedexp.matching.structure.Maps`, on the CPU).
+        sweeps: how many were made over all groups, summed over models and passes.
+    """
+
+    maps: list[dict[str, Tensor]]
+    sweeps: int
+
+
+def match_pair(
+    model: Tree, reference: Tree, structure: Structure, groups: Sequence[Group], options: WeightMatching, *names: object
+) -> Matched:
+    """`model` moved onto `reference`.
+
+    Args:
+        model, reference: parameters; biases and norms count as weights do, buffers do not.
+        groups: those that may move.
+        names: of the stream that the order of the groups is drawn from.
+    """
+    target = {name: value.double() for name, value in reference.items()}
+    moved = {name: value.double() for name, value in model.items()}
+    slots = {group.name: _slots(structure, group, moved) for group in groups}
+    maps = {group.name: torch.arange(group.size) for group in groups}
+    for sweep in range(options.sweeps):
+        improved = False
+        for number in torch.randperm(len(groups), generator=torch_generator(*names, sweep)).tolist():
+            group = groups[number]
+            touched = dict.fromkeys(name for name, _ in slots[group.name])
+            order = assignments(-_similarities(moved, target, slots[group.name])[None])[0]
+            before = {name: moved[name] for name in touched}
+            after = structure.permute(before, {group.name: order})
+            if inner_product(after, target) - inner_product(before, target) > options.tolerance:
+                moved |= after
+                maps[group.name] = maps[group.name][order]
+                improved = True
+        if not improved:
+            return Matched([maps], sweep + 1)
+    return Matched([maps], options.sweeps)
+
+
+def match_many(
+    models: Sequence[Tree], structure: Structure, groups: Sequence[Group], options: WeightMatching, *names: object
+) -> Matched:
+    """Each model, in random order and again and again, moved onto the mean of the others.
+
+    No model is the reference. Afterwards all are moved alike so that the first one stays where it was.
+    """
+    moved = [{name: value.double() for name, value in model.items()} for model in models]
+    maps = [{group.name: torch.arange(group.size) for group in groups} for _ in models]
+    sweeps = 0
+    for turn in range(options.passes if len(models) > 1 else 0):
+        improved = False
+        total = {name: torch.stack([model[name] for model in moved]).sum(0) for name in moved[0]}
+        for number in torch.randperm(len(models), generator=torch_generator(*names, "models", turn)).tolist():
+            own = moved[number]
+            others = {name: (value - own[name]) / (len(models) - 1) for name, value in total.items()}
+            found = match_pair(own, others, structure, groups, options, *names, turn, number)
+            sweeps += found.sweeps
+            orders = found.maps[0]
+            if all(torch.equal(order, torch.arange(len(order))) for order in orders.values()):
+                continue
+            improved = True
+            moved[number] = structure.permute(own, orders)
+            total = {name: value + (moved[number][name] - own[name]) for name, value in total.items()}
+            maps[number] = {name: order[orders[name]] for name, order in maps[number].items()}
+        if not improved:
+            break
+    return Matched(as_the_first(maps), sweeps)
+
+
+def as_the_first(maps: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """The same matching of permutations, with all models moved alike so that the first one stays where it was."""
+    back = {name: order.argsort() for name, order in maps[0].items()}
+    return [{name: order[back[name]] for name, order in own.items()} for own in maps]
+
+
+def inner_product(one: Tree, other: Tree) -> float:
+    """Over the tensors of `one`."""
+    return float(sum((value * other[name]).sum() for name, value in one.items()))
+
+
+def unit_rows(value: Tensor, slot: Slot) -> Tensor:
+    """(units, entries): what each unit of the slot's group has of a tensor."""
+    along = value.movedim(slot.axis, 0)
+    picked = along.index_select(0, slot.positions.flatten().to(value.device))
+    return picked.reshape(len(slot.positions), -1)
+
+
+def _slots(structure: Structure, group: Group, params: Tree) -> list[tuple[str, Slot]]:
+    """Where parameters are indexed by the group's units."""
+    return [(name, slot) for name in params for slot in structure.slots.get(name, ()) if slot.group == group.name]
+
+
+def _similarities(moved: Tree, target: Tree, slots: Sequence[tuple[str, Slot]]) -> Tensor:
+    """(units, units): entry [a, b] is the inner product of unit a of `moved` with unit b of `target`."""
+    products = [unit_rows(moved[name], slot) @ unit_rows(target[name], slot).T for name, slot in slots]
+    return torch.stack(products).sum(0)
