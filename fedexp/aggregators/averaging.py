@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 
 from fedexp.core import trees
@@ -49,9 +50,9 @@ class Averaging(Aggregator):
         """Who trains in this round."""
         return env.sample()
 
-    def population(self, env: Env) -> list[int]:
-        """Training samples of each of the N who may take part: not of clients without any."""
-        return [n for n in env.sizes.tolist() if n]
+    def population(self, env: Env) -> np.ndarray:
+        """(clients,) int64 training samples of those of whom the cohort is drawn; who has none takes no part."""
+        return env.sizes
 
     def weight(self, num_examples: int) -> float:
         """p_i before normalisation."""
@@ -103,7 +104,7 @@ class Averaging(Aggregator):
             del update  # not held while the next client trains
         if not seen.p:  # every sampled client was empty or skipped: the round changes nothing
             return state, {"clients": 0}
-        direction, stats = self.merged(merging, seen.p), seen.stats(env, [self.weight(n) for n in self.population(env)])
+        direction, stats = self.merged(merging, seen.p), seen.stats(env, *self._whole(env))
         factor = self.factor(direction, stats, env)
         if factor != 1.0:
             direction = trees.scale(direction, factor)
@@ -123,6 +124,12 @@ class Averaging(Aggregator):
             "evaluated": weights if evaluated is params else Weights(old.spec, evaluated, weights.buffers),
         }
         return new, {"clients": stats.m, **metrics}
+
+    def _whole(self, env: Env) -> tuple[int, float]:
+        """N, the clients who may take part, and the sum of their p before normalisation: by size, for N may be millions."""
+        clients = np.bincount(self.population(env))  # of each size
+        sizes = [n for n in np.flatnonzero(clients).tolist() if n]
+        return int(clients[1:].sum()), sum(self.weight(n) * int(clients[n]) for n in sizes)
 
     def outcome(self, state: State) -> Outcome:
         return Outcome((state["evaluated"],), self.delivers)
@@ -182,14 +189,14 @@ class _Seen:
     def payload(self) -> dict[str, Tree]:
         return {name: trees.scale(tree, 1 / self.payload_weight) for name, tree in self.payload_sums.items()}
 
-    def stats(self, env: Env, population: Sequence[float]) -> RoundStats:
-        """`population`: p of everybody who may take part, before normalisation."""
+    def stats(self, env: Env, N: int, whole: float) -> RoundStats:
+        """`whole`: the sum of p over all N, before normalisation."""
         total = sum(self.p)
         return RoundStats(
             round=env.round,
-            N=len(population),
+            N=N,
             m=len(self.p),
-            share=total / sum(population),
+            share=total / whole,
             lr=env.lr,
             lr_0=env.budget.lr_0,
             p=tuple(p / total for p in self.p),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from fedexp.aggregators.mean import Mean
 from fedexp.core.data import POOLED
 from fedexp.core.env import Env
@@ -23,5 +25,5 @@ class Centralized(Mean):
     def cohort(self, env: Env) -> list[int]:
         return [POOLED]
 
-    def population(self, env: Env) -> list[int]:
-        return [int(env.sizes.sum())]
+    def population(self, env: Env) -> np.ndarray:
+        return np.array([env.sizes.sum()])
