@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(run=_run)
     report = commands.add_parser("report", parents=[shared], help="report what is there; runs nothing")
     report.add_argument("--from", dest="record", type=Path, metavar="DIR",
-                        help="a folder with a report and the record of its runs, which need not exist any more")  # fmt: skip
+                        help="a record of runs, which need not exist any more; files are written with --out alone")  # fmt: skip
     report.set_defaults(run=_report)
     return parser
 
@@ -198,7 +198,7 @@ def _again(options: argparse.Namespace) -> Report:
     found = record.read(table, options.record)
     cells = slots(table, found.form, only=found.only, seeds=found.seeds, extra=found.extra)
     report = with_pictures(make_report(table, cells, found), record.pictures(found, options.record), found.missed)
-    _show(report, table, found, options.out or options.record)
+    _show(report, table, found, options.out)
     return report
 
 
@@ -237,7 +237,7 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
 
 def _finish(request: _Request) -> Report:
     """Make the report, print it, write its files, send it to W&B where the cells went there."""
-    from fedexp.tables.gather import drawn, is_part, lossy_data, make_report, with_pictures
+    from fedexp.tables.gather import drawn, is_part, make_report, with_pictures
     from fedexp.tables.record import Record, recorded
     from fedexp.tables.report.files import report_folder
 
@@ -245,7 +245,7 @@ def _finish(request: _Request) -> Report:
     pictures, missed = drawn(table, cells, request.cell_runs)
     asked = Record(request.form, request.only, options.seeds, request.extra, options.typed, {},
                    drawn=[(picture.name, picture.title) for picture in pictures], missed=missed)  # fmt: skip
-    record = recorded(table, cells, request.cell_runs, root, asked, lossy_data)
+    record = recorded(table, cells, request.cell_runs, root, asked)
     report = with_pictures(make_report(table, cells, record), pictures, missed)
     folder = options.out or report_folder(root, report.name, request.form, is_part(table, cells, record))
     _show(report, table, record, folder)
@@ -258,13 +258,15 @@ def _finish(request: _Request) -> Report:
     return report
 
 
-def _show(report: Report, table: Table, record: Record, folder: Path) -> None:
-    """Print the report; write it and the record of its runs."""
+def _show(report: Report, table: Table, record: Record, folder: Path | None) -> None:
+    """Print the report; write it and the record of its runs, if a folder is given."""
     from fedexp.tables.record import write
     from fedexp.tables.report.files import write_report
     from fedexp.tables.report.terminal import print_report
 
     print_report(report)
+    if folder is None:
+        return
     page = write_report(report, folder)
     write(table, record, folder)
     print(f"files: {folder}/report.md, .csv, .tex, runs.csv" + (", pictures as .png, .svg" if report.pictures else ""))

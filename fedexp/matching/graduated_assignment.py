@@ -12,7 +12,7 @@ not compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,18 +111,21 @@ def match_jointly(
     old U, they would follow two sequences that know nothing of each other and name the common units differently.
     """
     check_equal(models)
+    if len(models) == 1:
+        return [{group.name: torch.arange(group.size) for group in groups}], 0
     still = int(len(models) == 2)  # so many models, from the first on, keep their U
     if still:
         start = {name: torch.cat([torch.eye(u.shape[1]).to(u)[None], u[1:]]) for name, u in start.items()}
     affinity = Affinity(edges_of(models, structure, groups), divide=True)
     U, before = start, start
     tau, iterations, hungarian, count, sweep = options.tau, options.iterations, False, 0, 0
-    while sweep < options.sweeps and len(models) > 1 and groups:
+
+    def solved(V: Tensor) -> Tensor:  # at the present stage
+        return permutation_matrices(V) if hungarian else doubly_stochastic(V, tau, iterations, early_stop)
+
+    while sweep < options.sweeps and groups:
         sweep += 1
-        solver: Callable[[Tensor], Tensor] = (
-            permutation_matrices if hungarian else lambda V: doubly_stochastic(V, tau, iterations, early_stop)  # noqa: B023
-        )
-        new = {name: torch.cat([u[:still], solver(affinity.votes(name, U, still))]) for name, u in U.items()}
+        new = {name: torch.cat([u[:still], solved(affinity.votes(name, U, still))]) for name, u in U.items()}
         change = sum(_change(new[name], U[name], before[name]) for name in U)
         before, U = U, new
         if float(change) >= options.tolerance and count <= options.patience:
@@ -137,8 +140,6 @@ def match_jointly(
                 hungarian = True
         if sweep > options.sweeps - options.final:
             hungarian = True
-    if len(models) == 1:  # nothing was matched
-        return [{group.name: torch.arange(group.size) for group in groups}], 0
     # common units are named after the first model's
     orders = {name: torch.einsum("iab,cb->iac", u, u[0]).argmax(1) for name, u in U.items()}
     return [{name: order[i].cpu() for name, order in orders.items()} for i in range(len(models))], sweep

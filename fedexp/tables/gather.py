@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
@@ -132,7 +131,9 @@ def _cell(table: Table, slot: Slot, runs: Sequence[RunRecord], reduced: str, ext
         seeds=tuple(run.seed for run in done),
         draws=tuple(run.draw for run in done),
         verdict="not run",
-        same_as=column.equals.column if column.equals and _fits_row(column.equals.where, slot) else "",
+        same_as=column.equals.column
+        if column.equals and fits(column.equals.where, slot.conditions, slot.method)
+        else "",
         runs=tuple(run.run for run in done),
         failed=tuple(f"{run.run}: {run.error}" for run in runs if run.status == "failed"),
         reduced=reduced if done else "",
@@ -143,10 +144,6 @@ def _cell(table: Table, slot: Slot, runs: Sequence[RunRecord], reduced: str, ext
     if any(run.other_code for run in done):
         cell = replace(cell, reason="; ".join(filter(None, [cell.reason, "made by other code than today's"])))
     return cell
-
-
-def _fits_row(where: Mapping[str, Any], slot: Slot) -> bool:
-    return fits(dict(where), slot.conditions, slot.method)
 
 
 def _judged(cell: Cell, table: Table, objection: str) -> Cell:
@@ -184,18 +181,6 @@ def _objection(runs: Iterable[RunRecord], reduced: str, extra: Sequence[str]) ->
         return f"run with {' '.join(extra)}"
     lossy = sorted({run.lossy for run in done if run.lossy})
     return f"the data are not the paper's bits: {', '.join(lossy)}" if lossy else ""
-
-
-def lossy_data(config: Mapping[str, Any]) -> str:
-    """The names of data sets that are not the original's bits, else empty."""
-    from fedexp.core.build import locate
-    from fedexp.data.dataset import Dataset
-
-    nodes = {"dataset": config["dataset"], "proxy.dataset": config.get("proxy", {}).get("dataset")}
-    kinds = {key: locate(node["_target_"], Dataset, key) for key, node in nodes.items() if node}
-    return " ".join(
-        str(config["choices"].get(key)) for key, kind in kinds.items() if not getattr(kind, "faithful", True)
-    )
 
 
 def _why_not_run(runs: Sequence[RunRecord]) -> str:

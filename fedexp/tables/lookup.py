@@ -117,10 +117,15 @@ def read_value(run: CellRun, path: str) -> float:
     if head != "trace":
         return read_path(run.result, path)
     round, _, rest = rest.partition(".")
-    rows = read_json(run.folder / "trace" / f"{round}.json")
-    if rows is None:
-        raise ConfigError(f"round {round} was not traced", where=str(run.folder), do="set trace.every=1")
-    return read_path({str(row["iteration"]): row for row in rows}, rest, f"trace/{round}.json")
+    return read_path({str(row["iteration"]): row for row in traced(run.folder, round)}, rest, f"trace/{round}.json")
+
+
+def traced(folder: Path, round: object) -> list[dict[str, Any]]:
+    """The iterations of a traced round in a run's folder; `ConfigError` where there are none, or older code's."""
+    rows: list[dict[str, Any]] = read_json(folder / "trace" / f"{round}.json") or []
+    if not rows or any("iteration" not in row for row in rows):
+        raise ConfigError(f"round {round} was not traced", where=str(folder), do="set trace.every=1 and run it again")
+    return rows
 
 
 def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -> float:

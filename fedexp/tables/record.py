@@ -6,17 +6,19 @@ import base64
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fedexp.core.build import locate
 from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.data.dataset import Dataset
 from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
 from fedexp.storage.identity import config_hash
 from fedexp.tables.cells import Job, Slot
 from fedexp.tables.claims import Curve, Curves, Place
-from fedexp.tables.lookup import CellRun, read_value
+from fedexp.tables.lookup import CellRun, read_value, traced
 from fedexp.tables.report.report import Form, Picture, Value
 from fedexp.tables.schema import Table
 
@@ -110,13 +112,11 @@ def recorded(
     cell_runs: Mapping[tuple[str, ...], CellRun],
     root: Path,
     asked: Record,
-    lossy: Callable[[Mapping[str, Any]], str],
 ) -> Record:
     """`asked` with the runs of `cells`.
 
     Args:
         cell_runs: by a job's overrides; root: the output root, to which folders are relative.
-        lossy: names data sets of a config that are not the original's bits.
     """
     runs: dict[tuple[Place, str, str], RunRecord] = {}
     configs: dict[str, dict[str, Any]] = {}
@@ -128,14 +128,12 @@ def recorded(
             run = cell_runs[job.overrides]
             row = _row(table, slot, job, run, root)
             if run.result:
-                row = replace(row, lossy=lossy(run.config))
+                row = replace(row, lossy=_lossy(run.config))
                 configs[row.config] = {key: value for key, value in run.config.items() if key not in _ELSEWHERE}
             runs[place, slot.method, row.draw] = row
             for name, curve, axis in needed if run.result else ():
-                if name == slot.method and curve is not None:
-                    scale = table.headline.scale
-                    points = [(x, scale * y) for x, y in _curve(run, curve, axis)]
-                    curves[place, name, row.draw, curve] = points
+                if name == slot.method and curve is not None and (points := _curve(run, curve, axis)):
+                    curves[place, name, row.draw, curve] = [(x, table.headline.scale * y) for x, y in points]
     return replace(asked, runs=runs, curves=curves, configs=configs)
 
 
@@ -184,15 +182,22 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
     )
 
 
+def _lossy(config: Mapping[str, Any]) -> str:
+    """The names of data sets that are not the original's bits, else empty."""
+    nodes = {"dataset": config["dataset"], "proxy.dataset": config.get("proxy", {}).get("dataset")}
+    kinds = {key: locate(node["_target_"], Dataset, key) for key, node in nodes.items() if node}
+    return " ".join(
+        str(config["choices"].get(key)) for key, kind in kinds.items() if not getattr(kind, "faithful", True)
+    )
+
+
 def _curve(run: CellRun, name: str, axis: str) -> Curve:
-    if axis == "round":
-        rows, at = read_jsonl(run.folder / "metrics.jsonl"), "round"
-    else:
-        rows, at = read_json(run.folder / "trace" / "1.json") or [], "iteration"
-    points = [(float(row[at]), float(row[name])) for row in rows if name in row]
-    if not points:
-        raise ConfigError(f"a claim needs the curve '{name}', and a run has none", where=str(run.folder))
-    return points
+    """Empty where the run has none: the claim that needs it stays open."""
+    try:
+        rows = read_jsonl(run.folder / "metrics.jsonl") if axis == "round" else traced(run.folder, 1)
+    except ConfigError:
+        return []
+    return [(float(row[axis]), float(row[name])) for row in rows if name in row]
 
 
 # --- files

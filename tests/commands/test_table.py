@@ -67,8 +67,12 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert names == {"report.md", "report.csv", "report.tex", "report.html", *record, *pictures}
     before = {name: (folder / name).read_bytes() for name in names}
     shutil.copytree(folder, "committed")
+    assert run_command(["report", "my/tiny", "--from", "committed", "--out", "again"]) == 0
+    assert {path.name: path.read_bytes() for path in Path("again").iterdir()} == before
+    (folder / "report.md").rename("report.md")
     assert run_command(["report", "my/tiny", "--from", "committed"]) == 0
-    assert {name: (Path("committed") / name).read_bytes() for name in before} == before
+    assert not (folder / "report.md").exists()  # it is shown; a record writes nothing where it is not asked to
+    Path("report.md").rename(folder / "report.md")
     with (folder / "report.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(r["beta"], r["method"], r["verdict"]) for r in rows] == [

@@ -12,9 +12,10 @@ import pytest
 from scipy import stats
 
 from fedexp.core.errors import ConfigError, DataError
+from fedexp.storage.files import write_json
 from fedexp.tables.cells import Job, Slot, slots
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.gather import drawn, lossy_data, make_report, with_pictures
+from fedexp.tables.gather import drawn, make_report, with_pictures
 from fedexp.tables.lookup import CellRun, read_path
 from fedexp.tables.ranks import spearman, tied
 from fedexp.tables.record import Record, pictures, read, recorded, write
@@ -104,7 +105,7 @@ def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
                 run = CellRun(job, folder, config, run or {}, status="done" if run else "missing")
             found[job.overrides] = run
     what = Record(form, only, seeds, list(extra), "typed", {})
-    return Asked(made, cells, recorded(made, cells, found, tmp_path, what, lossy_data), found)
+    return Asked(made, cells, recorded(made, cells, found, tmp_path, what), found)
 
 
 def test_a_whole_report(tmp_path: Path) -> None:
@@ -228,6 +229,15 @@ def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> Non
 
 
 CLAIM = {"id": "more", "where": "text", "says": "more is better", "test": "above", "a": ["ensemble"], "b": ["local"]}
+
+
+def test_a_claim_without_its_curves_stays_open(tmp_path: Path) -> None:
+    """Of runs that were not traced, or by code that numbered iterations otherwise."""
+    curve = {"curve": "mean_v/acc", "target": {"share": 0.9}, "test": "sooner"}
+    one = asked(tmp_path, claims=[{**CLAIM, **curve}])
+    write_json(one.runs[one.cells[0].jobs[0].overrides].folder / "trace" / "1.json", [{"step": 1, "mean_v/acc": 0.5}])
+    again = asked(tmp_path, claims=[{**CLAIM, **curve}])
+    assert again.record.curves == {} and again.report.claims[0].state == "open"
 
 
 def test_a_claim_about_rows_that_are_not_asked_for_stays_open(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
-from fedexp.storage.files import read_json
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.panels import Curve, Panels, Points
-from fedexp.tables.lookup import read_path
+from fedexp.tables.lookup import read_path, traced
 from fedexp.tables.report.report import Picture
 
 
@@ -55,14 +54,14 @@ class Iterations(Drawing):
         return read_path(run.result, "headline.value") * self.scale
 
     def _curve(self, run: DrawnRun) -> Curve:
-        path = run.folder / "trace" / f"{self.round}.json"
-        rows = read_json(path)
-        if not rows:
+        try:
+            rows = traced(run.folder, self.round)
+        except ConfigError as error:
             raise ConfigError(
                 f"column '{run.method}' has no trace of round {self.round}",
-                where=str(path),
+                where=str(run.folder),
                 do="give it trace.every=1, or name it in 'lines'",
-            )
+            ) from error
         xs = [float(row["iteration"]) if self.axis == "iteration" else float(at) for at, row in enumerate(rows)]
         values = [_series(row, self.series) for row in rows]
         if not isinstance(values[0], list):
