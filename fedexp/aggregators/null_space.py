@@ -51,7 +51,7 @@ class NullSpace:
         self._WK = self.W @ self._K
         self._local_K = torch.cat([w @ k for w, k in zip(local, factors, strict=True)], 1)
         self._VK = self._local_K.clone()  # V_i K_i, side by side
-        if rule.C is not None:
+        if rule.C is not None and self._is_narrow:
             self._KK = (self._K.T @ self._K).double()
             clients = torch.arange(len(factors), device=start.device)
             owners = clients.repeat_interleave(torch.tensor(self._widths, device=start.device))
@@ -99,9 +99,21 @@ class NullSpace:
         N = len(self._widths)
         if self._rule.C is None:
             return 1 / N
-        products = (B.T @ B).double() * self._KK  # <R_i P_i, R_j P_j> is the sum of a block of these
-        a = capped_simplex_qp(self._owner.T @ products @ self._owner, max(self._rule.C, 1 / N)).to(B.dtype)
+        a = capped_simplex_qp(self._descents(B), max(self._rule.C, 1 / N)).to(B.dtype)
         return a.repeat_interleave(torch.tensor(self._widths, device=a.device))
+
+    def _descents(self, B: Tensor) -> Tensor:
+        """<R_i P_i, R_j P_j>, (N, N): without the R_i P_i (out, d) where the factors have fewer columns together."""
+        if self._is_narrow:
+            products = (B.T @ B).double() * self._KK  # a block of these sums to one of the N x N
+            return self._owner.T @ products @ self._owner
+        descents = [(b @ factor.T).flatten() for b, factor in zip(self._of(B), self._factors, strict=True)]
+        stacked = torch.stack(descents)
+        return (stacked @ stacked.T).double()
+
+    @property
+    def _is_narrow(self) -> bool:
+        return self._K.shape[1] <= self._K.shape[0]
 
     def _times_gram(self, B: Tensor) -> Tensor:
         return torch.cat([b @ gram for b, gram in zip(self._of(B), self._gram, strict=True)], 1)

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,11 +243,12 @@ def _finish(request: _Request) -> Report:
     from fedexp.tables.report.files import report_folder
 
     options, table, cells, root = request.options, request.table, request.cells, request.root
-    pictures, missed = drawn(table, cells, request.cell_runs)
-    asked = Record(request.form, request.only, options.seeds, request.extra, options.typed, {},
-                   drawn=[(picture.name, picture.title) for picture in pictures], missed=missed)  # fmt: skip
+    asked = Record(request.form, request.only, options.seeds, request.extra, options.typed, {})
     record = recorded(table, cells, request.cell_runs, root, asked)
-    report = with_pictures(make_report(table, cells, record), pictures, missed)
+    report = make_report(table, cells, record)
+    pictures, missed = drawn(table, cells, request.cell_runs, report)
+    record = replace(record, drawn=[(picture.name, picture.title) for picture in pictures], missed=missed)
+    report = with_pictures(report, pictures, missed)
     folder = options.out or report_folder(root, report.name, request.form, is_part(table, cells, record))
     _show(report, table, record, folder)
     logger = next((run.config["logger"] for run in request.cell_runs.values() if run.config), None)

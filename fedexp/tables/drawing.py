@@ -34,8 +34,8 @@ class Drawing(ABC):
     """One figure, named in the table's ``drawings`` by ``_target_`` and its keys."""
 
     @abstractmethod
-    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
-        """Pictures of the runs that are there; none where there are none.
+    def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
+        """Pictures of the runs that are there, `notes` below each; none where there are none.
 
         A `FedexpError` says why nothing can be drawn of them, and becomes a warning of the report.
         """

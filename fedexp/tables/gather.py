@@ -15,7 +15,7 @@ from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.lookup import CellRun
 from fedexp.tables.ranks import spearman, tied
 from fedexp.tables.record import Record, RunRecord
-from fedexp.tables.report import layout
+from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Agreement, Cell, Form, Picture, Report, Summary
 from fedexp.tables.schema import Table, fits
 from fedexp.tables.verdicts import judge, mean_interval
@@ -67,9 +67,9 @@ def is_part(table: Table, cells: Sequence[Slot], record: Record) -> bool:
 
 
 def drawn(
-    table: Table, cells: Sequence[Slot], cell_runs: Mapping[tuple[str, ...], CellRun]
+    table: Table, cells: Sequence[Slot], cell_runs: Mapping[tuple[str, ...], CellRun], report: Report
 ) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
-    """The table's own drawings, made from its runs' files, and why some could not be made."""
+    """The table's own drawings, made from its runs' files and naming the report's form, and why some could not be made."""
     from fedexp.tables.report.pictures import RESERVED
 
     runs = [
@@ -89,9 +89,10 @@ def drawn(
     drawings = [build(Drawing, node, f"drawings[{number}]") for number, node in enumerate(table.drawings)]  # type: ignore[type-abstract]
     pictures: tuple[Picture, ...] = ()
     missed = []
+    notes = [text] if (text := texts.form(report)) else []
     for drawing in drawings:
         try:
-            new = drawing.draw(runs)
+            new = drawing.draw(runs, notes)
             if twice := {picture.name for picture in new} & {*RESERVED, *(picture.name for picture in pictures)}:
                 raise ConfigError(f"another picture is called {', '.join(sorted(twice))}: give it a name")
             pictures += new

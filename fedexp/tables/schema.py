@@ -298,6 +298,12 @@ class Table:
                     _known(other, self.columns, f"methods.{column.key}")
             for key in column.equals.where if column.equals is not None else ():
                 _known(key, self.keys, f"methods.{column.key}.equals.where")
+            if column.equals is not None and self.columns[column.equals.column].equals is not None:
+                raise ConfigError(
+                    f"'{column.equals.column}' equals another column itself, so cells of neither might be counted",
+                    where=f"methods.{column.key}.equals.column",
+                    expected="a column without 'equals'",
+                )
         for claim in self.claims:
             for name in (*claim.a, *claim.b):
                 _known(name, self.columns, f"claims.{claim.id}")

@@ -71,11 +71,12 @@ def plain(local: list[Tensor], P: list[Tensor], start: Tensor, rule: Rule, T: in
     return W, V
 
 
+@pytest.mark.parametrize("ranks", [(3, 1, 7, 12), (3, 1, 2, 4)], ids=["wide", "narrow"])
 @pytest.mark.parametrize("name", RULES)
-def test_the_iteration_is_its_plain_form(name: str) -> None:
+def test_the_iteration_is_its_plain_form(name: str, ranks: tuple[int, ...]) -> None:
     rule, out, d = RULES[name], 5, 12
     local = [random(out, d, seed=i) for i in range(4)]
-    factors = [factor(d, rank, seed=10 + rank) for rank in (3, 1, 7, 12)]
+    factors = [factor(d, rank, seed=10 + rank) for rank in ranks]
     start = torch.stack(local).mean(0)
     space = NullSpace(local, factors, start, rule)
     for _ in range(15):

@@ -212,7 +212,7 @@ def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> Non
     node = {"_target_": f"{__name__}.Square"}
     for change in (odd, None):
         one = asked(tmp_path, change, drawings=[node], claims=[CLAIM])
-        made, missed = drawn(one.table, one.cells, one.runs)
+        made, missed = drawn(one.table, one.cells, one.runs, one.report)
         record = replace(one.record, drawn=[(p.name, p.title) for p in made], missed=missed)
         whole = with_pictures(one.report, made, missed)
         folder = tmp_path / "report"
@@ -350,14 +350,14 @@ def test_numbers_are_read_by_path() -> None:
 class Torn(Drawing):
     """Cannot be drawn."""
 
-    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
+    def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         raise DataError("the paper is torn")
 
 
 @dataclass(frozen=True)
 class Square(Drawing):
-    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
-        return (Picture("square", f"{len(runs)} runs", "<svg/>", b"png"),)
+    def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
+        return (Picture("square", " ".join([f"{len(runs)} runs", *notes]), "<svg/>", b"png"),)
 
 
 def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path: Path) -> None:
@@ -365,10 +365,15 @@ def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path
     made = table(tmp_path, drawings=[*nodes, nodes[1]])
     cells = slots(made)
     found = {job.overrides: CellRun(job, tmp_path, {}, result(0.5), status="done") for s in cells for job in s.jobs}
-    whole = with_pictures(report(tmp_path), *drawn(made, cells, found))
+    whole = report(tmp_path)
+    whole = with_pictures(whole, *drawn(made, cells, found, whole))
     assert "Torn is not drawn: the paper is torn" in whole.warnings
     assert "Square is not drawn: another picture is called square: give it a name" in whole.warnings
     assert [picture.name for picture in whole.pictures] == ["square", "agreement", "curves"]
-    alone = with_pictures(report(tmp_path, reference=[]), *drawn(made, cells, found))
+    alone = report(tmp_path, reference=[])
+    alone = with_pictures(alone, *drawn(made, cells, found, alone))
     assert [picture.name for picture in alone.pictures] == ["square"]
-    assert (whole.pictures[0].name, whole.pictures[0].title) == ("square", f"{sum(len(s.jobs) for s in cells)} runs")
+    count = f"{sum(len(s.jobs) for s in cells)} runs"
+    assert (whole.pictures[0].name, whole.pictures[0].title) == ("square", count)
+    ((smaller,), _) = drawn(table(tmp_path, drawings=[nodes[1]]), cells, found, replace(alone, form="smoke"))
+    assert smaller.title.startswith(f"{count} Smoke test: ")

@@ -71,6 +71,8 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"methods": [TINY["methods"][0], TINY["methods"][1] | {"equals": {"column": "locl"}}]}, ["did you mean 'local'?"]),
     ({"methods": [TINY["methods"][0], TINY["methods"][1] | {"equals": {"column": "local", "where": {"beta": 1}}}]},
      ["unknown key 'beta'", "equals.where"]),
+    ({"methods": [TINY["methods"][0] | {"equals": {"column": "ensemble"}}, TINY["methods"][1] | {"equals": {"column": "local"}}]},
+     ["'ensemble' equals another column itself", "methods.local.equals.column"]),
     ({"claims": [CLAIM | {"a": ["locl"]}]}, ["'locl'", "did you mean 'local'?", "claims.c"]),
     ({"claims": [CLAIM | {"only": {"beta": 0.5}}]}, ["unknown key 'beta'", "claims.c.only"]),
     ({"claims": [CLAIM, CLAIM]}, ["ids must differ"]),

@@ -58,11 +58,12 @@ class Panels:
         curve: Callable[[DrawnRun], Curve],
         level: Callable[[DrawnRun], float],
         lines: Sequence[str] = (),
+        notes: Sequence[str] = (),
     ) -> tuple[Picture, ...]:
         """The picture; none without a run of `methods`.
 
         Args:
-            methods: drawn as curves; lines: as horizontal lines at the mean `level` of their runs.
+            methods: drawn as curves; lines: as horizontal lines at the mean `level` of their runs; notes: below the panels.
         """
         places: dict[tuple[Any, ...], dict[str, list[DrawnRun]]] = {}
         for run in runs:
@@ -77,7 +78,7 @@ class Panels:
         labels = {run.method: run.label for run in runs}
         order = [method for method in (*methods, *lines) if method in labels]
         with canvas.drawing():
-            return (self._picture(shown, order, labels, set(lines), curve, level),)
+            return (self._picture(shown, order, labels, set(lines), curve, level, notes),)
 
     def _picture(
         self,
@@ -87,6 +88,7 @@ class Panels:
         lines: set[str],
         curve: Callable[[DrawnRun], Curve],
         level: Callable[[DrawnRun], float],
+        notes: Sequence[str],
     ) -> Picture:
         from matplotlib.ticker import MaxNLocator
 
@@ -110,7 +112,7 @@ class Panels:
             if at % across == 0:
                 axes.set_ylabel(self.y, parse_math=False)
         canvas.legend(figure, _handles(order, labels, lines))
-        return canvas.picture(self.name, self.title, figure)
+        return canvas.picture(self.name, self.title, figure, notes)
 
     def _heading(self, where: Sequence[Any]) -> str:
         if self.heading is None:

@@ -48,13 +48,13 @@ class Plane(Drawing):
         require(self.images >= 1, f"images must be at least 1, got {self.images}")
         require(self.margin >= 0, f"margin must not be negative, got {self.margin}")
 
-    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
+    def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         with canvas.drawing():
             return tuple(
-                self._picture(where, group[self.method]) for where, group in by_row(runs) if self.method in group
+                self._picture(where, group[self.method], notes) for where, group in by_row(runs) if self.method in group
             )
 
-    def _picture(self, where: str, run: DrawnRun) -> Picture:
+    def _picture(self, where: str, run: DrawnRun, notes: Sequence[str]) -> Picture:
         steps = {step: models[0] for step, models in passed(run, self.series).items()}
         if list(steps)[:3] != [0, 1, 2]:
             raise StorageError(
@@ -79,9 +79,8 @@ class Plane(Drawing):
             f"{where and f' ({where})'}"
         )
         name = canvas.name("plane", where)
-        return canvas.picture(
-            name, title, _figure(xs, ys, torch.tensor(surface, dtype=torch.float64), path, list(steps))
-        )
+        figure = _figure(xs, ys, torch.tensor(surface, dtype=torch.float64), path, list(steps))
+        return canvas.picture(name, title, figure, notes)
 
 
 def plane(g0: Tensor, g1: Tensor, g2: Tensor) -> Tensor:

@@ -40,9 +40,9 @@ class Rounds(Drawing):
         require(len(self.curves) > 0, "curves: name at least one method")
         require(not set(self.curves) & set(self.lines), "a method is either one of 'curves' or one of 'lines'")
 
-    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
+    def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         panels = Panels(self.name, self.title, "communication round", self.label, self.panels, self.heading)
-        return panels.draw(runs, self.curves, self._curve, self._level, self.lines)
+        return panels.draw(runs, self.curves, self._curve, self._level, self.lines, notes)
 
     def _level(self, run: DrawnRun) -> float:
         return read_path(run.result, "headline.value") * self.scale

@@ -49,12 +49,12 @@ class Samples(Drawing):
         require(self.codes >= 1, f"codes must be at least 1, got {self.codes}")
         require(self.judged >= 1, f"judged must be at least 1, got {self.judged}")
 
-    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
+    def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         with canvas.drawing():
             wanted = [run for run in runs if not self.methods or run.method in self.methods]
-            return tuple(self._picture(where, group) for where, group in by_row(wanted))
+            return tuple(self._picture(where, group, notes) for where, group in by_row(wanted))
 
-    def _picture(self, where: str, group: Mapping[str, DrawnRun]) -> Picture:
+    def _picture(self, where: str, group: Mapping[str, DrawnRun], notes: Sequence[str]) -> Picture:
         models = {method: delivered(run)[self.model.get(method, 0)] for method, run in group.items()}
         labels = {method: canvas.plain(run.label) for method, run in group.items()}
         title = f"Images of each class from the same {self.codes} latent codes, by model"
@@ -67,7 +67,7 @@ class Samples(Drawing):
             title += f"; beside them the share of images that {group[self.judge].label} reads as their class"
         name = canvas.name("samples", where)
         blocks = [self.images(model, self.codes) for model in models.values()]
-        return canvas.picture(name, title + (where and f" ({where})"), _figure(blocks, list(labels.values())))
+        return canvas.picture(name, title + (where and f" ({where})"), _figure(blocks, list(labels.values())), notes)
 
     def images(self, model: Weights, codes: int) -> Tensor:
         """(codes, classes, channels, height, width) in [0, 1], drawn by a conditional VAE's decoder."""

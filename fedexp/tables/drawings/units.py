@@ -41,11 +41,11 @@ class Units(Drawing):
     def __post_init__(self) -> None:
         require(self.perplexity > 0, f"perplexity must be positive, got {self.perplexity}")
 
-    def draw(self, runs: Sequence[DrawnRun]) -> tuple[Picture, ...]:
+    def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         with canvas.drawing():
-            return tuple(self._picture(where, list(group.values())) for where, group in by_row(runs))
+            return tuple(self._picture(where, list(group.values()), notes) for where, group in by_row(runs))
 
-    def _picture(self, where: str, runs: Sequence[DrawnRun]) -> Picture:
+    def _picture(self, where: str, runs: Sequence[DrawnRun], notes: Sequence[str]) -> Picture:
         across = min(len(runs), 2)
         down = -(-len(runs) // across)
         figure = canvas.figure(3.7 * across, 3.6 * down + 0.3)
@@ -67,7 +67,7 @@ class Units(Drawing):
             f"those whose nearest row in another model has their own number{where and f' ({where})'}"
         )
         name = canvas.name("units", where)
-        return canvas.picture(name, title, figure)
+        return canvas.picture(name, title, figure, notes)
 
     def _panel(self, axes: Axes, rows: Tensor) -> None:
         for at, points in enumerate(self.embed(rows)):

@@ -87,8 +87,13 @@ def log(axes: Axes, which: Literal["x", "y"]) -> None:
     getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def picture(name: str, title: str, figure: Figure) -> Picture:
-    """The figure as SVG and PNG."""
+def picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) -> Picture:
+    """The figure as SVG and PNG, `notes` in small letters below its panels."""
+    letters = int(figure.get_figwidth() * 72 / 3.7)  # points: of a small letter
+    wrapped = [part for line in notes for part in textwrap.wrap(line, letters)]
+    if wrapped:
+        small: dict[str, Any] = {"ha": "left", "fontsize": 7, "color": INK, "parse_math": False}
+        figure.supxlabel("\n".join(wrapped), x=0.01, **small)
     for _ in range(2):  # a square panel beside a legend settles in the second pass
         figure.draw_without_rendering()
     text, data = io.StringIO(), io.BytesIO()
@@ -128,12 +133,3 @@ def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
     fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 40))  # points: of a letter, of line and gap
     columns = max(1, min(len(handles), fitting))
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, labelcolor=INK)
-
-
-def note(figure: Figure, lines: Iterable[str]) -> None:
-    """In small letters below the panels; nothing where there are no lines."""
-    letters = int(figure.get_figwidth() * 72 / 3.7)  # points: of a small letter
-    wrapped = [part for line in lines for part in textwrap.wrap(line, letters)]
-    if wrapped:
-        look: dict[str, Any] = {"ha": "left", "fontsize": 7, "color": INK, "parse_math": False}
-        figure.supxlabel("\n".join(wrapped), x=0.01, **look)

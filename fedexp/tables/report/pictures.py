@@ -49,8 +49,7 @@ def _drawn(report: Report) -> Iterator[Picture]:
 
 def _picture(name: str, title: str, figure: Figure, report: Report) -> Picture:
     """With what must not be lost where the picture is shown without the report."""
-    canvas.note(figure, filter(None, [texts.form(report), texts.oracles(report)]))
-    return canvas.picture(name, title, figure)
+    return canvas.picture(name, title, figure, filter(None, [texts.form(report), texts.oracles(report)]))
 
 
 # --- what is drawn
