@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -12,9 +13,30 @@ from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.engines.serial import Serial
-from tests.world import World
+from tests.world import World, make_world
 
-METHODS = sorted(path.stem for path in Path(conf_dir() / "method").glob("*.yaml"))
+
+@functools.cache
+def distinct_methods() -> tuple[str, ...]:
+    """One method for each kind of jobs: an engine sees nothing else of a method."""
+    kinds: dict[str, str] = {}
+    for method in sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml")):
+        world = make_world(f"method={method}", m=3)
+        jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
+        starts = len({id(job.start) for job in jobs})
+        kind = [(j.trainer, j.budget, j.probes, j.frozen, list(j.shared)) for j in jobs]
+        kinds.setdefault(repr((starts, kind)), method)
+    return tuple(kinds.values())
+
+
+@contextmanager
+def about(method: str) -> Iterator[None]:
+    """A failure inside names the method."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"method={method}")
+        raise
 
 
 def trees_of(result: ClientResult) -> dict[str, torch.Tensor]:

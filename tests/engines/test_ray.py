@@ -21,7 +21,6 @@ import pytest
 import torch
 
 from fedexp.config.compose import compose
-from fedexp.config.folders import conf_dir
 from fedexp.core.build import build
 from fedexp.core.engine import Engine, describe
 from fedexp.core.errors import ClientError, ConfigError
@@ -34,6 +33,7 @@ from fedexp.engines.ray_wire import Packer, _keys
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.running.execute import execute
+from tests.engines.compare import about, distinct_methods
 from tests.engines.plugins import Deadly, NoBatchingRule, Slow
 from tests.reference.witness import Witness, told
 from tests.world import World, assert_same, make_data, make_world
@@ -50,7 +50,6 @@ os.environ |= {
 if os.environ.get("CI") != "true":
     pytest.importorskip("ray")
 
-METHODS = sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
 NUMERICS = Numerics({}, threads=1, device="cpu", dtype="float64")
 STORE = 100 * 2**20  # bytes of each node's object store
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,9 +122,10 @@ class TestOneCrew:
         assert engine._crew is not None
         assert len({member.node for member in engine._crew.ready}) == 2
 
-    @pytest.mark.parametrize("method", METHODS)
-    def test_serials_bits(self, method: str, engine: Ray) -> None:
-        same_run(make_world(f"method={method}", m=3), engine)
+    def test_serials_bits(self, engine: Ray) -> None:
+        for method in distinct_methods():
+            with about(method):
+                same_run(make_world(f"method={method}", m=3), engine)
 
     def test_many_small_and_unequal_clients(self, engine: Ray) -> None:
         same_run(make_world("method=scaffold", data=make_data((*range(1, 30), 60, 2, 90, 3))), engine)

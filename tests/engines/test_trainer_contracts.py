@@ -145,8 +145,11 @@ class Margins(Trainer):
         return Measured((1 + ctx.round) * loss, {"margin": margins[batch.y].mean()})
 
 
-@pytest.mark.parametrize("model", [MLP, CONV], ids=["mlp", "conv"])
-@pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [(MLP, EQUAL), (MLP, UNEQUAL), (CONV, UNEQUAL)],
+    ids=["mlp-equal", "mlp-unequal", "conv-unequal"],
+)
 @pytest.mark.parametrize(
     "trainer", [Sam(0.3), MomentumSam(), MoonLike(), Generated(), Margins()], ids=lambda t: type(t).__name__
 )

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedexp.config.folders import conf_dir
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine, Trial, describe
 from fedexp.core.errors import ClientError, ConfigError
@@ -25,10 +24,10 @@ from fedexp.core.trainer import Ctx, Received, Trainer
 from fedexp.core.trees import Tree, Trees
 from fedexp.engines.serial import Serial
 from fedexp.engines.workers import Workers, _only
+from tests.engines.compare import about, distinct_methods
 from tests.engines.plugins import NoBatchingRule
 from tests.world import World, assert_same, make_data, make_world
 
-METHODS = sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
 NUMERICS = Numerics(engine={}, threads=1, device="cpu", dtype="float64")
 
 
@@ -68,18 +67,18 @@ def assert_equal(a: Sequence[ClientResult], b: Sequence[ClientResult]) -> None:
             assert_same(list(mine.values()), list(other.values()))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_has_serials_bits(method: str, pools: dict[int, Workers]) -> None:
-    overrides = (f"method={method}", "init=different") if method in ("local", "ensemble") else (f"method={method}",)
-    expected = make_world(*overrides, m=3)
-    models = expected.models(after := expected.run())
-    for engine in pools.values():
-        world = make_world(*overrides, m=3)
-        assert_same(world.models(end := world.run(engine=engine)), models)
-        assert sorted(end.clients) == sorted(after.clients)
-        for client, memory in after.clients.items():
-            for name, tree in memory.items():
-                assert_same([end.clients[client][name]], [tree])
+def test_every_method_has_serials_bits(pools: dict[int, Workers]) -> None:
+    for method in distinct_methods():
+        with about(method):
+            expected = make_world(f"method={method}", m=3)
+            models = expected.models(after := expected.run())
+            for engine in pools.values():
+                world = make_world(f"method={method}", m=3)
+                assert_same(world.models(end := world.run(engine=engine)), models)
+                assert sorted(end.clients) == sorted(after.clients)
+                for client, memory in after.clients.items():
+                    for name, tree in memory.items():
+                        assert_same([end.clients[client][name]], [tree])
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ def two_clients(method: str, *overrides: str, sizes: tuple[int, int] = (32, 32))
         "local.batch_size=100",
         "local.epochs=null",
         "local.steps=10",
-        "local.lr=0.2",
-        "rounds=400",
+        "local.lr=0.6",
+        "rounds=140",
         *overrides,
         data=make_data(sizes, num_classes=2, seed=3),
         model=SOFTMAX,
@@ -61,8 +61,8 @@ def test_option_one_reaches_the_optimum() -> None:
 
 @pytest.mark.parametrize("momentum", ["0.0", "0.5"])
 def test_correction_after_the_step_beats_fedavg_with_momentum(momentum: str) -> None:
-    world = two_clients("scaffold", "trainer.correction=step", f"local.momentum={momentum}", "local.lr=0.05")
-    plain = two_clients("fedavg", f"local.momentum={momentum}", "local.lr=0.05")
+    world = two_clients("scaffold", "trainer.correction=step", f"local.momentum={momentum}", "local.lr=0.2")
+    plain = two_clients("fedavg", f"local.momentum={momentum}", "local.lr=0.2")
     corrected = mean_gradient_norm(world, world.models(world.run())[0]["fc.weight"])
     assert corrected < 0.5 * mean_gradient_norm(plain, plain.models(plain.run())[0]["fc.weight"])
 
