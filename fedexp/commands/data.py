@@ -98,14 +98,14 @@ def _prepare(options: argparse.Namespace) -> int:
 
     from fedexp.config.compose import compose
     from fedexp.core.build import build
-    from fedexp.data.dataset import Dataset, fingerprint
+    from fedexp.data.dataset import Dataset, fingerprint, labels_of
 
     config = compose([f"dataset={options.dataset}", *options.overrides])
     root = _root(options.root, config)
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
     arrays = dataset.load(root, download=True)
     for split, x, y in (("train", arrays.train_x, arrays.train_y), ("test", arrays.test_x, arrays.test_y)):
-        counts = np.bincount(y.numpy(), minlength=dataset.num_classes)
+        counts = np.bincount(labels_of(y), minlength=dataset.num_classes)
         shape = " x ".join(map(str, x.shape[1:]))
         print(f"{split:<6} {len(y):>9,} samples, {shape}, {counts.min():,} to {counts.max():,} of each class")
     print(f"sha256 {fingerprint(arrays)}")
