@@ -94,8 +94,8 @@ class Experiment:
     def _check(self) -> None:
         if self.config.device != "auto":
             check_device(self.config.device)
-        self.partitioner.check(self.config.clients, self.dataset.num_classes)
         check_scheme(self.dataset, self.partitioner)
+        self.partitioner.check(self.config.clients, self.dataset.num_classes)
         plugins = (self.trainer, self.aggregator, self.server_optimizer)
         check_needs(self.config, *plugins, self.proxy, self.partitioner.val_fraction, self.specs)
         check_metrics(self)

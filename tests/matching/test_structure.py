@@ -90,6 +90,21 @@ def test_flattened_maps_move_in_blocks():
     assert torch.equal(moved, weight.reshape(3, 5, 16)[:, perm].reshape(3, 80))
 
 
+def test_concatenated_maps_are_two_groups_of_one_layers_inputs():
+    """A block on the way up reads its size's maps from the way down, then the upsampled ones."""
+    spec = MODELS["unet, BatchNorm"]
+    structure = structure_of(spec, IMAGE)
+    assert all(len(group.layers) == 1 for group in structure.groups)  # nothing is tied
+    sizes = {group.name: group.size for group in structure.groups}
+    for layer, above, below in (
+        ("up.0.convs.0", "down.1.convs.0", "down.2.convs.0"),
+        ("up.1.convs.0", "down.0.convs.1", "up.0.convs.0"),
+    ):
+        a, b = sizes[f"{above}.weight"], sizes[f"{below}.weight"]
+        found = {slot.group: slot.positions[:, 0].tolist() for slot in structure.inputs(f"{layer}.weight")}
+        assert found == {f"{above}.weight": list(range(a)), f"{below}.weight": list(range(a, a + b))}
+
+
 def test_sums_tie_layers():
     structure = structure_of(MODELS["resnet, BatchNorm"], IMAGE)
     tied = {group.name: group.layers for group in structure.groups}
