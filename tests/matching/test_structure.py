@@ -9,6 +9,7 @@ from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.net import Net
 from fedexp.matching.structure import structure_of
+from fedexp.matching.tainting import flows_of
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, REFUSED, weights_of
 from tests.world import assert_same
@@ -103,6 +104,17 @@ def test_concatenated_maps_are_two_groups_of_one_layers_inputs():
         a, b = sizes[f"{above}.weight"], sizes[f"{below}.weight"]
         found = {slot.group: slot.positions[:, 0].tolist() for slot in structure.inputs(f"{layer}.weight")}
         assert found == {f"{above}.weight": list(range(a)), f"{below}.weight": list(range(a, a + b))}
+
+
+def test_large_maps_are_traced_in_parts(monkeypatch):
+    for name in ("cnn", "resnet, BatchNorm", "unet, BatchNorm", "gated"):
+        monkeypatch.setattr("fedexp.matching.tainting._BYTES", 2**24)
+        whole = flows_of(MODELS[name], IMAGE)
+        monkeypatch.setattr("fedexp.matching.tainting._BYTES", 1)
+        parts = flows_of(MODELS[name], IMAGE)
+        assert parts.outputs == whole.outputs
+        found, expected = ({"/".join(pair): units for pair, units in flows.reads.items()} for flows in (parts, whole))
+        assert_same([found], [expected])
 
 
 def test_sums_tie_layers():
