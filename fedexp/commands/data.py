@@ -105,9 +105,12 @@ def _prepare(options: argparse.Namespace) -> int:
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
     arrays = dataset.load(root, download=True)
     for split, x, y in (("train", arrays.train_x, arrays.train_y), ("test", arrays.test_x, arrays.test_y)):
-        counts = np.bincount(y.numpy(), minlength=dataset.num_classes)
         shape = " x ".join(map(str, x.shape[1:]))
-        print(f"{split:<6} {len(y):>9,} samples, {shape}, {counts.min():,} to {counts.max():,} of each class")
+        held = f"masks cover {100 * int(y.sum()) / y.numel():.1f} %"
+        if dataset.targets == "labels":
+            counts = np.bincount(y.numpy(), minlength=dataset.num_classes)
+            held = f"{counts.min():,} to {counts.max():,} of each class"
+        print(f"{split:<6} {len(y):>9,} samples, {shape}, {held}")
     print(f"sha256 {fingerprint(arrays)}")
     print(f"{dataset.name} is ready" + (f" under {root}" if dataset.expected_files(root) else " (embedded)"))
     return 0

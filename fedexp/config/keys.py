@@ -32,7 +32,7 @@ class LocalWork:
     epochs: int | None
     steps: int | None
     batch_size: int
-    optimizer: Literal["sgd", "adam"]
+    optimizer: Literal["sgd", "adam", "rmsprop"]
     lr: float
     lr_decay: float
     momentum: float

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 POOLED = -1  # the 'client' that holds every client's training data (centralised training)
+
+Targets = Literal["labels", "masks"]
+"""What a data set has beside its inputs: (n,) int64 labels, or (n, height, width) uint8 masks of images, 1 on the object."""
 
 
 class Noise(Protocol):
@@ -69,7 +72,7 @@ class Samples:
 
     Args:
         x: (n, *shape), uint8 (images, 0..255) or floating point, on the training device.
-        y: (n, ...) targets, int64 labels for classification.
+        y: (n, ...) `Targets`.
         mean, std: per channel, in the unit of ``x`` after division by 255 (uint8) or of ``x`` itself.
         augment: applied to training batches only.
     """
@@ -101,6 +104,10 @@ class Samples:
         # index_select is 15 times faster than x[index]
         x = self.x[index] if isinstance(index, slice) else self.x.index_select(0, index)
         return x.to(self.dtype, copy=True).mul_(scale).add_(shift)
+
+    def labels(self, index: Tensor) -> Tensor:
+        """(batch,) int64 labels at `index`; zeros where targets are masks, as all samples are of one class then."""
+        return self.y.index_select(0, index) if self.y.dim() == 1 else torch.zeros_like(index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +172,7 @@ class FederatedData:
         val: the clients' held-out shares together, or None.
         proxy: server data, or None.
         fingerprint: sha256 of the arrays as loaded, before any split.
-        labels: (n,) int64, `train.y`'s labels as a NumPy array; may share memory with them.
+        labels: (n,) int64, `train.y`'s labels as a NumPy array, zeros where they are masks; may share memory with them.
         proxy_source: the split that `proxy` was taken from: none, train or test.
         proxy_dataset, proxy_fingerprint: name and `fingerprint` of the other data set that it was taken from, or None.
     """

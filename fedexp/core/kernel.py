@@ -191,7 +191,7 @@ def context(
         clock=noise,
         noise=noise,
         full_gradient=partial(_full_gradient, job, net, samples, index, noise),
-        count_classes=lambda: torch.bincount(samples.y.index_select(0, index), minlength=num_classes),
+        count_classes=lambda: torch.bincount(samples.labels(index), minlength=num_classes),
     )
 
 

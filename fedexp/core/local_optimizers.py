@@ -19,19 +19,21 @@ class LocalOptimizer:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._averages: list[list[Tensor]] = []  # Adam's two moments, the momentum buffer, or nothing
+        self._averages: list[list[Tensor]] = []  # Adam's two moments, RMSprop's second, the momentum buffer, or nothing
         self._t = 0
 
     def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
         """Change `params` in place; `grads` are left alone."""
         budget = self._budget
         if not self._averages:
-            count = 2 if budget.optimizer == "adam" else 1 if budget.momentum else 0
+            count = {"adam": 2, "rmsprop": 1}.get(budget.optimizer, 1 if budget.momentum else 0)
             self._averages = [[torch.zeros_like(g) for g in grads] for _ in range(count)]
         self._t += 1
         if budget.optimizer == "adam":
             first, second = self._averages
             adam_step(params, grads, first, second, self._t, budget.lr, budget.betas, budget.eps)
+        elif budget.optimizer == "rmsprop":
+            rmsprop_step(params, grads, self._averages[0], budget.lr, budget.betas[1], budget.eps)
         else:
             buffer = self._averages[0] if budget.momentum else []
             sgd_step(params, grads, buffer, budget.lr, budget.momentum)
@@ -75,3 +77,17 @@ def adam_step(
     torch._foreach_div_(denominator, (1 - beta_2**t) ** 0.5)
     torch._foreach_add_(denominator, eps)
     torch._foreach_addcdiv_(params, first, denominator, value=-lr / (1 - beta_1**t))
+
+
+def rmsprop_step(
+    params: list[Tensor], grads: list[Tensor], second: list[Tensor], lr: float, alpha: float, eps: float
+) -> None:
+    """RMSprop (Hinton, Srivastava & Swersky 2012), in place: ``v = alpha v + (1 - alpha) g^2``, ``w -= lr g / (sqrt(v) + eps)``.
+
+    v starts at zero; eps outside the root is torch's.
+    """
+    torch._foreach_mul_(second, alpha)
+    torch._foreach_addcmul_(second, grads, grads, value=1 - alpha)
+    denominator = torch._foreach_sqrt(second)
+    torch._foreach_add_(denominator, eps)
+    torch._foreach_addcdiv_(params, grads, denominator, value=-lr)

@@ -11,10 +11,13 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.weights import ModelSpec, Weights, channels_last, computes_channels_last
 
 
-def check_model(spec: ModelSpec, input_shape: tuple[int, ...], num_outputs: int, device: str = "cpu") -> None:
+def check_model(
+    spec: ModelSpec, input_shape: tuple[int, ...], output_shape: tuple[int, ...], device: str = "cpu"
+) -> None:
     """Build the network once and run two zeros through it; a `ConfigError` says what does not fit the data set.
 
     Args:
+        output_shape: of one sample's output.
         device: the kind of device it will run on. The check itself needs the CPU only.
     """
     try:
@@ -43,13 +46,13 @@ def check_model(spec: ModelSpec, input_shape: tuple[int, ...], num_outputs: int,
             got=spec.arch,
             do="use fedexp.core.dropout.Dropout in place of torch.nn.functional.dropout",
         )
-    if output.shape != (2, num_outputs):
+    if output.shape != (2, *output_shape):
         raise ConfigError(
             "the model's output does not fit the data set",
             where="model",
-            expected=f"(batch, {num_outputs}) logits",
+            expected=f"(batch, {', '.join(map(str, output_shape))}) logits",
             got=f"{tuple(output.shape)} for a batch of 2 from {spec.arch}",
-            do="let the constructor take num_classes and input_shape; fedexp passes the data set's",
+            do="choose another model (unet for masks); constructors of your own are given num_classes and input_shape",
         )
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedexp.core.data import Noise
+from fedexp.core.data import Noise, Targets
 from fedexp.core.net import Net
 from fedexp.core.trees import Tree
 
@@ -29,6 +29,7 @@ class Task(ABC):
 
     # Is `loss` the mean softmax cross-entropy of the net's logits and int64 labels?
     cross_entropy: ClassVar[bool] = False
+    targets: ClassVar[Targets] = "labels"  # of the data sets that it is for
 
     @abstractmethod
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:
@@ -64,5 +65,5 @@ class Task(ABC):
         return "loss" not in name
 
     @abstractmethod
-    def num_outputs(self, num_classes: int) -> int:
-        """Width of the model's output for a data set of `num_classes`."""
+    def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the model's output for one sample of a data set; the first number is what the model is told as its classes."""

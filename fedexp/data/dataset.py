@@ -8,10 +8,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedexp.core.build import require
+from fedexp.core.data import Targets
 from fedexp.core.errors import DataError
 from fedexp.data.augment import Augment
 from fedexp.data.cache import ArrayCache
@@ -23,7 +25,7 @@ class Arrays:
 
     Args:
         train_x, test_x: (n, *shape); images are uint8, C x H x W, 0..255; anything else is floating point.
-        train_y, test_y: (n,) int64 labels, 0 .. num_classes - 1.
+        train_y, test_y: (n,) int64 labels, 0 .. num_classes - 1; or (n, H, W) uint8 masks of the images, 1 on the object, else 0.
         train_owner: (n,) int64, whose the training samples are by nature (writer, domain ...), counted from 0; None where
             the source does not say.
     """
@@ -45,7 +47,7 @@ class Dataset(ABC):
     """A data set. Your own is a subclass with a `read` method, named by ``_target_`` in your YAML.
 
     Args:
-        num_classes: labels run from 0 to num_classes - 1.
+        num_classes: labels run from 0 to num_classes - 1; of masks 1, that of every image.
         shape: of one sample; C, H, W for images.
         mean, std: per channel, of pixels divided by 255 (uint8) or of the samples themselves (floating point).
         augment: random transform of training batches, or None.
@@ -59,6 +61,7 @@ class Dataset(ABC):
     augment: Augment | None = None
     download: bool = False
 
+    targets: ClassVar[Targets] = "labels"  # what `read` returns as train_y and test_y
     pinned: ClassVar[bool] = False  # does the config alone say which samples these are?
     # Are these the bits the papers used? (False: a re-encoding; no number is reproduced)
     faithful: ClassVar[bool] = True
@@ -68,7 +71,12 @@ class Dataset(ABC):
     cache_version: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        require(self.num_classes >= 2, "num_classes: a classification needs 2 or more")
+        if self.targets == "labels":
+            require(self.num_classes >= 2, "num_classes: a classification needs 2 or more")
+        else:
+            require(self.num_classes == 1, "num_classes: images with masks are all of 1 class")
+            require(self.augment is None, "augment would move images and not their masks: set it to null")
+            require(len(self.shape) == 3, "masks go with images: shape must be C, H, W")
         require(len(self.shape) > 0 and min(self.shape, default=0) > 0, "shape: give the positive sizes of one sample")
         require(len(self.mean) == len(self.std), "mean and std need one number per channel each")
         require(len(self.mean) in {0, 1, self.shape[0]}, f"mean and std need {self.shape[0]} numbers, one per channel")
@@ -164,21 +172,24 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
             raise fail("samples have the wrong dtype", "uint8 (0..255) or floating point", x.dtype)
         if tuple(x.shape[1:]) != dataset.shape:
             raise fail("samples have the wrong shape", f"(n, {', '.join(map(str, dataset.shape))})", tuple(x.shape))
-        if y.dtype != torch.int64 or y.dim() != 1:
-            raise fail("labels have the wrong form", "(n,) int64", f"{tuple(y.shape)} {y.dtype}")
+        masks = dataset.targets == "masks"
+        form, dtype, top = (x.shape[2:], torch.uint8, 1) if masks else ((), torch.int64, dataset.num_classes - 1)
+        if y.dtype != dtype or y.dim() == 0 or y.shape[1:] != form:
+            expected = f"(n, {', '.join(map(str, form))}) {dtype}"
+            raise fail(f"{dataset.targets} have the wrong form", expected, f"{tuple(y.shape)} {y.dtype}")
         if len(x) != len(y):
-            raise fail("samples and labels differ in number", f"{len(x)} labels", len(y))
+            raise fail(f"samples and {dataset.targets} differ in number", f"{len(x)} {dataset.targets}", len(y))
         if len(y) == 0:
             raise fail("the split is empty", "one sample or more", 0)
         low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= dataset.num_classes:
-            raise fail("a label is out of range", f"0 .. {dataset.num_classes - 1}", f"{low} .. {high}")
+        if low < 0 or high > top:
+            raise fail(f"a {dataset.targets[:-1]} is out of range", f"0 .. {top}", f"{low} .. {high}")
         if x.dtype.is_floating_point and not bool(torch.isfinite(x).all()):
             raise fail("a sample holds NaN or infinity", "finite numbers", "not finite")
     owner = arrays.train_owner
     if dataset.has_owners != (owner is not None) or (
         owner is not None
-        and (owner.shape != arrays.train_y.shape or owner.dtype != torch.int64 or int(owner.min()) < 0)
+        and (owner.shape != arrays.train_y.shape[:1] or owner.dtype != torch.int64 or int(owner.min()) < 0)
     ):
         raise DataError(
             f"data set '{dataset.name}': samples' owners are not what was declared",
@@ -188,6 +199,11 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
             do="correct the class's has_owners, or what its read() returns as train_owner",
         )
     return arrays
+
+
+def labels_of(y: Tensor) -> np.ndarray:
+    """(n,) int64: labels as they are; zeros for masks, whose images are all of one class."""
+    return y.numpy() if y.dim() == 1 else np.zeros(len(y), np.int64)
 
 
 def fingerprint(arrays: Arrays) -> str:

@@ -14,7 +14,7 @@ from fedexp.core.build import require
 from fedexp.core.data import FederatedData, Partition, Samples
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.core.seeds import numpy_generator
-from fedexp.data.dataset import Dataset, fingerprint
+from fedexp.data.dataset import Dataset, fingerprint, labels_of
 from fedexp.data.partition import CutPartition, Partitioner, validate
 
 UNLABELLED = -1
@@ -118,22 +118,22 @@ def federate(
             got=proxy_x.dtype,
             do="choose another data set: 8-bit images go with 8-bit images, floating-point samples with their like",
         )
-    train_at = _limited(arrays.train_y.numpy(), limit_train, dataset.num_classes)
-    test_at = _limited(arrays.test_y.numpy(), limit_test, dataset.num_classes)
+    labels, test_labels, proxy_labels = map(labels_of, (arrays.train_y, arrays.test_y, proxy_y))
+    train_at = _limited(labels, limit_train, dataset.num_classes)
+    test_at = _limited(test_labels, limit_test, dataset.num_classes)
     proxy_at = np.zeros(0, np.int64)
     if proxy.dataset is not None:
         whole, classes = np.arange(len(proxy_y)), proxy.dataset.num_classes
-        proxy_at, _ = _take_proxy(proxy, proxy_y.numpy(), whole, classes, seed_data)
+        proxy_at, _ = _take_proxy(proxy, proxy_labels, whole, classes, seed_data)
     elif proxy.source == "train":
-        proxy_at, train_at = _take_proxy(proxy, arrays.train_y.numpy(), train_at, dataset.num_classes, seed_data)
+        proxy_at, train_at = _take_proxy(proxy, labels, train_at, dataset.num_classes, seed_data)
     elif proxy.source == "test":
-        proxy_at, test_at = _take_proxy(proxy, arrays.test_y.numpy(), test_at, dataset.num_classes, seed_data)
-    labels = arrays.train_y.numpy()
+        proxy_at, test_at = _take_proxy(proxy, test_labels, test_at, dataset.num_classes, seed_data)
     if len(train_at) < len(labels):
         labels = labels[train_at]
     kinds, number = labels, dataset.num_classes
     if partitioner.deals == "owners":
-        check_owners(dataset, partitioner)
+        check_scheme(dataset, partitioner)
         assert arrays.train_owner is not None  # `verify` saw it
         kinds, number = arrays.train_owner.numpy()[train_at], int(arrays.train_owner.max()) + 1
     partition = partitioner.split(kinds, number, clients, np.random.RandomState(seed_data))
@@ -154,7 +154,7 @@ def federate(
         val = Samples(train.x[held], train.y[held], dataset.mean, dataset.std, None, dtype)
     server = None
     if proxy.source != "none":
-        server = samples(proxy_x, proxy_y if proxy.labelled else torch.full_like(proxy_y, UNLABELLED), proxy_at)
+        server = samples(proxy_x, proxy_y if proxy.labelled else torch.full((len(proxy_y),), UNLABELLED), proxy_at)
     return FederatedData(
         train=train,
         partition=partition,
@@ -170,8 +170,8 @@ def federate(
     )
 
 
-def check_owners(dataset: Dataset, partitioner: Partitioner) -> None:
-    """Refuse a natural split of data that have no natural owners."""
+def check_scheme(dataset: Dataset, partitioner: Partitioner) -> None:
+    """Refuse a split by what the data do not have: natural owners, or classes."""
     if partitioner.deals == "owners" and not dataset.has_owners:
         raise ConfigError(
             f"data set '{dataset.name}' does not say whose its samples are",
@@ -179,6 +179,14 @@ def check_owners(dataset: Dataset, partitioner: Partitioner) -> None:
             expected="a data set with natural owners (femnist: writers, domainnet: domains)",
             got=f"partition={partitioner.name}",
             do="set partition=dirichlet, or write a Dataset with has_owners = True",
+        )
+    if partitioner.deals == "labels" and dataset.targets == "masks" and not partitioner.one_class:
+        raise ConfigError(
+            f"data set '{dataset.name}' has masks and no classes by which its images could be split",
+            where="partition",
+            expected="a scheme for samples of one class: dirichlet (draws the clients' sizes), iid, file",
+            got=f"partition={partitioner.name}",
+            do="set partition=dirichlet or partition=iid",
         )
 
 

@@ -15,6 +15,7 @@ from fedexp.core.errors import DataError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
 _CHUNK = 256
+_UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError)  # what Pillow's decoders raise on damaged files
 
 
 def decode_images(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
@@ -44,6 +45,21 @@ def decode_classes(folders: Sequence[Path], shape: tuple[int, ...]) -> tuple[Ten
     return torch.from_numpy(images), torch.from_numpy(labels)
 
 
+def image_size(file: Path) -> tuple[int, int]:
+    """(width, height) of an image file, from its header.
+
+    Raises:
+        DataError: it is no image.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            return image.size
+    except _UNDECODABLE as error:
+        raise _damaged(file, error) from error
+
+
 def _decode(file: Path, channels: int, height: int, width: int) -> np.ndarray:
     from PIL import Image
 
@@ -61,13 +77,12 @@ def _decode(file: Path, channels: int, height: int, width: int) -> np.ndarray:
             if pixels.size != (width, height):
                 pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
             return np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels)
-    except (OSError, SyntaxError, ValueError, EOFError) as error:  # what Pillow's decoders raise on damaged files
-        raise DataError(
-            "an image cannot be decoded",
-            where=str(file),
-            got=str(error),
-            do="replace or remove the file",
-        ) from error
+    except _UNDECODABLE as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, error: Exception) -> DataError:
+    return DataError("an image cannot be decoded", where=str(file), got=str(error), do="replace or remove the file")
 
 
 def require_image_shape(shape: tuple[int, ...]) -> None:

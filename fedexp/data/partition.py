@@ -44,6 +44,7 @@ class Partitioner(ABC):
     """
 
     deals: ClassVar[Literal["labels", "owners"]] = "labels"  # what `draw` is given of each sample
+    one_class: ClassVar[bool] = False  # does it make sense where all samples are of one class, images with masks say?
     scales: ClassVar[bool] = True  # can it be drawn for fewer clients and samples (limit.clients, limit.train)?
 
     val_fraction: float = 0.0

@@ -20,6 +20,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.net import LAYERS
 from fedexp.core.weights import ModelSpec
 
+_BYTES = 16 * 2**20  # of the largest output of a layer, for the patterns that travel at once
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
@@ -121,21 +122,25 @@ class _Stage:
         self.source, self.patterns = "", torch.zeros(0, 0, dtype=torch.bool)
         self.seen: dict[str, Tensor] = {}
         self.calls: dict[str, int] = {}
+        self.at_once = max(1, _BYTES // (4 * max(math.prod(call) for calls in shapes.values() for call in calls)))
         for name, layer in watched.items():
             layer.forward = self._stand_in(name, layer)
 
     def __call__(self, source: str, patterns: Tensor) -> tuple[dict[str, Tensor], bool]:
         """Which input columns of every layer hold a NaN, (patterns, columns) bool; whether the output does."""
-        self.source, self.patterns, self.seen, self.calls = source, patterns, {}, {}
-        output = self.module(torch.ones(len(patterns), *self.input_shape))
-        return self.seen, bool(output.isnan().any())
+        found, reached = [], False
+        for part in torch.split(patterns, self.at_once):
+            self.source, self.patterns, self.seen, self.calls = source, part, {}, {}
+            reached |= bool(self.module(torch.ones(len(part), *self.input_shape)).isnan().any())
+            found.append(self.seen)
+        return {name: torch.cat([seen[name] for seen in found]) for name in found[0]}, reached
 
     def _stand_in(self, name: str, layer: nn.Module) -> Callable[[Tensor], Tensor]:
         last = isinstance(layer, nn.Linear | nn.LayerNorm)  # where its units are; else axis 1
 
         def forward(x: Tensor) -> Tensor:
-            columns = x.isnan() if last else x.isnan().movedim(1, -1)
-            hit = columns.reshape(len(x), -1, columns.shape[-1]).any(1)
+            top = x.reshape(len(x), -1, x.shape[-1]).amax(1) if last else x.reshape(*x.shape[:2], -1).amax(2)
+            hit = top.isnan()  # a maximum over positions is NaN where one of them is; faster than looking at each
             if name in self.seen and not torch.equal(self.seen[name], hit):
                 raise refusal(f"layer '{name}' is applied to the units of different layers")
             self.seen[name] = hit

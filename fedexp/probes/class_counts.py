@@ -19,14 +19,14 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True)
 class ClassCounts(Probe):
-    """Counts of int64 labels 0 .. num_classes - 1."""
+    """Counts of int64 labels 0 .. num_classes - 1; where targets are masks, all samples are of the one class."""
 
     num_classes: int
 
     name: ClassVar[str] = "class_counts"
 
     def __call__(self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int) -> Tree:
-        return {"n": torch.bincount(samples.y.index_select(0, index), minlength=self.num_classes)}
+        return {"n": torch.bincount(samples.labels(index), minlength=self.num_classes)}
 
     def from_record(self, record: Record) -> Tree | None:
         return None if record.class_counts is None else {"n": torch.tensor(record.class_counts)}

@@ -27,7 +27,7 @@ from fedexp.core.task import Task
 from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec
 from fedexp.data.dataset import Dataset
-from fedexp.data.federated import Proxy, check_owners, federate
+from fedexp.data.federated import Proxy, check_scheme, federate
 from fedexp.data.partition import Partitioner
 from fedexp.engines.shares import thread_budget
 from fedexp.engines.stored_models import StoredModels
@@ -67,9 +67,9 @@ class Experiment:
         own = _limited(Config.of(config), partitioner)
         dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
         task = build(Task, config["task"], "task")  # type: ignore[type-abstract]
-        specs = _specs(
-            config["model"], own.architectures, own.clients, dataset.shape, task.num_outputs(dataset.num_classes)
-        )
+        check_targets(task, dataset)
+        outputs = task.output_shape(dataset.num_classes, dataset.shape)
+        specs = _specs(config["model"], own.architectures, own.clients, dataset.shape, outputs[0])
         parts = specs.server.split() if dataset.augment is None else None
         models = own.client_models
         extractor, spec, input_shape = parts or (None, specs.server, dataset.shape)
@@ -94,15 +94,15 @@ class Experiment:
     def _check(self) -> None:
         if self.config.device != "auto":
             check_device(self.config.device)
+        check_scheme(self.dataset, self.partitioner)
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
-        check_owners(self.dataset, self.partitioner)
         plugins = (self.trainer, self.aggregator, self.server_optimizer)
         check_needs(self.config, *plugins, self.proxy, self.partitioner.val_fraction, self.specs)
         check_metrics(self)
-        outputs = self.task.num_outputs(self.dataset.num_classes)
+        outputs = self.task.output_shape(self.dataset.num_classes, self.dataset.shape)
         device = _chosen(self.config.device).partition(":")[0]
         if self.extractor is not None:
-            _check_model(self.extractor, self.dataset.shape, math.prod(self.input_shape), device)
+            _check_model(self.extractor, self.dataset.shape, (math.prod(self.input_shape),), device)
         for spec in self.specs.distinct:
             _check_model(spec, self.input_shape, outputs, device)
             self.trainer.check(spec, self.input_shape)
@@ -217,6 +217,20 @@ def _specs(
             got=frozen[0].arch,
         )
     return specs
+
+
+def check_targets(task: Task, dataset: Dataset) -> None:
+    """Refuse a task for targets that the data set does not have."""
+    if task.targets != dataset.targets:
+        raise ConfigError(
+            f"the task trains on {task.targets}, and data set '{dataset.name}' has {dataset.targets}",
+            where="task",
+            expected=f"a task for {dataset.targets}",
+            got=type(task).__name__,
+            do="set task=segmentation model=unet"
+            if dataset.targets == "masks"
+            else "set task=classification, or a dataset with masks (shapes_masks, carvana)",
+        )
 
 
 def check_metrics(experiment: Experiment) -> None:

@@ -58,5 +58,5 @@ class Classification(Task):
     def metric_names(self) -> tuple[str, ...]:
         return ("acc", "loss")
 
-    def num_outputs(self, num_classes: int) -> int:
-        return num_classes
+    def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (num_classes,)

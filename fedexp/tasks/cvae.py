@@ -60,8 +60,8 @@ class Cvae(Task):
     def metric_names(self) -> tuple[str, ...]:
         return ("loss", "reconstruction_loss")
 
-    def num_outputs(self, num_classes: int) -> int:
-        return num_classes
+    def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (num_classes,)
 
 
 def standard_normal(uniform: Tensor) -> Tensor:

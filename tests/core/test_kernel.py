@@ -85,6 +85,13 @@ def test_adam_is_torchs(weight_decay: float) -> None:
     torch.testing.assert_close(train(job).weights.params, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.02])
+def test_rmsprop_is_torchs(weight_decay: float) -> None:
+    job = make_job(optimizer="rmsprop", lr=0.01, weight_decay=weight_decay, betas=(0.3, 0.9))
+    expected = reference(job, lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, weight_decay=weight_decay))
+    torch.testing.assert_close(train(job).weights.params, expected, rtol=1e-9, atol=1e-12)
+
+
 def test_clipping_is_torchs_and_before_decay() -> None:
     job = make_job(clip=0.05, weight_decay=0.1)
     expected = reference(job, lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), clip=0.05)

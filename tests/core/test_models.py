@@ -76,14 +76,14 @@ def test_binding_follows_the_dictionary() -> None:
 @pytest.mark.parametrize(("name", "said"), [("GlobalNoise", "global generator"), ("Spatial", "Dropout2d")])
 def test_models_that_draw_from_the_global_generator_are_refused(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check_model(spec(name, **({"num_classes": 3} if name == "GlobalNoise" else {})), (1, 2, 2), 3)
+        check_model(spec(name, **({"num_classes": 3} if name == "GlobalNoise" else {})), (1, 2, 2), (3,))
 
 
 @pytest.mark.parametrize(("shape", "classes", "said"), [((1, 5, 5), 3, "cannot take"), ((1, 2, 2), 7, "does not fit")])
 def test_models_that_do_not_fit_the_data_are_refused(shape: tuple, classes: int, said: str) -> None:
     fixed = ModelSpec.of({"_target_": f"{__name__}.Fixed"}, shape, classes)
     with pytest.raises(ConfigError, match=said):
-        check_model(fixed, shape, classes)
+        check_model(fixed, shape, (classes,))
 
 
 class Fixed(nn.Module):

@@ -165,11 +165,11 @@ def test_a_model_that_needs_another_layout_is_refused_in_time_or_says_so(request
     views, own = (
         ModelSpec.of({"_target_": f"tests.engines.test_numerics.{k}"}, (1, 8, 8), 3) for k in ("Views", "OwnLayout")
     )
-    check_model(views, (1, 8, 8), 3)  # on the CPU all is well
+    check_model(views, (1, 8, 8), (3,))  # on the CPU all is well
     with pytest.raises(ConfigError, match="channels last") as error:
-        check_model(views, (1, 8, 8), 3, "cuda")
+        check_model(views, (1, 8, 8), (3,), "cuda")
     assert "channels_last = False" in str(error.value)
-    check_model(own, (1, 8, 8), 3, "cuda")
-    check_model(CNN, (3, 32, 32), 10, "cuda")
+    check_model(own, (1, 8, 8), (3,), "cuda")
+    check_model(CNN, (3, 32, 32), (10,), "cuda")
     request.getfixturevalue("forced")
     assert all(value.is_contiguous() for value in Weights.init(own, 0, CPU, torch.float32).params.values())

@@ -149,6 +149,7 @@ MODELS = {
     ),
     "resnet, BatchNorm": spec_of("fedexp.models.resnet.ResNet", norm="batch", width=4, stem="cifar"),
     "resnet, one group": spec_of("fedexp.models.resnet.ResNet", norm="group", groups=1, width=2),
+    "unet, BatchNorm": spec_of("fedexp.models.unet.UNet", down=[[4, 3], [5], [6]], up=[[3], [4, 2]]),
     "concatenated": spec_of("Concatenated"),
     "gated": spec_of("Gated"),
 }

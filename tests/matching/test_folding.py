@@ -51,6 +51,7 @@ def output(weights: Weights, x: Tensor) -> Tensor:
 FOLDABLE = {
     "cnn without biases": MODELS["cnn, BatchNorm"],
     "cnn with biases": spec_of("fedexp.models.cnn.ConvNet", channels=[4, 6], kernel=3, hidden=[], norm="batch"),
+    "unet": MODELS["unet, BatchNorm"],
     "another eps": normed(),
     "not affine": normed(affine=False),
 }

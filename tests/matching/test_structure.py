@@ -8,6 +8,7 @@ import torch
 from fedexp.core.errors import ConfigError
 from fedexp.core.net import Net
 from fedexp.matching.structure import structure_of
+from fedexp.matching.tainting import flows_of
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, REFUSED, weights_of
 from tests.world import assert_same, compose
@@ -87,6 +88,32 @@ def test_flattened_maps_move_in_blocks():
     perm = torch.tensor([3, 1, 4, 0, 2])
     moved = structure.move_inputs("output.weight", weight, {group.name: perm})
     assert torch.equal(moved, weight.reshape(3, 5, 16)[:, perm].reshape(3, 80))
+
+
+def test_concatenated_maps_are_two_groups_of_one_layers_inputs():
+    """A block on the way up reads its size's maps from the way down, then the upsampled ones."""
+    spec = MODELS["unet, BatchNorm"]
+    structure = structure_of(spec, IMAGE)
+    assert all(len(group.layers) == 1 for group in structure.groups)  # nothing is tied
+    sizes = {group.name: group.size for group in structure.groups}
+    for layer, above, below in (
+        ("up.0.convs.0", "down.1.convs.0", "down.2.convs.0"),
+        ("up.1.convs.0", "down.0.convs.1", "up.0.convs.0"),
+    ):
+        a, b = sizes[f"{above}.weight"], sizes[f"{below}.weight"]
+        found = {slot.group: slot.positions[:, 0].tolist() for slot in structure.inputs(f"{layer}.weight")}
+        assert found == {f"{above}.weight": list(range(a)), f"{below}.weight": list(range(a, a + b))}
+
+
+def test_large_maps_are_traced_in_parts(monkeypatch):
+    for name in ("cnn", "resnet, BatchNorm", "unet, BatchNorm", "gated"):
+        monkeypatch.setattr("fedexp.matching.tainting._BYTES", 2**24)
+        whole = flows_of(MODELS[name], IMAGE)
+        monkeypatch.setattr("fedexp.matching.tainting._BYTES", 1)
+        parts = flows_of(MODELS[name], IMAGE)
+        assert parts.outputs == whole.outputs
+        found, expected = ({"/".join(pair): units for pair, units in flows.reads.items()} for flows in (parts, whole))
+        assert_same([found], [expected])
 
 
 def test_sums_tie_layers():

@@ -28,7 +28,7 @@ from tests.matching.nets import CLASSES, IMAGE, MODELS, spec_of, weights_of
 from tests.reference.widening import Widening, widened
 from tests.world import CPU, World, assert_same, make_data, make_world
 
-GROWING = ["mlp", "mlp without biases, with dropout", "linear", "cnn", "cnn, flattened at once"]
+GROWING = ["mlp", "mlp without biases, with dropout", "linear", "cnn", "cnn, flattened at once", "unet, BatchNorm"]
 CNN = {"_target_": "fedexp.models.cnn.ConvNet", "channels": [3], "kernel": 1, "hidden": [5], "norm": "batch"}
 
 
@@ -72,7 +72,7 @@ def test_defaults_are_widths_too() -> None:
     assert with_widths(bare, IMAGE, {"hidden.0.weight": 64}) == bare
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn, flattened at once", "cnn, BatchNorm"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn, flattened at once", "cnn, BatchNorm", "unet, BatchNorm"])
 def test_a_grown_model_computes_what_it_computed(name: str) -> None:
     """Feature maps that are flattened included: an added channel shifts the columns of all that follow it."""
     weights = weights_of(MODELS[name], 3)

@@ -21,6 +21,7 @@ EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffer
     "cnn_maecho": (CIFAR, 4_971_368, 0),
     "convnet_nafi": (CIFAR, 62_006, 0),
     "lenet": (MNIST, 431_080, 0),
+    "unet": (CIFAR, 13_383_360 + 7_936 + 650, 54),  # 18 convolutions, their norms, the 1x1
     "cvae": (MNIST, 541_712 + (794 * 512 + 512) + (512 * 256 + 256) + 2 * (256 * 20 + 20), 0),  # decoder, encoder
     "resnet18_gn": (CIFAR, 11_181_642, 0),
     "resnet18_gn_cifar": (CIFAR, 11_173_962, 0),
@@ -33,7 +34,7 @@ EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffer
     ),  # torchvision's without its last layer, the two tuned ones
     "resnet34_features": (CIFAR, 21_284_672 + 512 * 256 + 2_560, 108),
 }
-NO_DIGITS = {"cnn_mcmahan_valid", "convnet_nafi", "lenet"}  # two 5x5 convolutions without padding need 16x16
+NO_DIGITS = {"cnn_mcmahan_valid", "convnet_nafi", "lenet", "unet"}  # bare 5x5 convolutions, four poolings: 16x16
 
 
 def spec(name, shape):
@@ -55,7 +56,7 @@ def test_parameters_and_buffers(name):
     shape, parameters, buffers = EXPECTED[name]
     with torch.device("meta"):
         model = spec(name, shape).module()
-        assert model.eval()(torch.empty(2, *shape)).shape == (2, 10)
+        assert model.eval()(torch.empty(2, *shape)).shape == (2, 10, *(shape[1:] if name == "unet" else ()))
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert len(list(model.buffers())) == buffers
 
@@ -64,7 +65,7 @@ def test_parameters_and_buffers(name):
 def test_adapts_to_the_digits_or_says_that_they_are_too_small(name):
     with torch.device("meta"):
         if name in NO_DIGITS:
-            with pytest.raises(ConfigError, match="8x8 are too small"):
+            with pytest.raises(ConfigError, match="8x8"):
                 spec(name, DIGITS).module()
         else:
             assert spec(name, DIGITS).module().eval()(torch.empty(2, *DIGITS)).shape == (2, 10)

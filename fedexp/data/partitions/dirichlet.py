@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,12 +27,15 @@ class Dirichlet(BoundedPartitioner):
 
     Sources: Yurochkin et al. 2019 (PFNM), Wang et al. 2020 (FedMA), Su et al. 2023 (MA-Echo), Zhang et al. 2022 (DENSE).
     The ungated form, one draw without either rule, is Hsu et al. 2019 and FedLAW.
+    Of samples that are all of one class (images with masks) it draws the clients' sizes, as NAFI's K = 1 (Xiao & Cheng 2023).
 
     Args:
         alpha: concentration; towards 0 each class has one owner.
         gated: keep sizes near n/N.
         min_size: for the gated form the papers' 10.
     """
+
+    one_class: ClassVar[bool] = True
 
     alpha: float = 0.5
     gated: bool = True

@@ -25,6 +25,7 @@ class File(Partitioner):
         sha256: expected hash of the assignment (as in result.json), or None.
     """
 
+    one_class: ClassVar[bool] = True
     scales: ClassVar[bool] = False
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": lambda file: load_partition(file).sha256}
 

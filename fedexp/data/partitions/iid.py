@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from fedexp.data.partition import Partitioner
 @dataclass(frozen=True, kw_only=True)
 class Iid(Partitioner):
     """The "homo" variant of the matching papers: one permutation, cut in N nearly equal parts, the larger first."""
+
+    one_class: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

@@ -1,0 +1,114 @@
+"""Carvana Image Masking Challenge: photos of cars and masks of the cars."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.data import Targets
+from fedexp.core.errors import DataError
+from fedexp.data.dataset import Arrays, Dataset
+from fedexp.data.images import decode_images, image_size, require_image_shape
+
+_MASK = "_mask.gif"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carvana(Dataset):
+    """``carvana/train/CAR_VIEW.jpg`` and ``carvana/train_masks/CAR_VIEW_mask.gif``, as the challenge's archives unpack.
+
+    5,088 photos of 1918 x 1280, sixteen views of each of 318 cars. Both are resized to `shape` (antialiased bilinear); a pixel
+    of the resized mask is the car's where half of it or more is. Masks of the challenge's own test photos are not public, so
+    cars are withheld: the last ones in the order of their names, which are random. NAFI (Xiao & Cheng 2023) states neither
+    size nor test set; both are assumed.
+
+    Args:
+        test_fraction: share of the cars, rounded, whose photos are the test set; one car or more.
+    """
+
+    targets: ClassVar[Targets] = "masks"
+    cache_version: ClassVar[int] = 1
+
+    num_classes: int = field(init=False, default=1)
+    shape: tuple[int, ...] = (3, 128, 192)
+    test_fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_image_shape(self.shape)
+        require(0 < self.test_fraction < 1, f"test_fraction must lie in (0, 1), got {self.test_fraction}")
+
+    @property
+    def name(self) -> str:
+        return "carvana"
+
+    def expected_files(self, root: Path) -> list[Path]:
+        return [root / "carvana" / "train", root / "carvana" / "train_masks"]
+
+    def ways(self, root: Path) -> str:
+        return (
+            f"unpack train.zip and train_masks.zip (kaggle.com/c/carvana-image-masking-challenge) under {root / 'carvana'}; "
+            "or set data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+        )
+
+    def read(self, root: Path, download: bool) -> Arrays:
+        photos, masks = self._pairs(root)
+        cars = sorted({_car(photo) for photo in photos})
+        if len(cars) < 2:
+            raise DataError(
+                "there are too few cars to withhold some for the test set",
+                where=str(photos[0].parent),
+                expected="photos of 2 cars or more, named CAR_VIEW.jpg",
+                got=f"{len(photos)} photos of {len(cars)} car",
+                do="unpack the archives again",
+            )
+        withheld = set(cars[-min(len(cars) - 1, max(1, round(self.test_fraction * len(cars)))) :])
+
+        def decoded(test: bool) -> tuple[Tensor, Tensor]:
+            at = [i for i, photo in enumerate(photos) if (_car(photo) in withheld) == test]
+            x = decode_images([photos[i] for i in at], self.shape)
+            y = decode_images([masks[i] for i in at], (1, *self.shape[1:]))[:, 0] >= 128
+            return torch.from_numpy(x), torch.from_numpy(y).to(torch.uint8)
+
+        return Arrays(*decoded(test=False), *decoded(test=True))
+
+    def _pairs(self, root: Path) -> tuple[list[Path], list[Path]]:
+        """Photos in the order of their names, and the mask of each; refuses what has no partner, or one of another size."""
+        photo_folder, mask_folder = self.expected_files(root)
+        photos = sorted(photo_folder.glob("[!.]*.jpg"))
+        masks = {file.name.removesuffix(_MASK): file for file in mask_folder.glob(f"[!.]*{_MASK}")}
+        unmasked = [photo.name for photo in photos if photo.stem not in masks]
+        strange = sorted(file.name for stem, file in masks.items() if not (photo_folder / f"{stem}.jpg").exists())
+        if unmasked or strange or not photos:
+            raise DataError(
+                "photos and masks are not in pairs",
+                where=str(mask_folder if unmasked else photo_folder),
+                expected=f"for each photo NAME.jpg a mask NAME{_MASK}, and no other masks",
+                got=f"{len(unmasked)} photos without a mask ({', '.join(unmasked[:3])})"
+                if unmasked
+                else f"{len(strange)} masks without a photo ({', '.join(strange[:3])})"
+                if strange
+                else "no photo",
+                do="unpack train.zip and train_masks.zip again",
+            )
+        for photo in photos:
+            mask = masks[photo.stem]
+            (width, height), found = image_size(photo), image_size(mask)
+            if found != (width, height):
+                raise DataError(
+                    "a mask has another size than its photo",
+                    where=str(mask),
+                    expected=f"{width} x {height}, as {photo.name}",
+                    got=f"{found[0]} x {found[1]}",
+                    do="replace the file by the published one",
+                )
+        return photos, [masks[photo.stem] for photo in photos]
+
+
+def _car(photo: Path) -> str:
+    return photo.stem.rpartition("_")[0] or photo.stem

@@ -1,0 +1,76 @@
+"""Binary segmentation: which pixels of an image belong to the object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedexp.core.data import Noise, Targets
+from fedexp.core.net import Net
+from fedexp.core.task import Batch, Metrics, Task
+from fedexp.core.trees import Tree
+
+
+@dataclass(frozen=True)
+class Segmentation(Task):
+    """Targets are uint8 masks (b, H, W), outputs logits (b, 1, H, W) that a pixel is the object's.
+
+    The loss is the binary cross-entropy, averaged over pixels and images. NAFI (Xiao & Cheng 2023) measures Dice and says
+    nothing of its loss; this is assumed, as the form for two classes of U-Net's own (Ronneberger et al. 2015, there with
+    weights of pixels).
+
+    A pixel is found where its probability exceeds 0.5. Metrics: ``dice``, ``2 |F & M| / (|F| + |M|)`` of the found pixels F and
+    the mask M, 1 where both are empty, averaged over images (as the Carvana challenge scores); ``pixel_acc``, the share of
+    pixels that are judged rightly; both in [0, 1]; and ``loss`` in nats a pixel.
+    """
+
+    targets: ClassVar[Targets] = "masks"
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:
+        return _cross_entropy(net(params, buffers, batch.x), batch.y).mean()
+
+    def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
+        return net(params, buffers, *inputs)
+
+    def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
+        """Mean of logits, or the logit of the mean probability (``rule='probs'``); weighted if asked.
+
+        Weights (models, 1), of classes, are the models' own.
+        """
+        stacked = torch.stack(list(outputs))
+        weights = torch.ones(len(outputs)) if weights is None else weights.flatten()
+        share = (weights / weights.sum()).to(stacked).reshape(-1, 1, 1, 1, 1)
+        if rule == "probs":  # in log-space: neither of the two probabilities is rounded to 0
+            found, missed = F.logsigmoid(stacked) + share.log(), F.logsigmoid(-stacked) + share.log()
+            return torch.logsumexp(found, 0) - torch.logsumexp(missed, 0)
+        return (stacked * share).sum(0)
+
+    def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        found, mask = output[:, 0] > 0, y > 0
+        both, either = (found & mask).sum((1, 2)).double(), (found.sum((1, 2)) + mask.sum((1, 2))).double()
+        return {
+            "dice": torch.where(either > 0, 2 * both / either, 1.0).sum(),
+            "pixel_acc": (found == mask).double().mean((1, 2)).sum(),
+            "loss": _cross_entropy(output, y).double().mean((1, 2)).sum(),
+        }
+
+    def metrics(self, totals: dict[str, float], count: int) -> Metrics:
+        return {name: totals[name] / count for name in self.metric_names}
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("dice", "pixel_acc", "loss")
+
+    def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (num_classes, *input_shape[1:])
+
+
+def _cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """(b, H, W) in nats, of logits (b, 1, H, W) and masks (b, H, W)."""
+    logits = output[:, 0]
+    return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none")
