@@ -1,5 +1,7 @@
 """Every scheme: published partitions replay, and the rules that hold for all of them."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -206,6 +208,14 @@ def test_the_clock_bounds_draws_too() -> None:
     scheme = Dirichlet(alpha=0.01, max_seconds=1e-9)
     with pytest.raises(DataError, match="1 draws"):
         scheme.split(np.repeat(np.arange(10), 100), 10, 50, rng())
+
+
+def test_a_busy_machine_shortens_no_search() -> None:
+    """Time in which this process does not compute is not counted."""
+    attempts = Dirichlet(max_seconds=0.2).attempts()
+    next(attempts)
+    time.sleep(0.3)
+    assert next(attempts) == 2
 
 
 @pytest.mark.parametrize("max_draws", [1, 5])
