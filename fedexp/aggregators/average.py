@@ -54,18 +54,24 @@ class Average(FusionAggregator):
 
 
 def check_mask(choice: str, spec: ModelSpec, input_shape: tuple[int, ...], key: str, others: str) -> None:
-    """Refuse ``<key>=masked`` for a model whose last layer has rows that stand for no class, a generative one's say.
+    """`check_classes` where `choice`, the value of ``aggregator.<key>``, is ``masked``."""
+    if choice == "masked":
+        check_classes(spec, input_shape, key, others)
+
+
+def check_classes(spec: ModelSpec, input_shape: tuple[int, ...], key: str, others: str) -> None:
+    """Refuse a model whose last layer has rows that stand for no class, a generative one's say.
 
     Args:
-        others: values of `key` that such a model can have.
+        key: of the aggregator, whose value asks for them; others: values that such a model can have.
     """
     classes = dict(spec.kwargs).get("num_classes")
-    if choice != "masked" or classes is None:
+    if classes is None:
         return
     rows, name = _output_rows(spec, input_shape)
     if rows != classes:
         raise ConfigError(
-            "a class-masked output layer needs a row for every class, and the model's has other rows",
+            "an output layer merged class by class needs a row for every class, and the model's has other rows",
             where=f"aggregator.{key}",
             expected=f"{classes} rows in {name}",
             got=f"{rows} rows",

@@ -39,6 +39,7 @@ class BetaBernoulli:
         popularity: coefficient b of log(c_k / (N - c_k)): 1 in all code, 2 in the papers.
         caps: c_k counts as 10 at most in that logarithm, and beyond 700 units a model opens one more at most (but as many
             as it needs).
+        fixed: no model opens a unit that it need not: there are as many as the widest has.
         penalty: what `strength` (lambda) multiplies: the Kullback-Leibler divergence of a global unit's posterior before
             and after (``paper``), or what the code has for it in 2020 and 2022. Nothing of it is computed at 0.
     """
@@ -49,6 +50,7 @@ class BetaBernoulli:
     sweeps: int = 5
     popularity: Literal[1, 2] = 1
     caps: bool = True
+    fixed: bool = False
     penalty: Penalty = "paper"
     strength: float = 0.0
 
@@ -217,7 +219,9 @@ def gains(v: Tensor, q: Tensor, posterior: Posterior, space: Space, models: int,
     c = posterior.c.clamp(max=_MEMBERS) if options.caps else posterior.c
     existing = worth(posterior) + options.popularity * (c / (models - c)).log()
     new = units
-    if options.caps:
+    if options.fixed:
+        new = max(units - known, 0)
+    elif options.caps:
         new = max(min(units, max(_UNITS - known, 1)), units - known)
     t = torch.arange(1, new + 1, dtype=v.dtype, device=v.device)
     opened = worth(Posterior.prior(space, 1)) - 2 * t.log() + 2 * float(np.log(options.gamma / models))

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.weights import ModelSpec, by_spec
 from fedexp.matching.beta_bernoulli import BetaBernoulli, Matched, match
 from fedexp.matching.structure import Structure, structure_of
+from fedexp.matching.tainting import norm_layers
 
 BIAS_MEAN = 0.1  # mu_0 of biases: the authors' initialisation; of weights it is 0
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 Chain = Sequence[tuple[Tensor, Tensor | None]]
 """Weight (out, in) and bias (out,) of every layer, first to last, float64."""
@@ -31,7 +30,7 @@ Chain = Sequence[tuple[Tensor, Tensor | None]]
 @by_spec
 def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     """The network's structure, if it is linear layers one after the other; else a ConfigError says what is in the way."""
-    norms = [name for name, part in spec.module().named_modules() if isinstance(part, _NORMS)]
+    norms = norm_layers(spec)
     if norms:
         raise _no_chain(f"'{norms[0]}' is a norm layer, whose numbers belong to no unit's prior", spec)
     structure = structure_of(spec, input_shape)
@@ -76,18 +75,27 @@ class Fused:
     matched: tuple[Matched, ...]
 
     def metrics(self) -> dict[str, float]:
-        """Width of each hidden layer, the natural log of all global units over all local ones, the share of local units
-        that share theirs with another model; nothing without hidden layers."""
-        if not self.matched:
-            return {}
-        local = sum(len(units) for layer in self.matched for units in layer.units)
-        widths = [len(layer.members) for layer in self.matched]
-        shared = sum(int((layer.members[units] > 1).sum()) for layer in self.matched for units in layer.units)
-        return {
-            **{f"fusion/width_{number}": float(width) for number, width in enumerate(widths, start=1)},
-            "fusion/log_ratio": math.log(sum(widths) / local),
-            "fusion/matched": shared / local,
-        }
+        """`width_metrics` of the hidden layers."""
+        return width_metrics([torch.cat(layer.units) for layer in self.matched], [len(x.members) for x in self.matched])
+
+
+def width_metrics(units: Sequence[Tensor], widths: Sequence[int]) -> dict[str, float]:
+    """Width of each hidden layer, the natural log of all global units over all local ones, the share of local units that
+    share theirs with another model; nothing without hidden layers.
+
+    Args:
+        units: of each layer, the global units of all local ones, in any shape.
+        widths: of each layer, the number of global units.
+    """
+    if not units:
+        return {}
+    local = sum(each.numel() for each in units)
+    shared = sum(int((torch.bincount(each.flatten())[each] > 1).sum()) for each in units)
+    return {
+        **{f"fusion/width_{number}": float(width) for number, width in enumerate(widths, start=1)},
+        "fusion/log_ratio": math.log(sum(widths) / local),
+        "fusion/matched": shared / local,
+    }
 
 
 def fuse_chains(

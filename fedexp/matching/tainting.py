@@ -44,6 +44,11 @@ class Flows:
     outputs: tuple[str, ...]
 
 
+def norm_layers(spec: ModelSpec) -> list[str]:
+    """Names of its BatchNorms, InstanceNorms, LayerNorms and GroupNorms."""
+    return [name for name, part in spec.module().named_modules() if isinstance(part, _NORMS)]
+
+
 def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
     """Trace the network; raises ConfigError where an input depends on several units of one layer at once."""
     with torch.no_grad():

@@ -1,0 +1,140 @@
+"""Bayesian matching layer by layer, from the first hidden layer to the last (FedMA; NAFI for convolutional networks).
+
+Reference: Wang et al., Federated Learning with Matched Averaging, ICLR 2020, Algorithm 1. A unit is its incoming weights and its
+bias. Once a group of hidden units is matched, every model is laid out over the common units, zero where it has none, and
+layers whose units and inputs are all common are replaced by their posterior means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedexp.core.layers import Layer
+from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
+from fedexp.matching.beta_bernoulli import BetaBernoulli, match
+from fedexp.matching.chains import BIAS_MEAN
+from fedexp.matching.embedding import Embedding
+from fedexp.matching.structure import Slot, Structure, structure_of, with_widths
+
+
+@dataclass(frozen=True, eq=False)
+class PartlyMatched:
+    """Models of one network of which the first groups of hidden units are matched.
+
+    Args:
+        models: at least one.
+        units: (models, n) int64 on the CPU by group, in forward order: the common unit of each of a model's own.
+        pending: widths of those of these groups over whose common units the models are not laid out yet.
+    """
+
+    models: Sequence[Weights]
+    units: Mapping[str, Tensor]
+    pending: Mapping[str, int] = field(default_factory=dict)
+
+    def match_next(self, input_shape: tuple[int, ...], options: BetaBernoulli, order: np.ndarray) -> PartlyMatched:
+        """The next group matched; units of frozen layers, which all models share, stay.
+
+        Of several layers that are tied by sums, those count whose inputs are matched when the first one's are.
+
+        Args:
+            order: (sweeps, models) visiting order.
+        """
+        structure = structure_of(self.models[0].spec, input_shape)
+        group = structure.groups[len(self.units)]
+        if not self.models[0].frozen.isdisjoint(group.layers):
+            units, width = torch.arange(group.size).expand(len(self.models), -1).clone(), group.size
+        else:
+            known = set(self.units)
+            layers = [layer for layer in structure.layers if layer.weight in group.layers]
+            layers = [layer for layer in layers if _sources(structure, layer) <= known]
+            rows = [self._rows(number, structure, layers) for number in range(len(self.models))]
+            biases = sum(layer.bias is not None for layer in layers)
+            mu0 = torch.zeros_like(rows[0][0])
+            mu0[len(mu0) - biases :] = BIAS_MEAN
+            q = rows[0].new_full((len(rows), len(mu0)), 1 / options.sigma)
+            found = match(rows, q, mu0, options, order)
+            units, width = torch.stack(found.units), len(found.members)
+        return replace(self, units={**self.units, group.name: units}, pending={**self.pending, group.name: width})
+
+    def laid_out(self, input_shape: tuple[int, ...], options: BetaBernoulli) -> PartlyMatched:
+        """All models over the common units of the groups matched so far, with what they now agree on."""
+        spec = self.models[0].spec
+        small = structure_of(spec, input_shape)
+        if any(group.size != self.pending.get(group.name, group.size) for group in small.groups):
+            spec = with_widths(spec, input_shape, self.pending)
+        large = structure_of(spec, input_shape)
+        embeddings = (
+            Embedding(small, large, {name: self.units[name][number] for name in self.pending})
+            for number in range(len(self.models))
+        )
+        models = [embedding.lay_out(model) for embedding, model in zip(embeddings, self.models, strict=True)]
+        before = common_layers(large, set(self.units) - set(self.pending))
+        agreed: Tree = {}
+        for layer in common_layers(large, set(self.units)):
+            if layer not in before and layer.weight not in models[0].frozen:
+                units = self.units[_owner(large, layer)].flatten()
+                agreed |= _posterior_means(models, layer, units, options)
+        return PartlyMatched([Weights(m.spec, {**m.params, **agreed}, m.buffers) for m in models], self.units)
+
+    def _rows(self, number: int, structure: Structure, layers: Sequence[Layer]) -> Tensor:
+        """(n, d) float64: all that comes into each unit of one model, its biases last."""
+        params = self.models[number].params
+        weights = [self._over_common(number, params[x.weight], structure.inputs(x.weight)) for x in layers]
+        return torch.cat([*weights, *(params[x.bias][:, None].double() for x in layers if x.bias is not None)], 1)
+
+    def _over_common(self, number: int, weight: Tensor, inputs: Sequence[Slot]) -> Tensor:
+        """A layer's weight as (out, d) float64, with an input for every common unit of pending groups."""
+        columns = weight.double()
+        columns = columns.flatten(2) if columns.dim() > 2 else columns[..., None]
+        others = torch.ones(columns.shape[1], dtype=torch.bool)
+        parts = []
+        for slot in inputs:
+            positions = slot.positions.flatten()
+            others[positions] = False
+            part = columns[:, positions.to(columns.device)].reshape(len(columns), len(slot.positions), -1)
+            if slot.group in self.pending:
+                wide = part.new_zeros(len(part), self.pending[slot.group], part.shape[2])
+                part = wide.index_copy_(1, self.units[slot.group][number].to(part.device), part)
+            parts.append(part.flatten(1))
+        return torch.cat([*parts, columns[:, others.to(columns.device)].flatten(1)], 1)
+
+
+def common_layers(structure: Structure, groups: set[str]) -> list[Layer]:
+    """Hidden layers whose units, and all that they read, are of `groups` or the network's input."""
+    return [layer for layer in structure.layers if {_owner(structure, layer), *_sources(structure, layer)} <= groups]
+
+
+def _owner(structure: Structure, layer: Layer) -> str:
+    """The group of a layer's units."""
+    return next(group.name for group in (*structure.groups, structure.output) if layer.weight in group.layers)
+
+
+def _sources(structure: Structure, layer: Layer) -> set[str]:
+    """The groups that a layer reads."""
+    return {slot.group for slot in structure.inputs(layer.weight)}
+
+
+def _posterior_means(models: Sequence[Weights], layer: Layer, units: Tensor, options: BetaBernoulli) -> Tree:
+    """Weight and bias of a layer that is laid out in all models, in float64 rounded once.
+
+    Args:
+        units: all models' units, (models * n,).
+    """
+    first, means = models[0].params, {}
+    p0, q = 1 / options.sigma0, 1 / options.sigma
+    members = torch.bincount(units, minlength=len(first[layer.weight])).double()
+    for name, mu0 in ((layer.weight, 0.0), (layer.bias, BIAS_MEAN)):
+        if name is None:
+            continue
+        total = torch.zeros_like(first[name], dtype=torch.float64)
+        for model in models:
+            total += model.params[name].double()
+        precision = (p0 + q * members).to(total.device).reshape(-1, *[1] * (total.dim() - 1))
+        means[name] = ((mu0 * p0 + q * total) / precision).to(first[name])
+    return means
