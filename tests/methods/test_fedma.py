@@ -12,27 +12,30 @@ import pytest
 import torch
 from torch import nn
 
-from fedexp.aggregators.fedma import FedMA
+from fedexp.aggregators.fedma import FedMA, _most_shared
 from fedexp.aggregators.nafi_layerwise import NAFILayerwise
-from fedexp.core.aggregator import State
+from fedexp.config.compose import compose
 from fedexp.core.build import build
-from fedexp.core.env import Specs
+from fedexp.core.env import Sampling, Specs
 from fedexp.core.errors import ConfigError
+from fedexp.core.outcome import Outcome
 from fedexp.core.runner import Snapshot, Step, run
 from fedexp.core.seeds import numpy_generator
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial
+from fedexp.evaluation.evaluate import Evaluator
 from fedexp.matching.beta_bernoulli import BetaBernoulli, match
 from fedexp.matching.embedding import Embedding
 from fedexp.matching.folding import fold_batch_norm
 from fedexp.matching.structure import structure_of, with_widths
+from fedexp.running.experiment import Experiment
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.model_folder import ModelFolder, save_outcome
 from tests.matching.nets import CLASSES, IMAGE, MODELS, REFUSED, spec_of, weights_of
 from tests.methods.fusion_world import models_of, results_of, tensors, world_of
 from tests.reference.matching_loops import Constants
 from tests.reference.matching_loops import matched as looped
-from tests.world import CPU, World, assert_same, make_data, make_world
+from tests.world import CPU, MLP, World, assert_same, make_world
 
 COUNTS = [[5, 2, 0], [3, 9, 1], [0, 2, 2], [4, 4, 4]]
 EVEN = [[2, 3, 4]] * 4
@@ -287,3 +290,253 @@ def test_batch_norm_is_folded_before_the_first_match() -> None:
     result, _ = merged(world, copies, EVEN[:2])
     assert result.spec == folded.spec != spec and not result.buffers
     torch.testing.assert_close(function_of(result), function_of(model), rtol=1e-9, atol=1e-9)
+
+
+def test_the_order_of_the_models_orders_the_units() -> None:
+    spec, models = MODELS["cnn"], models_of(MODELS["cnn"], 3)
+    world, order = matching(spec, gamma=1e30), [2, 0, 1]
+    (a, logged), (b, _) = merged(world, models), merged(world, [models[s] for s in order])
+    assert [logged[f"fusion/width_{i}"] for i in (1, 2, 3)] == [12, 18, 27]
+    assert logged["fusion/log_ratio"] == logged["fusion/matched"] == 0
+    torch.testing.assert_close(function_of(a), function_of(b), rtol=1e-11, atol=1e-11)
+    old, new = (each.params["convs.0.weight"].reshape(3, 4, -1) for each in (a, b))
+    assert torch.equal(new, old[order])
+
+
+# rounds and their steps
+
+
+TWO = {**MLP, "hidden": [5, 4]}
+CNN = {"_target_": "fedexp.models.cnn.ConvNet", "channels": [3], "kernel": 1, "hidden": [4], "norm": "batch"}
+
+
+@cache
+def base(*overrides: str) -> World:
+    return make_world("method=fedma", "rounds=2", "local.lr_decay=0.5", *overrides)
+
+
+def training(*overrides: str, model=TWO, m: int = 4, rounds: int = 2, kind=FedMA, **options) -> World:
+    """Two rounds of four small clients, `m` of them in each."""
+    world = base(*overrides)
+    spec = ModelSpec.of(model, world.env.input_shape, world.env.num_classes)
+    env = replace(world.env, specs=Specs(spec), rounds=rounds, sampling=Sampling("fixed", m))
+    return World(replace(world.experiment, aggregator=build(kind, options, "aggregator")), env, world.data)
+
+
+class Seen(Serial):
+    """Keeps the jobs it was asked for, a list a step, and what came of them."""
+
+    def map(self, jobs, data):
+        self.asked = [*getattr(self, "asked", []), list(jobs)]
+        self.came = [*getattr(self, "came", []), []]
+        for result in super().map(jobs, data):
+            self.came[-1].append(result)
+            yield result
+
+
+def all_steps(world: World, engine: Serial | None = None, snapshot: Snapshot | None = None) -> list[Step]:
+    return list(run(world.aggregator, world.env, engine or Serial(), world.data, snapshot))
+
+
+def test_a_step_matches_a_layer_and_the_next_retrains_what_lies_above() -> None:
+    engine = Seen()
+    done = all_steps(training(retrain_epochs=2, retrain_lr=0.02), engine)
+    assert [(s.round, s.within, s.last) for s in done] == [(r, i, i == 2) for r in range(2) for i in range(3)]
+    layers = [{f"hidden.{i}.weight", f"hidden.{i}.bias"} for i in range(2)]
+    for number, jobs in enumerate(engine.asked):
+        round, stage = divmod(number, 3)
+        assert {job.frozen for job in jobs} == {frozenset(set().union(*layers[:stage]))}
+        (budget,) = {job.budget for job in jobs}
+        first = number == 0
+        assert budget.epochs == (1 if first else 6 if stage == 2 else 2)
+        assert budget.lr == pytest.approx((0.05 if first else 0.002 if stage == 2 else 0.02) * 0.5**round)
+        assert budget.weight_decay == (1e-4 if stage == 2 else 0)
+        assert all(bool(job.probes) == (stage == 0) for job in jobs)
+        if stage:
+            one, other = jobs[0].start.params, jobs[1].start.params
+            assert torch.equal(one["hidden.0.weight"], other["hidden.0.weight"])
+            assert not torch.equal(one["output.weight"], other["output.weight"])
+            for job, result in zip(jobs, engine.came[number], strict=True):
+                for name, value in job.start.params.items():
+                    assert torch.equal(value, result.weights.params[name]) == (name in job.frozen)
+    for end in (2, 5):
+        fused = done[end].after.state["weights"]
+        for name in layers[0] | layers[1]:
+            assert torch.equal(fused.params[name], engine.asked[end][0].start.params[name])
+        widths = [done[end - 2].metrics["fusion/width_1"], done[end - 1].metrics["fusion/width_2"]]
+        assert dict(fused.spec.kwargs)["hidden"] == tuple(widths) > (5, 4)
+        assert [done[end].metrics[f"fusion/width_{i}"] for i in (1, 2)] == widths
+
+
+@pytest.mark.parametrize("model", [TWO, CNN], ids=["mlp", "cnn"])
+def test_retraining_that_moves_nothing_is_one_shot_matching(model) -> None:
+    """A step size of 1e-30: layer by layer over three steps, or all at once."""
+    stepwise = training(model=model, rounds=1, retrain_lr=1e-30, gamma=2.0).run()
+    at_once = training(model=model, rounds=1, retrain=False, gamma=2.0).run()
+    assert (stepwise.step, at_once.step) == (3, 1)
+    a, b = stepwise.state["weights"], at_once.state["weights"]
+    assert a.spec == b.spec
+    assert_same(tensors(a), tensors(b), 1e-12)
+
+
+@pytest.mark.parametrize("kind", [FedMA, NAFILayerwise])
+def test_resumed_after_any_step_to_the_same_bits(kind, tmp_path: Path) -> None:
+    """From disk, by a fresh object; three of four clients a round, so that some have no assignment."""
+    straight = all_steps(training(model=CNN, m=3, kind=kind))
+    assert len({frozenset(s.after.state["cohort"]) for s in straight}) == 3  # none, and two cohorts
+    for at in range(1, len(straight)):
+        folder = tmp_path / str(at)
+        Checkpoint(folder, CPU).save(straight[at - 1].after, set(), 0)
+        loaded = Checkpoint(folder, CPU).load()
+        assert loaded is not None
+        rest = all_steps(training(model=CNN, m=3, kind=kind), snapshot=loaded[0])
+        assert [s.metrics for s in rest] == [s.metrics for s in straight[at:]]
+        a, b = (steps[-1].after.state["weights"] for steps in (rest, straight))
+        assert a.spec == b.spec
+        assert_same(tensors(a), tensors(b))
+
+
+def test_clients_go_on_from_their_own_part() -> None:
+    """With every unit a unit of its own and no prior, a client's part is its own model; whoever was absent gets the units
+    that most have, and all parts are as wide as the first models."""
+    engine = Seen()
+    options = {"retrain": False, "gamma": 1e30, "sigma0": 1e14, "sweeps": 0}
+    world = training("init=different", m=3, **options)
+    first, _ = all_steps(world, engine)
+    fused = first.after.state["weights"]
+    assert dict(fused.spec.kwargs)["hidden"] == (15, 12)
+    trained = {result.client: result.weights.params for result in engine.came[0]}
+    cohorts = [{job.client for job in jobs} for jobs in engine.asked]
+    assert cohorts[0] != cohorts[1]
+    for job in engine.asked[1]:
+        assert job.start.spec == world.env.server_spec
+        own = trained.get(job.client, trained[min(trained)])  # of equally many, the first units
+        for name, value in job.start.params.items():
+            if name.startswith("hidden"):
+                torch.testing.assert_close(value, own[name], rtol=1e-12, atol=1e-12)
+    assert _most_shared(torch.tensor([[0, 4, 2], [2, 3, 1], [4, 5, 2]])).tolist() == [0, 2, 4]
+
+
+def test_with_fixed_widths_all_go_on_from_the_whole_model() -> None:
+    engine = Seen()
+    world = training(m=3, widths="fixed", retrain=False, fold_batch_norm=False, model=CNN)
+    first, second = all_steps(world, engine)
+    assert all(job.start is first.after.state["weights"] for job in engine.asked[1])
+    assert second.after.state["weights"].spec == world.env.server_spec
+
+
+def test_clients_that_are_skipped_leave_the_round() -> None:
+    """In a later step as in the first; without any, the model and the assignments stay."""
+    world, engine = training(rounds=1), Seen()
+    first = next(run(world.aggregator, world.env, engine, world.data)).after.state
+    env = world.env.at(0, 1)
+    results = list(Serial().map(world.aggregator.plan(first, env), world.data))
+    state, metrics = world.aggregator.update(first, [results[1], results[3]], env)
+    assert state["matching"]["cohort"] == [1, 3] and metrics["clients"] == 2
+    assert {name: each.shape[0] for name, each in state["matching"]["units"].items()} == {
+        "hidden.0.weight": 2,
+        "hidden.1.weight": 2,
+    }
+    assert torch.equal(state["matching"]["counted"], first["matching"]["counted"][[1, 3]])
+    assert torch.equal(
+        state["matching"]["units"]["hidden.0.weight"][1], first["matching"]["units"]["hidden.0.weight"][3]
+    )
+    last, metrics = world.aggregator.update(state, results[3:], world.env.at(0, 2))
+    assert last["cohort"] == [3] and metrics["clients"] == 1
+    nobody, metrics = world.aggregator.update(state, [], world.env.at(0, 2))
+    assert metrics == {"clients": 0} and nobody["weights"] is first["weights"]
+    assert world.aggregator.position(nobody, 3) == (1, 0) and nobody["matching"] is None
+
+
+def test_what_is_delivered_is_evaluated_stored_and_loaded(tmp_path: Path) -> None:
+    world = training(model=CNN)
+    grown = world.run().state["weights"]
+    arguments = dict(grown.spec.kwargs)
+    assert arguments["norm"] == "none" and arguments["channels"][0] > 3
+    save_outcome(world.aggregator.outcome({"weights": grown}), None, tmp_path)
+    stored = ModelFolder.open(tmp_path).weights(0)
+    assert stored.spec == grown.spec
+    assert_same(tensors(stored), tensors(grown))
+    test = world.data.test
+    measured = Evaluator(world.env.task, 7)(Outcome((grown,), "model"), test, "test")["test/global/loss"]
+    with torch.no_grad():
+        output = stored.module()(test.inputs(slice(None)))
+    assert measured == pytest.approx(float(nn.functional.cross_entropy(output, test.y)))
+
+
+# what is refused
+
+
+OTHERS = {
+    "BatchNorm": (MODELS["cnn, BatchNorm"], {"fold_batch_norm": False}, "'norms.0' is a norm layer"),
+    "resnet": (MODELS["resnet, BatchNorm"], {}, "BatchNorms cannot be taken into its layers"),
+    "resnet, unfolded": (MODELS["resnet, BatchNorm"], {"fold_batch_norm": False}, "is a norm layer"),
+    "LayerNorm": (MODELS["gated"], {}, "'norm' is a norm layer"),
+    "tied": (spec_of("tests.methods.test_pfnm.Residual"), {}, "hidden.weight and second.weight share their units"),
+    "tied, retrained": (
+        spec_of("tests.methods.test_pfnm.Residual"),
+        {"widths": "fixed", "retrain": True},
+        "share their units",
+    ),
+    "fixed": (MODELS["concatenated"], {}, "widths cannot be changed"),
+    **{name: (spec, {"widths": "fixed", "fold_batch_norm": False}, name) for name, spec in REFUSED.items()},
+}
+
+
+@pytest.mark.parametrize("kind", [FedMA, NAFILayerwise])
+@pytest.mark.parametrize("name", OTHERS)
+def test_networks_that_do_not_fit_are_refused(name: str, kind: type[FedMA]) -> None:
+    spec, options, words = OTHERS[name]
+    with pytest.raises(ConfigError, match=words) as error:
+        kind(**{"retrain": False, **options}).check(spec, IMAGE)
+    if name == "BatchNorm":
+        assert error.value.facts["to do"] == "set aggregator.fold_batch_norm=true"
+
+
+def test_outputs_that_are_no_classes_need_shares_of_the_samples() -> None:
+    spec = ModelSpec.of({"_target_": "tests.methods.test_fedma.Mask"}, IMAGE, CLASSES)
+    with pytest.raises(ConfigError, match="a row for every class") as error:
+        FedMA().check(spec, IMAGE)
+    assert error.value.facts["to do"] == "set aggregator.last_layer=samples"
+    FedMA(last_layer="samples").check(spec, IMAGE)
+
+
+class Mask(nn.Module):
+    """One logit a pixel."""
+
+    def __init__(self, *, num_classes: int, hidden: int = 4) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Conv2d(2, hidden, 3, padding=1), nn.Conv2d(hidden, 1, 1)
+
+    @staticmethod
+    def with_widths(kwargs, widths):
+        return {"hidden": widths["hidden.weight"]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(torch.relu(self.hidden(x)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sigma", 0),
+        ("gamma", -1.0),
+        ("lam", -0.1),
+        ("retrain_epochs", 0),
+        ("retrain_lr", 0.0),
+        ("last_epochs", 0),
+        ("last_lr", -1.0),
+        ("last_weight_decay", -1e-4),
+        ("widths", "free"),
+    ],
+)
+def test_settings_without_meaning_are_refused(key: str, value) -> None:
+    with pytest.raises(ConfigError, match="lambda" if key == "lam" else key):
+        build(NAFILayerwise, {key: value}, "aggregator")
+
+
+@pytest.mark.parametrize("method", ["fedma", "nafi_layerwise"])
+def test_clients_with_other_architectures_are_refused(method: str) -> None:
+    """Of another depth, say."""
+    with pytest.raises(ConfigError, match="must have one architecture"):
+        Experiment.of(compose([f"method={method}", "architectures.clients=[mlp,mlp_784_400_200_100]"]))
