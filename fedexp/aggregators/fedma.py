@@ -8,10 +8,10 @@ Without retraining all layers are matched in the round's one step. In later roun
 network, as wide as its first one was, which its stored assignments cut out.
 Up: models (in retraining steps, too) and the class counts n_{s,c}. Server state: the fused model, the assignments of the last
 cohort; within a round the cohort's models.
-Departures: the prior mean 0.1 is that of biases in every layer (the code puts it on a weight from the second layer on); a
-class that nobody has weighs 1 / N. The paper has all clients take part: one that was not in the last cohort gets the units
-that most of it have. BatchNorm is folded into the layer before it (NAFI, Appendix E). Fixed widths are ours: assignments
-are permutations, all clients get the whole model, and norms and tied layers (ResNet) move with their units.
+Departures: the prior mean 0.1 is that of biases in every layer (the code puts it on a weight from the second layer on). All
+clients weigh 1 / N in a class that nobody has. The paper has all clients take part: one that was not in the last cohort gets
+the units that most of it have. BatchNorm is folded into the layer before it (NAFI, Appendix E). Fixed widths are ours:
+assignments are permutations, all clients get the whole model, and norms and tied layers (ResNet) move with their units.
 """
 
 from __future__ import annotations

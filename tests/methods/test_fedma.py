@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedexp.aggregators.average import averaged
 from fedexp.aggregators.fedma import FedMA, _most_shared
 from fedexp.aggregators.nafi_layerwise import NAFILayerwise
 from fedexp.config.compose import compose
@@ -27,6 +28,7 @@ from fedexp.evaluation.evaluate import Evaluator
 from fedexp.matching.beta_bernoulli import BetaBernoulli, match
 from fedexp.matching.embedding import Embedding
 from fedexp.matching.folding import fold_batch_norm
+from fedexp.matching.layerwise import PartlyMatched, common_layers
 from fedexp.matching.structure import structure_of, with_widths
 from fedexp.running.experiment import Experiment
 from fedexp.storage.checkpoint import Checkpoint
@@ -232,7 +234,7 @@ def test_without_new_units_models_stay_as_wide_as_the_widest() -> None:
     assert all(len(set(units.tolist())) == len(units) for units in fixed.units)
 
 
-@pytest.mark.parametrize("name", ["resnet, BatchNorm", "resnet, one group", "gated", "cnn, BatchNorm", "concatenated"])
+@pytest.mark.parametrize("name", ["resnet, one group", "gated", "cnn, BatchNorm", "concatenated"])
 def test_fixed_widths_take_any_network_that_has_a_structure(name: str) -> None:
     """Permuted copies give the model: norms, running statistics and tied layers move with their units."""
     spec, model = MODELS[name], models_of(MODELS[name], 1)[0]
@@ -245,24 +247,66 @@ def test_fixed_widths_take_any_network_that_has_a_structure(name: str) -> None:
     assert_same(tensors(result), tensors(model), 1e-9)
 
 
-def test_with_fixed_widths_and_no_prior_it_is_the_average() -> None:
-    """Of models that agree about their units; with class counts, rows of the output are weighted by them."""
-    spec, models = MODELS["cnn"], models_of(MODELS["cnn"], 3)
-    close = [
-        Weights(spec, {k: models[0].params[k] + 0.1 * (v - models[0].params[k]) for k, v in m.params.items()}, {})
-        for m in models
+@pytest.mark.parametrize("name", ["resnet, one group", "cnn", "branches"])
+def test_models_may_be_laid_out_at_any_time(name: str) -> None:
+    """After every group, or once at the end; layers that sums tie are replaced once their inputs are common, too."""
+    spec = {**MODELS, **NETS}[name]
+    options = BetaBernoulli(0.1, 2.0, fixed=name.startswith("resnet"))
+    once = often = PartlyMatched(models_of(spec, 3), {})
+    for number in range(len(structure_of(spec, IMAGE).groups)):
+        order = np.array([[2, 0, 1]])
+        once = once.match_next(IMAGE, options, order)
+        often = often.match_next(IMAGE, options, order).laid_out(IMAGE, options)
+        agreed = [layer.weight for layer in common_layers(structure_of(often.models[0].spec, IMAGE), set(often.units))]
+        for weight in agreed:
+            assert torch.equal(often.models[0].params[weight], often.models[2].params[weight])
+        assert len(agreed) > number
+    once = once.laid_out(IMAGE, options)
+    for a, b in zip(once.models, often.models, strict=True):
+        assert a.spec == b.spec
+        assert_same(tensors(a), tensors(b), 1e-12)
+
+
+def test_frozen_layers_keep_their_bits_and_their_order() -> None:
+    spec, models = spec_of("PartlyFrozen"), models_of(spec_of("PartlyFrozen"), 3)
+    frozen = models[0].frozen
+    assert frozen
+    models = [
+        Weights(spec, *({k: first[k] if k in frozen else v for k, v in own.items()} for first, own in trees))
+        for trees in (((models[0].params, m.params), (models[0].buffers, m.buffers)) for m in models)
     ]
-    mean = {k: torch.stack([m.params[k] for m in close]).mean(0) for k in close[0].params}
-    options = {"widths": "fixed", "sigma0": 1e14}
-    assert_same(tensors(merged(matching(spec, **options), close)[0]), [mean], 1e-11)
-    by_size, _ = merged(matching(spec, **options, last_layer="samples"), close, COUNTS)
-    assert_same(tensors(by_size), [mean], 1e-11)  # ten samples each
-    by_class, _ = merged(matching(spec, **options), close, COUNTS)
+    result, metrics = merged(matching(spec, widths="fixed", fold_batch_norm=False), models)
+    for name, value in tensors(result)[0].items():
+        assert torch.equal(value, tensors(models[0])[0][name]) == (name in frozen or name == "norm.num_batches_tracked")
+    assert metrics["fusion/matched"] == 1
+
+
+@pytest.mark.parametrize("name", ["cnn", "cnn, BatchNorm"])
+def test_with_fixed_widths_and_no_prior_it_is_the_average(name: str) -> None:
+    """Of models that agree about their units; rows of the output are weighted by class counts or sizes."""
+    spec, models = MODELS[name], models_of(MODELS[name], 3)
+
+    def near(tree, first):
+        return {k: first[k] + 0.1 * (v - first[k]) if v.is_floating_point() else v for k, v in tree.items()}
+
+    close = [Weights(spec, near(m.params, models[0].params), near(m.buffers, models[0].buffers)) for m in models]
+    world = matching(spec, widths="fixed", fold_batch_norm=False, sigma0=1e14)
+    average = averaged(close)
+    assert_same(tensors(merged(world, close)[0]), tensors(average), 1e-11)
+    by_class, _ = merged(world, close, COUNTS[:3])
+    by_size = matching(spec, widths="fixed", fold_batch_norm=False, sigma0=1e14, last_layer="samples")
+    sizes = [replace(result, num_examples=10 * n) for n, result in enumerate(results_of(close), start=1)]
+    sized = by_size.aggregator.update(by_size.aggregator.init(by_size.env), sizes, by_size.env)[0]["weights"]
+    assert_same([sized.buffers], [average.buffers], 1e-11)
     rows = torch.tensor(COUNTS[:3]).double() / torch.tensor(COUNTS[:3]).sum(0)
-    for name in ("output.weight", "output.bias"):
-        expected = sum(torch.einsum("c,c...->c...", f, m.params[name]) for f, m in zip(rows, close, strict=True))
-        torch.testing.assert_close(by_class.params[name], expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(by_class.params["hidden.0.weight"], mean["hidden.0.weight"], rtol=1e-11, atol=1e-11)
+    shares = torch.tensor([1 / 6, 2 / 6, 3 / 6], dtype=torch.float64)[:, None].expand(3, CLASSES)
+    for result, weights in ((by_class, rows), (sized, shares)):
+        for key, value in average.params.items():
+            expected = value
+            if key.startswith("output"):
+                terms = zip(weights, close, strict=True)
+                expected = sum(torch.einsum("c,c...->c...", f, m.params[key]) for f, m in terms)
+            torch.testing.assert_close(result.params[key], expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", ["paper", "code2020", "code2022"])
