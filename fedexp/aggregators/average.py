@@ -54,17 +54,13 @@ class Average(FusionAggregator):
 
 
 def check_mask(choice: str, spec: ModelSpec, input_shape: tuple[int, ...], key: str, others: str) -> None:
-    """`check_classes` where `choice`, the value of ``aggregator.<key>``, is ``masked``."""
+    """`check_classes` where `choice`, the value of ``aggregator.<key>``, is ``masked``; it could be `others`."""
     if choice == "masked":
-        check_classes(spec, input_shape, key, others)
+        check_classes(spec, input_shape, f"aggregator.{key}", f"set aggregator.{key}={others}")
 
 
-def check_classes(spec: ModelSpec, input_shape: tuple[int, ...], key: str, others: str) -> None:
-    """Refuse a model whose last layer has rows that stand for no class, a generative one's say.
-
-    Args:
-        key: of the aggregator, whose value asks for them; others: values that such a model can have.
-    """
+def check_classes(spec: ModelSpec, input_shape: tuple[int, ...], where: str, do: str) -> None:
+    """Refuse a model whose last layer has rows that stand for no class, a generative one's say; `ConfigError` says what to do."""
     classes = dict(spec.kwargs).get("num_classes")
     if classes is None:
         return
@@ -72,10 +68,10 @@ def check_classes(spec: ModelSpec, input_shape: tuple[int, ...], key: str, other
     if rows != classes:
         raise ConfigError(
             "an output layer merged class by class needs a row for every class, and the model's has other rows",
-            where=f"aggregator.{key}",
+            where=where,
             expected=f"{classes} rows in {name}",
             got=f"{rows} rows",
-            do=f"set aggregator.{key}={others}",
+            do=do,
         )
 
 

@@ -34,7 +34,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
-from fedexp.core.probe import Probe
 from fedexp.core.seeds import numpy_generator
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
@@ -56,8 +55,6 @@ class FedMA(Aggregator):
     Args:
         sigma, sigma0, gamma, sweeps, popularity, caps: `fedexp.matching.beta_bernoulli.BetaBernoulli`.
         widths: ``inferred``, or ``fixed``: those of the local models.
-        last_layer: row c of the output layer is weighted by the clients' shares of class c (``classes``), or all rows by
-            their shares of the samples (``samples``).
         fold_batch_norm: BatchNorm is taken into the layer before it, once, before the first match.
         retrain: false: all layers are matched at once, "one-shot matching".
         retrain_epochs, retrain_lr: of retraining and of all training in later rounds; None: as the round's local work. The
@@ -72,7 +69,6 @@ class FedMA(Aggregator):
     popularity: Literal[1, 2] = 1
     caps: bool = True
     widths: Literal["inferred", "fixed"] = "inferred"
-    last_layer: Literal["classes", "samples"] = "classes"
     fold_batch_norm: bool = True
     retrain: bool = True
     retrain_epochs: int | None = None
@@ -100,8 +96,9 @@ class FedMA(Aggregator):
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         spec = self._matched(spec, input_shape)
         structure = structure_of(spec, input_shape)
-        if self.last_layer == "classes":
-            check_classes(spec, input_shape, "last_layer", "samples")
+        check_classes(
+            spec, input_shape, "model", "choose another model, or a method that does not count classes (ot_fusion)"
+        )
         if self.widths == "fixed" and not self.retrain:
             return
         norms, tied = norm_layers(spec), [group for group in structure.groups if len(group.layers) > 1]
@@ -135,7 +132,7 @@ class FedMA(Aggregator):
 
     def _training(self, state: State, env: Env) -> list[ClientJob]:
         """Of whole models, a round's first step."""
-        probes: tuple[Probe, ...] = (ClassCounts(env.num_classes),) if self.last_layer == "classes" else ()
+        probes = (ClassCounts(env.num_classes),)
         budget = self._budget(env) if self.retrain and env.round else None
         cohort = env.sample()
         starts = zip(cohort, self._starts(state, cohort, env), strict=True)
@@ -215,7 +212,7 @@ class FedMA(Aggregator):
     def _received(
         self, matching: dict[str, Any] | None, came: list[ClientResult], env: Env
     ) -> tuple[PartlyMatched, Tensor]:
-        """The trained models, and the samples behind each: by class (models, classes) or all (models, 1)."""
+        """The trained models, and the samples behind each by class, (models, classes)."""
         if matching is not None:
             rows = [matching["cohort"].index(result.client) for result in came]
             units = {name: each[rows] for name, each in matching["units"].items()}
@@ -223,9 +220,7 @@ class FedMA(Aggregator):
         models = [result.weights for result in came]
         if self.fold_batch_norm:
             models = [fold_batch_norm(model, env.input_shape) for model in models]
-        if self.last_layer == "classes":
-            return PartlyMatched(models, {}), counts(came)
-        return PartlyMatched(models, {}), torch.tensor([[result.num_examples] for result in came])
+        return PartlyMatched(models, {}), counts(came)
 
     def outcome(self, state: State) -> Outcome:
         return Outcome((state["weights"],), self.delivers)
@@ -241,7 +236,7 @@ def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> W
     """One model of those that agree on all hidden layers.
 
     Args:
-        shares: (models, output rows or 1) float64 weights of the output layer's rows; what belongs to no layer is averaged.
+        shares: (models, output rows) float64 weights of the output layer's rows. What belongs to no layer is averaged.
     """
     first = models[0]
     *hidden, output = structure.layers

@@ -283,7 +283,7 @@ def test_frozen_layers_keep_their_bits_and_their_order() -> None:
 
 @pytest.mark.parametrize("name", ["cnn", "cnn, BatchNorm"])
 def test_with_fixed_widths_and_no_prior_it_is_the_average(name: str) -> None:
-    """Of models that agree about their units; rows of the output are weighted by class counts or sizes."""
+    """Of models that agree about their units; rows of the output are weighted by class counts."""
     spec, models = MODELS[name], models_of(MODELS[name], 3)
 
     def near(tree, first):
@@ -293,20 +293,13 @@ def test_with_fixed_widths_and_no_prior_it_is_the_average(name: str) -> None:
     world = matching(spec, widths="fixed", fold_batch_norm=False, sigma0=1e14)
     average = averaged(close)
     assert_same(tensors(merged(world, close)[0]), tensors(average), 1e-11)
-    by_class, _ = merged(world, close, COUNTS[:3])
-    by_size = matching(spec, widths="fixed", fold_batch_norm=False, sigma0=1e14, last_layer="samples")
-    sizes = [replace(result, num_examples=10 * n) for n, result in enumerate(results_of(close), start=1)]
-    sized = by_size.aggregator.update(by_size.aggregator.init(by_size.env), sizes, by_size.env)[0]["weights"]
-    assert_same([sized.buffers], [average.buffers], 1e-11)
-    rows = torch.tensor(COUNTS[:3]).double() / torch.tensor(COUNTS[:3]).sum(0)
-    shares = torch.tensor([1 / 6, 2 / 6, 3 / 6], dtype=torch.float64)[:, None].expand(3, CLASSES)
-    for result, weights in ((by_class, rows), (sized, shares)):
-        for key, value in average.params.items():
-            expected = value
-            if key.startswith("output"):
-                terms = zip(weights, close, strict=True)
-                expected = sum(torch.einsum("c,c...->c...", f, m.params[key]) for f, m in terms)
-            torch.testing.assert_close(result.params[key], expected, rtol=1e-11, atol=1e-11)
+    result, _ = merged(world, close, COUNTS[:3])
+    shares = torch.tensor(COUNTS[:3]).double() / torch.tensor(COUNTS[:3]).sum(0)
+    for key, value in average.params.items():
+        expected = value
+        if key.startswith("output"):
+            expected = sum(torch.einsum("c,c...->c...", f, m.params[key]) for f, m in zip(shares, close, strict=True))
+        torch.testing.assert_close(result.params[key], expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", ["paper", "code2020", "code2022"])
@@ -537,12 +530,9 @@ def test_networks_that_do_not_fit_are_refused(name: str, kind: type[FedMA]) -> N
         assert error.value.facts["to do"] == "set aggregator.fold_batch_norm=true"
 
 
-def test_outputs_that_are_no_classes_need_shares_of_the_samples() -> None:
-    spec = ModelSpec.of({"_target_": "tests.methods.test_fedma.Mask"}, IMAGE, CLASSES)
-    with pytest.raises(ConfigError, match="a row for every class") as error:
-        FedMA().check(spec, IMAGE)
-    assert error.value.facts["to do"] == "set aggregator.last_layer=samples"
-    FedMA(last_layer="samples").check(spec, IMAGE)
+def test_outputs_that_are_no_classes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="a row for every class"):
+        FedMA().check(spec_of("tests.methods.test_fedma.Mask"), IMAGE)
 
 
 class Mask(nn.Module):
