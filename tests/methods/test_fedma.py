@@ -61,6 +61,20 @@ class Branches(nn.Module):
         return self.output(torch.relu(self.hidden(torch.cat([x.mean((2, 3)), maps], 1))))
 
 
+class Block(nn.Module):
+    """A residual block: two convolutions added to what they read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 3, 1), nn.Conv2d(3, 4, 1)
+        self.output = nn.Linear(4, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x))
+        return self.output((x + self.b(torch.relu(self.a(x)))).mean((2, 3)))
+
+
+BLOCK = spec_of("tests.methods.test_fedma.Block")
 BRANCHES = spec_of("tests.methods.test_fedma.Branches")
 NETS = {
     **{name: MODELS[name] for name in ("mlp", "cnn", "cnn, flattened at once")},
@@ -247,13 +261,50 @@ def test_fixed_widths_take_any_network_that_has_a_structure(name: str) -> None:
     assert_same(tensors(result), tensors(model), 1e-9)
 
 
-@pytest.mark.parametrize("name", ["resnet, one group", "cnn", "branches"])
+def test_what_a_unit_is(monkeypatch) -> None:
+    """Its incoming weights over common inputs, then its bias, whose prior mean is 0.1; of tied layers the first alone; units
+    of frozen layers are not matched."""
+    seen = []
+
+    def spy(rows, q, mu0, options, order):
+        seen.append((rows, q, mu0))
+        return match(rows, q, mu0, options, order)
+
+    monkeypatch.setattr("fedexp.matching.layerwise.match", spy)
+    options, order = BetaBernoulli(0.5, 2.0, gamma=1e30), np.array([[1, 0]])
+
+    def after(name: str, groups: int) -> PartlyMatched:
+        spec = {**MODELS, "block": BLOCK, "frozen": spec_of("PartlyFrozen")}[name]
+        matched = PartlyMatched(models_of(spec, 2), {})
+        for _ in range(groups):
+            matched = matched.match_next(IMAGE, options, order)
+        return matched
+
+    second = after("cnn", 2)
+    (_, (rows, q, mu0)) = seen
+    assert second.pending == {"convs.0.weight": 8, "convs.1.weight": 12}
+    own = second.models[1].params
+    wide = torch.zeros(6, 8, 9, dtype=torch.float64)
+    wide[:, second.units["convs.0.weight"][1]] = own["convs.1.weight"].flatten(2)
+    assert torch.equal(rows[1], torch.cat([wide.flatten(1), own["convs.1.bias"][:, None]], 1))
+    assert torch.equal(q, torch.full((2, 73), 2.0).double())
+    assert torch.equal(mu0, torch.tensor([0.0] * 72 + [0.1], dtype=torch.float64))
+    stem = after("block", 1).models[0].params
+    assert torch.equal(seen[-1][0][0], torch.cat([stem["stem.weight"].flatten(1), stem["stem.bias"][:, None]], 1))
+    frozen = after("frozen", 1)
+    assert len(seen) == 3 and frozen.pending == {"conv.weight": 6}
+    assert frozen.units["conv.weight"].tolist() == [list(range(6))] * 2
+
+
+@pytest.mark.parametrize("name", ["block", "cnn", "branches"])
 def test_models_may_be_laid_out_at_any_time(name: str) -> None:
     """After every group, or once at the end; layers that sums tie are replaced once their inputs are common, too."""
-    spec = {**MODELS, **NETS}[name]
-    options = BetaBernoulli(0.1, 2.0, fixed=name.startswith("resnet"))
-    once = often = PartlyMatched(models_of(spec, 3), {})
-    for number in range(len(structure_of(spec, IMAGE).groups)):
+    spec = {**NETS, "block": BLOCK}[name]
+    options = BetaBernoulli(0.1, 2.0, fixed=name == "block")
+    structure = structure_of(spec, IMAGE)
+    models = [structure.permute_weights(model, structure.random(s)) for s, model in enumerate(models_of(spec, 3))]
+    once = often = PartlyMatched(models, {})
+    for number in range(len(structure.groups)):
         order = np.array([[2, 0, 1]])
         once = once.match_next(IMAGE, options, order)
         often = often.match_next(IMAGE, options, order).laid_out(IMAGE, options)
@@ -442,6 +493,11 @@ def test_clients_go_on_from_their_own_part() -> None:
     first, _ = all_steps(world, engine)
     fused = first.after.state["weights"]
     assert dict(fused.spec.kwargs)["hidden"] == (15, 12)
+    assert all(
+        torch.equal(job.start.params["output.weight"], world.env.initial_weights(job.client).params["output.weight"])
+        for job in engine.asked[0]
+    )
+    assert len({float(job.start.params["output.weight"][0, 0]) for job in engine.asked[0]}) == 3
     trained = {result.client: result.weights.params for result in engine.came[0]}
     cohorts = [{job.client for job in jobs} for jobs in engine.asked]
     assert cohorts[0] != cohorts[1]
