@@ -36,6 +36,7 @@ from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.seeds import numpy_generator
 from fedexp.core.task import Metrics
+from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.matching.beta_bernoulli import BetaBernoulli
 from fedexp.matching.chains import width_metrics
@@ -122,6 +123,14 @@ class FedMA(Aggregator):
         return folded_spec(spec, input_shape) if self.fold_batch_norm else spec
 
     def init(self, env: Env) -> State:
+        keeps = type(env.trainer).init_state is not Trainer.init_state or type(env.trainer).finish is not Trainer.finish
+        if keeps and (self.retrain or self.widths == "inferred"):
+            raise ConfigError(
+                "the trainer keeps a state at the clients or sends more than the model, and networks change between steps",
+                where="trainer",
+                got=type(env.trainer).__name__,
+                do="set trainer=sgd, or aggregator.widths=fixed aggregator.retrain=false",
+            )
         return {"weights": env.initial_weights(), "round": 0, "cohort": [], "units": {}, "stage": 0, "matching": None}
 
     def position(self, state: State, step: int) -> tuple[int, int]:

@@ -37,6 +37,7 @@ from tests.matching.nets import CLASSES, IMAGE, MODELS, REFUSED, spec_of, weight
 from tests.methods.fusion_world import models_of, results_of, tensors, world_of
 from tests.reference.matching_loops import Constants
 from tests.reference.matching_loops import matched as looped
+from tests.reference.moon_like import MoonLike
 from tests.world import CPU, MLP, World, assert_same, make_world
 
 COUNTS = [[5, 2, 0], [3, 9, 1], [0, 2, 2], [4, 4, 4]]
@@ -403,12 +404,12 @@ def base(*overrides: str) -> World:
     return make_world("method=fedma", "rounds=2", "local.lr_decay=0.5", *overrides)
 
 
-def training(*overrides: str, model=TWO, m: int = 4, rounds: int = 2, kind=FedMA, **options) -> World:
+def training(*overrides: str, model=TWO, m: int = 4, rounds: int = 2, **options) -> World:
     """Two rounds of four small clients, `m` of them in each."""
     world = base(*overrides)
     spec = ModelSpec.of(model, world.env.input_shape, world.env.num_classes)
     env = replace(world.env, specs=Specs(spec), rounds=rounds, sampling=Sampling("fixed", m))
-    return World(replace(world.experiment, aggregator=build(kind, options, "aggregator")), env, world.data)
+    return World(replace(world.experiment, aggregator=build(FedMA, options, "aggregator")), env, world.data)
 
 
 class Seen(Serial):
@@ -467,17 +468,16 @@ def test_retraining_that_moves_nothing_is_one_shot_matching(model) -> None:
     assert_same(tensors(a), tensors(b), 1e-12)
 
 
-@pytest.mark.parametrize("kind", [FedMA, NAFILayerwise])
-def test_resumed_after_any_step_to_the_same_bits(kind, tmp_path: Path) -> None:
+def test_resumed_after_any_step_to_the_same_bits(tmp_path: Path) -> None:
     """From disk, by a fresh object; three of four clients a round, so that some have no assignment."""
-    straight = all_steps(training(model=CNN, m=3, kind=kind))
+    straight = all_steps(training(model=CNN, m=3))
     assert len({frozenset(s.after.state["cohort"]) for s in straight}) == 3  # none, and two cohorts
     for at in range(1, len(straight)):
         folder = tmp_path / str(at)
         Checkpoint(folder, CPU).save(straight[at - 1].after, set(), 0)
         loaded = Checkpoint(folder, CPU).load()
         assert loaded is not None
-        rest = all_steps(training(model=CNN, m=3, kind=kind), snapshot=loaded[0])
+        rest = all_steps(training(model=CNN, m=3), snapshot=loaded[0])
         assert [s.metrics for s in rest] == [s.metrics for s in straight[at:]]
         a, b = (steps[-1].after.state["weights"] for steps in (rest, straight))
         assert a.spec == b.spec
@@ -576,12 +576,11 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("kind", [FedMA, NAFILayerwise])
 @pytest.mark.parametrize("name", OTHERS)
-def test_networks_that_do_not_fit_are_refused(name: str, kind: type[FedMA]) -> None:
+def test_networks_that_do_not_fit_are_refused(name: str) -> None:
     spec, options, words = OTHERS[name]
     with pytest.raises(ConfigError, match=words) as error:
-        kind(**{"retrain": False, **options}).check(spec, IMAGE)
+        NAFILayerwise(**{"retrain": False, **options}).check(spec, IMAGE)
     if name == "BatchNorm":
         assert error.value.facts["to do"] == "set aggregator.fold_batch_norm=true"
 
@@ -625,8 +624,15 @@ def test_settings_without_meaning_are_refused(key: str, value) -> None:
         build(NAFILayerwise, {key: value}, "aggregator")
 
 
-@pytest.mark.parametrize("method", ["fedma", "nafi_layerwise"])
-def test_clients_with_other_architectures_are_refused(method: str) -> None:
+def test_clients_with_other_architectures_are_refused() -> None:
     """Of another depth, say."""
     with pytest.raises(ConfigError, match="must have one architecture"):
-        Experiment.of(compose([f"method={method}", "architectures.clients=[mlp,mlp_784_400_200_100]"]))
+        Experiment.of(compose(["method=nafi_layerwise", "architectures.clients=[mlp,mlp_784_400_200_100]"]))
+
+
+def test_trainers_that_keep_something_at_the_clients_need_fixed_widths() -> None:
+    world = training()
+    env = replace(world.env, trainer=MoonLike())
+    with pytest.raises(ConfigError, match="keeps a state at the clients"):
+        world.aggregator.init(env)
+    FedMA(widths="fixed", retrain=False).init(env)
