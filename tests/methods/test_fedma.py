@@ -369,8 +369,9 @@ def test_lambda_0_is_fedma_to_the_bit_and_a_large_one_forbids_new_units(kind: st
         assert other.spec == spec
 
 
-def test_batch_norm_is_folded_before_the_first_match() -> None:
-    spec, model = MODELS["cnn, BatchNorm"], models_of(MODELS["cnn, BatchNorm"], 1)[0]
+@pytest.mark.parametrize("name", ["cnn, BatchNorm", "unet, BatchNorm"])
+def test_batch_norm_is_folded_before_the_first_match(name: str) -> None:
+    spec, model = MODELS[name], models_of(MODELS[name], 1)[0]
     folded = fold_batch_norm(model, IMAGE)
     structure = structure_of(spec, IMAGE)
     copies = [model, structure.permute_weights(model, structure.random(0))]
