@@ -46,8 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedexp-table", description="Papers' tables: run them, compare, report.")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    listing = commands.add_parser("list", help="all tables: cells, data, measured cost, state")
-    listing.add_argument("overrides", nargs="*", metavar="key=value", help="as for run, e.g. output_root=DIR")
+    listing = commands.add_parser("list", help="tables: cells, data, measured cost, state")
+    listing.add_argument("overrides", nargs="*", metavar="paper/table | key=value",
+                         help="these tables alone (default: all); overrides as for run, e.g. output_root=DIR")  # fmt: skip
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
     listing.set_defaults(run=_list)
 
@@ -280,7 +281,9 @@ def _list(options: argparse.Namespace) -> int:
     from fedexp.tables.schema import table_names
 
     composer = Composer()
-    rows = [_state(name, composer, options.overrides) for name in table_names()]
+    names = [text for text in options.overrides if "=" not in text and not text.startswith("~")]
+    overrides = [text for text in options.overrides if text not in names]
+    rows = [_state(name, composer, overrides) for name in names or table_names()]
     if options.json:
         print(json.dumps(rows, indent=2))
         return 0

@@ -1,7 +1,12 @@
-"""Runs as processes: killed, interrupted, started thrice at once, spread by Hydra's launchers."""
+"""Runs as processes: killed, interrupted, started thrice at once, spread by Hydra's launchers.
+
+Most are forked from a process that has made all imports (`tests.nursery`); `start` takes the user's way, interpreter and all,
+once for every way to end and wherever joblib starts workers, which do not come up under a forked parent.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -9,10 +14,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
+
+from tests.nursery import Forked, fedexp_command
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 SCAFFOLD = [
@@ -23,15 +32,20 @@ SCAFFOLD = [
     "threads=1",
     "memo.enabled=false",
 ]
+SWEEP = ["-m", "method=fedavg,fedprox", "rounds=2", "clients=4"]
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "fedexp", *arguments]
     return subprocess.Popen(command, cwd=folder, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+def fork(folder: Path, *arguments: str) -> Forked:
+    """The same command without the seconds of its imports."""
+    return fedexp_command(folder, *arguments)
+
+
+def finish(process: subprocess.Popen[str] | Forked, code: int = 0) -> str:
     out, err = process.communicate(timeout=240)
     assert process.returncode == code, f"{process.returncode}\n{out}\n{err}"
     return out + err
@@ -62,42 +76,44 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return hashes(folder)
 
 
-@pytest.mark.parametrize("moment", [0, 1, 7, 33])
-def test_kill_9_and_resume_gives_the_same_bytes(tmp_path: Path, straight: dict[str, str], moment: int) -> None:
-    process = start(tmp_path, *SCAFFOLD)
+@pytest.mark.parametrize(("begin", "moment"), [(fork, 0), (fork, 1), (start, 7)])
+def test_kill_9_and_resume_gives_the_same_bytes(
+    tmp_path: Path, straight: dict[str, str], begin: Callable[..., Any], moment: int
+) -> None:
+    process = begin(tmp_path, *SCAFFOLD)
     if moment:
         wait_for_rounds(tmp_path, moment)
     else:
-        time.sleep(0.5)
+        time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    out = finish(start(tmp_path, *SCAFFOLD))
+    out = finish(fork(tmp_path, *SCAFFOLD))
     assert moment <= 1 or "resuming after round" in out
     assert hashes(tmp_path) == straight
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interruption_is_marked_and_resumable(tmp_path: Path, straight: dict[str, str], signum: int, code: int) -> None:
-    process = start(tmp_path, *SCAFFOLD)
+    process = fork(tmp_path, *SCAFFOLD)
     wait_for_rounds(tmp_path, 3)
     process.send_signal(signum)
     told = finish(process, code)
     assert "interrupted" in told and "Traceback" not in told
     status = json.loads((run_folder(tmp_path) / "status.json").read_text())
     assert status["status"] == "interrupted"
-    finish(start(tmp_path, *SCAFFOLD))
+    finish(fork(tmp_path, *SCAFFOLD))
     assert hashes(tmp_path) == straight
 
 
 def test_interruption_saves_what_is_done(tmp_path: Path) -> None:
     run = ["rounds=3000", "clients=4", "memo.enabled=false"]  # the default checkpoint interval is far away
-    process = start(tmp_path, *run)
+    process = fork(tmp_path, *run)
     wait_for_rounds(tmp_path, 20)
     process.send_signal(signal.SIGINT)
     finish(process, 130)
     step = json.loads((run_folder(tmp_path) / "checkpoint" / "manifest.json").read_text())["step"]
     assert step >= 20
-    again = start(tmp_path, *run)
+    again = fork(tmp_path, *run)
     wait_for_rounds(tmp_path, step + 1)
     again.send_signal(signal.SIGTERM)
     assert f"resuming after round {step} of 3000" in finish(again, 143)
@@ -117,27 +133,27 @@ def test_sigterm_of_a_parallel_sweep_leaves_nobody_training(tmp_path: Path) -> N
 
 
 def test_resume_keeps_the_numerics_of_the_first_launch(tmp_path: Path, straight: dict[str, str]) -> None:
-    process = start(tmp_path, *SCAFFOLD)
+    process = fork(tmp_path, *SCAFFOLD)
     wait_for_rounds(tmp_path, 3)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    out = finish(start(tmp_path, *SCAFFOLD, "threads=2"))
+    out = finish(fork(tmp_path, *SCAFFOLD, "threads=2"))
     assert "resuming with the numerics of the first launch" in out
     assert hashes(tmp_path) == straight
 
 
 def test_changed_split_is_refused_on_resume(tmp_path: Path) -> None:
-    process = start(tmp_path, *SCAFFOLD)
+    process = fork(tmp_path, *SCAFFOLD)
     wait_for_rounds(tmp_path, 3)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     stored = run_folder(tmp_path) / "data.json"
     stored.write_text(stored.read_text().replace('"data": "', '"data": "0'))
-    assert "not those this run began with" in finish(start(tmp_path, *SCAFFOLD), 1)
+    assert "not those this run began with" in finish(fork(tmp_path, *SCAFFOLD), 1)
 
 
 def test_three_launches_in_the_same_second(tmp_path: Path) -> None:
-    processes = [start(tmp_path, "rounds=60", "clients=4") for _ in range(3)]
+    processes = [fork(tmp_path, "rounds=60", "clients=4") for _ in range(3)]
     told = [finish(process) for process in processes]
     assert json.loads((run_folder(tmp_path) / "result.json").read_text())["attempts"] == 1
     rounds = [json.loads(x)["round"] for x in (run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()]
@@ -146,29 +162,40 @@ def test_three_launches_in_the_same_second(tmp_path: Path) -> None:
 
 
 def test_on_running_fail(tmp_path: Path) -> None:
-    first = start(tmp_path, "rounds=5000", "clients=4")
+    first = fork(tmp_path, "rounds=5000", "clients=4")
     wait_for_rounds(tmp_path, 1)
-    assert "already being executed" in finish(start(tmp_path, "rounds=5000", "clients=4", "on_running=fail"), 1)
+    assert "already being executed" in finish(fork(tmp_path, "rounds=5000", "clients=4", "on_running=fail"), 1)
     first.send_signal(signal.SIGTERM)
     finish(first, 143)
+
+
+@pytest.fixture(scope="module")
+def serial_sweep(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """The folder of the same jobs one after another, with so many threads."""
+
+    @functools.cache
+    def of(threads: int) -> Path:
+        folder = tmp_path_factory.mktemp("serial")
+        finish(fork(folder, *SWEEP, f"threads={threads}"))
+        return folder
+
+    return of
 
 
 @pytest.mark.parametrize("launcher", [
     ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
     ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"],
 ], ids=["joblib", "submitit"])  # fmt: skip
-def test_launchers_run_skip_and_report(tmp_path: Path, launcher: list[str]) -> None:
-    sweep = ["-m", "method=fedavg,fedprox", "seed=0,1", "rounds=2", "clients=4"]
-    out = finish(start(tmp_path, *sweep, *launcher))
-    assert "4 done" in out
+def test_launchers_run_skip_and_report(
+    tmp_path: Path, serial_sweep: Callable[[int], Path], launcher: list[str]
+) -> None:
+    assert "2 done" in finish(start(tmp_path, *SWEEP, *launcher))
     results = {p: p.read_bytes() for p in tmp_path.glob("outputs/runs/*/*/result.json")}
-    assert len(results) == 4
-    assert "4 jobs - 4 done, 0 to run" in finish(start(tmp_path, *sweep, *launcher))
+    assert len(results) == 2
+    assert "2 jobs - 2 done, 0 to run" in finish(fork(tmp_path, *SWEEP))  # whoever launched them
     assert {p: p.read_bytes() for p in results} == results
-    serial = tmp_path / "serial"
-    finish(start(serial, *sweep, f"threads={json.loads(next(iter(results)).read_text())['numerics']['threads']}"))
-    for path in results:
-        twin = serial / path.relative_to(tmp_path)
+    for path, stored in results.items():
+        twin = serial_sweep(json.loads(stored)["numerics"]["threads"]) / path.relative_to(tmp_path)
         assert (twin.parent / "metrics.jsonl").read_bytes() == (path.parent / "metrics.jsonl").read_bytes()
 
 
@@ -179,13 +206,13 @@ def test_a_launchers_failing_job_is_told(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_in_a_sweep_stops_it_and_it_resumes(tmp_path: Path) -> None:
-    sweep = ["-m", "seed=0,1", "rounds=400", "clients=4", "checkpoint.every=5"]
+    sweep = ["-m", "seed=0,1", "rounds=200", "clients=4", "checkpoint.every=5"]
     process = start(tmp_path, *sweep)
     wait_for_rounds(tmp_path, 20)
     process.send_signal(signal.SIGINT)
     told = finish(process, 130)
     assert "1 interrupted, 1 queued" in told
-    assert "2 done" in finish(start(tmp_path, *sweep))
+    assert "2 done" in finish(fork(tmp_path, *sweep))
 
 
 def test_logger_that_hangs_or_raises_cannot_stop_a_run(tmp_path: Path) -> None:
@@ -194,13 +221,13 @@ def test_logger_that_hangs_or_raises_cannot_stop_a_run(tmp_path: Path) -> None:
         "@dataclass\nclass Raises(Local):\n    def log(self, row):\n        raise OSError('disk full')\n\n\n"
         "@dataclass\nclass Hangs(Local):\n    def open(self, run, history):\n        time.sleep(3600)\n"
     )
-    for name, said in (("Raises", "OSError: disk full"), ("Hangs", "took longer than 0.2 s")):
+    for begin, name, said in ((fork, "Raises", "OSError: disk full"), (start, "Hangs", "took longer than 0.2 s")):
         out = finish(
-            start(tmp_path, f"logger._target_=badloggers.{name}", "+logger.timeout=0.2", "rounds=3", "reuse=false")
+            begin(tmp_path, f"logger._target_=badloggers.{name}", "+logger.timeout=0.2", "rounds=3", "reuse=false")
         )
         assert "switched off" in out and said in out and out.count("switched off") == 1
         assert len((next(tmp_path.glob("outputs/runs/*/????????/metrics.jsonl"))).read_text().splitlines()) == 3
     strict = finish(
-        start(tmp_path, "logger._target_=badloggers.Raises", "+logger.strict=true", "rounds=200", "reuse=false"), 1
+        fork(tmp_path, "logger._target_=badloggers.Raises", "+logger.strict=true", "rounds=200", "reuse=false"), 1
     )
     assert "logger Raises failed" in strict

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from fedexp.commands import table as command
 from fedexp.commands.table import run_command
+from fedexp.tables.schema import table_names
 from fedexp.tables.watch import Watch
 from tests.tables.test_schema import TINY
 from tests.tracking.test_trackers import items, parts, records, wandb_home  # noqa: F401
@@ -98,9 +100,9 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert run_command(["run", "my/tiny", "--strict"]) == 1  # two seeds are beyond the tolerance
     write(grids=[{"beta": [1, 2]}])
     capfd.readouterr()
-    assert run_command(["list", "--json"]) == 0
-    listed = {row["table"]: row for row in json.loads(capfd.readouterr().out)}
-    mine = listed["my/tiny"]
+    assert run_command(["list", "my/tiny", "demo/digits", "--json", "output_root=outputs"]) == 0
+    mine, other = json.loads(capfd.readouterr().out)
+    assert (mine["table"], other["table"]) == ("my/tiny", "demo/digits")
     assert (mine["cells"], mine["runs"], mine["done"], mine["state"], mine["data"]) == (
         6,
         4,
@@ -108,7 +110,21 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
         "done",
         {"digits": True},
     )
-    assert mine["seconds"] > 0 and listed["ma_echo/table1"]["cells"] == 84
+    assert mine["seconds"] > 0 and other["done"] == 0
+
+
+def test_all_tables_are_listed_unless_some_are_named(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding their runs composes more than a thousand configs."""
+    with monkeypatch.context() as inside:
+        inside.setattr(command, "_state", lambda name, composer, overrides: {"table": name, "given": overrides})
+        assert run_command(["list", "--json", "seed=3"]) == 0
+        assert json.loads(capfd.readouterr().out) == [{"table": name, "given": ["seed=3"]} for name in table_names()]
+        assert {"my/tiny", "ma_echo/table1"} < set(table_names())
+        assert run_command(["list", "--json", "seed=3", "my/tiny"]) == 0
+        assert json.loads(capfd.readouterr().out) == [{"table": "my/tiny", "given": ["seed=3"]}]
+    assert run_command(["list", "my/tny"]) == 2 and "did you mean 'my/tiny'?" in capfd.readouterr().err
 
 
 def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(capfd: pytest.CaptureFixture[str]) -> None:

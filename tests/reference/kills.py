@@ -1,10 +1,4 @@
-"""Runs of the reference plug-ins, each in a forked process: straight, and killed after every step and resumed.
-
-    python -m tests.reference.kills NAME FOLDER
-
-Prints one JSON object: by run, the steps in metrics.jsonl, attempts, and hashes of metrics.jsonl and model.safetensors. A fork
-after the imports costs nothing, a process of its own seconds each.
-"""
+"""Runs of the reference plug-ins: straight in this process; in forked ones killed after every step, and resumed."""
 
 from __future__ import annotations
 
@@ -12,16 +6,14 @@ import hashlib
 import json
 import os
 import signal
-import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 from fedexp.config.compose import compose
-from fedexp.engines.workers import Workers  # noqa: F401 - imported before the first fork
 from fedexp.running import execute as running
 from fedexp.storage.files import read_jsonl
 from fedexp.storage.run_folder import Journal
+from tests.nursery import Forked
 
 SMALL = [
     "clients=4",
@@ -57,30 +49,34 @@ def config_of(name: str, engine: str, folder: Path) -> dict[str, Any]:
     return {**config, **plugins}
 
 
-def forked(config: dict[str, Any], kill_at: int | None = None) -> None:
-    """Execute `config` in a child; it kills itself once step `kill_at` is journalled and not yet in a checkpoint."""
-    child = os.fork()
-    if not child:
-        try:
-            running.draw_curve = lambda rows, path, title: None
-            if kill_at is not None:
-                append = Journal.append
+def straight(name: str, engine: str, folder: Path) -> dict[str, Any]:
+    """`facts` of an uninterrupted run."""
+    running.execute(config_of(name, engine, folder), say=None)
+    return facts(folder)
 
-                def die(self: Journal, row: dict[str, Any]) -> None:
-                    append(self, row)
-                    if row["step"] == kill_at:
-                        os.kill(os.getpid(), signal.SIGKILL)
 
-                Journal.append = die  # type: ignore[method-assign]
-            running.execute(config, say=None)
-        except BaseException:  # noqa: BLE001 - a child must not come back into the parent's code
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code != (0 if kill_at is None else -signal.SIGKILL):
-        sys.exit(f"a run ended with {code}")
+def killed(name: str, engine: str, folder: Path, steps: list[int]) -> dict[str, Any]:
+    """`facts` of a run that was killed after each of its `steps` and resumed."""
+    config = config_of(name, engine, folder)
+    for step in [*steps, None]:
+        process = Forked(folder, _execute, config, step)
+        told = process.communicate(timeout=120)
+        assert process.returncode == (0 if step is None else -signal.SIGKILL), told
+    return facts(folder)
+
+
+def _execute(config: dict[str, Any], kill_at: int | None) -> None:
+    """In a process of its own, which kills itself once step `kill_at` is journalled and not yet in a checkpoint."""
+    append = Journal.append
+
+    def die(self: Journal, row: dict[str, Any]) -> None:
+        append(self, row)
+        if row["step"] == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Journal.append = die  # type: ignore[method-assign]
+    running.draw_curve = lambda rows, path, title: None
+    running.execute(config, say=None)
 
 
 def facts(folder: Path) -> dict[str, Any]:
@@ -92,22 +88,3 @@ def facts(folder: Path) -> dict[str, Any]:
         "sha256": [hashlib.sha256((run / name).read_bytes()).hexdigest() for name in names],
         "values": {k: v for k, v in read_jsonl(run / "metrics.jsonl")[-1].items() if isinstance(v, float)},
     }
-
-
-def main(name: str, root: Path) -> dict[str, Any]:
-    runs = {}
-    for engine in ("serial", "vectorized", "workers"):
-        straight = root / engine
-        forked(config_of(name, engine, straight))
-        runs[engine] = facts(straight)
-    for engine in ("serial", "vectorized"):
-        killed = root / f"{engine}-killed"
-        for step in runs[engine]["steps"]:
-            forked(config_of(name, engine, killed), kill_at=step)
-        forked(config_of(name, engine, killed))
-        runs[f"{engine}-killed"] = facts(killed)
-    return runs
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -259,3 +260,18 @@ def test_address_names_method_and_data(tmp_path: Path) -> None:
     path = RunFolder.of(config).path
     assert path.parent.parent == tmp_path.resolve() / "runs"
     assert path.parent.name.startswith("fedavg-digits-")
+
+
+def test_what_replaces_a_file_is_on_disk_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the metrics before the checkpoint that counts on them."""
+    done: list[str] = []
+    replace = Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(Path(f"/proc/self/fd/{file}").readlink().name))
+    monkeypatch.setattr(Path, "replace", lambda path, target: done.append("renamed") or replace(path, target))
+    write_text(tmp_path / "a.txt", "new")
+    assert done == [f".a.txt.{os.getpid()}.part", "renamed"]
+    journal = Journal(tmp_path, 0, 1)
+    journal.append({"step": 1})
+    journal.secure()
+    journal.close()
+    assert done[2:] == ["metrics.jsonl"]

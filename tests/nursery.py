@@ -1,0 +1,78 @@
+"""Processes without their seconds of imports: forked from one that has torch, Hydra and fedexp, and signalled like any other.
+
+The standard library's fork server imports `tests.preloaded` once for a session and forks for every request. A child is a process
+of its own, with its own signals, folder, environment, output and exit code; the imports before its first line alone are shared.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.preloaded"])
+
+
+class Forked:
+    """`work(*arguments)` in a process of its own that stands in `folder`; as `subprocess.Popen`, as far as tests need it.
+
+    Args:
+        work: of a module, so that its name can be sent.
+    """
+
+    def __init__(self, folder: Path, work: Callable[..., None], *arguments: Any) -> None:
+        self._told = [Path(tempfile.mkstemp(dir=folder, prefix=f".{name}-")[1]) for name in ("out", "err")]
+        asked = (str(folder), dict(os.environ), [str(path) for path in self._told], work, arguments)
+        self._process = _FORKS.Process(target=_begin, args=asked)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Minus the signal's number for one that a signal ended."""
+        return self._process.exitcode
+
+    def send_signal(self, signum: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signum)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for the end; what it said on both streams."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            self.send_signal(signal.SIGKILL)
+            raise TimeoutError(f"process {self.pid} was still running after {timeout} s")
+        out, err = (path.read_text() for path in self._told)
+        return out, err
+
+
+def fedexp_command(folder: Path, *arguments: str) -> Forked:
+    """``python -m fedexp ARGUMENTS`` in `folder`."""
+    return Forked(folder, _run_module, "fedexp", *arguments)
+
+
+def _run_module(name: str, *arguments: str) -> None:
+    sys.argv = [name, *arguments]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _begin(
+    folder: str, environment: Mapping[str, str], told: list[str], work: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, path in enumerate(told, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
+    work(*arguments)
