@@ -39,19 +39,19 @@ from fedexp.core.task import Metrics
 from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.matching.beta_bernoulli import BetaBernoulli
-from fedexp.matching.chains import width_metrics
-from fedexp.matching.embedding import Embedding
+from fedexp.matching.embedding import Embedding, units_of
 from fedexp.matching.folding import fold_batch_norm, folded_spec
 from fedexp.matching.layerwise import PartlyMatched, common_layers
 from fedexp.matching.structure import Structure, structure_of, with_widths
 from fedexp.matching.tainting import norm_layers
+from fedexp.matching.widths import width_metrics
 from fedexp.probes.class_counts import ClassCounts, counts
 
 
 @dataclass(frozen=True)
 class FedMA(Aggregator):
     """Layer-wise matched averaging. Logs ``fusion/width_<layer>`` in the step that matches it, and at the end of a round
-    what `fedexp.matching.chains.width_metrics` says.
+    what `fedexp.matching.widths.width_metrics` says.
 
     Args:
         sigma, sigma0, gamma, sweeps, popularity, caps: `fedexp.matching.beta_bernoulli.BetaBernoulli`.
@@ -155,13 +155,8 @@ class FedMA(Aggregator):
             return [fused for _ in cohort]
         small = structure_of(self._matched(env.server_spec, env.input_shape), env.input_shape)
         large = structure_of(fused.spec, env.input_shape)
-        shared = {name: _most_shared(units) for name, units in state["units"].items()}
-        row = {client: number for number, client in enumerate(state["cohort"])}
-        starts = []
-        for client in cohort:
-            own = {name: each[row[client]] for name, each in state["units"].items()} if client in row else shared
-            starts.append(Embedding(small, large, own).cut_out(fused))
-        return starts
+        owned = [units_of(client, state["units"], state["cohort"]) for client in cohort]
+        return [Embedding(small, large, own).cut_out(fused) for own in owned]
 
     def _retraining(self, matching: dict[str, Any], env: Env) -> list[ClientJob]:
         """Of what lies above the matched layers, each client from its own model."""
@@ -233,12 +228,6 @@ class FedMA(Aggregator):
 
     def outcome(self, state: State) -> Outcome:
         return Outcome((state["weights"],), self.delivers)
-
-
-def _most_shared(units: Tensor) -> Tensor:
-    """(n,) ascending: the common units that most of the models, (models, n), have; of equals those with lower numbers."""
-    order = torch.bincount(units.flatten()).argsort(descending=True, stable=True)
-    return order[: units.shape[1]].sort().values
 
 
 def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> Weights:

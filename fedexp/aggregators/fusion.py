@@ -43,9 +43,15 @@ class FusionAggregator(Aggregator):
         probes = self.probes(env)
         own = env.first
         starts = {
-            c: env.initial_weights(c) if own and env.init == "different" else state["weights"] for c in env.sample()
+            c: env.initial_weights(c) if own and env.init == "different" else self.start_of(c, state, env)
+            for c in env.sample()
         }
         return [env.job(c, start, {}, probes=probes) for c, start in starts.items()]
+
+    def start_of(self, client: int, state: State, env: Env) -> Weights:
+        """What a client begins with, where it has no initialisation of its own."""
+        weights: Weights = state["weights"]
+        return weights
 
     def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
         cohort = list(results)

@@ -5,6 +5,12 @@ and Federated Learning, ICML 2022, with the authors' code's schedules; every cli
 Up: models. Server state: the fused model. Departures: common units are named after the first model's (no function changes);
 networks with biases, norms and residual sums, see `fedexp.matching.graduated_assignment`; rounds after the first start
 from the identity, with fewer sweeps; Sinkhorn's iterations may end early. The pairwise mode moves all models onto the first.
+
+The field's library, pygmtools, is not used. Its graduated assignment for many graphs (`gamgm`) takes one affinity between the
+nodes of two graphs and one adjacency matrix a graph, both fixed; here a layer's affinities are made anew in every sweep, of
+rows and of columns that the present assignments of the layers beside it have moved. All its temperatures have the same number
+of Sinkhorn iterations, and only the change of U ends one: the constants of the code cannot be said to it. Its `sinkhorn` is
+`doubly_stochastic` without the latter's early stop; its `hungarian` is scipy's solver, as here.
 """
 
 from __future__ import annotations
@@ -30,14 +36,15 @@ from fedexp.matching.graduated_assignment import (
     random_start,
 )
 from fedexp.matching.structure import structure_of
+from fedexp.matching.widths import one_to_one
 
 
 @dataclass(frozen=True)
 class GAMF(FusionAggregator):
     """Mean of matched models.
 
-    Logs ``gamf/moved``, the share of hidden units that moved, in all models but the first, and, of the joint mode,
-    ``gamf/sweeps``.
+    Logs ``gamf/moved``, the share of hidden units that moved, in all models but the first, of the joint mode
+    ``gamf/sweeps``, and what `fedexp.matching.widths` says of equal widths.
 
     Args:
         mode: ``joint`` (all models to common units) or ``pairwise`` (each onto the first, softly).
@@ -84,4 +91,5 @@ class GAMF(FusionAggregator):
                 for number, model in enumerate(models[1:], start=1)
             ]
         moved = [structure.permute_weights(model, own) for model, own in zip(models, maps, strict=True)]
-        return averaged(moved), {"gamf/moved": moved_share(structure, maps[1:]), **metrics}
+        metrics |= {"gamf/moved": moved_share(structure, maps[1:]), **one_to_one(structure, len(models))}
+        return averaged(moved), metrics

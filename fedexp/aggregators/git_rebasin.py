@@ -22,14 +22,16 @@ from fedexp.matching.alignment import movable, moved_share
 from fedexp.matching.structure import structure_of
 from fedexp.matching.unit_graphs import check_equal
 from fedexp.matching.weight_matching import WeightMatching, match_many, match_pair
+from fedexp.matching.widths import one_to_one
 
 
 @dataclass(frozen=True)
 class GitRebasin(FusionAggregator):
     """Mean of matched models; of two, the second is moved onto the first.
 
-    Logs ``git_rebasin/moved``, the share of hidden units that moved, in all models but the first, and
-    ``git_rebasin/sweeps``, how often all groups of units were visited.
+    Logs ``git_rebasin/moved``, the share of hidden units that moved, in all models but the first,
+    ``git_rebasin/sweeps``, how often all groups of units were visited, and what `fedexp.matching.widths` says of equal
+    widths.
 
     Args:
         matching: when the search ends.
@@ -54,4 +56,4 @@ class GitRebasin(FusionAggregator):
             moved = [structure.permute_weights(m, own) for m, own in zip(models, found.maps, strict=True)]
         others = found.maps if len(models) == 2 else found.maps[1:]
         metrics = {"git_rebasin/moved": moved_share(structure, others), "git_rebasin/sweeps": found.sweeps}
-        return averaged(moved), metrics
+        return averaged(moved), {**metrics, **one_to_one(structure, len(models))}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fedexp.aggregators.pfnm import PFNM
+from fedexp.core.build import require
 from fedexp.matching.beta_bernoulli import BetaBernoulli, Penalty
 
 
@@ -17,9 +18,15 @@ from fedexp.matching.beta_bernoulli import BetaBernoulli, Penalty
 class NAFI(PFNM):
     """The reward of every assignment less ``lam`` times a penalty; at 0 it is PFNM with the same options, to the bit.
 
+    Several lambdas are a grid on the same local models, each to the bit what it is alone: the first one's network is what the
+    run delivers and goes on with, and lambda number i is iteration i of a trace (``trace.every=1``), whose rows have ``lam``,
+    the metrics of ``fused`` and what PFNM logs. Lambdas that nobody looks at are not matched.
+
     Args:
         penalty: ``paper``, the divergence of the posteriors before and after; ``code2020`` and ``code2022``, the code's.
-        lam: lambda.
+        lam: lambda, or several.
+        continued: with ``visits=raw``, a lambda's orders follow in the stream on those of the lambda before it; else all
+            begin where the split left it.
     """
 
     sigma: float = 0.9
@@ -27,7 +34,21 @@ class NAFI(PFNM):
     caps: bool = False
     class_frequency: bool = False
     penalty: Penalty = "code2020"
-    lam: float = 0.5
+    lam: float | tuple[float, ...] = 0.5
+    continued: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(len(self.strengths) > 0, "lam names no lambda")
+        for strength in self.strengths:
+            replace(self.matching(), strength=strength)
 
     def matching(self) -> BetaBernoulli:
-        return replace(super().matching(), penalty=self.penalty, strength=self.lam)
+        return replace(super().matching(), penalty=self.penalty)
+
+    @property
+    def strengths(self) -> tuple[float, ...]:
+        return self.lam if isinstance(self.lam, tuple) else (self.lam,)
+
+    def stretch(self, number: int) -> int:
+        return number if self.continued else 0

@@ -24,11 +24,15 @@ from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.matching.alignment import Alignment, align, movable, moved_share
 from fedexp.matching.structure import structure_of
+from fedexp.matching.widths import one_to_one
 
 
 @dataclass(frozen=True)
 class OTFusion(FusionAggregator):
-    """Mean of aligned models. Logs ``ot/moved``, the share of hidden units that moved, in all models but the reference.
+    """Mean of aligned models.
+
+    Logs ``ot/moved``, the share of hidden units that moved, in all models but the reference, and what
+    `fedexp.matching.widths` says of equal widths.
 
     Args:
         fold: ``reference``: all models are moved onto the first (of two, the first onto the second), then averaged
@@ -59,18 +63,19 @@ class OTFusion(FusionAggregator):
 
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
         models = [result.weights for result in results]
+        structure = structure_of(env.server_spec, env.input_shape)
+        sizes = one_to_one(structure, len(models))
         if self.fold == "running":
-            structure = structure_of(env.server_spec, env.input_shape)
             fused, maps = models[0], []
             for model in models[1:]:
                 maps += align([model], fused, structure, self.alignment)
                 fused = averaged([fused, self.alignment.apply(model, structure, maps[-1])])
-            return fused, {"ot/moved": moved_share(structure, maps)}
+            return fused, {"ot/moved": moved_share(structure, maps), **sizes}
         moved, _, share = aligned(models, env, self.alignment)
         fused = averaged(moved)
         if self.last_layer == "masked":
             fused = with_masked_output(fused, moved, presence(results), env.layers[-1])
-        return fused, {"ot/moved": share}
+        return fused, {"ot/moved": share, **sizes}
 
 
 def aligned(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -175,6 +176,7 @@ class FederatedData:
         labels: (n,) int64, `train.y`'s labels as a NumPy array, zeros where they are masks; may share memory with them.
         proxy_source: the split that `proxy` was taken from: none, train or test.
         proxy_dataset, proxy_fingerprint: name and `fingerprint` of the other data set that it was taken from, or None.
+        after_split: state of the legacy generator that drew the partition, after it (``RandomState.get_state``), or None.
     """
 
     train: Samples
@@ -188,6 +190,7 @@ class FederatedData:
     proxy_source: str = "none"
     proxy_dataset: str | None = None
     proxy_fingerprint: str | None = None
+    after_split: Mapping[str, Any] | None = None
 
     @property
     def test_data_in_training(self) -> str | None:

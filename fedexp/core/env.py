@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from fedexp.core.budget import Budget
 from fedexp.core.data import InputDomain, Samples
+from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kept import Kept, ModelStore
 from fedexp.core.layers import Layer, layers_of
@@ -87,6 +89,7 @@ class Env:
         trace: takes what the server's models go through within a round, where the config asks for it.
         models: where `keep` puts models.
         limit_server_steps: ``limit.server_steps``; methods ask `server_steps`.
+        legacy: state of the generator that drew the split, or None; methods ask `after_split`.
     """
 
     sizes: np.ndarray
@@ -112,6 +115,7 @@ class Env:
     trace: Trace = field(default_factory=Trace)
     models: ModelStore = field(default_factory=ModelStore)
     limit_server_steps: int | None = None
+    legacy: Mapping[str, Any] | None = None
 
     @property
     def server_spec(self) -> ModelSpec:
@@ -152,6 +156,17 @@ class Env:
     def server_steps(self, wanted: int) -> int:
         """How many steps a method's server work may take that would take `wanted`: fewer in smoke forms."""
         return min(wanted, self.limit_server_steps or wanted)
+
+    def after_split(self) -> np.random.RandomState:
+        """NumPy's legacy generator as the split of the data left it; of a split from a file, as ``seed_data`` seeds it.
+
+        Published code that seeds it once goes on with this stream; nothing else here draws from it.
+        """
+        if self.legacy is None:
+            raise ConfigError("the split of these data was not drawn here", where="partition")
+        generator = np.random.RandomState(0)
+        generator.set_state(dict(self.legacy))
+        return generator
 
     def sample(self) -> list[int]:
         """This round's participants; a client without data takes part with weight 0, that is, not at all."""

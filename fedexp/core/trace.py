@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from fedexp.core.outcome import Outcome
 
@@ -14,5 +15,15 @@ class Trace:
         """Whether somebody looks at `iteration`, counted through a round's steps (0: before the first)."""
         return False
 
-    def __call__(self, iteration: int, outcomes: Mapping[str, Outcome], clients: Sequence[int] = ()) -> None:
-        """Take the models of `iteration`, by the name of each series; those of one model a client belong to `clients`."""
+    def __call__(
+        self,
+        iteration: int,
+        outcomes: Mapping[str, Outcome],
+        clients: Sequence[int] = (),
+        values: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Take the models of `iteration`, by the name of each series; those of one model a client belong to `clients`.
+
+        Args:
+            values: what there is to say besides, by name.
+        """

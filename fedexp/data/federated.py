@@ -136,7 +136,8 @@ def federate(
         check_scheme(dataset, partitioner)
         assert arrays.train_owner is not None  # `verify` saw it
         kinds, number = arrays.train_owner.numpy()[train_at], int(arrays.train_owner.max()) + 1
-    partition = partitioner.split(kinds, number, clients, np.random.RandomState(seed_data))
+    generator = np.random.RandomState(seed_data)
+    partition = partitioner.split(kinds, number, clients, generator)
     if val_fraction and not isinstance(partition, CutPartition):
         partition = cut_validation(partition, val_fraction, seed_data)
         validate(partition, len(labels))
@@ -167,6 +168,7 @@ def federate(
         proxy_source=proxy.source,
         proxy_dataset=None if proxy.dataset is None else proxy.dataset.name,
         proxy_fingerprint=None if other is None else fingerprint(other),
+        after_split=generator.get_state(legacy=False),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from fedexp.core.data import FederatedData, Samples
@@ -19,8 +20,9 @@ class Traced:
     """A step from the inside.
 
     Args:
-        rows: one an iteration, by its number ``iteration`` in the round, and, as ``<series>/<metric>``, values on the test set; a
-            series of one model a client has lists, and ``<series>/train/<metric>`` on the clients' own training data.
+        rows: one an iteration, by its number ``iteration`` in the round, and, as ``<series>/<metric>``, values on the test set
+            and, where there is one, as ``<series>/val/<metric>`` on the validation share; a series of one model a client has
+            lists, and ``<series>/train/<metric>`` on the clients' own training data. And what the method says by itself.
         weights: ``<iteration>/<series>/<index>/<parameter>``.
         seconds: what evaluating took.
     """
@@ -42,10 +44,16 @@ class Tracer(Trace):
     def wants(self, iteration: int) -> bool:
         return (self._every > 0 and iteration % self._every == 0) or iteration in self._kept
 
-    def __call__(self, iteration: int, outcomes: Mapping[str, Outcome], clients: Sequence[int] = ()) -> None:
+    def __call__(
+        self,
+        iteration: int,
+        outcomes: Mapping[str, Outcome],
+        clients: Sequence[int] = (),
+        values: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         began = time.perf_counter()
         if self._every > 0 and iteration % self._every == 0:
-            row: dict[str, Any] = {"iteration": iteration}
+            row: dict[str, Any] = {"iteration": iteration, **values}
             for series, outcome in outcomes.items():
                 row |= {f"{series}/{name}": value for name, value in self._values(outcome, clients).items()}
             self.rows.append(row)
@@ -59,7 +67,9 @@ class Tracer(Trace):
 
     def _values(self, outcome: Outcome, clients: Sequence[int]) -> dict[str, Any]:
         if outcome.kind != "per_client":
-            return _short(self._evaluator(outcome, self._data.test, ""))
+            shares = {"": self._data.test} | ({} if self._data.val is None else {"val/": self._data.val})
+            found = {share: _short(self._evaluator(outcome, samples, "")) for share, samples in shares.items()}
+            return {f"{share}{name}": value for share, own in found.items() for name, value in own.items()}
         values: dict[str, Any] = _short(self._evaluator.each(outcome, self._data.test, ""))
         pairs = zip(outcome.models, clients, strict=True)
         own = [_short(self._evaluator(Outcome((model,), "model"), self._own(c), "")) for model, c in pairs]

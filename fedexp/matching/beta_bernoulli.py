@@ -7,15 +7,21 @@ Completes Full Information, AAAI 2023 (NAFI), Eq. 14-15 and the two forms of the
 Global unit k has the prior N(mu_0, 1 / p_0), unit j of model s is drawn from N(theta_k, 1 / q_s), by dimension; who has which
 unit follows an Indian buffet process of mass gamma. With v = q_s w and a_0 = p_0 mu_0, a global unit is known by its
 information G_k = a_0 + sum v, its precision S_k = p_0 + sum q_s and the number c_k of its members; its posterior mean is
-G_k / S_k. Everything is float64. Dimensions in which all models have the same precisions are a block: precisions are kept
-once a block, and every reward and penalty is one matrix product besides sums over blocks.
+G_k / S_k. Everything is float64.
+
+Dimensions in which all models have the same precisions are a block: precisions are kept once a block, and rewards and
+penalties see units as sums over blocks, of v^2, v a_0, G^2 and v G. In the widest block v G is v a_0 and the inner products
+with the global unit's members; those of all local units with each other are computed once, in one matrix product, so that
+neither the number of dimensions nor that of sweeps or lambdas costs anything there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +32,7 @@ from fedexp.core.build import require
 Penalty = Literal["paper", "code2020", "code2022"]
 
 _MEMBERS, _UNITS = 10, 700  # the caps of the code
+_PRODUCTS_BYTES = 2**30  # of inner products that are kept; beyond, a model's are computed at each of its visits
 
 
 @dataclass(frozen=True)
@@ -69,11 +76,24 @@ class Space:
     Args:
         a0: (D,) prior information mu_0 p_0; p0: the prior's precision, the same in all dimensions.
         blocks: (D, B) one in the block of each dimension, else zero.
+        widest: the block with most dimensions; rest: (R,) int64, the dimensions of all others.
+        square: (B,) sums of a_0^2 over each block.
     """
 
     a0: Tensor
     p0: float
     blocks: Tensor
+    widest: int
+    rest: Tensor
+    square: Tensor
+
+    @classmethod
+    def of(cls, q: Tensor, mu0: Tensor, sigma0: float) -> tuple[Space, Tensor]:
+        """The space of models with precisions q (N, D), and these by block, (N, B)."""
+        distinct, block = q.unique(dim=1, return_inverse=True)  # type: ignore[no-untyped-call]
+        widest, p0 = int(block.bincount().argmax()), 1 / sigma0
+        blocks, a0 = torch.nn.functional.one_hot(block, distinct.shape[1]).to(q), mu0 * p0
+        return cls(a0, p0, blocks, widest, (block != widest).nonzero()[:, 0], a0.square() @ blocks), distinct
 
     @property
     def sizes(self) -> Tensor:
@@ -84,47 +104,80 @@ class Space:
         """(..., D) -> (..., B): summed over each block."""
         return values @ self.blocks
 
-    def wide(self, values: Tensor) -> Tensor:
-        """(..., B) -> (..., D)."""
-        if values.shape[-1] == 1:
-            return values.expand(*values.shape[:-1], len(self.blocks))
-        return values.index_select(-1, self.blocks.argmax(1))
+    def inner(self, wide: Tensor, rest: Tensor) -> Tensor:
+        """(..., B) sums over blocks: `wide` (...,) is that over the widest, `rest` (..., R) what the other ones' are of."""
+        sums = rest @ self.blocks[self.rest]
+        sums[..., self.widest] = wide
+        return sums
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """One model's units, v = q w.
+
+    Args:
+        q: (B,) precisions; square, prior: (J, B) sums of v^2 and v a_0 over each block.
+        rest: (J, R) v itself, in the dimensions outside the widest block.
+    """
+
+    q: Tensor
+    square: Tensor
+    prior: Tensor
+    rest: Tensor
+
+    @classmethod
+    def of(cls, v: Tensor, q: Tensor, space: Space) -> Local:
+        return cls(q, space.sums(v.square()), space.sums(v * space.a0), v[:, space.rest])
 
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """What is known of the global units: information G (K, D), precision S (K, B), members c (K,)."""
+    """What assignments need to know of the global units.
 
-    G: Tensor
+    Args:
+        S: (K, B) precisions; c: (K,) members; square, prior: (K, B) sums of G^2 and G a_0 over each block.
+        rest: (K, R) the information G itself, in the dimensions outside the widest block.
+    """
+
     S: Tensor
     c: Tensor
+    square: Tensor
+    prior: Tensor
+    rest: Tensor
 
     @classmethod
-    def prior(cls, space: Space, units: int) -> Posterior:
-        """Of units without members."""
-        G = space.a0.expand(units, -1).clone()
-        return cls(G, G.new_full((units, space.blocks.shape[1]), space.p0), G.new_zeros(units))
+    def without_members(cls, space: Space, units: int) -> Posterior:
+        """The prior, of so many units."""
+        own = space.square.expand(units, -1)
+        rest = space.a0[space.rest].expand(units, -1)
+        return cls(torch.full_like(own, space.p0), own.new_zeros(units), own, own, rest)
 
-    def mean(self, space: Space) -> Tensor:
-        """(K, D) theta."""
-        return self.G / space.wide(self.S)
+    def moved(self, units: Tensor, model: Local, products: Tensor, space: Space, sign: int) -> Posterior:
+        """One model's units become members (sign 1) of global units `units`, or are taken out of them (-1).
 
-    def move_(self, units: Tensor, v: Tensor, q: Tensor, sign: int) -> None:
-        """One model's units become members (sign 1) of global units `units`, or are taken out of them (-1), in place."""
-        self.G.index_add_(0, units, v, alpha=sign)
-        self.S.index_add_(0, units, q.expand(len(v), -1), alpha=sign)
-        self.c.index_add_(0, units, torch.ones_like(v[:, 0]), alpha=sign)
+        Args:
+            products: (J,) each one's v G over the widest block, without the model itself in G.
+        """
+        rest = self.rest.index_add(0, units, model.rest, alpha=sign)
+        others = self.rest if sign > 0 else rest
+        change = 2 * space.inner(products, model.rest * others[units]) + model.square
+        return Posterior(
+            self.S.index_add(0, units, model.q.expand(len(units), -1), alpha=sign),
+            self.c.index_add(0, units, torch.ones_like(products), alpha=sign),
+            self.square.index_add(0, units, change, alpha=sign),
+            self.prior.index_add(0, units, model.prior, alpha=sign),
+            rest,
+        )
 
     def kept(self, units: Tensor) -> Posterior:
         """Of these units alone."""
-        return Posterior(self.G[units], self.S[units], self.c[units])
+        return Posterior(*(value[units] for value in vars(self).values()))
 
     def with_new(self, space: Space, units: int) -> Posterior:
         """With `units` more, without members, behind the others."""
-        if not units:
-            return self
-        more = Posterior.prior(space, units)
-        return Posterior(torch.cat([self.G, more.G]), torch.cat([self.S, more.S]), torch.cat([self.c, more.c]))
+        more = Posterior.without_members(space, units)
+        pairs = zip(vars(self).values(), vars(more).values(), strict=True)
+        return Posterior(*(torch.cat(pair) for pair in pairs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,25 +193,32 @@ class Form:
     prior: Tensor
     constant: Tensor
 
-    def minus(self, strength: float, other: Form) -> Form:
+    def plus(self, other: Form) -> Form:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Form(*(own - strength * theirs for own, theirs in pairs))
+        return Form(*(own + theirs for own, theirs in pairs))
 
-    def __call__(self, v: Tensor, G: Tensor, space: Space) -> Tensor:
-        """(J, K) for all units v (J, D) and all global units with information G (K, D)."""
-        values = v @ (G * space.wide(self.cross)).T
-        values += space.sums(v.square()) @ self.square.T
-        if bool(self.prior.any()):
-            values += space.sums(v * space.a0) @ self.prior.T
-        return values + self.constant
+    def __call__(
+        self, model: Local, posterior: Posterior, products: Tensor, space: Space, out: Tensor | None = None
+    ) -> Tensor:
+        """(K, J) for all units of a model and all global ones, into `out` where it is given.
+
+        Args:
+            products: (K, J) v G over the widest block.
+        """
+        terms = [self.square, self.prior, self.constant[:, None]]
+        of_model = [model.square, model.prior, torch.ones_like(model.square[:, :1])]
+        if model.rest.shape[1]:
+            terms.append(posterior.rest * (self.cross @ space.blocks[space.rest].T))
+            of_model.append(model.rest)
+        values: Tensor = torch.mm(torch.cat(terms, 1), torch.cat(of_model, 1).T, out=out)
+        return values.addcmul_(self.cross[:, space.widest, None], products)
 
 
 def reward(posterior: Posterior, q: Tensor, space: Space) -> Form:
     """sum_d (v + G)^2 / (q + S) - G^2 / S: twice the gain in log-likelihood, up to what all global units share."""
     S = posterior.S
     A = 1 / (q + S)
-    constant = -(space.sums(posterior.G.square()) * q * A / S).sum(1)
-    return Form(A, 2 * A, torch.zeros_like(A), constant)
+    return Form(A, 2 * A, torch.zeros_like(A), -(posterior.square * q * A / S).sum(1))
 
 
 def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> Form:
@@ -172,77 +232,119 @@ def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> For
         return _surrogate(posterior, q, space)
     A = 1 / (q + posterior.S)
     if kind == "code2022":
-        return _surrogate(posterior, q, space).minus(-1.0, _shift(A**3, posterior, q, space))
+        return _surrogate(posterior, q, space).plus(_shift(A**3, posterior, q))
     ratio = q / posterior.S
-    shift = _shift(A / 2, posterior, q, space)
+    shift = _shift(A / 2, posterior, q)
     spread = ((ratio - ratio.log1p()) * space.sizes).sum(1) / 2
     return Form(shift.square, shift.cross, shift.prior, shift.constant + spread)
 
 
-def _shift(scale: Tensor, posterior: Posterior, q: Tensor, space: Space) -> Form:
+def _shift(scale: Tensor, posterior: Posterior, q: Tensor) -> Form:
     """sum_d scale q^2 (w - G/S)^2, `scale` (K, B)."""
     ratio = q / posterior.S
-    constant = (space.sums(posterior.G.square()) * scale * ratio.square()).sum(1)
+    constant = (posterior.square * scale * ratio.square()).sum(1)
     return Form(scale, -2 * scale * ratio, torch.zeros_like(scale), constant)
 
 
 def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> Form:
     """The penalty of 2020. A new unit is one without members whose a_0 is taken off once as well: (v - a_0 + 0)^2."""
-    S, G = posterior.S, posterior.G
+    S = posterior.S
     once = posterior.c.clamp(min=1)[:, None]
     capped = posterior.c.clamp(max=_MEMBERS)[:, None]
     A = (capped + 1) * q / (q + S).square()
-    GG, Ga, aa = space.sums(G.square()), space.sums(G * space.a0), space.sums(space.a0.square())
 
     def squared(times: Tensor) -> Tensor:  # sum over a block of (G - times a_0)^2
-        return GG - 2 * times * Ga + times.square() * aa
+        return posterior.square - 2 * times * posterior.prior + times.square() * space.square
 
     constant = (A * squared(once + 1) - capped * q / S.square() * squared(once)).sum(1)
     return Form(A, 2 * A, -2 * A * (once + 1), constant)
 
 
-def gains(v: Tensor, q: Tensor, posterior: Posterior, space: Space, models: int, options: BetaBernoulli) -> Tensor:
-    """(J, K + T): what assigning each unit of one model to each global unit, or to a new one t = 1 ... T, is worth.
+@dataclass(frozen=True, eq=False)
+class Gains:
+    """What assigning each unit of one model to each global unit, or to a new one t = 1 ... T, is worth.
 
     Args:
-        v: (J, D) and q: (B,) of a model that is no part of `posterior`.
-        models: N.
+        reward, penalty: (K + T, J), by column; the latter is None where no lambda asks for it. known: K.
     """
 
-    def worth(of: Posterior) -> Tensor:
-        form = reward(of, q, space)
-        if options.strength:
-            form = form.minus(options.strength, penalty(options.penalty, of, q, space))
-        return form(v, of.G, space)
+    reward: Tensor
+    penalty: Tensor | None
+    known: int
 
-    units, known = len(v), len(posterior.c)
-    c = posterior.c.clamp(max=_MEMBERS) if options.caps else posterior.c
-    existing = worth(posterior) + options.popularity * (c / (models - c)).log()
-    new = units
+    def at(self, strength: float) -> Tensor:
+        """(K + T, J) for one lambda."""
+        if not strength:
+            return self.reward
+        assert self.penalty is not None
+        return self.reward - strength * self.penalty
+
+
+def gains(
+    model: Local,
+    posterior: Posterior,
+    products: Tensor,
+    space: Space,
+    models: int,
+    options: BetaBernoulli,
+    penalised: bool,
+) -> Gains:
+    """Of a model that is no part of `posterior`.
+
+    Args:
+        products: (K, J) v G over the widest block.
+        models: N.
+        penalised: is the penalty asked for?
+    """
+    units, known = len(model.square), len(posterior.c)
+    count = units
     if options.fixed:
-        new = max(units - known, 0)
+        count = max(units - known, 0)
     elif options.caps:
-        new = max(min(units, max(_UNITS - known, 1)), units - known)
-    t = torch.arange(1, new + 1, dtype=v.dtype, device=v.device)
-    opened = worth(Posterior.prior(space, 1)) - 2 * t.log() + 2 * float(np.log(options.gamma / models))
-    return torch.cat([existing, opened], 1)
+        count = max(min(units, max(_UNITS - known, 1)), units - known)
+    new = Posterior.without_members(space, 1)
+    opened = model.prior[None, :, space.widest]
+
+    def worth(form: Callable[[Posterior], Form], bonus: Tensor | None, of_new: Tensor | None) -> Tensor:
+        values, own = products.new_empty(known + count, units), form(posterior)
+        if bonus is not None:
+            own = replace(own, constant=own.constant + bonus)
+        own(model, posterior, products, space, values[:known])
+        values[known:] = form(new)(model, new, opened, space)
+        if of_new is not None:
+            values[known:] += of_new[:, None]
+        return values
+
+    c = np.arange(models).clip(max=_MEMBERS) if options.caps else np.arange(models)
+    with np.errstate(divide="ignore"):  # a unit without members is none
+        popularity = options.popularity * np.log(c / (models - c))
+    orders = 2 * float(np.log(options.gamma / models)) - 2 * np.log(np.arange(1, count + 1))
+    bonus = torch.from_numpy(popularity).to(products.device)[posterior.c.long()]
+    rewards = worth(lambda of: reward(of, model.q, space), bonus, torch.from_numpy(orders).to(products.device))
+    if not penalised:
+        return Gains(rewards, None, known)
+    return Gains(rewards, worth(lambda of: penalty(options.penalty, of, model.q, space), None, None), known)
 
 
 def assign(values: Tensor, known: int = 0) -> Tensor:
-    """(J,) int64 on the CPU: a column of its own for every row, of greatest sum.
+    """(J,) int64 on the CPU: a column of its own for every unit, of greatest sum.
 
     Args:
-        known: columns before those of new units. Where there is a new one for every row, a row that has a known unit could
-            have had the least of its new ones instead, so that units worth less than that to all rows are left out.
+        values: (columns, J), at least as many columns as units.
+        known: columns before those of new units. Where there is a new one for every unit, a unit that has a known column
+            could have had the least of its new ones instead, so that columns worth less than that to all units are left out.
     """
     from scipy.optimize import linear_sum_assignment
 
-    rows, columns = values.shape
-    if columns - known < rows:
-        return torch.from_numpy(linear_sum_assignment(values.cpu().numpy(), maximize=True)[1])
-    useful = (values >= values[:, known:].amin(1, keepdim=True)).any(0).nonzero()[:, 0]
-    chosen = linear_sum_assignment(values[:, useful].cpu().numpy(), maximize=True)[1]
-    return useful.cpu()[torch.from_numpy(chosen)]
+    columns, units = values.shape
+    useful = torch.arange(columns, device=values.device)
+    if columns - known >= units:
+        useful = (values >= values[known:].amin(0)).any(1).nonzero()[:, 0]
+        values = values[useful]
+    chosen, of = linear_sum_assignment(values.cpu().numpy(), maximize=True)
+    found = torch.empty(units, dtype=torch.int64)
+    found[torch.from_numpy(of)] = useful.cpu()[torch.from_numpy(chosen)]
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +362,14 @@ class Matched:
     mean: Tensor
 
 
-def match(models: Sequence[Tensor], q: Tensor, mu0: Tensor, options: BetaBernoulli, orders: np.ndarray) -> Matched:
+def match(
+    models: Sequence[Tensor],
+    q: Tensor,
+    mu0: Tensor,
+    options: BetaBernoulli,
+    orders: np.ndarray,
+    start: Sequence[Tensor | None] | None = None,
+) -> Matched:
     """Match the units of at least one model.
 
     Args:
@@ -268,62 +377,228 @@ def match(models: Sequence[Tensor], q: Tensor, mu0: Tensor, options: BetaBernoul
         q: (N, D) precisions, not negative.
         mu0: (D,) the prior's mean.
         orders: (sweeps, N), the order in which each sweep visits the models.
+        start: (J_s,) global units that models begin with, or None; those without any are assigned first, the widest first.
     """
-    return _Pool(models, q, mu0, options).run(orders)
+    return match_each(models, q, mu0, options, [options.strength], orders[None], start)[0]
+
+
+def match_each(
+    models: Sequence[Tensor],
+    q: Tensor,
+    mu0: Tensor,
+    options: BetaBernoulli,
+    strengths: Sequence[float],
+    orders: np.ndarray,
+    start: Sequence[Tensor | None] | None = None,
+) -> list[Matched]:
+    """`match` for each of several lambdas, to the bit as alone; those that part nowhere share one result.
+
+    Inner products are computed once. As long as lambdas assign all units alike they have one state, of which rewards and
+    penalties are computed once; assignment problems, or states, are solved side by side on torch's threads.
+
+    Args:
+        strengths: lambdas, instead of ``options.strength``.
+        orders: (lambdas, sweeps, N).
+    """
+    pool = _Pool(models, q, mu0, options)
+    with _side_by_side(len(strengths)) as threads:
+        branches = [_Branch(tuple(range(len(strengths))), pool.begun(start))]
+
+        def visit(visits: Sequence[int]) -> list[_Branch]:
+            parts = [part for branch in branches for part in branch.by_model(visits)]
+            many = len(parts) >= threads.count
+            outer, inner = (threads.map, map) if many else (map, threads.map)
+            news: Iterable[list[_Branch]] = outer(lambda part: pool.visited(part[0], part[1], strengths, inner), parts)
+            return [branch for new in news for branch in new]
+
+        for s in sorted(range(len(models)), key=lambda s: -len(models[s])):
+            if s not in branches[0].state.units:
+                branches = visit([s] * len(strengths))
+        for sweep in orders.transpose(1, 2, 0).tolist():
+            branches = _joined(branches, pool)
+            for visits in sweep:  # the model that each lambda visits next
+                branches = visit(visits)
+    found: dict[int, Matched] = {}
+    for branch in branches:
+        found |= dict.fromkeys(branch.numbers, pool.matched(branch.state.units))
+    return [found[number] for number in range(len(strengths))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Threads:
+    count: int
+    map: Callable[..., Iterable[Any]]
+
+
+@contextmanager
+def _side_by_side(tasks: int) -> Iterator[_Threads]:
+    """As many threads as torch has, and in each torch computes by itself: what follows is many short products and sums.
+
+    So bits do not depend on who computes them; neither torch nor the solver holds Python's lock.
+    """
+    threads = torch.get_num_threads()
+    count = min(tasks, threads)
+    torch.set_num_threads(1)
+    try:
+        if count == 1:
+            yield _Threads(1, map)
+        else:
+            with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                yield _Threads(count, pool.map)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """Global unit of every unit of the models assigned so far, and what is known of them."""
+
+    units: Mapping[int, Tensor]
+    posterior: Posterior
+
+
+@dataclass(frozen=True, eq=False)
+class _Branch:
+    """Lambdas, by their numbers, that have assigned all units alike."""
+
+    numbers: tuple[int, ...]
+    state: _State
+
+    def by_model(self, visits: Sequence[int]) -> list[tuple[_Branch, int]]:
+        """Those that visit the same model next."""
+        parts: dict[int, list[int]] = {}
+        for number in self.numbers:
+            parts.setdefault(visits[number], []).append(number)
+        return [(_Branch(tuple(numbers), self.state), s) for s, numbers in parts.items()]
+
+
+def _joined(branches: Sequence[_Branch], pool: _Pool) -> list[_Branch]:
+    """Sums made anew from their members, so that rounding does not add up; lambdas that agree again have one state."""
+    same: dict[bytes, list[_Branch]] = {}
+    for branch in branches:
+        flat = torch.cat([units for _, units in sorted(branch.state.units.items())])
+        same.setdefault(flat.cpu().numpy().tobytes(), []).append(branch)
+    return [
+        _Branch(tuple(n for branch in alike for n in branch.numbers), pool.recomputed(alike[0].state.units))
+        for alike in same.values()
+    ]
+
+
+def _in_order(columns: Tensor, known: int) -> Tensor:
+    """(J,) with new units behind the old in the order of the model's own, whichever new columns they were given."""
+    new = columns >= known
+    return columns.masked_scatter(new, known + torch.arange(int(new.sum())))
 
 
 class _Pool:
-    """The global units while models come and go."""
+    """Everything that all lambdas share: the local units, and what comes of assigning them."""
 
     def __init__(self, models: Sequence[Tensor], q: Tensor, mu0: Tensor, options: BetaBernoulli) -> None:
-        distinct, block = q.unique(dim=1, return_inverse=True)  # type: ignore[no-untyped-call]
-        p0 = 1 / options.sigma0
         self.options = options
-        self.space = Space(mu0 * p0, p0, torch.nn.functional.one_hot(block, distinct.shape[1]).to(q))
-        self.q = distinct  # (N, B)
-        self.v = [row * w for row, w in zip(q, models, strict=True)]
-        self.units: dict[int, Tensor] = {}
-        self.posterior = Posterior.prior(self.space, 0)
+        self.space, self.q = Space.of(q, mu0, options.sigma0)
+        v = torch.cat(list(models))
+        self.v = torch.split(v, [len(w) for w in models])
+        for own, row in zip(self.v, q, strict=True):
+            own.mul_(row)
+        self.local = [Local.of(own, row, self.space) for own, row in zip(self.v, self.q, strict=True)]
+        self._ends = [0, *np.cumsum([len(own) for own in self.v]).tolist()]
+        self._wide = v if not len(self.space.rest) else v[:, self.space.blocks[:, self.space.widest].bool()]
+        self._products = self._all_products() if 8 * self._ends[-1] ** 2 <= _PRODUCTS_BYTES else ()
 
-    def run(self, orders: np.ndarray) -> Matched:
-        widest_first = sorted(range(len(self.v)), key=lambda s: -len(self.v[s]))
-        for s in widest_first:
-            self.add(s)
-        for order in orders.tolist():
-            self.posterior = self.recomputed()
-            for s in order:
-                self.remove(s)
-                self.add(s)
-        self.posterior = self.recomputed()
-        units = tuple(self.units[s].cpu() for s in range(len(self.v)))
-        return Matched(units, self.posterior.c, self.posterior.mean(self.space))
+    def _rows(self, s: int) -> slice:
+        return slice(self._ends[s], self._ends[s + 1])
 
-    def add(self, s: int) -> None:
-        """Assign model s; new units stand behind the old in the order of its own."""
-        v, q, known = self.v[s], self.q[s], len(self.posterior.c)
-        columns = torch.arange(len(v))  # of the first model, or the only one
-        if known:
-            columns = assign(gains(v, q, self.posterior, self.space, len(self.v), self.options), known)
-        new = columns >= known
-        columns[new] = known + torch.arange(int(new.sum()))
-        units = columns.to(v.device)
-        self.posterior = self.posterior.with_new(self.space, int(new.sum()))
-        self.posterior.move_(units, v, q, 1)
-        self.units[s] = units
+    def _all_products(self) -> tuple[Tensor, ...]:
+        """(n, J_s) for each model, the inner products over the widest block of all local units with its own; each once."""
+        found: list[Tensor] = []
+        for s in range(len(self.v)):
+            rows = self._rows(s)
+            own = self._wide.new_empty(len(self._wide), rows.stop - rows.start)
+            for other, theirs in enumerate(found):
+                own[self._rows(other)] = theirs[rows].T
+            torch.mm(self._wide[rows.start :], self._wide[rows].T, out=own[rows.start :])
+            found.append(own)
+        return tuple(found)
 
-    def remove(self, s: int) -> None:
-        """Take model s out, and with it the units that nobody else has."""
-        self.posterior.move_(self.units.pop(s), self.v[s], self.q[s], -1)
-        left = self.posterior.c > 0
-        if bool(left.all()):
-            return
+    def products(self, units: Mapping[int, Tensor], known: int, s: int) -> Tensor:
+        """(K, J) v G over the widest block, for the units of model s and global ones whose members `units` are."""
+        of_all = self._products[s] if self._products else self._wide @ self._wide[self._rows(s)].T
+        total = self.local[s].prior[:, self.space.widest].repeat(known, 1)
+        for other, places in sorted(units.items()):
+            total.index_add_(0, places, of_all[self._rows(other)])
+        return total
+
+    def begun(self, start: Sequence[Tensor | None] | None) -> _State:
+        """Global units are numbered anew, in their old order."""
+        given = {s: units for s, units in enumerate(start or ()) if units is not None}
+        if not given:
+            return _State({}, Posterior.without_members(self.space, 0))
+        _, places = torch.cat(list(given.values())).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        parts = places.to(self._wide.device).split([len(units) for units in given.values()])
+        return self.recomputed(dict(zip(given, parts, strict=True)))
+
+    def recomputed(self, units: Mapping[int, Tensor]) -> _State:
+        """The state from its members alone."""
+        known = 1 + max(int(places.max()) for places in units.values())
+        posterior, so_far = Posterior.without_members(self.space, known), dict[int, Tensor]()
+        for s, places in sorted(units.items()):
+            products = self.products(so_far, known, s)[places, torch.arange(len(places), device=places.device)]
+            posterior = posterior.moved(places, self.local[s], products, self.space, 1)
+            so_far[s] = places
+        return _State(units, posterior)
+
+    def visited(
+        self, branch: _Branch, s: int, strengths: Sequence[float], each: Callable[..., Iterable[Tensor]]
+    ) -> list[_Branch]:
+        """Model s taken out, if it is in, and assigned by each lambda."""
+        state, products = self.without(branch.state, s)
+        if not len(products):  # the first model, or the only one
+            return [_Branch(branch.numbers, self.with_model(state, s, torch.arange(products.shape[1]), products))]
+        own = [strengths[number] for number in branch.numbers]
+        model, penalised = self.local[s], any(map(bool, own))
+        worth = gains(model, state.posterior, products, self.space, len(self.v), self.options, penalised)
+        found = each(lambda strength: _in_order(assign(worth.at(strength), worth.known), worth.known), own)
+        alike: dict[bytes, tuple[Tensor, list[int]]] = {}
+        for number, columns in zip(branch.numbers, found, strict=True):
+            alike.setdefault(columns.numpy().tobytes(), (columns, []))[1].append(number)
+        return [
+            _Branch(tuple(numbers), self.with_model(state, s, columns, products)) for columns, numbers in alike.values()
+        ]
+
+    def without(self, state: _State, s: int) -> tuple[_State, Tensor]:
+        """Model s taken out, and with it the units that nobody else has; and its `products` with those that are left."""
+        units, posterior = dict(state.units), state.posterior
+        mine = units.pop(s, None)
+        if mine is None:
+            return state, self.products(units, len(posterior.c), s)
+        left = posterior.c.index_add(0, mine, torch.ones_like(posterior.c[mine]), alpha=-1) > 0
         place = left.cumsum(0) - 1
-        self.units = {other: place[units] for other, units in self.units.items()}
-        self.posterior = self.posterior.kept(left)
+        units = {other: place[places] for other, places in units.items()}
+        products = self.products(units, int(left.sum()), s)
+        shared = left[mine]  # of the model's units, those whose global unit stays
+        at = torch.arange(len(mine), device=mine.device)[shared]
+        model = self.local[s]
+        here = Local(model.q, model.square[shared], model.prior[shared], model.rest[shared])
+        to = place[mine[shared]]
+        return _State(units, posterior.kept(left).moved(to, here, products[to, at], self.space, -1)), products
 
-    def recomputed(self) -> Posterior:
-        """The posterior from its members alone: what additions and removals leave of rounding does not add up."""
-        fresh = Posterior.prior(self.space, len(self.posterior.c))
-        for s, units in sorted(self.units.items()):
-            fresh.move_(units, self.v[s], self.q[s], 1)
-        return fresh
+    def with_model(self, state: _State, s: int, columns: Tensor, products: Tensor) -> _State:
+        """Model s assigned to `columns` (J,) on the CPU."""
+        opened = int((columns >= len(products)).sum())
+        units = columns.to(products.device)
+        of_new = self.local[s].prior[:, self.space.widest].expand(opened, -1)
+        chosen = torch.cat([products, of_new])[units, torch.arange(len(units), device=units.device)]
+        posterior = state.posterior.with_new(self.space, opened).moved(units, self.local[s], chosen, self.space, 1)
+        return _State({**state.units, s: units}, posterior)
+
+    def matched(self, units: Mapping[int, Tensor]) -> Matched:
+        """What has come of it: posterior means from their members."""
+        known = 1 + max(int(places.max()) for places in units.values())
+        G = self.space.a0.repeat(known, 1)
+        S, members = self.q.new_full((known, self.q.shape[1]), self.space.p0), self.q.new_zeros(known)
+        for s, places in sorted(units.items()):
+            G.index_add_(0, places, self.v[s])
+            S.index_add_(0, places, self.q[s].expand(len(places), -1))
+            members.index_add_(0, places, members.new_ones(len(places)))
+        mean = G / S[:, self.space.blocks.argmax(1)]
+        return Matched(tuple(units[s].cpu() for s in range(len(self.v))), members, mean)

@@ -7,7 +7,6 @@ layer's global units, zero where a model has none, so that weights between hidde
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,9 +16,10 @@ from torch import Tensor
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.weights import ModelSpec, by_spec
-from fedexp.matching.beta_bernoulli import BetaBernoulli, Matched, match
+from fedexp.matching.beta_bernoulli import BetaBernoulli, Matched, match_each
 from fedexp.matching.structure import Structure, structure_of
 from fedexp.matching.tainting import norm_layers
+from fedexp.matching.widths import width_metrics
 
 BIAS_MEAN = 0.1  # mu_0 of biases: the authors' initialisation; of weights it is 0
 
@@ -79,77 +79,109 @@ class Fused:
         return width_metrics([torch.cat(layer.units) for layer in self.matched], [len(x.members) for x in self.matched])
 
 
-def width_metrics(units: Sequence[Tensor], widths: Sequence[int]) -> dict[str, float]:
-    """Width of each hidden layer, the natural log of all global units over all local ones, the share of local units that
-    share theirs with another model; nothing without hidden layers.
-
-    Args:
-        units: of each layer, the global units of all local ones, in any shape.
-        widths: of each layer, the number of global units.
-    """
-    if not units:
-        return {}
-    local = sum(each.numel() for each in units)
-    shared = sum(int((torch.bincount(each.flatten())[each] > 1).sum()) for each in units)
-    return {
-        **{f"fusion/width_{number}": float(width) for number, width in enumerate(widths, start=1)},
-        "fusion/log_ratio": math.log(sum(widths) / local),
-        "fusion/matched": shared / local,
-    }
-
-
 def fuse_chains(
-    models: Sequence[Chain], shares: Tensor, class_frequency: bool, options: BetaBernoulli, orders: np.ndarray
-) -> Fused:
-    """Match the hidden units of at least one model, and take posterior means.
+    models: Sequence[Chain],
+    shares: Tensor,
+    class_frequency: bool,
+    options: BetaBernoulli,
+    strengths: Sequence[float],
+    orders: np.ndarray,
+    start: Sequence[Sequence[Tensor | None]] | None = None,
+) -> list[Fused]:
+    """Match the hidden units of at least one model, and take posterior means: a network for each lambda.
 
     Args:
         models: equally deep; hidden widths may differ.
         shares: (N, C) float64 f_{s,c}, the shares of the models in each class.
         class_frequency: precisions of what goes to class c, f_{s,c} / sigma, not 1 / sigma. The output's biases always
             have the former.
-        orders: (hidden layers, sweeps, N) visiting orders, the last hidden layer's first.
+        strengths: lambdas, instead of ``options.strength``; each network is to the bit what it would be alone.
+        orders: (lambdas, hidden layers, sweeps, N) visiting orders, the last hidden layer's first.
+        start: the global units that models begin with, by hidden layer, the first one's first; None: none.
     """
-    count, depth = len(models), len(models[0])
-    like = models[0][0][0]
     classes = (shares if class_frequency else torch.ones_like(shares)) / options.sigma
-    weights: list[Tensor] = [like] * depth
-    biases: list[Tensor | None] = [None] * depth
-    found: list[Matched] = []
-    outgoing, precision = [chain[-1][0].T for chain in models], classes
-    for number, layer in enumerate(range(depth - 2, -1, -1)):
-        parts = [[out] for out in outgoing]
-        biased = models[0][layer][1] is not None
-        for part, chain in zip(parts, models, strict=True):
-            weight, bias = chain[layer]
-            if bias is not None:
-                part.insert(0, bias[:, None])
-            if layer == 0:
-                part.insert(0, weight)
-        rows = [torch.cat(part, 1) for part in parts]
-        sent = outgoing[0].shape[1]
-        own = like.new_full((count, rows[0].shape[1] - sent), 1 / options.sigma)
-        mu0 = torch.zeros_like(rows[0][0])
-        if biased:
-            mu0[-sent - 1] = BIAS_MEAN
-        matched = match(rows, torch.cat([own, precision], 1), mu0, options, orders[number])
-        found.insert(0, matched)
-        mean = matched.mean
-        weights[layer + 1] = mean[:, -sent:].T
-        if biased:
-            biases[layer] = mean[:, -sent - 1]
+    outgoing = [chain[-1][0].T for chain in models]
+    parts = [_Partly(tuple(range(len(strengths))), outgoing, classes, ())]
+    for number, layer in enumerate(range(len(models[0]) - 2, -1, -1)):
+        following: list[_Partly] = []
+        for part in parts:
+            rows, mu0 = _rows(models, layer, part.outgoing)
+            own = rows[0].new_full((len(models), len(mu0) - part.precision.shape[1]), 1 / options.sigma)
+            q, chosen = torch.cat([own, part.precision], 1), list(part.numbers)
+            begin = None if start is None else start[layer]
+            own_strengths = [strengths[i] for i in chosen]
+            found = match_each(rows, q, mu0, options, own_strengths, orders[chosen, number], begin)
+            for matched in dict.fromkeys(found):  # lambdas that parted nowhere share one
+                alike = tuple(i for i, its in zip(chosen, found, strict=True) if its is matched)
+                following.append(part.next(models, layer, alike, matched, options))
+        parts = following
+    fused: dict[int, Fused] = {}
+    for part in parts:
+        fused |= dict.fromkeys(part.numbers, _assembled(models, part.matched, classes, shares, options))
+    return [fused[number] for number in range(len(strengths))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Partly:
+    """Chains whose last hidden layers are matched, as some of the lambdas have it.
+
+    Args:
+        numbers: of these lambdas.
+        outgoing: (n, K) of each model, what the units of the next layer to be matched send to those matched last.
+        precision: (N, K) of that. matched: of the layers so far, first to last.
+    """
+
+    numbers: tuple[int, ...]
+    outgoing: Sequence[Tensor]
+    precision: Tensor
+    matched: tuple[Matched, ...]
+
+    def next(
+        self, models: Sequence[Chain], layer: int, numbers: tuple[int, ...], matched: Matched, options: BetaBernoulli
+    ) -> _Partly:
+        laid = zip(models, matched.units, strict=True)
+        outgoing = [_laid_out(chain[layer][0], units, len(matched.mean)) for chain, units in laid] if layer else []
+        precision = self.precision.new_full((len(models), len(matched.mean)), 1 / options.sigma)
+        return _Partly(numbers, outgoing, precision, (matched, *self.matched))
+
+
+def _rows(models: Sequence[Chain], layer: int, outgoing: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Units of a hidden layer as rows [incoming weights (of the first one alone), bias, outgoing weights]; mu_0."""
+    parts = [[out] for out in outgoing]
+    biased = models[0][layer][1] is not None
+    for part, chain in zip(parts, models, strict=True):
+        weight, bias = chain[layer]
+        if bias is not None:
+            part.insert(0, bias[:, None])
         if layer == 0:
-            weights[0] = mean[:, : like.shape[1]]
-        else:
-            laid = zip(models, matched.units, strict=True)
-            outgoing = [_laid_out(chain[layer][0], units, len(mean)) for chain, units in laid]
-            precision = like.new_full((count, len(mean)), 1 / options.sigma)
+            part.insert(0, weight)
+    rows = [torch.cat(part, 1) for part in parts]
+    mu0 = torch.zeros_like(rows[0][0])
+    if biased:
+        mu0[-outgoing[0].shape[1] - 1] = BIAS_MEAN
+    return rows, mu0
+
+
+def _assembled(
+    models: Sequence[Chain], matched: tuple[Matched, ...], classes: Tensor, shares: Tensor, options: BetaBernoulli
+) -> Fused:
+    """The network whose units the posterior means are."""
+    depth = len(models[0])
+    weights = [models[0][0][0]] * depth
+    biases: list[Tensor | None] = [None] * depth
+    for layer, found in enumerate(matched):
+        sent = shares.shape[1] if layer == depth - 2 else len(matched[layer + 1].mean)
+        weights[layer + 1] = found.mean[:, -sent:].T
+        if models[0][layer][1] is not None:
+            biases[layer] = found.mean[:, -sent - 1]
+        if layer == 0:
+            weights[0] = found.mean[:, : models[0][0][0].shape[1]]
     if depth == 1:
         weights[0] = _means([chain[0][0] for chain in models], classes[:, :, None], 0.0, options)
     last = [bias for _, bias in (chain[-1] for chain in models) if bias is not None]
     if last:
         biases[-1] = _means(last, shares / options.sigma, BIAS_MEAN, options)
-    return Fused(list(zip(weights, biases, strict=True)), tuple(found))
+    return Fused(list(zip(weights, biases, strict=True)), matched)
 
 
 def _laid_out(weight: Tensor, units: Tensor, width: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,6 +66,23 @@ class Embedding:
             places[places < 0] = others.nonzero()[:, 0]
             found.append((axis, places))
         return found
+
+
+def units_of(client: int, units: Mapping[str, Tensor], cohort: Sequence[int]) -> dict[str, Tensor]:
+    """(n,) a group, the common units that a client was assigned to; of one that was not there, those that most models have.
+
+    Args:
+        units: (models, n) int64 by group, the common unit of each of a model's own; cohort: whose models these were.
+    """
+    if client in cohort:
+        return {name: own[cohort.index(client)] for name, own in units.items()}
+    return {name: _most_shared(own) for name, own in units.items()}
+
+
+def _most_shared(units: Tensor) -> Tensor:
+    """(n,) ascending; of units that as many of the models, (models, n), have, those with lower numbers."""
+    order = torch.bincount(units.flatten()).argsort(descending=True, stable=True)
+    return order[: units.shape[1]].sort().values
 
 
 def _mapped(weights: Weights, spec: ModelSpec, change: Callable[[str, Tensor], Tensor]) -> Weights:

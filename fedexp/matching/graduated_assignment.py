@@ -2,7 +2,7 @@
 
 Reference: Liu et al., Deep Neural Network Fusion via Graph Matching (GAMF), ICML 2022, with the schedules of the authors'
 code. Every model i has an assignment U_i of its units to common ones, a group of units each; U_i U_j^T maps the units of
-model i to those of model j. The field's library, pygmtools, is not needed: the solver is written out here.
+model i to those of model j.
 
 Units are compared by their incoming and by their outgoing weights, both given the present maps of the neighbouring groups:
 K(x, y) = exp(-||x - y||_4 / 2), either divided by its mean. Beyond the reference, which knows chains of layers without

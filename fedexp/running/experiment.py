@@ -197,6 +197,7 @@ class Experiment:
             limit_server_steps=config.limit.server_steps,
             validation=data.val if self.needs.validation else None,
             domain=data.train.domain,
+            legacy=data.after_split,
         )
 
 

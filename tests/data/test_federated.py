@@ -53,6 +53,24 @@ def numbers(samples: Any) -> list[int]:
     return [] if samples is None else samples.x[:, 0].int().tolist()
 
 
+def test_the_legacy_generator_goes_on_where_the_split_left_it() -> None:
+    """As in the published code: seed, draw the split, then whatever comes next; validation and proxy take nothing from it."""
+    labels = np.arange(400) % 4
+    rng = np.random.RandomState(7)
+    partition = Dirichlet(alpha=0.5).split(labels, 4, 5, rng)
+    for changes in ({}, {"val_fraction": 0.2}):
+        data = make(partitioner=Dirichlet(alpha=0.5), seed_data=7, **changes)
+        if not changes:
+            assert data.partition.sha256 == partition.sha256
+        following = np.random.RandomState(0)
+        following.set_state(data.after_split)
+        expected = np.random.RandomState(0)
+        expected.set_state(rng.get_state())
+        assert [following.permutation(9).tolist() for _ in range(3)] == [
+            expected.permutation(9).tolist() for _ in range(3)
+        ]
+
+
 def test_without_options_the_pool_is_the_data_set() -> None:
     data = make()
     assert numbers(data.train) == list(range(400)) and numbers(data.test) == list(range(10_000, 10_100))

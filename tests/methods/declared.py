@@ -127,6 +127,7 @@ DECLARED = {
     ),
     "pfnm": MATCHED,
     "nafi": MATCHED,
+    "nafi_paper": MATCHED,
     "fedma": LAYERWISE,
     "fedma_fixed": Declared(NO_PRIOR, copies=SHRUNK),
     "nafi_layerwise": LAYERWISE,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedexp.aggregators.average import averaged
-from fedexp.aggregators.fedma import FedMA, _most_shared
+from fedexp.aggregators.fedma import FedMA
 from fedexp.aggregators.nafi_layerwise import NAFILayerwise
 from fedexp.config.compose import compose
 from fedexp.core.build import build
@@ -26,7 +26,7 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.matching.beta_bernoulli import BetaBernoulli, match
-from fedexp.matching.embedding import Embedding
+from fedexp.matching.embedding import Embedding, _most_shared
 from fedexp.matching.folding import fold_batch_norm
 from fedexp.matching.layerwise import PartlyMatched, common_layers
 from fedexp.matching.structure import structure_of, with_widths

@@ -67,6 +67,17 @@ def test_scalings_beyond_the_range_are_done_with_logarithms(monkeypatch) -> None
     torch.testing.assert_close(doubly_stochastic(V, 0.01, 300), expected, rtol=1e-12, atol=1e-14)
 
 
+def test_a_matrix_that_underflows_is_normalised_with_logarithms() -> None:
+    """exp(-800) is zero in float64, and so would be the rows' sums."""
+    from fedexp.matching.doubly_stochastic import _with_products
+
+    S = rows(2, 6, 6) - 800
+    for steps in (4, 5):
+        found = _with_products(S, steps)
+        assert bool(found.isfinite().all())
+        torch.testing.assert_close(found.exp(), plain(S, 1.0, steps), rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize("iterations", [199, 200])
 def test_rows_and_columns_sum_to_one(iterations: int) -> None:
     S = doubly_stochastic(rows(4, 10, 10), 0.5, iterations)

@@ -222,6 +222,29 @@ def test_frozen_layers_keep_their_bits_and_their_order() -> None:
         torch.testing.assert_close(result.params["hidden.weight"], base.params["hidden.weight"] * scale)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_units_of_frozen_layers_do_not_move_even_where_that_pays(count: int) -> None:
+    """What reads them is turned in one model, which moving them would undo."""
+    spec = spec_of("PartlyFrozen")
+    base = models_of(spec, 1)[0]
+    turned = {**base.params, "hidden.weight": base.params["hidden.weight"].roll(1, 1)}
+    models = [
+        Weights(spec, {**own, "hidden.weight": 100 * own["hidden.weight"]}, base.buffers)
+        for own in (base.params, turned)
+    ]
+    models = [models[0]] * (count - 1) + [models[1]]
+    world = world_of(spec, "method=git_rebasin")
+    structure = structure_of(spec, IMAGE)
+    maps = match_pair(models[-1].params, models[0].params, structure, structure.groups, WeightMatching(), 0).maps[0]
+    assert not torch.equal(maps["conv.weight"], torch.arange(6))  # it would pay
+    found = match_pair(
+        models[-1].params, models[0].params, structure, movable(structure, base), WeightMatching(), 0
+    ).maps[0]
+    expected = structure.permute(models[-1].params, found)["hidden.weight"]
+    mean = ((count - 1) * models[0].params["hidden.weight"] + expected) / count
+    torch.testing.assert_close(fused(world, models).params["hidden.weight"], mean, rtol=1e-12, atol=1e-12)
+
+
 def test_unequal_widths_are_refused() -> None:
     wide, narrow = (spec_of("fedexp.models.mlp.MLP", hidden=[n]) for n in (7, 6))
     with pytest.raises(ConfigError, match="different widths") as error:

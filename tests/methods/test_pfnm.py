@@ -22,8 +22,20 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.outcome import Outcome
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.evaluation.evaluate import Evaluator
-from fedexp.matching.beta_bernoulli import BetaBernoulli, Posterior, Space, _Pool, assign, gains, match, penalty, reward
-from fedexp.matching.chains import fuse_chains
+from fedexp.matching.beta_bernoulli import (
+    BetaBernoulli,
+    Form,
+    Posterior,
+    _Branch,
+    _Pool,
+    _State,
+    assign,
+    gains,
+    match,
+    penalty,
+    reward,
+)
+from fedexp.matching.chains import Fused, fuse_chains
 from fedexp.matching.structure import structure_of
 from fedexp.running.experiment import Experiment
 from fedexp.storage.files import file_sha256
@@ -89,6 +101,41 @@ def visits(layers: int, sweeps: int, models: int, seed: int = 0) -> np.ndarray:
     )
 
 
+def fuse_one(models, shares, frequency: bool, options: BetaBernoulli, orders: np.ndarray) -> Fused:
+    """For the options' own lambda."""
+    return fuse_chains(models, shares, frequency, options, [options.strength], orders[None])[0]
+
+
+def pool_of(models, q: torch.Tensor, mu0: torch.Tensor, options: BetaBernoulli, *assigned: int) -> tuple[_Pool, _State]:
+    """With these models assigned one after the other."""
+    pool = _Pool(models, q, mu0, options)
+    state = pool.begun(None)
+    for s in assigned:
+        state = add(pool, state, s)
+    return pool, state
+
+
+def add(pool: _Pool, state: _State, s: int) -> _State:
+    (branch,) = pool.visited(_Branch((0,), state), s, [pool.options.strength], map)
+    return branch.state
+
+
+def values_of(pool: _Pool, form: Form, posterior: Posterior, units, s: int) -> torch.Tensor:
+    """(J, K) what a form says of model s."""
+    products = pool.products(units, len(posterior.c), s)
+    return form(pool.local[s], posterior, products, pool.space).T
+
+
+def sums_of(pool: _Pool, units, known: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(K, D) G and S, from the members one by one."""
+    G, S = pool.space.a0.repeat(known, 1), torch.full((known, len(pool.space.a0)), pool.space.p0, dtype=torch.float64)
+    for s, places in units.items():
+        for j, k in enumerate(places.tolist()):
+            G[k] += pool.v[s][j]
+            S[k] += pool.q[s][pool.space.blocks.argmax(1)]
+    return G, S
+
+
 def output_of(chain, x: torch.Tensor) -> torch.Tensor:
     for number, (weight, bias) in enumerate(chain):
         x = x @ weight.T if bias is None else x @ weight.T + bias
@@ -135,7 +182,7 @@ def test_the_loop_form_agrees(widths, biased, options, frequency) -> None:
     orders = visits(len(widths[0]), 3, len(models))
     plain = [[(w.numpy(), None if b is None else b.numpy()) for w, b in model] for model in models]
     expected = looped(plain, shares.numpy(), frequency, constants, orders)
-    found = fuse_chains(models, shares, frequency, own, orders)
+    found = fuse_one(models, shares, frequency, own, orders)
     if own.gamma == 1 and len(models) > 1:
         assert any(len(layer.members) < sum(w[i] for w in widths) for i, layer in enumerate(found.matched))
     for (weight, bias), (weight_, bias_) in zip(found.chain, expected, strict=True):
@@ -145,10 +192,6 @@ def test_the_loop_form_agrees(widths, biased, options, frequency) -> None:
             np.testing.assert_allclose(bias.numpy(), bias_, rtol=1e-9, atol=1e-12)
 
 
-def space_of(q: torch.Tensor, mu0: torch.Tensor, options: BetaBernoulli) -> Space:
-    return _Pool([torch.zeros(1, q.shape[1]).double()] * len(q), q, mu0, options).space
-
-
 @pytest.mark.parametrize("strength", [0.0, 0.4])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_other_assignment_is_better(seed: int, strength: float) -> None:
@@ -156,14 +199,14 @@ def test_no_other_assignment_is_better(seed: int, strength: float) -> None:
     options = BetaBernoulli(0.9, 3.0, caps=False, strength=strength)
     models = [torch.randn(3, 2, generator=generator(seed + 10 * s)).double() for s in range(2)]
     q = torch.full((2, 2), 1 / 0.9, dtype=torch.float64)
-    pool = _Pool(models, q, torch.zeros(2).double(), options)
-    pool.add(0)
-    values = gains(pool.v[1], pool.q[1], pool.posterior, pool.space, 2, options)
-    assert values.shape == (3, 6)
-    best = max(sum(float(values[j, k]) for j, k in enumerate(choice)) for choice in itertools.permutations(range(6), 3))
+    pool, state = pool_of(models, q, torch.zeros(2).double(), options, 0)
+    products = pool.products(state.units, 3, 1)
+    values = gains(pool.local[1], state.posterior, products, pool.space, 2, options, True).at(strength)
+    assert values.shape == (6, 3)
+    best = max(sum(float(values[k, j]) for j, k in enumerate(choice)) for choice in itertools.permutations(range(6), 3))
     found = assign(values, 3)
     assert len(set(found.tolist())) == 3
-    assert float(values[torch.arange(3), found].sum()) == pytest.approx(best, abs=1e-12)
+    assert float(values[found, torch.arange(3)].sum()) == pytest.approx(best, abs=1e-12)
 
 
 def test_units_left_out_of_the_problem_would_not_have_been_chosen() -> None:
@@ -172,7 +215,7 @@ def test_units_left_out_of_the_problem_would_not_have_been_chosen() -> None:
         values = rng.normal(size=(6, known + 6)) - 1
         values[:, known:] = rng.normal(size=(6, 1)) - 2 * np.log(np.arange(1, 7))
         rows, columns = linear_sum_assignment(values, maximize=True)
-        found = assign(torch.from_numpy(values), known)
+        found = assign(torch.from_numpy(values.T.copy()), known)
         assert len(set(found.tolist())) == 6
         assert values[np.arange(6), found].sum() == pytest.approx(values[rows, columns].sum(), abs=1e-12)
         if known == 40:
@@ -184,18 +227,17 @@ def test_rewards_are_distances_to_posterior_means() -> None:
     options, rng = BetaBernoulli(0.9, 3.0, gamma=2.0, caps=False), generator()
     q = torch.tensor([[1, 1, 0.3, 0.5], [1, 1, 0.7, 0.4], [1, 1, 0.1, 0.6]], dtype=torch.float64)
     mu0 = torch.tensor([0, 0.1, 0, 0], dtype=torch.float64)
-    pool = _Pool([torch.randn(n, 4, generator=rng).double() for n in (3, 2, 4)], q, mu0, options)
-    for s in (0, 1):
-        pool.add(s)
-    w, S = pool.v[2] / q[2], pool.space.wide(pool.posterior.S)
+    pool, state = pool_of([torch.randn(n, 4, generator=rng).double() for n in (3, 2, 4)], q, mu0, options, 0, 1)
+    w, (G, S) = pool.v[2] / q[2], sums_of(pool, state.units, len(state.posterior.c))
     S = torch.cat([S, torch.full((4, 4), 1 / 3, dtype=torch.float64)])
-    G = torch.cat([pool.posterior.G, (mu0 / 3).expand(4, 4)])
+    G = torch.cat([G, (mu0 / 3).expand(4, 4)])
     kappa = S * q[2] / (S + q[2])
     distances = (kappa * (w[:, None] - G / S).square()).sum(2)  # (4, K + T)
     expected = (q[2] * w.square()).sum(1)[:, None] - distances
-    c = pool.posterior.c
+    c = state.posterior.c
     bonus = torch.cat([(c / (3 - c)).log(), 2 * np.log(2 / 3) - 2 * torch.arange(1, 5).double().log()])
-    found = gains(pool.v[2], pool.q[2], pool.posterior, pool.space, 3, options)
+    products = pool.products(state.units, len(c), 2)
+    found = gains(pool.local[2], state.posterior, products, pool.space, 3, options, False).at(0.0).T
     torch.testing.assert_close(found, expected + bonus, rtol=1e-12, atol=1e-12)
 
 
@@ -206,26 +248,27 @@ def test_the_papers_penalty_is_the_divergence() -> None:
     q = torch.rand(4, 5, generator=rng).double() + 0.1
     q[3, 2] = 0
     mu0 = torch.tensor([0.1, 0, 0, 0, 0.0]).double()
-    pool = _Pool([torch.randn(n, 5, generator=rng).double() for n in (2, 3, 2, 4)], q, mu0, options)
-    for s in range(3):
-        pool.add(s)
+    models = [torch.randn(n, 5, generator=rng).double() for n in (2, 3, 2, 4)]
+    pool, state = pool_of(models, q, mu0, options, 0, 1, 2)
     v, own = pool.v[3], pool.q[3]
-    for before in (pool.posterior, Posterior.prior(pool.space, 1)):
-        found = penalty("paper", before, own, pool.space)(v, before.G, pool.space)
-        S = pool.space.wide(before.S)
+    for before, units in ((state.posterior, state.units), (Posterior.without_members(pool.space, 1), {})):
+        found = values_of(pool, penalty("paper", before, own, pool.space), before, units, 3)
+        G, S = sums_of(pool, units, len(before.c))
         for j, k in itertools.product(range(4), range(len(S))):
-            old = torch.distributions.Normal(before.G[k] / S[k], S[k] ** -0.5)
-            new = torch.distributions.Normal((before.G[k] + v[j]) / (S[k] + q[3]), (S[k] + q[3]) ** -0.5)
+            old = torch.distributions.Normal(G[k] / S[k], S[k] ** -0.5)
+            new = torch.distributions.Normal((G[k] + v[j]) / (S[k] + q[3]), (S[k] + q[3]) ** -0.5)
             expected = torch.distributions.kl_divergence(old, new).sum()
             assert float(found[j, k]) == pytest.approx(float(expected), rel=1e-11)
             assert found[j, k] >= 0
-    space = space_of(torch.ones(9, 5).double(), mu0, options)
-    one, w = torch.ones(1).double(), torch.randn(1, 5, generator=rng).double()
-    at_mean = []
-    state = Posterior(w * (1 / 3), one[:, None] / 3, one * 0)  # a unit whose mean is w
-    for _ in range(5):
-        at_mean.append(float(penalty("paper", state, one, space)(w, state.G, space)))
-        state.move_(torch.zeros(1).long(), w, one, 1)
+    w, at_mean = torch.randn(1, 5, generator=rng).double(), []
+    pool = _Pool(
+        [w] * 6, torch.ones(6, 5).double(), w[0], options
+    )  # the prior's mean is w, and so is every posterior's
+    state = pool.recomputed({0: torch.zeros(1).long()})
+    for s in range(1, 6):
+        form = penalty("paper", state.posterior, pool.q[s], pool.space)
+        at_mean.append(float(values_of(pool, form, state.posterior, state.units, s)))
+        state = pool.recomputed({**state.units, s: torch.zeros(1).long()})
     assert at_mean == sorted(at_mean, reverse=True) and at_mean[-1] < at_mean[0]
 
 
@@ -235,23 +278,27 @@ def test_penalties_pair_by_pair(kind: str) -> None:
     options, rng = BetaBernoulli(0.9, 3.0, caps=False), generator()
     mu0 = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
     q = torch.rand(14, 3, generator=rng, dtype=torch.float64) + 0.2
-    pool = _Pool([torch.randn(3, 3, generator=rng, dtype=torch.float64) for _ in range(14)], q, mu0, options)
-    pool.add(0)
-    for s in range(1, 12):
-        pool.posterior.move_(torch.tensor([0]), pool.v[s][:1], pool.q[s], 1)
+    sizes = [3, *[1] * 11, 3, 3]
+    pool = _Pool([torch.randn(n, 3, generator=rng, dtype=torch.float64) for n in sizes], q, mu0, options)
+    known = pool.recomputed({0: torch.arange(3), **{s: torch.zeros(1).long() for s in range(1, 12)}})
     v, w, a0 = pool.v[13].numpy(), (pool.v[13] / q[13]).numpy(), (mu0 / 3).numpy()
-    for state in (pool.posterior, Posterior.prior(pool.space, 1)):
-        found = penalty(kind, state, pool.q[13], pool.space)(pool.v[13], state.G, pool.space)
-        S = pool.space.wide(state.S).numpy()
+    for state, units in ((known.posterior, known.units), (Posterior.without_members(pool.space, 1), {})):
+        found = values_of(pool, penalty(kind, state, pool.q[13], pool.space), state, units, 13)
+        G, S = (sums.numpy() for sums in sums_of(pool, units, len(state.c)))
         for j, k in itertools.product(range(3), range(len(S))):
-            c = int(state.c[k])
-            expected = LOOPED[kind](v[j], w[j], q[13].numpy(), state.G[k].numpy(), S[k], c, a0)
+            expected = LOOPED[kind](v[j], w[j], q[13].numpy(), G[k], S[k], int(state.c[k]), a0)
             assert float(found[j, k]) == pytest.approx(expected, rel=1e-11)
-    assert pool.posterior.c.tolist() == [12, 1, 1]
-    values = reward(pool.posterior, pool.q[13], pool.space)(pool.v[13], pool.posterior.G, pool.space)
-    c = pool.posterior.c
-    off = gains(pool.v[13], pool.q[13], pool.posterior, pool.space, 14, replace(options, penalty=kind, strength=0.0))
-    assert torch.equal(off[:, :3], values + (c / (14 - c)).log())  # at 0 nothing is added, to the bit
+    c, products = known.posterior.c, pool.products(known.units, 3, 13)
+    assert c.tolist() == [12, 1, 1]
+    off, on = (
+        gains(pool.local[13], known.posterior, products, pool.space, 14, replace(options, penalty=kind), asked)
+        for asked in (False, True)
+    )
+    assert torch.equal(off.at(0.0), on.at(0.0))  # at 0 nothing is added, to the bit
+    values = values_of(pool, reward(known.posterior, pool.q[13], pool.space), known.posterior, known.units, 13)
+    torch.testing.assert_close(off.at(0.0).T[:, :3], values + (c / (14 - c)).log(), rtol=1e-13, atol=1e-13)
+    values = values_of(pool, penalty(kind, known.posterior, pool.q[13], pool.space), known.posterior, known.units, 13)
+    torch.testing.assert_close(on.at(0.3).T[:, :3], off.at(0.0).T[:, :3] - 0.3 * values, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("widths", [(4, 6, 3), (5, 5, 5)])
@@ -270,31 +317,30 @@ def test_sums_after_many_moves_are_those_of_the_members() -> None:
     rng = generator()
     models = [torch.randn(n, 6, generator=rng).double() for n in (4, 7, 5, 6)]
     q = torch.rand(4, 6, generator=rng).double() + 0.2
-    pool = _Pool(models, q, torch.full((6,), 0.1, dtype=torch.float64), options)
-    for s in range(4):
-        pool.add(s)
+    pool, state = pool_of(models, q, torch.full((6,), 0.1, dtype=torch.float64), options, 0, 1, 2, 3)
     for number in range(40):
-        pool.remove(number * 3 % 4)
-        pool.add(number * 3 % 4)
-        fresh = pool.recomputed()
-        for own, anew in zip(vars(pool.posterior).values(), vars(fresh).values(), strict=True):
+        state = add(pool, state, number * 3 % 4)
+        fresh = pool.recomputed(state.units).posterior
+        for own, anew in zip(vars(state.posterior).values(), vars(fresh).values(), strict=True):
             torch.testing.assert_close(own, anew, rtol=1e-11, atol=1e-12)
         assert bool((fresh.c >= 1).all()) and int(fresh.c.sum()) == 22
     assert len(fresh.c) < 22
-    for k, unit in enumerate(fresh.G):  # and those are these
-        members = [q[s] * models[s][j] for s in range(4) for j in range(len(models[s])) if pool.units[s][j] == k]
-        torch.testing.assert_close(unit, 0.1 / 3 + sum(members), rtol=1e-12, atol=1e-12)
+    G, S = sums_of(pool, state.units, len(fresh.c))  # and those are these
+    for sums, summed in ((fresh.square, G.square()), (fresh.prior, G * pool.space.a0)):
+        torch.testing.assert_close(sums, pool.space.sums(summed), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(fresh.S[:, pool.space.blocks.argmax(1)], S, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(pool.matched(state.units).mean, G / S, rtol=1e-12, atol=1e-12)
 
 
 def test_caps() -> None:
     """c_k counts as 10 at most; beyond 700 units one more, but as many as a model needs."""
     capped, free = BetaBernoulli(caps=True), BetaBernoulli(caps=False)
-    space = space_of(torch.ones(1, 1).double(), torch.zeros(1).double(), capped)
 
     def values(known: int, units: int, options: BetaBernoulli, c: float = 12.0, N: int = 30) -> torch.Tensor:
-        state = Posterior.prior(space, known)
+        pool = _Pool([torch.zeros(units, 1).double()], torch.ones(1, 1).double(), torch.zeros(1).double(), options)
+        state = Posterior.without_members(pool.space, known)
         state = replace(state, c=state.c + c)
-        return gains(torch.zeros(units, 1).double(), torch.ones(1).double(), state, space, N, options)
+        return gains(pool.local[0], state, pool.products({}, known, 0), pool.space, N, options, False).at(0.0).T
 
     difference = values(3, 2, free)[:, :3] - values(3, 2, capped)[:, :3]
     torch.testing.assert_close(difference, torch.full_like(difference, np.log(12 / 18) - np.log(10 / 20)))
@@ -363,9 +409,9 @@ def test_other_numbers_for_the_models_and_their_visits_change_nothing() -> None:
     options, orders = BetaBernoulli(0.9, 3.0, caps=False), visits(1, 3, 6)
     order = [2, 0, 5, 3, 1, 4]
     number = np.argsort(order)
-    a = fuse_chains(models, shares, False, options, orders)
-    b = fuse_chains([models[s] for s in order], shares[order], False, options, number[orders])
-    c = fuse_chains(models, shares, False, options, visits(1, 3, 6, seed=1))
+    a = fuse_one(models, shares, False, options, orders)
+    b = fuse_one([models[s] for s in order], shares[order], False, options, number[orders])
+    c = fuse_one(models, shares, False, options, visits(1, 3, 6, seed=1))
     x = torch.randn(8, 4, generator=generator(), dtype=torch.float64)
     torch.testing.assert_close(output_of(a.chain, x), output_of(b.chain, x), rtol=1e-12, atol=1e-12)
     assert not torch.allclose(output_of(a.chain, x), output_of(c.chain, x))  # visits do matter
@@ -393,7 +439,7 @@ def test_a_large_literal_divergence_forbids_new_units() -> None:
     widths = []
     for strength in (0.0, 1.0, 100.0):
         options = BetaBernoulli(0.9, 3.0, caps=False, strength=strength)
-        widths.append(len(fuse_chains(models, shares, False, options, visits(1, 5, 3)).matched[0].members))
+        widths.append(len(fuse_one(models, shares, False, options, visits(1, 5, 3)).matched[0].members))
     assert widths[0] > widths[1] >= widths[2] == 6
 
 
@@ -467,11 +513,11 @@ def test_float32_models_are_matched_in_float64(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_grown_model_is_evaluated_stored_and_trained_on(method: str, tmp_path: Path) -> None:
-    """Three rounds from different starts, with widths that grow; what is stored is what was evaluated."""
+    """Three rounds from different starts, with parts of a network that grew; what is stored is what was evaluated."""
     world = make_world(f"method={method}", "init=different", "aggregator.gamma=1e30", data=make_data((20, 12, 17)))
     grown = world.run().state["weights"]
     (width,) = dict(grown.spec.kwargs)["hidden"]
-    assert width == 8 * 3**3
+    assert width == 8 * 3
     test = world.data.test
     measured = Evaluator(world.env.task, 7)(Outcome((grown,), "model"), test, "test")["test/global/loss"]
     with torch.no_grad():
@@ -490,7 +536,7 @@ def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(tm
     draws = [{k: torch.randn(v.shape, generator=rng, dtype=torch.float64) for k, v in like} for _ in range(6)]
     models = [Weights(spec, params, {}) for params in draws]
     drawn = matching(spec, "pfnm")
-    orders = drawn.aggregator._visits(drawn.env, 6)
+    (orders,) = drawn.aggregator._orders(drawn.env, 6, [0], False)
     assert orders.shape == (2, 5, 6)
     np.save(file, orders)
     expected = tensors(fused(drawn, models, counts))
@@ -499,7 +545,7 @@ def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(tm
     assert_same(tensors(fused(given, models, counts)), expected)
     assert not np.array_equal(orders[0], orders[1])
     for env in (other_seed, drawn.env.at(1)):
-        assert not np.array_equal(drawn.aggregator._visits(env, 6), orders)
+        assert not np.array_equal(drawn.aggregator._orders(env, 6, [0], False)[0], orders)
     node = {"_target_": "fedexp.aggregators.nafi.NAFI", "orders": str(file)}
     assert pin({"aggregator": node}) == {
         "aggregator.orders": file_sha256(file)
@@ -512,7 +558,8 @@ def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(tm
 @pytest.mark.parametrize(
     ("orders", "words"),
     [
-        (np.zeros((1, 5, 2)), "no permutations"),
+        (np.zeros((1, 5, 2), dtype=int), "no permutations"),
+        (np.zeros((1, 5, 2)), "no integers"),
         (np.array([[[0, 2]] * 5]), "no permutations"),
         (np.array([[[0, 1]] * 4]), "another shape"),
         (np.array([[0, 1]] * 5), "another shape"),

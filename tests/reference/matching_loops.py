@@ -20,7 +20,7 @@ class Constants:
     lam: float = 0.0
 
 
-def matched(models, q, mu0, k: Constants, orders):
+def matched(models, q, mu0, k: Constants, orders, start=None):
     """(units of each model, posterior means); arguments as `fedexp.matching.beta_bernoulli.match` has them."""
     N, p0 = len(models), np.full(len(mu0), 1 / k.sigma0)
     a0 = mu0 * p0
@@ -53,7 +53,9 @@ def matched(models, q, mu0, k: Constants, orders):
             else:
                 groups.append([(s, j)])
 
-    for s in sorted(range(N), key=lambda s: (-len(models[s]), s)):
+    for unit in sorted({int(u) for units in start or () for u in units}):
+        groups.append([(s, j) for s, units in enumerate(start) for j, u in enumerate(units) if u == unit])
+    for s in sorted(range(N), key=lambda s: (-len(models[s]), s)) if start is None else []:
         if groups:
             place(s)
         else:

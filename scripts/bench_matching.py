@@ -1,0 +1,246 @@
+"""Matching of hidden units at the sizes of NAFI's, GAMF's and FedMA's experiments, PFNM beside its formulas in plain loops.
+
+    python scripts/bench_matching.py [pfnm wide grid gamf fedma gpu] [--threads 2] [--write FILE] [sizes: --help]
+
+All in one process on generated units: every model has some of a common set of units, with noise of its own, so that they
+match in part; `--common` and `--noise` say how many global units come out. The loops are `tests/reference/matching_loops.py`,
+the specification written out; they take minutes for the first pass alone, so that without `--whole` both sides are timed on it.
+`grid`: 12 lambdas on the models of `pfnm`, each compared with its run alone, bit by bit. `gamf`: five MLPs of three layers of
+100, with Sinkhorn's early stop and, with `--whole`, by the authors' schedule. `fedma`: the first dense layer after convolutions.
+Seconds are those of one call after a small one; memory is the peak beyond what lay in memory before the call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedexp.core.seeds import numpy_generator, torch_generator
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.matching.beta_bernoulli import BetaBernoulli, Matched, match, match_each
+from fedexp.matching.graduated_assignment import Joint, match_jointly, random_start
+from fedexp.matching.structure import structure_of
+from fedexp.running.peak_memory import peak_memory, reset_peak
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.reference import matching_loops
+
+CPU = torch.device("cpu")
+LAMBDAS = (0.0, 1e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)  # zero and the logs' eleven
+NAFI = BetaBernoulli(sigma=0.9, sigma0=3.0, caps=False)
+SWEEPS = 5
+
+
+def units(models: int, width: int, dims: int, common: int, noise: float, *names: object) -> list[Tensor]:
+    """(width, dims) float64 a model, on the scale of trained weights: units of a common set, and noise."""
+    generator = torch_generator("bench", *names)
+    shared = 0.25 * torch.randn(common, dims, generator=generator, dtype=torch.float64)
+
+    def draw() -> Tensor:
+        own = shared[torch.randperm(common, generator=generator)[:width]]
+        return own.add_(torch.randn(own.shape, generator=generator, dtype=torch.float64), alpha=noise)
+
+    return [draw() for _ in range(models)]
+
+
+def arguments(models: Sequence[Tensor], sigma: float) -> tuple[Tensor, Tensor, np.ndarray]:
+    """Precisions, prior means and visiting orders."""
+    dims = models[0].shape[1]
+    q, mu0 = models[0].new_full((len(models), dims), 1 / sigma), models[0].new_zeros(dims)
+    mu0[-1] = 0.1
+    rng = numpy_generator("bench", "orders")
+    return q, mu0, np.array([rng.permutation(len(models)) for _ in range(SWEEPS)])
+
+
+def measured(call: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Seconds, MB of memory at the peak beyond the beginning, and what `call` returned."""
+    reset_peak(CPU)
+    before = peak_memory(CPU)["ram"]
+    began = time.perf_counter()
+    value = call()
+    seconds = time.perf_counter() - began
+    return seconds, (peak_memory(CPU)["ram"] - before) / 1e6, value
+
+
+def size(models: Sequence[Tensor]) -> str:
+    return f"{len(models)} x {len(models[0]):,} x {models[0].shape[1]:,}"
+
+
+def bench_pfnm(options: argparse.Namespace) -> list[str]:
+    """Beside the loops, which are compared in what they find, too."""
+    models = units(options.nets, options.width, options.dims, options.common, options.noise, "pfnm")
+    q, mu0, orders = arguments(models, NAFI.sigma)
+    plain = [model.numpy() for model in models], q.numpy(), mu0.numpy(), matching_loops.Constants()
+    rows = []
+    for sweeps in (SWEEPS, *([0] if not options.whole else [])):
+        seconds, memory, found = measured(lambda n=sweeps: match(models, q, mu0, NAFI, orders[:n]))
+        row = f"| PFNM, {sweeps} sweeps | {size(models)} | {len(found.members):,} | {seconds:.2f} | {memory:,.0f} |"
+        if sweeps and not options.whole:
+            rows.append(f"{row} bound 5 s |")
+            continue
+        slow, _, (places, means) = measured(lambda n=sweeps: matching_loops.matched(*plain, orders[:n]))
+        alike = all(a.tolist() == b.tolist() for a, b in zip(found.units, places, strict=True))
+        apart = float(np.abs(found.mean.numpy() - means).max()) if alike else float("nan")
+        said = (
+            f"loops {slow:.1f} s, ratio {slow / seconds:.0f} (bound 10), same units: {alike}, means within {apart:.0e}"
+        )
+        rows.append(f"{row} {said} |")
+    return rows
+
+
+def bench_wide(options: argparse.Namespace) -> list[str]:
+    models = units(10, options.wide, options.dims, 10 * options.wide // 2, options.noise, "wide")
+    q, mu0, orders = arguments(models, NAFI.sigma)
+    seconds, memory, found = measured(lambda: match(models, q, mu0, NAFI, orders))
+    row = f"| PFNM, {SWEEPS} sweeps | {size(models)} | {len(found.members):,} | {seconds:.2f} | {memory:,.0f} |"
+    return [f"{row} bounds 60 s, 2,000 MB |"]
+
+
+def bench_grid(options: argparse.Namespace) -> list[str]:
+    models = units(options.nets, options.width, options.dims, options.common, options.noise, "pfnm")
+    q, mu0, orders = arguments(models, NAFI.sigma)
+    rows = []
+    for kind in options.penalties:
+        how = replace(NAFI, penalty=kind)
+        each = orders[None].repeat(len(LAMBDAS), 0)
+        seconds, memory, found = measured(lambda how=how, each=each: match_each(models, q, mu0, how, LAMBDAS, each))
+        alone = [
+            measured(lambda how=how, lam=lam: match(models, q, mu0, replace(how, strength=lam), orders))
+            for lam in LAMBDAS
+        ]
+        equal = sum(_same(a, b) for a, (_, _, b) in zip(found, alone, strict=True))
+        one = [single for single, _, _ in alone]
+        widths = f"{min(len(f.members) for f in found):,} to {max(len(f.members) for f in found):,}"
+        said = (
+            f"{seconds / (sum(one) / len(one)):.2f} times one lambda's mean, {seconds / max(one):.2f} times the slowest's, "
+            f"{seconds / one[0]:.2f} times lambda 0's (bound 6); {equal} of {len(LAMBDAS)} equal to the bit"
+        )
+        rows.append(
+            f"| {len(LAMBDAS)} lambdas, {kind} | {size(models)} | {widths} | {seconds:.2f} | {memory:,.0f} | {said} |"
+        )
+    return rows
+
+
+def _same(a: Matched, b: Matched) -> bool:
+    alike = all(torch.equal(x, y) for x, y in zip(a.units, b.units, strict=True))
+    return alike and torch.equal(a.mean, b.mean)
+
+
+def bench_gamf(options: argparse.Namespace) -> list[str]:
+    node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [100, 100, 100], "bias": False}
+    spec = ModelSpec.of(node, (784,), 10)
+    structure, base = structure_of(spec, (784,)), Weights.init(spec, 0, CPU, torch.float64)
+    models = []
+    for number in range(5):
+        moved = structure.permute_weights(base, structure.random(number))
+        generator = torch_generator("bench", "gamf", number)
+        noisy = {
+            name: value + 0.5 * value.std() * torch.randn(value.shape, generator=generator, dtype=value.dtype)
+            for name, value in moved.params.items()
+        }
+        models.append(Weights(spec, noisy, {}))
+    rows = []
+    for title, early_stop in (("early stop 1e-9", 1e-9), *([("all half-steps", None)] if options.whole else [])):
+        start = random_start(structure.groups, len(models), Joint().noise, CPU, "bench", "gamf")
+        call = lambda e=early_stop, s=start: match_jointly(models, structure, structure.groups, Joint(), e, s)  # noqa: E731
+        seconds, memory, (_, sweeps) = measured(call)
+        said = f"{sweeps} sweeps" + ("; bound 60 s" if early_stop else "")
+        rows.append(f"| GAMF, {title} | 5 nets 784-100-100-100-10 | | {seconds:.1f} | {memory:,.0f} | {said} |")
+    return rows
+
+
+def bench_fedma(options: argparse.Namespace) -> list[str]:
+    """J = 512 units that read 64 positions of each of K global channels, and a bias."""
+    how = BetaBernoulli(gamma=7.0)
+    models = units(10, 512, 64 * options.channels + 1, 2048, options.noise, "fedma")
+    q, mu0, orders = arguments(models, how.sigma)
+    seconds, memory, found = measured(lambda: match(models, q, mu0, how, orders))
+    said = f"K = {options.channels}, caps; bound 30 s"
+    return [
+        f"| FedMA, dense after conv | {size(models)} | {len(found.members):,} | {seconds:.1f} | {memory:,.0f} | {said} |"
+    ]
+
+
+def bench_gpu(options: argparse.Namespace) -> list[str]:
+    """The cost matrices on the device, the assignment problems on the CPU."""
+    models = units(options.nets, options.width, options.dims, options.common, options.noise, "pfnm")
+    q, mu0, orders = arguments(models, NAFI.sigma)
+    rows = []
+    for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+        there = [model.to(device) for model in models], q.to(device), mu0.to(device)
+        match(*there, NAFI, orders[:1])
+        seconds, memory, found = measured(lambda there=there: match(*there, NAFI, orders))
+        name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+        rows.append(f"| PFNM on {name} | {size(models)} | {len(found.members):,} | {seconds:.2f} | {memory:,.0f} | |")
+    return rows if len(rows) > 1 else [*rows, "| no GPU here | | | | | |"]
+
+
+CASES = {
+    "pfnm": bench_pfnm,
+    "wide": bench_wide,
+    "grid": bench_grid,
+    "gamf": bench_gamf,
+    "fedma": bench_fedma,
+    "gpu": bench_gpu,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--nets", type=int, default=30)
+    parser.add_argument("--width", type=int, default=100, help="units a model of pfnm, grid and gpu")
+    parser.add_argument("--wide", type=int, default=1000, help="units a model of wide")
+    parser.add_argument("--dims", type=int, default=795)
+    parser.add_argument(
+        "--common", type=int, default=3300, help="units that models of pfnm, grid and gpu are drawn from"
+    )
+    parser.add_argument("--noise", type=float, default=0.1)
+    parser.add_argument("--channels", type=int, default=400, help="K of fedma")
+    parser.add_argument("--penalties", nargs="+", default=["paper", "code2020", "code2022"])
+    parser.add_argument(
+        "--whole", action="store_true", help="loops with all sweeps, GAMF with all half-steps: minutes to hours"
+    )
+    parser.add_argument("--write", type=Path, help="Markdown file for the table")
+    options = parser.parse_args()
+    unknown = [case for case in options.cases if case not in CASES]
+    if unknown:
+        parser.error(f"no case is called {unknown[0]}: choose of {', '.join(CASES)}")
+    torch.set_num_threads(options.threads)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    lines = [
+        "# Matching of hidden units",
+        "",
+        f"{datetime.date.today()}, commit {commit.strip()}, {platform.processor() or platform.machine()}, {options.threads} "
+        f"threads, torch {torch.__version__}, float64. `scripts/bench_matching.py`.",
+        "",
+        "| what | models x units x dimensions | global units | seconds | memory, MB | |",
+        "|---|---|---|---|---|---|",
+    ]
+    print("\n".join(lines), flush=True)
+    small = units(3, 4, 5, 6, 0.1, "warm")
+    q, mu0, orders = arguments(small, 1.0)
+    match_each(small, q, mu0, NAFI, [0.0, 0.1], orders[None].repeat(2, 0))  # imports and first uses
+    for case in options.cases or CASES:
+        rows = CASES[case](options)
+        print("\n".join(rows), flush=True)
+        lines += rows
+    if options.write:
+        options.write.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

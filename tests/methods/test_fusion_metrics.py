@@ -1,0 +1,54 @@
+"""What every method that matches hidden units logs, in the same words."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedexp.matching.widths import width_metrics
+from tests.matching.nets import MODELS
+from tests.methods.fusion_world import models_of, results_of, world_of
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("method=ot_fusion",),
+        ("method=ot_fusion", "aggregator.fold=running"),
+        ("method=git_rebasin",),
+        ("method=gamf", "aggregator.joint.sweeps=6", "aggregator.joint.final=4"),
+        ("method=gamf", "aggregator.mode=pairwise", "aggregator.pairwise.sweeps=1"),
+    ],
+)
+def test_equal_widths(overrides: tuple[str, ...], count: int) -> None:
+    """Every unit has one partner in each other model."""
+    spec = MODELS["cnn"]
+    world = world_of(spec, *overrides)
+    metrics = world.aggregator.fuse(results_of(models_of(spec, count)), world.env)[1]
+    found = {name: value for name, value in metrics.items() if name.startswith("fusion/")}
+    widths = [world.env.initial_weights().params[layer.weight].shape[0] for layer in world.env.layers[:-1]]
+    assert found == {
+        **{f"fusion/width_{number}": float(width) for number, width in enumerate(widths, start=1)},
+        "fusion/log_ratio": pytest.approx(-math.log(count)),
+        "fusion/matched": float(count > 1),
+    }
+
+
+def test_without_hidden_layers_there_is_nothing_to_say() -> None:
+    world = world_of(MODELS["linear"], "method=git_rebasin")
+    metrics = world.aggregator.fuse(results_of(models_of(MODELS["linear"], 2)), world.env)[1]
+    assert not any(name.startswith("fusion/") for name in metrics)
+
+
+def test_widths_ratio_and_share() -> None:
+    """Two layers of three models: 4 of 7 and 3 of 5 local units share theirs."""
+    units = [torch.tensor([0, 1, 2, 0, 3, 2, 4]), torch.tensor([0, 0, 1, 2, 0])]
+    assert width_metrics(units, [5, 3]) == {
+        "fusion/width_1": 5.0,
+        "fusion/width_2": 3.0,
+        "fusion/log_ratio": pytest.approx(math.log(8 / 12)),
+        "fusion/matched": pytest.approx(7 / 12),
+    }
