@@ -139,7 +139,7 @@ def _same(a: Matched, b: Matched) -> bool:
 
 
 def bench_gamf(options: argparse.Namespace) -> list[str]:
-    node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [100, 100, 100], "bias": False}
+    node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [options.hidden] * 3, "bias": False}
     spec = ModelSpec.of(node, (784,), 10)
     structure, base = structure_of(spec, (784,)), Weights.init(spec, 0, CPU, torch.float64)
     models = []
@@ -157,7 +157,7 @@ def bench_gamf(options: argparse.Namespace) -> list[str]:
         call = lambda e=early_stop, s=start: match_jointly(models, structure, structure.groups, Joint(), e, s)  # noqa: E731
         seconds, memory, (_, sweeps) = measured(call)
         said = f"{sweeps} sweeps" + ("; bound 60 s" if early_stop else "")
-        rows.append(f"| GAMF, {title} | 5 nets 784-100-100-100-10 | | {seconds:.1f} | {memory:,.0f} | {said} |")
+        rows.append(f"| GAMF, {title} | 5 nets, 3 x {options.hidden} | | {seconds:.1f} | {memory:,.0f} | {said} |")
     return rows
 
 
@@ -209,6 +209,7 @@ def main() -> None:
         "--common", type=int, default=3300, help="units that models of pfnm, grid and gpu are drawn from"
     )
     parser.add_argument("--noise", type=float, default=0.1)
+    parser.add_argument("--hidden", type=int, default=100, help="units a layer of gamf")
     parser.add_argument("--channels", type=int, default=400, help="K of fedma")
     parser.add_argument("--penalties", nargs="+", default=["paper", "code2020", "code2022"])
     parser.add_argument(

@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 
 from fedexp.aggregators.pfnm import PFNM
 from fedexp.core.build import require
+from fedexp.core.needs import Demand, Needs
 from fedexp.matching.beta_bernoulli import BetaBernoulli, Penalty
+
+_LOOKED_AT = Demand(
+    "trace.every", 1, "has several lambdas, which nothing but a trace looks at", "give aggregator.lam one number"
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class NAFI(PFNM):
 
     Several lambdas are a grid on the same local models, each to the bit what it is alone: the first one's network is what the
     run delivers and goes on with, and lambda number i is iteration i of a trace (``trace.every=1``), whose rows have ``lam``,
-    the metrics of ``fused`` and what PFNM logs. Lambdas that nobody looks at are not matched.
+    the metrics of ``fused`` and what PFNM logs.
 
     Args:
         penalty: ``paper``, the divergence of the posteriors before and after; ``code2020`` and ``code2022``, the code's.
@@ -42,6 +47,10 @@ class NAFI(PFNM):
         require(len(self.strengths) > 0, "lam names no lambda")
         for strength in self.strengths:
             replace(self.matching(), strength=strength)
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs((_LOOKED_AT,) if len(self.strengths) > 1 else ())
 
     def matching(self) -> BetaBernoulli:
         return replace(super().matching(), penalty=self.penalty)

@@ -28,6 +28,7 @@ from fedexp.core.build import require
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Demand, Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import numpy_generator
@@ -39,6 +40,10 @@ from fedexp.matching.embedding import Embedding, units_of
 from fedexp.matching.structure import Structure, with_widths
 from fedexp.probes.class_counts import ClassCounts, counts
 from fedexp.storage.files import file_sha256
+
+_ONE_MATCHING = Demand(
+    "rounds", 1, "visits models in raw orders, those of one matching after the split", "set aggregator.visits=seed"
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,10 @@ class PFNM(FusionAggregator):
             require(self.visits == "seed", f"orders from a file and visits={self.visits} exclude each other")
             enough = self.later_sweeps <= self.sweeps
             require(enough, f"orders are given for {self.sweeps} sweeps, fewer than later_sweeps={self.later_sweeps}")
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs((_ONE_MATCHING,) if self.visits == "raw" else ())
 
     def matching(self) -> BetaBernoulli:
         """How units are matched."""
@@ -216,14 +225,6 @@ class PFNM(FusionAggregator):
 
     def _raw(self, env: Env, models: int, layers: int) -> np.ndarray:
         """(stretches, hidden layers, sweeps, models) orders as the authors' code draws them, with `numpy.random.permutation`."""
-        if env.rounds > 1:
-            raise ConfigError(
-                "raw visiting orders are those of one matching after the split of the data",
-                where="aggregator.visits",
-                expected="seed, or one round",
-                got=f"raw, rounds={env.rounds}",
-                do="set rounds=1, or aggregator.visits=seed",
-            )
         generator, stretches = env.after_split(), 1 + max(map(self.stretch, range(len(self.strengths))))
         drawn = [generator.permutation(models) for _ in range(stretches * layers * self.sweeps)]
         return np.array(drawn, dtype=np.int64).reshape(stretches, layers, self.sweeps, models)

@@ -11,6 +11,7 @@ import torch
 
 from fedexp.aggregators.nafi import NAFI
 from fedexp.aggregators.pfnm import PFNM, class_shares
+from fedexp.config.compose import compose
 from fedexp.config.pinning import pin
 from fedexp.core.build import build
 from fedexp.core.data import Samples
@@ -22,10 +23,13 @@ from fedexp.evaluation.tracing import Tracer
 from fedexp.matching import beta_bernoulli
 from fedexp.matching.beta_bernoulli import BetaBernoulli, match, match_each
 from fedexp.matching.chains import fuse_chains
+from fedexp.running.experiment import Experiment
 from fedexp.storage.files import file_sha256
 from tests.matching.nets import IMAGE
 from tests.methods.fusion_world import fused, models_of, results_of, tensors
 from tests.methods.test_pfnm import COUNTS, MLPS, chains, generator, matching, visits
+from tests.reference.matching_loops import Constants
+from tests.reference.matching_loops import fused as looped
 from tests.world import assert_same, make_data, make_world
 
 LAMBDAS = (0.0, 1e-8, 0.3, 0.0, 3.0, 100.0)
@@ -160,6 +164,14 @@ def test_a_grid_delivers_its_first_lambda_and_traces_those_that_are_looked_at(mo
     assert metrics == {k: v for k, v in trace.taken[0][1].items() if k != "lam"}
 
 
+def test_a_grid_that_nothing_looks_at_is_refused() -> None:
+    grid = ["method=nafi", "aggregator.lam=[0,0.1]"]
+    with pytest.raises(ConfigError, match="several lambdas") as error:
+        Experiment.of(compose(grid))
+    assert error.value.facts["where"] == "trace.every"
+    assert Experiment.of(compose([*grid, "trace.every=1"])).aggregator.strengths == (0.0, 0.1)
+
+
 def test_traced_models_are_measured_on_the_validation_share_too() -> None:
     world = make_world("method=fedavg")
     val = Samples(world.data.train.x[:9], world.data.train.y[:9], dtype=torch.float64)
@@ -200,11 +212,9 @@ def test_raw_orders_are_the_legacy_generators_next_permutations() -> None:
 
 
 def test_raw_orders_need_one_round_and_a_split() -> None:
-    world = make_world("method=pfnm", "aggregator.visits=raw", "rounds=2")
-    world.env = replace(world.env, legacy=after(0))
     with pytest.raises(ConfigError, match="one matching") as error:
-        world.aggregator.plan(world.aggregator.init(world.env), world.env)
-    assert error.value.facts["where"] == "aggregator.visits"
+        Experiment.of(compose(["method=pfnm", "aggregator.visits=raw", "rounds=2"]))
+    assert error.value.facts["where"] == "rounds"
     world = make_world("method=pfnm", "aggregator.visits=raw", "rounds=1")
     with pytest.raises(ConfigError, match="not drawn here"):
         world.aggregator.plan(world.aggregator.init(world.env), world.env)
@@ -224,6 +234,28 @@ def test_class_counts_from_a_file_are_those_of_the_clients_that_take_part(tmp_pa
     assert_same(tensors(told.aggregator.fuse(results, told.env)[0]), tensors(expected))
     node = {"_target_": "fedexp.aggregators.pfnm.PFNM", "class_counts": str(file)}
     assert pin({"aggregator": node}) == {"aggregator.class_counts": file_sha256(file)}
+
+
+@pytest.mark.parametrize("kind", ["paper", "code2022"])
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_given_models_orders_and_counts_decide_everything(name: str, kind: str, tmp_path: Path) -> None:
+    """Against the loop form, to 1e-9 in float64; seeds, the split and what clients would answer do not matter."""
+    spec, models, depth = MLPS[name], models_of(MLPS[name], 4), 1 if name == "one" else 2
+    orders, counts = visits(depth, 5, 4), np.array(COUNTS)
+    np.save(tmp_path / "orders.npy", orders)
+    np.save(tmp_path / "counts.npy", counts)
+    files = {"orders": str(tmp_path / "orders.npy"), "class_counts": str(tmp_path / "counts.npy")}
+    world = matching(spec, "nafi", **files, lam=0.3, penalty=kind, class_frequency=True)
+    layers = [f"hidden.{layer}" for layer in range(depth)] + ["output"]
+    plain = [[(m.params[f"{x}.weight"].numpy(), m.params[f"{x}.bias"].numpy()) for x in layers] for m in models]
+    constants = Constants(penalty=kind, lam=0.3)
+    expected = looped(plain, class_shares(torch.tensor(COUNTS)).numpy(), True, constants, orders)
+    for seed in (0, 7):
+        env = replace(world.env, seed=seed, sizes=np.full(4, 3 + seed))
+        found = world.aggregator.fuse(results_of(models), env)[0].params
+        for layer, (weight, bias) in zip(layers, expected, strict=True):
+            np.testing.assert_allclose(found[f"{layer}.weight"].numpy(), weight, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(found[f"{layer}.bias"].numpy(), bias, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(
