@@ -368,7 +368,7 @@ def match(
     mu0: Tensor,
     options: BetaBernoulli,
     orders: np.ndarray,
-    start: Sequence[Tensor | None] | None = None,
+    start: Sequence[Tensor] | None = None,
 ) -> Matched:
     """Match the units of at least one model.
 
@@ -377,7 +377,7 @@ def match(
         q: (N, D) precisions, not negative.
         mu0: (D,) the prior's mean.
         orders: (sweeps, N), the order in which each sweep visits the models.
-        start: (J_s,) global units that models begin with, or None; those without any are assigned first, the widest first.
+        start: (J_s,) int64 global units that each model begins with; None: they are assigned one by one, the widest first.
     """
     return match_each(models, q, mu0, options, [options.strength], orders[None], start)[0]
 
@@ -389,7 +389,7 @@ def match_each(
     options: BetaBernoulli,
     strengths: Sequence[float],
     orders: np.ndarray,
-    start: Sequence[Tensor | None] | None = None,
+    start: Sequence[Tensor] | None = None,
 ) -> list[Matched]:
     """`match` for each of several lambdas, to the bit as alone; those that part nowhere share one result.
 
@@ -411,15 +411,14 @@ def match_each(
             news: Iterable[list[_Branch]] = outer(lambda part: pool.visited(part[0], part[1], strengths, inner), parts)
             return [branch for new in news for branch in new]
 
-        for s in sorted(range(len(models)), key=lambda s: -len(models[s])):
-            if s not in branches[0].state.units:
-                branches = visit([s] * len(strengths))
+        for s in sorted(range(len(models)), key=lambda s: -len(models[s])) if start is None else ():
+            branches = visit([s] * len(strengths))
         for sweep in orders.transpose(1, 2, 0).tolist():
             branches = _joined(branches, pool)
             for visits in sweep:  # the model that each lambda visits next
                 branches = visit(visits)
     found: dict[int, Matched] = {}
-    for branch in branches:
+    for branch in _joined(branches, pool):
         found |= dict.fromkeys(branch.numbers, pool.matched(branch.state.units))
     return [found[number] for number in range(len(strengths))]
 
@@ -528,14 +527,13 @@ class _Pool:
             total.index_add_(0, places, of_all[self._rows(other)])
         return total
 
-    def begun(self, start: Sequence[Tensor | None] | None) -> _State:
-        """Global units are numbered anew, in their old order."""
-        given = {s: units for s, units in enumerate(start or ()) if units is not None}
-        if not given:
+    def begun(self, start: Sequence[Tensor] | None) -> _State:
+        """Without members; or from global units, which are numbered anew in their old order."""
+        if start is None:
             return _State({}, Posterior.without_members(self.space, 0))
-        _, places = torch.cat(list(given.values())).unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        parts = places.to(self._wide.device).split([len(units) for units in given.values()])
-        return self.recomputed(dict(zip(given, parts, strict=True)))
+        _, places = torch.cat(list(start)).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        parts = torch.split(places.to(self._wide.device), [len(units) for units in start])
+        return self.recomputed(dict(enumerate(parts)))
 
     def recomputed(self, units: Mapping[int, Tensor]) -> _State:
         """The state from its members alone."""

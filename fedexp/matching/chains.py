@@ -86,7 +86,7 @@ def fuse_chains(
     options: BetaBernoulli,
     strengths: Sequence[float],
     orders: np.ndarray,
-    start: Sequence[Sequence[Tensor | None]] | None = None,
+    start: Sequence[Sequence[Tensor]] | None = None,
 ) -> list[Fused]:
     """Match the hidden units of at least one model, and take posterior means: a network for each lambda.
 
@@ -97,7 +97,7 @@ def fuse_chains(
             have the former.
         strengths: lambdas, instead of ``options.strength``; each network is to the bit what it would be alone.
         orders: (lambdas, hidden layers, sweeps, N) visiting orders, the last hidden layer's first.
-        start: the global units that models begin with, by hidden layer, the first one's first; None: none.
+        start: the global units that models begin with, by hidden layer, the first one's first.
     """
     classes = (shares if class_frequency else torch.ones_like(shares)) / options.sigma
     outgoing = [chain[-1][0].T for chain in models]
