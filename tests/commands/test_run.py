@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedexp.commands.run import run_command
+from fedexp.tracking.curve import draw_curve
 
 QUICK = ["rounds=2", "clients=4", "model.hidden=[4]"]
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -76,7 +77,8 @@ def test_mistakes_are_told_before_anything_starts(arguments: list[str], said: li
     assert not Path("outputs").exists()
 
 
-def test_a_run_is_found_again_and_leaves_its_records(capsys) -> None:
+def test_a_run_is_found_again_and_leaves_its_records(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedexp.running.execute.draw_curve", draw_curve)
     assert run_command(QUICK) == 0
     folder = next(Path().glob("outputs/runs/*/*"))
     assert folder.parent.name.startswith("fedavg-digits-")
