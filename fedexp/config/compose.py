@@ -32,6 +32,7 @@ from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.config.pinning import pin
 from fedexp.core.errors import ConfigError, suggest
 
+
 class JobFailedError(CompactHydraException):
     """A job of a sweep failed; its error was printed and stored already, so Hydra need not trace it."""
 
@@ -199,7 +200,7 @@ def _users_files() -> str:
     mine = user_conf_dir()
     for path in sorted(mine.rglob("*.yaml")) if mine is not None else ():
         text = path.read_bytes()
-        state.update(f"{path}\0{len(text)}\0".encode() + text)
+        state.update(f"{path.relative_to(mine)}\0{len(text)}\0".encode() + text)
     return state.hexdigest()
 
 

@@ -169,7 +169,12 @@ def test_headline_rules() -> None:
 
 
 def test_smoke_shrinks_anything() -> None:
-    assert run_command(["debug=smoke", "clients=100", "clients_per_round=10", "rounds=500", "model=resnet18_gn", "model.width=8"]) == 0
+    assert (
+        run_command(
+            ["debug=smoke", "clients=100", "clients_per_round=10", "rounds=500", "model=resnet18_gn", "model.width=8"]
+        )
+        == 0
+    )
     (result,) = results()
     assert result["rounds"] == 2 and result["partition"]["clients"] == 4 and result["local_steps"] == 16
 

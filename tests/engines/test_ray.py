@@ -116,6 +116,12 @@ def same_run(world: World, engine: Engine, **kwargs: Any) -> None:
             assert_same([got.clients[client][name]], [tree])
 
 
+def test_no_place_for_a_local_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/absent")
+    with pytest.raises(ConfigError, match="no folder for its sockets"):
+        Ray(address="local").open(NUMERICS, 2)
+
+
 def test_a_run_is_serials_to_the_byte(cluster: Any, tmp_path: Path) -> None:
     """Through the shell: config, numerics, memo, checkpoint."""
     common = ["method=scaffold", "rounds=2", "clients=6", "limit.train=300", "threads=2"]
@@ -352,12 +358,6 @@ def test_a_local_clusters_sockets_have_short_paths(usual: str, parent: str, monk
         longest = f"{folder}/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
         assert len(longest) <= 103
         shutil.rmtree(folder)
-
-
-def test_no_place_for_a_local_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/absent")
-    with pytest.raises(ConfigError, match="no folder for its sockets"):
-        Ray(address="local").open(NUMERICS, 2)
 
 
 def _processes_with(text: str) -> list[str]:
