@@ -197,10 +197,10 @@ def _is_group(name: str, users_files: str) -> bool:
 def _users_files() -> str:
     """A hash of what is in ``./conf``; the built-in configs stay as they are while a process runs."""
     state = hashlib.blake2b(digest_size=16)
-    mine = user_conf_dir()
-    for path in sorted(mine.rglob("*.yaml")) if mine is not None else ():
-        text = path.read_bytes()
-        state.update(f"{path.relative_to(mine)}\0{len(text)}\0".encode() + text)
+    if (mine := user_conf_dir()) is not None:
+        for path in sorted(mine.rglob("*.yaml")):
+            text = path.read_bytes()
+            state.update(f"{path.relative_to(mine)}\0{len(text)}\0".encode() + text)
     return state.hexdigest()
 
 
