@@ -25,7 +25,7 @@ def by_hydra(overrides: list[str]) -> dict[str, Any]:
     ["+engine.note=1", "logger=wandb", "model.hidden=[3,4]", "local={lr: 3}"],
     ["dataset=mnist", "~partition.alpha", "seed_data=3"],
     ["clients=3", "++partition.alpha=7", "++clients=4", "clients=5"],
-    ["model={hidden: [3]}", "model.hidden=[4]", "~model.bias", "+model.bias=false"],
+    ["model.hidden=[4]", "model={hidden: [3]}", "~model.bias", "+model.bias=false"],
     ["local.betas=[0.1,0.2]", "+local.betas=[0.3,0.4]", "hydra.job.chdir=true"],
 ])  # fmt: skip
 def test_shared_compositions_are_hydras(overrides: list[str]) -> None:
@@ -50,15 +50,13 @@ def test_what_hydra_refuses_is_refused_in_the_same_words(overrides: list[str]) -
 
 
 def test_a_changed_file_of_the_users_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = tmp_path / "other" / "debug"
-    for folder in (tmp_path / "conf" / "debug", other):
+    monkeypatch.chdir(tmp_path)
+    here, there = Path("conf/debug"), tmp_path / "elsewhere" / "debug"
+    for folder, search in ((here, []), (there, [f"hydra.searchpath=[file://{there.parent}]"])):
         folder.mkdir(parents=True)
-    for rounds in (3, 4):
-        (tmp_path / "conf" / "debug" / "mine.yaml").write_text(f"# @package _global_\nrounds: {rounds}\n")
-        (other / "theirs.yaml").write_text(f"# @package _global_\nrounds: {rounds + 3}\n")
-        monkeypatch.chdir(tmp_path)
-        assert compose(["debug=mine"])["rounds"] == rounds
-        assert compose([f"hydra.searchpath=[file://{other.parent}]", "debug=theirs"])["rounds"] == rounds + 3
-        monkeypatch.chdir(other)
-        with pytest.raises(ConfigError, match="unknown debug 'mine'"):
-            compose(["debug=mine"])
+        for rounds in (3, 4):
+            (folder / f"{folder.parent.name}.yaml").write_text(f"# @package _global_\nrounds: {rounds}\n")
+            assert compose([*search, f"debug={folder.parent.name}"])["rounds"] == rounds
+    monkeypatch.chdir(there)
+    with pytest.raises(ConfigError, match="unknown debug 'conf'"):
+        compose(["debug=conf"])
