@@ -245,8 +245,12 @@ def test_a_lost_node_changes_no_bit(cluster: Any, engine: Ray, monkeypatch: pyte
 def test_work_that_kills_every_actor_is_an_error(engine: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedexp.engines.ray.MAX_LOSSES", 2)
     world = replace_trainer(make_world("method=fedavg", data=make_data((5,))), Deadly())
+    notes: list[str] = []
+    assert engine._crew is not None
+    monkeypatch.setattr(engine._crew, "_note", notes.append)
     with pytest.raises(ClientError, match="client 0: 2 Ray actors died"):
         world.run(engine=engine)
+    assert sum("lost an actor" in note for note in notes) == 2
 
 
 def replace_trainer(world: World, trainer: Any) -> World:
