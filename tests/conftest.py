@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,6 +21,14 @@ def unflushed(file: int) -> None:
 
 
 os.fsync = unflushed  # on a busy disk half of the tests' time
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_picture() -> Iterator[None]:
+    """Of runs in this process: drawing a curve takes longer than a tiny run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedexp.running.execute.draw_curve", lambda rows, path, title: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

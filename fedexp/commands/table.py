@@ -90,7 +90,6 @@ class _Request:
     """A table with what was asked of it: its cells and the runs that are there."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from fedexp.config.compose import Composer
         from fedexp.tables.cells import key_of, parse_only, slots, split_only
         from fedexp.tables.lookup import Finder
         from fedexp.tables.schema import load_table
@@ -103,12 +102,11 @@ class _Request:
         clauses, overrides = split_only(self.table, options.only)
         options.overrides = [*options.overrides, *overrides]
         self.extra = _own(options.overrides, of_sweep=False)
-        self.composer = Composer()
         self.only = only = parse_only(self.table, clauses)
         self.cells: tuple[Slot, ...] = slots(
             self.table, self.form, only=only, seeds=options.seeds, extra=[o for o in options.overrides if not _is_hydra(o)]
         )  # fmt: skip
-        self._finder = Finder(self.composer, any_code=options.any_code)
+        self._finder = Finder(any_code=options.any_code)
         self.cell_runs = self.look()
 
     def look(self) -> dict[tuple[str, ...], CellRun]:
@@ -120,8 +118,10 @@ class _Request:
     @property
     def root(self) -> Path:
         """The output root."""
+        from fedexp.config.compose import compose
+
         config = next((run.config for run in self.cell_runs.values() if run.config), None)
-        return Path((config or self.composer(self.extra_root()))["output_root"]).expanduser().resolve()
+        return Path((config or compose(self.extra_root()))["output_root"]).expanduser().resolve()
 
     def extra_root(self) -> list[str]:
         return [override for override in self.options.overrides if override.startswith("output_root=")]
@@ -222,13 +222,14 @@ def group(options: argparse.Namespace) -> str:
 
 def _check(request: _Request, todo: Sequence[Job]) -> None:
     """Compose and check every job before the first starts; the error names the cell."""
+    from fedexp.config.compose import compose
     from fedexp.core.build import build
     from fedexp.running.experiment import Experiment
     from fedexp.tracking.logger import Logger
 
     for job in todo:
         try:
-            config = request.cell_runs[job.overrides].config or request.composer(list(job.overrides))
+            config = request.cell_runs[job.overrides].config or compose(list(job.overrides))
             Experiment.of(config)
             build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
         except FedexpError as error:
@@ -277,13 +278,11 @@ def _show(report: Report, table: Table, record: Record, folder: Path | None) -> 
 
 
 def _list(options: argparse.Namespace) -> int:
-    from fedexp.config.compose import Composer
     from fedexp.tables.schema import table_names
 
-    composer = Composer()
     names = [text for text in options.overrides if "=" not in text and not text.startswith("~")]
     overrides = [text for text in options.overrides if text not in names]
-    rows = [_state(name, composer, overrides) for name in names or table_names()]
+    rows = [_state(name, overrides) for name in names or table_names()]
     if options.json:
         print(json.dumps(rows, indent=2))
         return 0
@@ -306,7 +305,7 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
-def _state(name: str, composer: Any, overrides: Sequence[str]) -> dict[str, Any]:
+def _state(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     """What there is of a table's full form."""
     from fedexp.tables.cells import slots
     from fedexp.tables.lookup import Finder, find
@@ -314,7 +313,7 @@ def _state(name: str, composer: Any, overrides: Sequence[str]) -> dict[str, Any]
 
     table = load_table(name)
     cells = slots(table, extra=overrides)
-    cell_runs = find(cells, Finder(composer))
+    cell_runs = find(cells, Finder())
     statuses = [run.status for run in cell_runs.values()]
     unready = sorted({run.error for run in cell_runs.values() if not run.config})
     done, failed = statuses.count("done"), statuses.count("failed")

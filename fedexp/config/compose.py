@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from typing import Any
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.core.config_loader import ConfigLoader
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import CompactHydraException, HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -30,9 +31,6 @@ from omegaconf.errors import OmegaConfBaseException
 from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.config.pinning import pin
 from fedexp.core.errors import ConfigError, suggest
-
-# (group, option, key that names it, hydra.searchpath override) -> the option's node
-GroupOption = Callable[[str, str, str, tuple[str, ...]], DictConfig]
 
 
 class JobFailedError(CompactHydraException):
@@ -73,23 +71,15 @@ def _refuse_shadowed() -> None:
             )
 
 
-def resolve(
-    config: DictConfig,
-    choices: Mapping[str, Any],
-    overrides: list[str],
-    option: GroupOption | None = None,
-) -> dict[str, Any]:
+def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
     """A composed config as plain values.
 
     With the nodes that ``architectures`` and ``proxy.dataset`` name, the hash of every file that counts by its content
     (``contents``), what was chosen for each group and the overrides that led to it.
-
-    Args:
-        option: `group_option`, or one that remembers.
     """
-    search = tuple(override for override in overrides if override.startswith("hydra.searchpath"))
-    config = _with_models(config, search, option or group_option)
-    config, choices = _with_proxy(config, choices, search, option or group_option)
+    search = [override for override in overrides if override.startswith("hydra.searchpath")]
+    config = _with_models(config, search)
+    config, choices = _with_proxy(config, choices, search)
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -102,7 +92,7 @@ def resolve(
     return named | {"contents": pin(named), "choices": kept, "overrides": mine}
 
 
-def _with_models(config: DictConfig, search: tuple[str, ...], option: GroupOption) -> DictConfig:
+def _with_models(config: DictConfig, search: list[str]) -> DictConfig:
     """`config`, changed: a model node for every name under ``architectures``, and in place of a file of names what is in it."""
     clients, server = config.architectures.clients, config.architectures.server
     if clients is None and server is None:
@@ -115,13 +105,13 @@ def _with_models(config: DictConfig, search: tuple[str, ...], option: GroupOptio
     for name in dict.fromkeys(map(str, names if server is None else [*names, server])):
         own = models.get(name) or {}
         models[name] = (
-            own if "_target_" in own else OmegaConf.merge(option("model", name, "architectures", search), own)
+            own if "_target_" in own else OmegaConf.merge(group_option("model", name, "architectures", search), own)
         )
     return config
 
 
 def _with_proxy(
-    config: DictConfig, choices: Mapping[str, Any], search: tuple[str, ...], option: GroupOption
+    config: DictConfig, choices: Mapping[str, Any], search: list[str]
 ) -> tuple[DictConfig, Mapping[str, Any]]:
     """`config` with a data set's node in place of its name at ``proxy.dataset``; the name is a choice like any other."""
     name = config.proxy.dataset
@@ -129,20 +119,21 @@ def _with_proxy(
         return config, choices
     config = copy.deepcopy(config)
     with open_dict(config):
-        config.proxy.dataset = option("dataset", name, "proxy.dataset", search)
+        config.proxy.dataset = group_option("dataset", name, "proxy.dataset", search)
     return config, {**choices, "proxy.dataset": name}
 
 
-def group_option(group: str, name: str, where: str, search: tuple[str, ...]) -> DictConfig:
+def group_option(group: str, name: str, where: str, search: list[str]) -> DictConfig:
     """The node of option `name` of `group`, as its file has it.
 
     Args:
         where: the key that names the option, for messages.
         search: the ``hydra.searchpath`` override, if any.
     """
+    overrides = [*search, f"{group}={name}"]
     try:
-        with hydra_in_use([*search, f"{group}={name}"]):
-            node: DictConfig = hydra_compose("config", overrides=[*search, f"{group}={name}"])[group]
+        with hydra_in_use(overrides):
+            node: DictConfig = _composed(overrides)[0][group]
     except ConfigError as error:
         error.facts["where"] = where
         raise
@@ -170,66 +161,57 @@ def _read_names(path: str, clients: int) -> Any:
 def compose(overrides: list[str]) -> dict[str, Any]:
     """The resolved config of one job; raises `ConfigError` with the nearest valid name."""
     with hydra_in_use(overrides):
-        return resolve(*_from_hydra(overrides), overrides)
+        return resolve(*_composed(overrides), overrides)
 
 
-def _from_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
-    """What Hydra composes, and what was chosen for each group."""
-    config = hydra_compose("config", overrides=overrides, return_hydra_config=True)
-    choices = config.hydra.runtime.choices
-    with open_dict(config):
-        config.pop("hydra")
+def _composed(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
+    """What Hydra composes, its own node left out, and what was chosen for each group.
+
+    A choice of groups is composed once in a process (80 ms), unless ``hydra.searchpath`` adds to them; Hydra sets single keys
+    in a copy.
+    """
+    parsed = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()).parse_overrides(overrides)
+    if any(override.key_or_group == "hydra.searchpath" for override in parsed):
+        return _of_groups.__wrapped__(tuple(overrides), "")
+    files = _users_files()
+    keys = [override for override in parsed if _sets_key(override, files)]
+    groups = tuple(str(override.input_line) for override in parsed if override not in keys)
+    config, choices = _of_groups(groups, files)
+    config = copy.deepcopy(config)
+    ConfigLoaderImpl._apply_overrides_to_config(keys, config)
     return config, choices
 
 
-class Composer:
-    """`compose` for many jobs that share their groups: each choice of groups is composed once (80 ms), values are set in copies.
+def _sets_key(override: Override, users_files: str) -> bool:
+    """Neither a choice of a group nor Hydra's own; not several values, which Hydra refuses."""
+    if override.is_hydra_override() or override.is_sweep_override():
+        return False
+    return isinstance(override.value(), dict) or not _is_group(override.key_or_group, users_files)
 
-    Overrides that are neither a choice of a group nor a plain value of an existing key (``+key``, ``~key``) belong to what is
-    composed. With ``++key``, whose place in the order counts, nothing is shared.
-    """
 
-    def __init__(self) -> None:
-        self._composed: dict[tuple[str, ...], tuple[DictConfig, Mapping[str, Any]] | ConfigError] = {}
-        self._groups: dict[str, bool] = {}
-        self._option = functools.cache(group_option)
+@functools.lru_cache(maxsize=1024)
+def _is_group(name: str, users_files: str) -> bool:
+    return bool(GlobalHydra.instance().config_loader().get_group_options(name, results_filter=None))
 
-    def __call__(self, overrides: list[str]) -> dict[str, Any]:
-        """As `compose`."""
-        with hydra_in_use(overrides):
-            loader = GlobalHydra.instance().config_loader()
-            parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
-            if any(override.type == OverrideType.FORCE_ADD for override in parsed):
-                return compose(overrides)
-            values = [override for override in parsed if self._sets_value(override, loader)]
-            chosen = tuple(str(override.input_line) for override in parsed if override not in values)
-            config, choices = self._base(chosen)
-            config = copy.deepcopy(config)
-            try:
-                for override in values:
-                    OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
-            except OmegaConfBaseException:
-                return compose(overrides)  # which says what is wrong
-            return resolve(config, choices, overrides, self._option)
 
-    def _sets_value(self, override: Override, loader: ConfigLoader) -> bool:
-        key = override.key_or_group
-        if key not in self._groups:
-            self._groups[key] = bool(loader.get_group_options(key, results_filter=None))
-        return override.type == OverrideType.CHANGE and not override.is_sweep_override() and not self._groups[key]
+def _users_files() -> str:
+    """A hash of what is in ``./conf``; the built-in configs stay as they are while a process runs."""
+    state = hashlib.blake2b(digest_size=16)
+    if (mine := user_conf_dir()) is not None:
+        for path in sorted(mine.rglob("*.yaml")):
+            text = path.read_bytes()
+            state.update(f"{path.relative_to(mine)}\0{len(text)}\0".encode() + text)
+    return state.hexdigest()
 
-    def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, Mapping[str, Any]]:
-        if chosen not in self._composed:
-            try:
-                with _translated(list(chosen)):
-                    self._composed[chosen] = _from_hydra(list(chosen))
-            except ConfigError as error:
-                self._composed[chosen] = error
-                raise
-        found = self._composed[chosen]
-        if isinstance(found, ConfigError):
-            raise found.with_traceback(None)
-        return found
+
+@functools.lru_cache(maxsize=64)
+def _of_groups(groups: tuple[str, ...], users_files: str) -> tuple[DictConfig, Mapping[str, Any]]:
+    """As `_composed`; not to be changed."""
+    config = hydra_compose("config", overrides=list(groups), return_hydra_config=True)
+    choices = dict(config.hydra.runtime.choices)
+    with open_dict(config):
+        config.pop("hydra")
+    return config, choices
 
 
 def expand(overrides: list[str]) -> list[list[str]]:
@@ -313,8 +295,7 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
     if match is None:
         return ConfigError(text.splitlines()[0], got=" ".join(overrides) or None)
     key = match.group(1).split("@")[0]
-    base = hydra_compose("config")
-    known = list(_dotted(OmegaConf.to_container(base, resolve=False)))
+    known = list(_dotted(OmegaConf.to_container(_composed([])[0], resolve=False)))
     return ConfigError(
         f"unknown key '{key}'",
         where=next((o for o in overrides if o.lstrip("+~").startswith(key)), None),

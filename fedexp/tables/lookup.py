@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedexp.config.compose import Composer
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.files import read_json
 from fedexp.storage.identity import config_hash
@@ -44,19 +44,19 @@ class CellRun:
 
 
 class Finder:
-    """Looks jobs up; composes each choice of groups once.
+    """Looks jobs up.
 
     Args:
         any_code: where today's code made no result, take the newest that other code made.
     """
 
-    def __init__(self, composer: Composer, *, any_code: bool = False) -> None:
-        self._composer, self._any_code = composer, any_code
+    def __init__(self, *, any_code: bool = False) -> None:
+        self._any_code = any_code
 
     def __call__(self, job: Job) -> CellRun:
         """The run of `job` as it is now."""
         try:
-            config = self._composer(list(job.overrides))
+            config = compose(list(job.overrides))
         except ConfigError as error:
             return CellRun(job, Path(), error=f"its config cannot be composed: {error.what}")
         run = RunFolder.of(config)
@@ -83,7 +83,7 @@ class Finder:
         if job.declared == job.overrides:
             return False
         try:
-            return config_hash(self._composer(list(job.declared))) != config_hash(config)
+            return config_hash(compose(list(job.declared))) != config_hash(config)
         except FedexpError:
             return True
 

@@ -118,7 +118,7 @@ def test_all_tables_are_listed_unless_some_are_named(
 ) -> None:
     """Finding their runs composes more than a thousand configs."""
     with monkeypatch.context() as inside:
-        inside.setattr(command, "_state", lambda name, composer, overrides: {"table": name, "given": overrides})
+        inside.setattr(command, "_state", lambda name, overrides: {"table": name, "given": overrides})
         assert run_command(["list", "--json", "seed=3"]) == 0
         assert json.loads(capfd.readouterr().out) == [{"table": name, "given": ["seed=3"]} for name in table_names()]
         assert {"my/tiny", "ma_echo/table1"} < set(table_names())

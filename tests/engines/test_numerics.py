@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedexp.config.compose import compose
 from fedexp.core import weights
 from fedexp.core.errors import ConfigError
 from fedexp.core.kernel import train_client
@@ -20,7 +21,7 @@ from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.exactness import applied
 from fedexp.running.experiment import Experiment, choose_numerics
-from tests.world import CPU, compose, make_world
+from tests.world import CPU, make_world
 
 BASE = Numerics(engine={}, threads=1, device="cpu", dtype="float32")
 CNN = ModelSpec.of(compose(["model=lenet"])["model"], (3, 32, 32), 10)

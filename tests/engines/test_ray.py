@@ -76,14 +76,23 @@ def cluster() -> Iterator[Any]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def opened(cluster: Any, inner: Engine | None = None) -> Ray:
-    """An engine with an actor on each of the two nodes."""
-    engine = Ray(address=cluster.address, inner=describe(inner or Serial()))
+@contextlib.contextmanager
+def opened(cluster: Any, inner: Engine, actors: int) -> Iterator[Ray]:
+    """An engine with so many actors, whose start takes seconds."""
+    engine = Ray(address=cluster.address, inner=describe(inner), actors=actors)
     engine.open(NUMERICS, 2)
     assert engine._crew is not None
     engine._crew.gather(120, 120)
-    assert len(engine._crew.ready) == 2
-    return engine
+    assert len(engine._crew.ready) == actors
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def engine(cluster: Any) -> Iterator[Ray]:
+    """One actor on each node: from its first test to its last it holds all CPUs of the cluster."""
+    with opened(cluster, Serial(), actors=2) as engine:
+        yield engine
 
 
 def lose(cluster: Any, node: Any) -> None:
@@ -107,16 +116,35 @@ def same_run(world: World, engine: Engine, **kwargs: Any) -> None:
             assert_same([got.clients[client][name]], [tree])
 
 
-class TestOneCrew:
-    """One actor on each node, shared by tests that lose none."""
+def test_no_place_for_a_local_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/absent")
+    with pytest.raises(ConfigError, match="no folder for its sockets"):
+        Ray(address="local").open(NUMERICS, 2)
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def engine(cls, cluster: Any) -> Iterator[Ray]:
-        """Holds all CPUs of the cluster until the class's tests are done."""
-        engine = opened(cluster)
-        yield engine
-        engine.close()
+
+def test_a_run_is_serials_to_the_byte(cluster: Any, tmp_path: Path) -> None:
+    """Through the shell: config, numerics, memo, checkpoint."""
+    common = ["method=scaffold", "rounds=2", "clients=6", "limit.train=300", "threads=2"]
+    where = [f"engine.address={cluster.address}", "engine.actors=1"]
+    ours = execute(compose([*common, f"output_root={tmp_path}/ray", "engine=ray", *where]))
+    serial = execute(compose([*common, f"output_root={tmp_path}/serial", "engine=serial", "threads=1"]))
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert Path(ours["folder"], name).read_bytes() == Path(serial["folder"], name).read_bytes()
+    assert ours["numerics"] == serial["numerics"]
+
+
+def test_an_actor_says_why_its_clients_are_not_stacked(cluster: Any) -> None:
+    world = make_world("method=fedavg", data=make_data((6, 6, 6, 6)))
+    world.env = replace(world.env, trainer=NoBatchingRule())
+    said: list[str] = []
+    with opened(cluster, Vectorized(2), actors=1) as engine:
+        engine.note = said.append
+        same_run(world, engine)
+    assert said and all("NoBatchingRule): its loss cannot be vectorised" in text for text in said)
+
+
+class TestOneCrew:
+    """None of these loses an actor."""
 
     def test_actors_are_spread_over_the_nodes(self, engine: Ray) -> None:
         assert engine._crew is not None
@@ -179,43 +207,19 @@ class TestOneCrew:
             Ray(address="local").open(NUMERICS, 2)
 
 
-def test_a_run_is_serials_to_the_byte(cluster: Any, tmp_path: Path) -> None:
-    """Through the shell: config, numerics, memo, checkpoint."""
-    common = ["method=scaffold", "rounds=2", "clients=6", "limit.train=300", "threads=2"]
-    ours = execute(compose([*common, f"output_root={tmp_path}/ray", "engine=ray", f"engine.address={cluster.address}"]))
-    serial = execute(compose([*common, f"output_root={tmp_path}/serial", "engine=serial", "threads=1"]))
-    for name in ("model.safetensors", "metrics.jsonl"):
-        assert Path(ours["folder"], name).read_bytes() == Path(serial["folder"], name).read_bytes()
-    assert ours["numerics"] == serial["numerics"]
-
-
-def test_an_actor_says_why_its_clients_are_not_stacked(cluster: Any) -> None:
-    world = make_world("method=fedavg", data=make_data((6, 6, 6, 6)))
-    world.env = replace(world.env, trainer=NoBatchingRule())
-    engine = opened(cluster, Vectorized(2))
-    said: list[str] = []
-    engine.note = said.append
-    try:
-        same_run(world, engine)
-    finally:
-        engine.close()
-    assert said and all("NoBatchingRule): its loss cannot be vectorised" in text for text in said)
-
-
 def test_other_torch_on_a_node_is_refused() -> None:
     refusal = Worker().ready({}, NUMERICS, 1, "1.0")
     assert isinstance(refusal, ConfigError)
     assert "torch is not the same" in str(refusal) and torch.__version__ in str(refusal)
 
 
-def test_a_lost_node_changes_no_bit(cluster: Any) -> None:
+def test_a_lost_node_changes_no_bit(cluster: Any, engine: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node is killed between two results of a round, with work on it; later another takes its place."""
     notes: list[str] = []
     world = make_world("method=fedavg", "rounds=1", data=make_data((7,) * 10))
     world.env = replace(world.env, trainer=Slow())
-    engine = opened(cluster)
     assert engine._crew is not None
-    engine._crew._note = notes.append
+    monkeypatch.setattr(engine._crew, "_note", notes.append)
     head, second = sorted(engine._crew.ready, key=lambda member: member.node != cluster.head_node.node_id)
     trained: list[int] = []
 
@@ -236,16 +240,17 @@ def test_a_lost_node_changes_no_bit(cluster: Any) -> None:
     engine._crew.gather(120, 120)
     same_run(replace_trainer(world, Slow(seconds=0.0)), engine)
     assert len({member.node for member in engine._crew.ready}) == 2
-    engine.close()
 
 
-def test_work_that_kills_every_actor_is_an_error(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_kills_every_actor_is_an_error(engine: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedexp.engines.ray.MAX_LOSSES", 2)
     world = replace_trainer(make_world("method=fedavg", data=make_data((5,))), Deadly())
-    engine = opened(cluster)
+    notes: list[str] = []
+    assert engine._crew is not None
+    monkeypatch.setattr(engine._crew, "_note", notes.append)
     with pytest.raises(ClientError, match="client 0: 2 Ray actors died"):
         world.run(engine=engine)
-    engine.close()
+    assert sum("lost an actor" in note for note in notes) == 2
 
 
 def replace_trainer(world: World, trainer: Any) -> World:
@@ -324,14 +329,9 @@ def test_shared_trees_travel_once() -> None:
 
 def test_local_leaves_nothing_behind(tmp_path: Path) -> None:
     """``fedexp engine=ray engine.address=local``, interrupted: a clean stdout, no traceback and no process left."""
-    command = [sys.executable, "-m", "fedexp", "engine=ray", "engine.address=local", "threads=1", "rounds=400"]
-    command += [
-        "clients=4",
-        "limit.train=100",
-        "limit.test=10",
-        f"output_root={tmp_path / 'out'}",
-        "memo.enabled=false",
-    ]
+    command = [sys.executable, "-m", "fedexp", "engine=ray", "engine.address=local", "threads=1", "memo.enabled=false"]
+    command += [f"output_root={tmp_path / 'out'}", "clients=4", "limit.train=100", "limit.test=10"]
+    command += ["rounds=20", "local.steps=500"]  # a line a round, and rounds that the signal finds at work
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as temporary:
         environment = os.environ | {"TMPDIR": temporary, "PYTHONPATH": str(ROOT), "HOME": temporary}
         for name in [name for name in environment if name.startswith("RAY_")]:
@@ -362,12 +362,6 @@ def test_a_local_clusters_sockets_have_short_paths(usual: str, parent: str, monk
         longest = f"{folder}/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
         assert len(longest) <= 103
         shutil.rmtree(folder)
-
-
-def test_no_place_for_a_local_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/absent")
-    with pytest.raises(ConfigError, match="no folder for its sockets"):
-        Ray(address="local").open(NUMERICS, 2)
 
 
 def _processes_with(text: str) -> list[str]:

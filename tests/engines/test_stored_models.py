@@ -59,6 +59,20 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of ``method=local``; not to be changed."""
+    place = tmp_path_factory.mktemp("stored")
+    assert run_command(command("method=local", "memo.enabled=false", f"output_root={place}")) == 0
+    (folder,) = place.glob("runs/*/*")
+    return folder
+
+
+def copied(folder: Path) -> Path:
+    """To be changed: a copy in the working directory."""
+    return Path(shutil.copytree(folder, "copied"))
+
+
 def command(*overrides: str) -> list[str]:
     given = {o.partition("=")[0] for o in overrides}
     base = ["rounds=1", "clients=4", "threads=1", *([] if "model" in given else MLP)]
@@ -108,57 +122,53 @@ def test_fusing_another_runs_models_is_training_them(method: str, overrides: lis
     }
 
 
-def test_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    local = run("method=local", "engine=serial")
+def test_nothing_is_trained(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedexp.engines import serial
 
     def forbidden(*args: object) -> None:
         raise AssertionError("trained")
 
     monkeypatch.setattr(serial, "train_client", forbidden)
-    run("method=fedavg", f"client_models.path={local}", "engine=serial", "memo.enabled=false", "local.lr=0.01")
+    run("method=fedavg", f"client_models.path={stored}", "engine=serial", "memo.enabled=false", "local.lr=0.01")
 
 
-def test_later_rounds_train_on_from_the_given_models() -> None:
-    local = run("method=local")
-    given = run("method=fedavg", f"client_models.path={local}", "rounds=3")
+def test_later_rounds_train_on_from_the_given_models(stored: Path) -> None:
+    given = run("method=fedavg", f"client_models.path={stored}", "rounds=3")
     direct = run("method=fedavg", "rounds=3")
     assert_same_models(direct, given)
     rows = [json.loads(line) for line in (given / "metrics.jsonl").read_text().splitlines()]
     assert ["train/loss" in row for row in rows] == [False, True, True]
 
 
-def test_the_content_is_the_identity_not_the_place(capsys: pytest.CaptureFixture[str]) -> None:
-    local = run("method=local")
+def test_the_content_is_the_identity_not_the_place(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
-        shutil.copytree(local, name)
+        shutil.copytree(stored, name)
     first = run("client_models.path=a")
     assert run_command(command("client_models.path=b")) == 0
     assert "already done" in capsys.readouterr().out
     facts = json.loads(Path("b/clients.json").read_text())
     Path("b/clients.json").write_text(json.dumps({**facts, "num_examples": [1, 1, 1, 1]}))
     second = run("client_models.path=b")
-    locals_ = [model.params for model in models(local)]
+    locals_ = [model.params for model in models(stored)]
     mean = {name: torch.stack([tree[name].double() for tree in locals_]).mean(0) for name in locals_[0]}
     for name, value in models(second)[0].params.items():
         torch.testing.assert_close(value.double(), mean[name], rtol=0, atol=1e-6)
     assert (first / "model.safetensors").read_bytes() != (second / "model.safetensors").read_bytes()
 
 
-def test_class_counts_come_from_the_folder_where_it_has_them(capsys: pytest.CaptureFixture[str]) -> None:
-    local = run("method=local")
+def test_class_counts_come_from_the_folder_where_it_has_them(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("conf/aggregator").mkdir(parents=True)
     Path("conf/aggregator/counts.yaml").write_text("_target_: tests.engines.test_stored_models.CountsAsBias\n")
-    facts = json.loads((local / "clients.json").read_text())
+    facts = json.loads((stored / "clients.json").read_text())
     counted = torch.tensor(facts["class_counts"]).sum(0)
     assert counted.sum() == sum(facts["num_examples"])
-    bias = [name for name in models(local)[0].params if name.endswith("bias")][-1]
-    here = run("aggregator=counts", f"client_models.path={local}")
+    bias = [name for name in models(stored)[0].params if name.endswith("bias")][-1]
+    here = run("aggregator=counts", f"client_models.path={stored}")
     assert "counts come from the folder" not in capsys.readouterr().out
     assert torch.equal(models(here)[0].params[bias], counted.float())
 
     facts["class_counts"] = [[3] * 10, *facts["class_counts"][1:]]
-    shutil.copytree(local, "other")
+    shutil.copytree(stored, "other")
     Path("other/clients.json").write_text(json.dumps(facts))
     there = run("aggregator=counts", "client_models.path=other")
     assert "counts come from the folder" in capsys.readouterr().out
@@ -188,11 +198,10 @@ def test_smoke_keeps_the_folders_clients() -> None:
     (["client_models.path=LOCAL", "method=fednova"], ["numbers of local steps", "aggregator=mean"]),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused_before_anything_runs(
-    overrides: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+    overrides: list[str], said: list[str], stored: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    local = str(run("method=local"))
-    capsys.readouterr()
-    assert run_command(command(*[o.replace("LOCAL", local) for o in overrides])) == 2
+    local = shutil.copytree(stored, Path("outputs/runs/local/code"))  # names of neighbours are suggested
+    assert run_command(command(*[o.replace("LOCAL", str(local)) for o in overrides])) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ") and "Traceback" not in told
     for words in said:
@@ -206,14 +215,14 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
     (["partition=file", "partition.path=split", "partition.on_small=allow"], "no data in this partition"),
 ])  # fmt: skip
 def test_what_only_the_data_show_is_refused_before_training(
-    overrides: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], said: str, stored: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import numpy as np
 
     from fedexp.core.data import Partition
     from fedexp.data.partition import save_partition
 
-    local = run("method=local", "clients_per_round=3" if "clients_per_round=4" in overrides else "clients_per_round=4")
+    local = run("method=local", "clients_per_round=3") if "clients_per_round=4" in overrides else stored
     save_partition(Partition.from_lists([*np.array_split(np.arange(1437), 3), np.arange(0)]), Path("split"))
     assert run_command(command(f"client_models.path={local}", *overrides)) == 1
     assert said in capsys.readouterr().err
@@ -230,24 +239,27 @@ def test_what_only_the_data_show_is_refused_before_training(
     ('{"num_clients": 4, "clients": [0, 1, 2, 3], "class_counts": [[1], [1], [1], [1, 2]]}', "as many classes"),
     ('{"num_clients": 4, "clients": [0, 1, 2, 3], "class_counts": [[1], [1], [1], [1]]}', "10 classes"),
 ])  # fmt: skip
-def test_a_damaged_list_of_clients_is_told(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    local = run("method=local")
+def test_a_damaged_list_of_clients_is_told(
+    text: str, said: str, stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = copied(stored)
     (local / "clients.json").write_text(text)
     assert run_command(command(f"client_models.path={local}")) == 2
     assert said in capsys.readouterr().err
 
 
-def test_damaged_models_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    local = run("method=local")
+def test_damaged_models_are_told(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    local = copied(stored)
     (local / "model.safetensors").write_bytes(b"nothing")
     assert run_command(command(f"client_models.path={local}")) == 2
     assert "no models can be read here" in capsys.readouterr().err
 
 
-def test_a_changed_network_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_network_is_told(
+    stored: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedexp.models import mlp
 
-    local = run("method=local")
     original = mlp.MLP.__init__
 
     def with_more(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -256,5 +268,5 @@ def test_a_changed_network_is_told(capsys: pytest.CaptureFixture[str], monkeypat
 
     monkeypatch.setattr(mlp.MLP, "__init__", with_more)
     monkeypatch.setattr(mlp.MLP.__init__, "__wrapped__", original, raising=False)  # its signature is read
-    assert run_command(command(f"client_models.path={local}")) == 2
+    assert run_command(command(f"client_models.path={stored}")) == 2
     assert "tensor 'extra' of model 0" in capsys.readouterr().err

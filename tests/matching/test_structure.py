@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.net import Net
 from fedexp.matching.structure import structure_of
 from fedexp.matching.tainting import flows_of
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, REFUSED, weights_of
-from tests.world import assert_same, compose
+from tests.world import assert_same
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError
 from fedexp.running.experiment import Experiment
 from tests.methods.declared import DECLARED, Exempt, Reduction
-from tests.world import MLP, SOFTMAX, Backwards, assert_same, compose, make_data, make_world, resumed
+from tests.world import MLP, SOFTMAX, Backwards, assert_same, make_data, make_world, resumed
 
 METHODS = sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
 

@@ -8,6 +8,7 @@ from itertools import permutations
 import pytest
 import torch
 
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.weights import Weights
 from fedexp.matching import graduated_assignment
@@ -27,7 +28,7 @@ from fedexp.matching.unit_graphs import edges_of
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, spec_of, weights_of
 from tests.methods.fusion_world import fused, models_of, results_of, tensors, world_of
-from tests.world import CPU, assert_same, compose
+from tests.world import CPU, assert_same
 
 NETS = ["mlp", "cnn", "concatenated", "gated"]
 EARLY = 1e-9

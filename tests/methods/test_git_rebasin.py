@@ -7,6 +7,7 @@ from itertools import permutations
 import pytest
 import torch
 
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.weights import Weights
 from fedexp.matching.alignment import movable
@@ -15,7 +16,7 @@ from fedexp.matching.weight_matching import WeightMatching, inner_product, match
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, spec_of, weights_of
 from tests.methods.fusion_world import fused, models_of, results_of, tensors, world_of
-from tests.world import assert_same, compose
+from tests.world import assert_same
 
 HIDDEN = [name for name in MODELS if name != "linear"]
 NETS = ["mlp", "cnn", "resnet, BatchNorm", "concatenated", "gated"]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedexp.aggregators.null_space import NullSpace, Rule
 from fedexp.aggregators.ot_fusion import aligned
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
 from fedexp.core.layers import Layer
@@ -27,7 +28,7 @@ from fedexp.matching.simplex_qp import capped_simplex_qp
 from fedexp.models import mlp
 from fedexp.probes.projections import Projections
 from fedexp.running.experiment import Experiment
-from tests.world import CPU, MLP, World, answers, assert_same, compose, make_data, make_world
+from tests.world import CPU, MLP, World, answers, assert_same, make_data, make_world
 
 RELEASED = Rule(eta=1.6, step=1.6, shrinkage=1.0, anchored=False, norm=False, C=None)
 ALGORITHM_1 = Rule(eta=1.0, step=1.0, shrinkage=0.5, anchored=False, norm=False, C=0.4)

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from fedexp.aggregators.ot_fusion import aligned
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.matching.alignment import Alignment, align
 from fedexp.matching.structure import structure_of
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, spec_of
 from tests.methods.fusion_world import fused, models_of, tensors, world_of
-from tests.world import assert_same, compose
+from tests.world import assert_same
 
 VARIANTS = {
     "reference": ("method=ot_fusion",),

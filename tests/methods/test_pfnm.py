@@ -15,6 +15,7 @@ from torch import nn
 
 from fedexp.aggregators.nafi import NAFI
 from fedexp.aggregators.pfnm import PFNM, class_shares
+from fedexp.config.compose import compose
 from fedexp.config.pinning import pin
 from fedexp.core.build import build
 from fedexp.core.env import Specs
@@ -45,7 +46,7 @@ from tests.methods.fusion_world import fused, models_of, results_of, tensors, wo
 from tests.reference.matching_loops import PENALTIES as LOOPED
 from tests.reference.matching_loops import Constants
 from tests.reference.matching_loops import fused as looped
-from tests.world import MLP, World, assert_same, compose, make_data, make_world
+from tests.world import MLP, World, assert_same, make_data, make_world
 
 COUNTS = [[5, 2, 0], [3, 9, 1], [0, 2, 2], [4, 4, 4]]
 MLPS = {

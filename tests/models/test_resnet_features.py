@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedexp.config.compose import compose
 from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
@@ -25,7 +26,7 @@ from fedexp.running.execute import execute
 from fedexp.running.experiment import Experiment
 from fedexp.storage.files import file_sha256
 from fedexp.storage.identity import config_hash
-from tests.world import CPU, assert_same, compose
+from tests.world import CPU, assert_same
 
 TINY = ["model=resnet18_features", "model.random_features=true", "model.width=2", "model.hidden=5"]
 WORLD = [*TINY, "clients=3", "partition=iid", "limit.train=60", "limit.test=40", "rounds=2", "local.batch_size=10"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedexp.aggregators.mean import Mean
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.layers import check_head
 from fedexp.core.needs import SAME_INIT, SGD, Demand, Needs
@@ -21,7 +22,6 @@ from fedexp.server_optimizers import fedadam, fedexp
 from fedexp.server_optimizers.fedyogi import FedYogi
 from fedexp.server_optimizers.sgd import Sgd
 from fedexp.trainers import sgd
-from tests.world import compose
 
 REFERENCE = "tests.reference.dynamic_regularization"
 TRAINER = f"trainer._target_={REFERENCE}.DynamicTrainer"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fedexp.config.compose import Composer, compose
+from fedexp.config.compose import compose
+from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError
 from fedexp.tables.cells import launch_order, parse_only, slots
 from fedexp.tables.lookup import Finder, find
@@ -163,7 +164,8 @@ def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> 
     default = compose([])["clients"]
 
     def altered(*extra: str, **changes: Any) -> set[bool]:
-        found = find(slots(table(tmp_path, **changes), extra=extra), Finder(Composer()))
+        made = table(tmp_path, seeds=[0], methods=TINY["methods"][:1], **changes)
+        found = find(slots(made, extra=extra), Finder())
         return {run.altered for run in found.values()}
 
     assert altered() == altered("output_root=elsewhere", "engine=serial") == {False}
@@ -240,15 +242,22 @@ def test_the_logged_split_is_that_of_all_seeds() -> None:
     assert [(c["seed"], c["seed_data"]) for c in configs] == [(0, 1), (1, 1), (2, 1)]
 
 
+def _without_value(override: str) -> str:
+    """Its key; a group with what is chosen."""
+    key = override.partition("=")[0]
+    return override if (conf_dir() / key.lstrip("+~")).is_dir() else key
+
+
 @pytest.mark.parametrize("name", list(table_names()))
 def test_every_table_loads_and_its_keys_exist(name: str) -> None:
-    made, composer = load_table(name), Composer()
+    made = load_table(name)
     for form in ("full", "reduced", "smoke"):
         if form != "full" and made.shrunk(form) is None:  # type: ignore[arg-type]
             continue
         cells = slots(made, form, seeds=[0])  # type: ignore[arg-type]
-        for job in launch_order(cells):
-            assert composer(list(job.overrides))["seed"] == 0
+        named = {tuple(map(_without_value, job.overrides)): job.overrides for job in launch_order(cells)}
+        for overrides in named.values():
+            assert compose(list(overrides))["seed"] == 0
     if made.published:
         rows = {tuple(cell.conditions.values()) for cell in slots(made)}
         printed = {tuple(row[key] for key in made.keys) for row in made.reference}
@@ -259,27 +268,3 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
     assert any(column.role == "proposed" for column in made.methods)
     about = {name for claim in made.claims for name in (*claim.a, *claim.b)}
     assert name.startswith("demo/") or about, "a paper's table without a claim"
-
-
-@pytest.mark.parametrize("overrides", [
-    ["method=local", "clients=5", "partition.alpha=0.1", "seed=3"],
-    ["experiment=demo/digits", "method=fedprox", "local.lr=1.e-2"],
-    ["+engine.note=1", "logger=wandb", "model.hidden=[3,4]", "local={lr: 3}"],
-    ["dataset=mnist", "~partition.alpha", "seed_data=3"],
-    ["clients=3", "++partition.alpha=7", "++clients=4"],
-])  # fmt: skip
-def test_composer_gives_what_compose_gives(overrides: list[str]) -> None:
-    composer = Composer()
-    composer(overrides[:1])  # whose base may be shared
-    assert composer(overrides) == composer(overrides) == compose(overrides)
-
-
-@pytest.mark.parametrize("overrides", [["sed=1"], ["method=lcal"], ["local.batchsize=1"], ["rounds=[1"]])
-def test_composer_refuses_what_compose_refuses(overrides: list[str]) -> None:
-    composer = Composer()
-    texts = []
-    for function in (compose, composer, composer):
-        with pytest.raises(ConfigError) as error:
-            function(overrides)
-        texts.append(str(error.value))
-    assert len(set(texts)) == 1
