@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,8 @@ class UNet(nn.Module):
         norm: ``batch``, or ``none``.
         bias: whether the 3x3 convolutions have biases.
     """
+
+    head_module: ClassVar[str] = "output"
 
     def __init__(
         self,

@@ -100,7 +100,8 @@ def test_the_head_of_the_features_is_the_output(name: str, training: bool) -> No
     seen = net.observe(weights.params, weights.buffers, x, features=True)
     assert seen.features is not None
     assert torch.equal(net.head(weights.params, weights.buffers, seen.features), seen.output)
-    last = F.linear(seen.features, weights.params["output.weight"], weights.params.get("output.bias"))
+    output, bias = weights.params["output.weight"], weights.params.get("output.bias")
+    last = F.linear(seen.features, output, bias) if output.dim() == 2 else F.conv2d(seen.features, output, bias)
     assert torch.equal(last, seen.output)
 
 
