@@ -80,9 +80,13 @@ def _title(config: dict[str, Any]) -> str:
 
 
 def _facts(data: FederatedData) -> list[str]:
+    from fedexp.data.partition import CutPartition
+
     lines = [f"train      {len(data.train):,} samples in the pool"]
     if data.val is not None:
-        lines[0] += f", of which {len(data.val):,} are held out for validation"
+        of_clients = isinstance(data.partition, CutPartition)
+        held = f"{len(data.val):,} are held out for validation"
+        lines[0] += f", of which {held}" if of_clients else f"; {held} before the split"
     lines.append(f"test       {len(data.test):,} samples")
     if data.proxy is not None:
         labelled = "labelled" if bool((data.proxy.y >= 0).all()) else "unlabelled"

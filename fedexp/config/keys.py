@@ -32,7 +32,7 @@ class LocalWork:
     epochs: int | None
     steps: int | None
     batch_size: int
-    optimizer: Literal["sgd", "adam", "rmsprop"]
+    optimizer: Literal["sgd", "adam", "amsgrad", "rmsprop"]
     lr: float
     lr_decay: float
     momentum: float
@@ -63,10 +63,12 @@ class LocalWork:
 class Eval:
     every: int
     batch_size: int
+    held_out: int
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"eval.every must be at least 1, got {self.every}")
         require(self.batch_size >= 1, f"eval.batch_size must be at least 1, got {self.batch_size}")
+        require(self.held_out >= 0, f"eval.held_out must not be negative, got {self.held_out}")
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ class Budget:
     Args:
         epochs, steps: passes over the client's data, or a fixed number of steps (exactly one is set).
         batch_size: the last batch of an epoch may be smaller.
-        optimizer: ``sgd`` (heavy ball with `momentum`), ``adam`` (`betas`, `eps`) or ``rmsprop`` (the second of
-            `betas`, `eps`); its state starts empty every round.
+        optimizer: ``sgd`` (heavy ball with `momentum`), ``adam`` or ``amsgrad`` (`betas`, `eps`) or ``rmsprop`` (the
+            second of `betas`, `eps`); its state starts empty every round.
         lr: this round's step size; lr_0: the first round's.
         weight_decay: coupled, ``g + weight_decay * w``, after clipping.
         clip: bound of the gradient's norm over all parameters, or None.
@@ -24,7 +24,7 @@ class Budget:
     epochs: int | None
     steps: int | None
     batch_size: int
-    optimizer: Literal["sgd", "adam", "rmsprop"]
+    optimizer: Literal["sgd", "adam", "amsgrad", "rmsprop"]
     lr: float
     lr_0: float
     momentum: float

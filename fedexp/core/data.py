@@ -170,7 +170,7 @@ class FederatedData:
         train: the training pool, minus what `proxy` took.
         partition: clients' shares of `train` after the validation cut.
         test: the test set, untouched (minus a proxy that the config takes from it).
-        val: the clients' held-out shares together, or None.
+        val: the clients' held-out shares together, or samples that no client has; or None.
         proxy: server data, or None.
         fingerprint: sha256 of the arrays as loaded, before any split.
         labels: (n,) int64, `train.y`'s labels as a NumPy array, zeros where they are masks; may share memory with them.

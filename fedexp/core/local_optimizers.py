@@ -19,19 +19,20 @@ class LocalOptimizer:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._averages: list[list[Tensor]] = []  # Adam's two moments, RMSprop's second, the momentum buffer, or nothing
+        # Adam's two moments (and their second's maximum), RMSprop's second, the momentum buffer, or nothing
+        self._averages: list[list[Tensor]] = []
         self._t = 0
 
     def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
         """Change `params` in place; `grads` are left alone."""
         budget = self._budget
         if not self._averages:
-            count = {"adam": 2, "rmsprop": 1}.get(budget.optimizer, 1 if budget.momentum else 0)
+            count = {"adam": 2, "amsgrad": 3, "rmsprop": 1}.get(budget.optimizer, 1 if budget.momentum else 0)
             self._averages = [[torch.zeros_like(g) for g in grads] for _ in range(count)]
         self._t += 1
-        if budget.optimizer == "adam":
-            first, second = self._averages
-            adam_step(params, grads, first, second, self._t, budget.lr, budget.betas, budget.eps)
+        if budget.optimizer in ("adam", "amsgrad"):
+            first, second, *largest = self._averages
+            adam_step(params, grads, first, second, self._t, budget.lr, budget.betas, budget.eps, *largest)
         elif budget.optimizer == "rmsprop":
             rmsprop_step(params, grads, self._averages[0], budget.lr, budget.betas[1], budget.eps)
         else:
@@ -67,13 +68,21 @@ def adam_step(
     lr: float,
     betas: tuple[float, float],
     eps: float,
+    largest: list[Tensor] | None = None,
 ) -> None:
-    """Step `t` (from 1) of Adam with bias correction (Kingma & Ba 2015, Algorithm 1), in place; both moments start at zero."""
+    """Step `t` (from 1) of Adam with bias correction (Kingma & Ba 2015, Algorithm 1), in place; both moments start at zero.
+
+    Args:
+        largest: of all second moments so far, elementwise, from zero: it stands for `second` then (AMSGrad, Reddi, Kale & Kumar
+            2018, with torch's bias correction after the maximum).
+    """
     beta_1, beta_2 = betas
     torch._foreach_lerp_(first, grads, 1 - beta_1)
     torch._foreach_mul_(second, beta_2)
     torch._foreach_addcmul_(second, grads, grads, value=1 - beta_2)
-    denominator = torch._foreach_sqrt(second)
+    if largest is not None:
+        torch._foreach_maximum_(largest, second)
+    denominator = torch._foreach_sqrt(second if largest is None else largest)
     torch._foreach_div_(denominator, (1 - beta_2**t) ** 0.5)
     torch._foreach_add_(denominator, eps)
     torch._foreach_addcdiv_(params, first, denominator, value=-lr / (1 - beta_1**t))

@@ -88,6 +88,7 @@ def federate(
     clients: int,
     seed_data: int,
     val_fraction: float,
+    held_out: int,
     proxy: Proxy,
     limit_train: int | None,
     limit_test: int | None,
@@ -96,11 +97,13 @@ def federate(
 ) -> FederatedData:
     """Load, check, split, and lay the data on `device` once.
 
-    In this order: limits, proxy, partition (``RandomState(seed_data)``, untouched by anything else), validation cut.
+    In this order: limits, proxy, what is held out, partition (``RandomState(seed_data)``, untouched by anything else),
+    validation cut.
 
     Args:
         limit_train, limit_test: keep at most so many samples: the first of each class, class-balanced as far as possible.
         val_fraction: share of each client's samples, rounded; every client keeps one sample or more.
+        held_out: training samples that are the validation samples instead, class-balanced as far as possible.
         dtype: of normalised inputs.
 
     Raises:
@@ -129,6 +132,8 @@ def federate(
         proxy_at, train_at = _take_proxy(proxy, labels, train_at, dataset.num_classes, seed_data)
     elif proxy.source == "test":
         proxy_at, test_at = _take_proxy(proxy, test_labels, test_at, dataset.num_classes, seed_data)
+    if held_out:
+        held_at, train_at = _hold_out(held_out, labels, train_at, dataset.num_classes, seed_data)
     if len(train_at) < len(labels):
         labels = labels[train_at]
     kinds, number = labels, dataset.num_classes
@@ -149,8 +154,9 @@ def federate(
         return Samples(to_device(x, device), to_device(y, device), dataset.mean, dataset.std, augment, dtype)
 
     train = samples(arrays.train_x, arrays.train_y, train_at, training=True)
-    val = None
+    val = samples(arrays.train_x, arrays.train_y, held_at) if held_out else None
     if isinstance(partition, CutPartition):
+        check_validation(held_out, in_split=True)  # of a file
         held = torch.from_numpy(partition.held).to(device)
         val = Samples(train.x[held], train.y[held], dataset.mean, dataset.std, None, dtype)
     server = None
@@ -281,7 +287,37 @@ def _take_proxy(
             got=proxy.size,
             do="lower proxy.size",
         )
-    taken = balanced(labels[at], count, num_classes, numpy_generator(seed_data, "proxy"))
+    return _apart(balanced(labels[at], count, num_classes, numpy_generator(seed_data, "proxy")), at)
+
+
+def _hold_out(
+    count: int, labels: np.ndarray, at: np.ndarray, num_classes: int, seed_data: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of `count` samples that nobody trains on and of the others, both ascending."""
+    if count >= len(at):
+        raise ConfigError(
+            "all training samples would be held out",
+            where="eval.held_out",
+            expected=f"{len(at) - 1} or less",
+            got=count,
+            do="lower eval.held_out",
+        )
+    return _apart(balanced(labels[at], count, num_classes, numpy_generator(seed_data, "held out")), at)
+
+
+def _apart(taken: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     left = np.ones(len(at), dtype=bool)
     left[taken] = False
     return at[taken], at[left]
+
+
+def check_validation(held_out: int, in_split: bool) -> None:
+    """Refuse two sets of validation samples: those held out before the split, and shares of the clients' own."""
+    if held_out and in_split:
+        raise ConfigError(
+            "samples are held out before the split, and from the clients' own as well",
+            where="eval.held_out",
+            expected="one of eval.held_out and partition.val_fraction",
+            got=f"eval.held_out={held_out}",
+            do="set partition.val_fraction=0, or eval.held_out=0",
+        )

@@ -27,7 +27,7 @@ from fedexp.core.task import Task
 from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec
 from fedexp.data.dataset import Dataset
-from fedexp.data.federated import Proxy, check_scheme, federate
+from fedexp.data.federated import Proxy, check_scheme, check_validation, federate
 from fedexp.data.partition import Partitioner
 from fedexp.engines.shares import thread_budget
 from fedexp.engines.stored_models import StoredModels
@@ -97,7 +97,8 @@ class Experiment:
         check_scheme(self.dataset, self.partitioner)
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
         plugins = (self.trainer, self.aggregator, self.server_optimizer)
-        check_needs(self.config, *plugins, self.proxy, self.partitioner.val_fraction, self.specs)
+        check_validation(self.config.eval.held_out, bool(self.partitioner.val_fraction))
+        check_needs(self.config, *plugins, self.proxy, self.has_validation, self.specs)
         check_metrics(self)
         outputs = self.task.output_shape(self.dataset.num_classes, self.dataset.shape)
         device = _chosen(self.config.device).partition(":")[0]
@@ -120,9 +121,14 @@ class Experiment:
         return self.trainer.needs | self.aggregator.needs | self.server_optimizer.needs
 
     @property
+    def has_validation(self) -> bool:
+        """Whether training samples are kept for validation: those of the clients, or some that no client has."""
+        return bool(self.partitioner.val_fraction or self.config.eval.held_out)
+
+    @property
     def metric_names(self) -> list[str]:
-        """What is measured on the test set and, if there is a share, on the validation set; the headline first."""
-        splits = ("test", "val") if self.partitioner.val_fraction else ("test",)
+        """What is measured on the test set and, if there is one, on the validation set; the headline first."""
+        splits = ("test", "val") if self.has_validation else ("test",)
         return [name for split in splits for name in metric_names(self.task, self.aggregator.delivers, split)]
 
     @property
@@ -154,6 +160,7 @@ class Experiment:
             clients=config.clients,
             seed_data=config.seed_data,
             val_fraction=self.partitioner.val_fraction,
+            held_out=config.eval.held_out,
             proxy=self.proxy,
             limit_train=config.limit.train,
             limit_test=config.limit.test,

@@ -25,7 +25,7 @@ def check_needs(
     aggregator: Aggregator,
     server_optimizer: ServerOptimizer,
     proxy: Proxy,
-    val_fraction: float,
+    validation: bool,
     specs: Specs,
 ) -> None:
     """Hold what plug-ins need against each other, and against the config."""
@@ -49,13 +49,13 @@ def check_needs(
         _check_specs(names[group], plugin.needs, specs)
     users = [names[group] for group, plugin in plugins.items() if plugin.needs.validation]
     users += ["headline.rule=best_on_val"] if config.headline.rule == "best_on_val" else []
-    if users and not val_fraction:
+    if users and not validation:
         raise ConfigError(
             f"{users[0]} needs a validation share and none is cut",
             where="partition.val_fraction",
             expected="a fraction, e.g. 0.1",
             got="0",
-            do="set partition.val_fraction=0.1",
+            do="set partition.val_fraction=0.1, or eval.held_out",
         )
     if not aggregator.averages_updates:
         if type(trainer).init_shared is not Trainer.init_shared:

@@ -79,9 +79,11 @@ def test_sgd_is_torchs(changes: dict) -> None:
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.02])
-def test_adam_is_torchs(weight_decay: float) -> None:
-    job = make_job(optimizer="adam", lr=0.01, weight_decay=weight_decay)
-    expected = reference(job, lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=weight_decay))
+@pytest.mark.parametrize("optimizer", ["adam", "amsgrad"])
+def test_adam_is_torchs(optimizer: str, weight_decay: float) -> None:
+    job = make_job(optimizer=optimizer, lr=0.01, weight_decay=weight_decay)
+    amsgrad = optimizer == "amsgrad"
+    expected = reference(job, lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=weight_decay, amsgrad=amsgrad))
     torch.testing.assert_close(train(job).weights.params, expected, rtol=1e-9, atol=1e-12)
 
 

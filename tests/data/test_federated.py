@@ -40,6 +40,7 @@ def make(dataset: Dataset | None = None, partitioner: Partitioner | None = None,
         "clients": 5,
         "seed_data": 0,
         "val_fraction": 0.0,
+        "held_out": 0,
         "proxy": Proxy(),
         "limit_train": None,
         "limit_test": None,
@@ -229,6 +230,22 @@ def test_the_validation_share_is_cut_from_every_client(fraction: float) -> None:
         assert len(before) - len(after) == min(int(fraction * len(before) + 0.5), len(before) - 1)
     assert data.class_counts().sum() == len(kept)
     assert data.partition.info["val_samples"] == len(held)
+
+
+def test_what_is_held_out_before_the_split_is_nobodys_and_balanced() -> None:
+    data, again = make(held_out=50), make(partitioner=Dirichlet(alpha=0.5), held_out=50, proxy=Proxy("test", 10))
+    assert data.val is not None and len(data.val) == 50 and data.val.augment is None
+    assert sorted(numbers(data.train) + numbers(data.val)) == list(range(400))
+    assert sorted(np.bincount(data.val.y.numpy()).tolist()) == [12, 12, 13, 13]
+    assert data.partition.sha256 == Iid().split(data.labels, 4, 5, np.random.RandomState(0)).sha256
+    assert numbers(data.val) == numbers(again.val) != numbers(make(held_out=50, seed_data=1).val)
+    with pytest.raises(ConfigError, match="all training samples would be held out"):
+        make(held_out=400)
+
+
+def test_validation_samples_are_taken_once() -> None:
+    with pytest.raises(ConfigError, match="held out before the split, and from the clients' own"):
+        make(held_out=50, val_fraction=0.1)
 
 
 def test_clients_keep_one_sample_and_empty_ones_stay_empty() -> None:

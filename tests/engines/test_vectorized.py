@@ -74,6 +74,7 @@ def test_every_method(sizes: tuple[int, ...], kernel: str) -> None:
         ("local.clip=0.05",),
         ("local.weight_decay=0.1", "local.momentum=0.9"),
         ("local.optimizer=adam",),
+        ("local.optimizer=amsgrad",),
         ("local.optimizer=rmsprop",),
         ("local.epochs=null", "local.steps=7"),
         ("local.batch_size=100",),

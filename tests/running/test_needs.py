@@ -108,7 +108,7 @@ def test_two_plugins_that_want_different_things_are_refused_by_name() -> None:
     assert "samples and uniform" in said
 
 
-def checked(*needs: Needs, server_optimizer=None, proxy=None, val_fraction=0.0, **config) -> None:
+def checked(*needs: Needs, server_optimizer=None, proxy=None, validation=False, **config) -> None:
     """Three plug-ins of the given needs, by default none."""
     kinds = [sgd.Sgd, Mean, type(server_optimizer or Sgd())]
     plugins = []
@@ -116,7 +116,7 @@ def checked(*needs: Needs, server_optimizer=None, proxy=None, val_fraction=0.0, 
         wanted = needs[number] if number < len(needs) else Needs()
         plugins.append(type(kind.__name__, (kind,), {"needs": property(lambda self, wanted=wanted: wanted)})())
     base = Experiment.of(compose([]))
-    check_needs(replace(base.config, **config), *plugins, proxy or Proxy(), val_fraction, base.specs)
+    check_needs(replace(base.config, **config), *plugins, proxy or Proxy(), validation, base.specs)
 
 
 def test_needs_that_agree_unite() -> None:
@@ -144,7 +144,7 @@ def test_data_that_a_plugin_needs() -> None:
             checked(*only(Needs(proxy_labels=True)), proxy=unlabelled)
         with pytest.raises(ConfigError, match=f"{name} needs a validation share"):
             checked(*only(Needs(validation=True)))
-        checked(*only(Needs(validation=True)), val_fraction=0.1)
+        checked(*only(Needs(validation=True)), validation=True)
 
 
 def test_numbers_of_local_steps_are_not_in_a_folder_of_models() -> None:
