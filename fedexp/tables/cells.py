@@ -22,12 +22,14 @@ class Job:
     Args:
         seed: of the run; pooled: the conditions it has beyond the row's.
         declared: the table's own overrides and those it leaves to the user; overrides: with all of the user's.
+        point: of the column's grid, as text; empty without one.
     """
 
     seed: int
     pooled: dict[str, Value]
     declared: tuple[str, ...]
     overrides: tuple[str, ...]
+    point: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,12 @@ def slots(
             fitting = [o for o in extra if fits(table.given.get(key_of(o), {}), full, column.key)]
             left = [override for override in fitting if key_of(override) in table.given]
             pooled = {key: value for key, value in full.items() if key not in table.keys}
-            for seed in seeds or declared_seeds(table, form, column):
-                own = [*_overrides(table, form, full, column.key), f"seed={seed}"]
-                jobs.append(Job(seed, pooled, _last([*own, *left]), _last([*own, *fitting])))
+            for seed, point in itertools.product(
+                seeds or declared_seeds(table, form, column), points_of(table, form, column) or ("",)
+            ):
+                by_point = column.grid.filled(point) if column.grid else ()
+                own = [*_overrides(table, form, full, column.key, by_point), f"seed={seed}"]
+                jobs.append(Job(seed, pooled, _last([*own, *left]), _last([*own, *fitting]), str(point)))
     if not found:
         raise ConfigError("no cell of the table fits", where="--only", got=_shown(only or {}))
     return tuple(
@@ -82,6 +87,12 @@ def declared_seeds(table: Table, form: Form, column: Column) -> tuple[int, ...]:
     if shrunk is not None:
         return shrunk.seeds or table.seeds
     return column.seeds or table.seeds
+
+
+def points_of(table: Table, form: Form, column: Column) -> tuple[str | int | float, ...]:
+    """The values of a column's grid in the form; none without a grid."""
+    shrunk = table.shrunk(form)
+    return () if column.grid is None else (shrunk and shrunk.points) or column.grid.points
 
 
 def launch_order(cells: Sequence[Slot]) -> list[Job]:
@@ -149,14 +160,16 @@ def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> b
     return all(cell[key] in values for key, values in only.items())
 
 
-def _overrides(table: Table, form: Form, full: dict[str, Value], method: str) -> list[str]:
-    """Base, row, method, rules, form."""
+def _overrides(
+    table: Table, form: Form, full: dict[str, Value], method: str, by_point: tuple[str, ...]
+) -> list[str]:
+    """Base, row, method, its grid's point, rules, form."""
     shrunk = table.shrunk(form)
     found = [f"experiment={table.experiment}"] if table.experiment else []
     for key, value in full.items():
         templates = (shrunk.conditions if shrunk else {}).get(key, table.conditions[key])
         found += [_filled(table, key, text, full) for text in _templates(table, key, value, templates)]
-    found += table.columns[method].overrides or ()
+    found += [*(table.columns[method].overrides or ()), *by_point]
     for rule in table.rules:
         if fits(rule.where, full, method):
             found += rule.overrides

@@ -136,6 +136,8 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
     if claim.test == "trend":
         return _trend(claim, group, numbers, sign)
     (place,) = group.places
+    if claim.than is not None:
+        return [_beyond(claim, numbers, place, a, sign) for a in claim.a]
     pairs = [(a, b) for a in claim.a for b in claim.b]
     if claim.test == "within":
         assert claim.x is not None
@@ -165,6 +167,16 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
     else:
         sets = [[one] for one in made.values()]
     return [_Test(tuple(d for d, _ in one), tuple(p for _, p in one)) for one in sets]
+
+
+def _beyond(claim: Claim, numbers: Numbers, place: Place, a: str, sign: float) -> _Test:
+    """How far a lies on the better side of the claim's own number."""
+    assert claim.than is not None
+    printed = numbers.printed.get((place, a))
+    return _Test(
+        (tuple(sign * (value - claim.than) - claim.by for value in numbers.ours.get((place, a), {}).values()),),
+        (None if printed is None else sign * (printed - claim.than) - claim.by,),
+    )
 
 
 def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_Test]:

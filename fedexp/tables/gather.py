@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,10 +15,10 @@ from fedexp.tables.claims import judged
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.lookup import CellRun
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.record import Record, RunRecord
+from fedexp.tables.record import Record, RunRecord, draw_of
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Agreement, Cell, Form, Picture, Report, Summary
-from fedexp.tables.schema import Table, fits
+from fedexp.tables.schema import Grid, Table, fits
 from fedexp.tables.verdicts import judge, mean_interval
 
 _SHOWN = 6  # names in a warning
@@ -83,7 +84,7 @@ def drawn(
             run.result,
         )
         for slot in cells
-        for job in slot.jobs
+        for job in {(draw_of(job), job.overrides): job for job in slot.jobs}.values()  # one may hold a whole grid
         if (run := cell_runs[job.overrides]).result
     ]
     drawings = [build(Drawing, node, f"drawings[{number}]") for number, node in enumerate(table.drawings)]  # type: ignore[type-abstract]
@@ -122,7 +123,8 @@ def _alters(override: str, table: Table) -> bool:
 def _cell(table: Table, slot: Slot, runs: Sequence[RunRecord], reduced: str, extra: Sequence[str]) -> Cell:
     column = table.columns[slot.method]
     paper, sd = table.printed(slot.conditions, slot.method)
-    done = [run for run in runs if run.value is not None]
+    best, incomplete = _best(column.grid, runs)
+    done = [run for run in best if run.value is not None]
     cell = Cell(
         conditions=dict(slot.conditions),
         method=slot.method,
@@ -131,20 +133,50 @@ def _cell(table: Table, slot: Slot, runs: Sequence[RunRecord], reduced: str, ext
         values=tuple(run.value for run in done if run.value is not None),
         seeds=tuple(run.seed for run in done),
         draws=tuple(run.draw for run in done),
+        chosen=tuple(run.point for run in done) if column.grid else (),
         verdict="not run",
         same_as=column.equals.column
         if column.equals and fits(column.equals.where, slot.conditions, slot.method)
         else "",
         runs=tuple(run.run for run in done),
-        failed=tuple(f"{run.run}: {run.error}" for run in runs if run.status == "failed"),
+        failed=tuple(dict.fromkeys(f"{run.run}: {run.error}" for run in runs if run.status == "failed")),
         reduced=reduced if done else "",
     )
     cell = _judged(cell, table, _objection(runs, reduced, extra))
     if cell.verdict == "not run":
-        cell = replace(cell, reason=column.why or _why_not_run(runs))
+        cell = replace(cell, reason=column.why or incomplete or _why_not_run(runs))
+    elif incomplete:
+        cell = replace(cell, reason="; ".join(filter(None, [cell.reason, incomplete])))
     if any(run.other_code for run in done):
         cell = replace(cell, reason="; ".join(filter(None, [cell.reason, "made by other code than today's"])))
     return cell
+
+
+def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord], str]:
+    """Of every draw the run at the best point of the grid, and in words which draws lack points and have none, therefore.
+
+    A number that is NaN (a run that diverged) is the worst; of equal ones the first point's counts.
+    """
+    if grid is None:
+        return list(runs), ""
+    draws: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        draws.setdefault(run.draw, []).append(run)
+
+    def score(run: RunRecord) -> float:
+        value = run.value if grid.by is None else run.by
+        assert value is not None  # it is not lacking
+        return -math.inf if math.isnan(value) else value if grid.best == "highest" else -value
+
+    best, lacking = [], []
+    for draw, own in draws.items():
+        absent = [run for run in own if run.value is None]
+        if not absent:
+            best.append(max(own, key=score))
+            continue
+        shown = ", ".join(f"{run.point} ({run.error or run.status})" for run in absent[:_SHOWN]) + _more(len(absent))
+        lacking.append(f"{draw} has no number at {len(absent)} of {len(own)} values: {shown}")
+    return best, f"the grid of {grid.over} is incomplete: {'; '.join(lacking)}" if lacking else ""
 
 
 def _judged(cell: Cell, table: Table, objection: str) -> Cell:
@@ -255,6 +287,10 @@ def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
 def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
     """The table's, and what judges: tolerances and the paper's number of runs."""
     yield from ((a.what, a.why) for a in table.assumptions)
+    for column in table.methods:
+        if column.grid is not None and column.grid.by is not None and column.key in present:
+            grid, data = column.grid, "held-out data choose" if column.grid.held_out else "test data choose: an oracle"
+            yield f"{column.label}: the {grid.over} with the {grid.best} {grid.by} in every trial", data
     if not table.reference:
         return
     if table.tolerance is not None:
@@ -317,7 +353,7 @@ def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
 
 
 def _few_runs(cells: Sequence[Slot], made: Sequence[Cell]) -> Iterable[str]:
-    wanted = [len({job.overrides for job in slot.jobs}) for slot in cells]
+    wanted = [len({job.overrides for job in slot.jobs if job.point == slot.jobs[0].point}) for slot in cells]
     partial = [(cell, of) for cell, of in zip(made, wanted, strict=True) if 0 < cell.n < of]
     counts = sorted({cell.n for cell in made if cell.n})
     if len(counts) > 1:

@@ -17,6 +17,7 @@ from fedexp.storage.stored_run import read_mapping
 from fedexp.tables.cells import Job, Slot
 
 _CODE = re.compile(r"[0-9a-f]{8}")
+_NAMED = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\.(.+)")
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ def _other_results(folder: Path) -> Iterator[Path]:
 def find(cells: Sequence[Slot], finder: Finder) -> dict[tuple[str, ...], CellRun]:
     """Every job of `cells`, by its overrides. Where the user's make one run of several jobs, it is altered if it is for any."""
     cell_runs: dict[tuple[str, ...], CellRun] = {}
-    for job in (job for cell in cells for job in cell.jobs):
+    each = {(job.declared, job.overrides): job for cell in cells for job in cell.jobs}  # cells may share runs
+    for job in each.values():
         run = finder(job)
         if run.altered or job.overrides not in cell_runs:
             cell_runs[job.overrides] = run
@@ -110,6 +112,8 @@ def find(cells: Sequence[Slot], finder: Finder) -> dict[tuple[str, ...], CellRun
 def read_value(run: CellRun, path: str) -> float:
     """The number at `path` of a run: in result.json or, as ``trace.<round>.<iteration>.<series>/<metric>``, in a traced round.
 
+    ``<name>=<number>`` in place of the iteration is the one whose row has it.
+
     Raises:
         ConfigError: there is none.
     """
@@ -117,7 +121,15 @@ def read_value(run: CellRun, path: str) -> float:
     if head != "trace":
         return read_path(run.result, path)
     round, _, rest = rest.partition(".")
-    return read_path({str(row["iteration"]): row for row in traced(run.folder, round)}, rest, f"trace/{round}.json")
+    rows, file = traced(run.folder, round), f"trace/{round}.json"
+    if named := _NAMED.fullmatch(rest):
+        name, number, rest = named.groups()
+        found = [row for row in rows if row.get(name) == float(number)]
+        if not found:
+            has = ", ".join(f"{row[name]:g}" for row in rows if name in row)
+            raise ConfigError(f"{file} has no iteration with {name}={number}", expected=has or f"rows with {name}")
+        return read_path(found[0], rest, file)
+    return read_path({str(row["iteration"]): row for row in rows}, rest, file)
 
 
 def traced(folder: Path, round: object) -> list[dict[str, Any]]:

@@ -31,7 +31,9 @@ class RunRecord:
 
     Args:
         method, seed, draw: its column, its seed, and what it shares with the runs that it is compared with.
+        point: of the column's grid; empty without one.
         value: in the table's unit; None where there is none, for the reason `error`.
+        by: what chooses among the grid's points, where that is another number.
         status: done | failed | missing ...
         run: its folder, relative to the output root.
         altered: the user's own overrides make it another run than the table's.
@@ -44,7 +46,9 @@ class RunRecord:
     method: str
     seed: int
     draw: str
+    point: str = ""
     value: float | None = None
+    by: float | None = None
     status: str = "missing"
     error: str = ""
     run: str = ""
@@ -83,7 +87,7 @@ class Record:
 
     Args:
         form, only, seeds, extra: what was asked of the table; command: what was typed.
-        runs: by row, column and draw; curves: those that claims need.
+        runs: by row, column, draw and point of a grid; curves: those that claims need.
         configs: resolved, by their hashes; keys of a record that was read are whole paths, with dots.
         drawn: name and title of the pictures that were made from the runs' own files; missed: why others were not.
     """
@@ -93,17 +97,17 @@ class Record:
     seeds: list[int] | None
     extra: list[str]
     command: str
-    runs: Mapping[tuple[Place, str, str], RunRecord]
+    runs: Mapping[tuple[Place, str, str, str], RunRecord]
     curves: Curves = field(default_factory=dict)
     configs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     drawn: Sequence[tuple[str, str]] = ()
     missed: Sequence[str] = ()
 
     def of(self, table: Table, slot: Slot) -> list[RunRecord]:
-        """A cell's runs, each once: the user's overrides may make one of several."""
+        """A cell's runs, each once (for every point that it has of a grid): the user's overrides may make one of several."""
         place = tuple(slot.conditions[key] for key in table.keys)
-        found = [self.runs[place, slot.method, draw_of(job)] for job in slot.jobs]
-        return list({run.run or index: run for index, run in enumerate(found)}.values())
+        found = [self.runs[place, slot.method, draw_of(job), job.point] for job in slot.jobs]
+        return list({(run.run or index, run.point): run for index, run in enumerate(found)}.values())
 
 
 def recorded(
@@ -118,7 +122,7 @@ def recorded(
     Args:
         cell_runs: by a job's overrides; root: the output root, to which folders are relative.
     """
-    runs: dict[tuple[Place, str, str], RunRecord] = {}
+    runs: dict[tuple[Place, str, str, str], RunRecord] = {}
     configs: dict[str, dict[str, Any]] = {}
     curves: dict[tuple[Place, str, str, str], Curve] = {}
     needed = {(name, claim.curve, claim.axis) for claim in table.claims for name in (*claim.a, *claim.b) if claim.curve}
@@ -130,7 +134,7 @@ def recorded(
             if run.result:
                 row = replace(row, lossy=_lossy(run.config))
                 configs[row.config] = {key: value for key, value in run.config.items() if key not in _ELSEWHERE}
-            runs[place, slot.method, row.draw] = row
+            runs[place, slot.method, row.draw, row.point] = row
             for name, curve, axis in needed if run.result else ():
                 if name == slot.method and curve is not None and (points := _curve(run, curve, axis)):
                     curves[place, name, row.draw, curve] = [(x, table.headline.scale * y) for x, y in points]
@@ -147,6 +151,7 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
         slot.method,
         job.seed,
         draw_of(job),
+        job.point,
         status=run.status,
         error=run.error,
         run=where if run.config else "",
@@ -157,11 +162,14 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
     if not run.result:
         return row
     column, result = table.columns[slot.method], run.result
-    path = (column.value or table.headline.value).format(**slot.conditions)
+    path = column.value or table.headline.value
+    filled = {**slot.conditions, **({"point": job.point} if column.grid else {})}
     try:
-        row = replace(row, value=read_value(run, path) * table.headline.scale)
+        row = replace(row, value=read_value(run, path.format(**filled)) * table.headline.scale)
+        if column.grid is not None and column.grid.by is not None:
+            row = replace(row, by=read_value(run, column.grid.by.format(**filled)))
     except FedexpError as error:
-        row = replace(row, error=error.what)
+        row = replace(row, value=None, error=error.what)
     about = result.get("environment", {})
     return replace(
         row,
@@ -259,14 +267,13 @@ def read(table: Table, folder: Path) -> Record:
     if about.pop("table") != table.name:
         raise ConfigError("the record is another table's", where=str(folder), expected=table.name)
     kinds = {f.name: f.type for f in fields(RunRecord)}
-    runs: dict[tuple[Place, str, str], RunRecord] = {}
+    runs: dict[tuple[Place, str, str, str], RunRecord] = {}
     for row in _rows(folder / RUNS):
         conditions = {key: json.loads(row[key]) for key in table.keys}
-        values = {
-            name: _value(row[_heading(table, name)], str(kind)) for name, kind in kinds.items() if name != "conditions"
-        }
+        kinds_there = {name: kind for name, kind in kinds.items() if _heading(table, name) in row}  # older ones lack some
+        values = {name: _value(row[_heading(table, name)], str(kind)) for name, kind in kinds_there.items()}
         run = RunRecord(conditions, **values)
-        runs[tuple(conditions.values()), run.method, run.draw] = run
+        runs[tuple(conditions.values()), run.method, run.draw, run.point] = run
     curves: dict[tuple[Place, str, str, str], list[tuple[float, float]]] = {}
     for row in _rows(folder / CURVES) if (folder / CURVES).is_file() else ():
         place = tuple(json.loads(row[key]) for key in table.keys)

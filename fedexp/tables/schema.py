@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,38 @@ class Equal:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """A hyper-parameter; a column has the best of its values in every draw.
+
+    Args:
+        over: its name; points: its values; of equally good ones the first counts.
+        overrides: what makes a point's own run, with ``{point}`` in braces; none: a column's one run holds all points, and
+            `value` says where each stands.
+        by: what chooses, a path as `Headline.value`, with ``{point}`` in braces; None: the column's own numbers. What was
+            measured on held-out data has ``val`` in its path; all else is test data, and makes the column an oracle.
+        best: which of them is.
+    """
+
+    over: str
+    points: tuple[str | int | float, ...]
+    overrides: tuple[str, ...] = ()
+    by: str | None = None
+    best: Literal["highest", "lowest"] = "highest"
+
+    def __post_init__(self) -> None:
+        require(len({str(point) for point in self.points}) == len(self.points) > 0, "points: give some, each once")
+
+    @property
+    def held_out(self) -> bool:
+        """Whether no test data choose."""
+        return self.by is not None and "val" in re.split(r"[./]", self.by)
+
+    def filled(self, point: str | int | float) -> tuple[str, ...]:
+        """The overrides of a point's run."""
+        return tuple(override.format(point=point) for override in self.overrides)
+
+
+@dataclass(frozen=True)
 class Column:
     """A method of the table.
 
@@ -55,13 +88,14 @@ class Column:
         overrides: what makes it, after the row's; None: it does not exist, for the reason `why`.
         role: see `fedexp.tables.report.report.Method`.
         where: rows that have this column; others have no such cell.
-        value: what is read instead of the table's ``headline.value``.
+        value: what is read instead of the table's ``headline.value``; of a column with a grid, with ``{point}`` in braces.
+        grid: whose best value it has.
         tolerance: instead of the table's.
         seeds: instead of the table's, in its full form.
         reads: the column whose printed numbers this one is held against, too: another reading of what the paper leaves open. It
             is none of the paper's columns.
         equals: in which rows it is another column by construction.
-        oracle: what is chosen on test data (the best of a grid, the best round), for the reader; empty where nothing is.
+        oracle: what is chosen on test data (the best round), for the reader; empty where nothing is, but a grid's best value.
         published: how the published file names it, where that is not ``{method: <key>}``.
     """
 
@@ -72,6 +106,7 @@ class Column:
     why: str = ""
     where: Where = field(default_factory=dict)
     value: str | None = None
+    grid: Grid | None = None
     tolerance: Tolerance | None = None
     seeds: tuple[int, ...] | None = None
     reads: str | None = None
@@ -89,7 +124,10 @@ class Column:
     @property
     def method(self) -> Method:
         within = None if self.tolerance is None else self.tolerance.within
-        return Method(self.key, self.label, within, self.role, self.oracle)
+        oracle = [self.oracle] if self.oracle else []
+        if self.grid is not None and not self.grid.held_out:
+            oracle.append(f"the best {self.grid.over} of a grid in every trial")
+        return Method(self.key, self.label, within, self.role, ", ".join(oracle))
 
 
 @dataclass(frozen=True)
@@ -98,8 +136,9 @@ class Headline:
 
     Args:
         value: path in result.json, parts separated by dots (``headline.value``, ``metrics.test/global/acc``,
-            ``seconds.aggregate``, ``per_client.test/local/acc.0``), or of a traced round, ``trace.<round>.<iteration>.<name>``;
-            the row's conditions are filled in: ``trace.1.{iteration}.mean_v/acc``.
+            ``seconds.aggregate``, ``per_client.test/local/acc.0``), or of a traced round, ``trace.<round>.<iteration>.<name>``,
+            where ``<name>=<number>`` is the iteration that has it (``lam=0.5``); the row's conditions are filled in:
+            ``trace.1.{iteration}.mean_v/acc``.
         scale: factor that turns it into the table's unit.
     """
 
@@ -122,7 +161,7 @@ class Shrunk:
     Args:
         what: what is smaller, for the reader.
         overrides: come last; conditions: overrides of these keys' values instead of the table's.
-        grids, seeds: instead of the table's.
+        grids, seeds: instead of the table's; points: of every column's grid.
     """
 
     what: str
@@ -130,6 +169,7 @@ class Shrunk:
     conditions: dict[str, Any] = field(default_factory=dict)
     grids: tuple[dict[str, Any], ...] | None = None
     seeds: tuple[int, ...] | None = None
+    points: tuple[str | int | float, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_seeds(self.seeds)
@@ -165,8 +205,8 @@ class Claim:
 
     Args:
         id: for reference; where: ``text``, ``caption``, ... or ``ours`` for what only we expect; says: in our words.
-        test: ``above`` (a is better than b by more than `by`), ``within`` (a and b differ by less than `x`), ``trend`` (a gets
-            better, ``up``, or worse, ``down``, with every step along a condition, within `slack`) or ``sooner`` (a's curve
+        test: ``above`` (a is better than b, or than the number `than`, by more than `by`), ``within`` (a and b differ by less
+            than `x`), ``trend`` (a gets better, ``up``, or worse, ``down``, with every step along a condition, within `slack`) or ``sooner`` (a's curve
             reaches the target before b's).
         a, b: columns, all of which are meant, or one at least of those in `any_of`.
         rows: how many rows (for a trend: groups of rows that differ in `along` alone) must fit.
@@ -183,6 +223,7 @@ class Claim:
     a: tuple[str, ...]
     b: tuple[str, ...] = ()
     any_of: Literal["a", "b"] | None = None
+    than: float | None = None
     by: float = 0.0
     x: float | None = None
     along: str | tuple[str, ...] | None = None
@@ -196,7 +237,9 @@ class Claim:
 
     def __post_init__(self) -> None:
         require(len(self.a) > 0, f"claim {self.id}: a names no column")
-        require((self.test == "trend") != bool(self.b), f"claim {self.id}: b goes with every test but trend")
+        alone = self.test == "trend" or self.than is not None
+        require(alone != bool(self.b), f"claim {self.id}: b goes with every test but trend, and than instead of it")
+        require(self.than is None or self.test == "above", f"claim {self.id}: than goes with test=above")
         require((self.test == "within") == (self.x is not None), f"claim {self.id}: x goes with test=within")
         require((self.test == "trend") == (self.along is not None), f"claim {self.id}: along goes with test=trend")
         curve = self.curve is not None and self.target is not None
@@ -286,13 +329,14 @@ class Table:
         ]:
             for key in clause:
                 _known(key, places, where)
-        for where, path in [
-            ("headline.value", self.headline.value),
-            *((f"methods.{column.key}.value", column.value) for column in self.methods if column.value is not None),
+        for where, path, column in [
+            ("headline.value", self.headline.value, None),
+            *((f"methods.{column.key}.value", column.value or "", column) for column in self.methods),
         ]:
             for key in _braced(path, where):
-                _known(key, self.keys, where)
+                _known(key, [*self.keys, *(["point"] if column is not None and column.grid else [])], where)
         for column in self.methods:
+            self._check_grid(column)
             for other in (column.reads, column.equals and column.equals.column):
                 if other is not None:
                     _known(other, self.columns, f"methods.{column.key}")
@@ -315,6 +359,30 @@ class Table:
             _known(row.get("method"), self.columns, "reference")
             for key in row:
                 _known(key, [*self.keys, "method", "value", "sd"], "reference")
+
+    def _check_grid(self, column: Column) -> None:
+        """Refuse a grid whose points are not told apart, or whose best ones are not what the table compares."""
+        grid, where = column.grid, f"methods.{column.key}.grid"
+        if grid is None:
+            return
+        for override in grid.overrides:
+            for key in _braced(override, f"{where}.overrides"):
+                _known(key, ["point"], f"{where}.overrides")
+        for key in _braced(grid.by or "", f"{where}.by"):
+            _known(key, [*self.keys, "point"], f"{where}.by")
+        value = column.value or self.headline.value
+        named = any("{point}" in text for text in grid.overrides) or all("{point}" in p for p in (value, grid.by or value))
+        problem = ""
+        if not named:
+            problem = "nothing tells its points apart: {point} stands neither in overrides nor in every path that is read"
+        elif grid.by is None and (grid.best == "highest") != self.higher_is_better:
+            problem = f"the {grid.best} of its numbers is the worst one in this table"
+        elif any(claim.curve and column.key in (*claim.a, *claim.b) for claim in self.claims):
+            problem = "a claim needs its curve, and it has one for every point"
+        elif "point" in self.conditions:
+            problem = "a condition is called point, too"
+        if problem:
+            raise ConfigError(problem, where=where, expected="see Grid in fedexp.tables.schema")
 
     @property
     def columns(self) -> dict[str, Column]:

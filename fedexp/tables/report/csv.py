@@ -24,7 +24,7 @@ def to_csv(report: Report) -> str:
 
 def columns(report: Report) -> list[str]:
     numbers = (*_NUMBERS, "interval_low", "interval_high")
-    return [*report.keys, "method", "label", "role", "oracle", *numbers, *_JUDGED, "form", "values", "seeds", "runs"]
+    return [*report.keys, "method", "label", "role", "oracle", *numbers, *_JUDGED, "form", "values", "seeds", "chosen", "runs"]
 
 
 def lines(report: Report) -> list[list[Any]]:
@@ -43,6 +43,7 @@ def lines(report: Report) -> list[list[Any]]:
             report.form,
             " ".join(map(repr, cell.values)),
             " ".join(map(str, cell.seeds)),
+            " ".join(cell.chosen),
             " ".join(cell.runs),
         ]
         for cell in report.cells

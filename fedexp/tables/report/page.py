@@ -456,9 +456,10 @@ def _ours(cell: Cell, places: int | None) -> str:
 
 
 def _seeds(cell: Cell, places: int | None) -> str:
-    """Each seed and its value; they wrap between seeds alone."""
-    pairs = zip(cell.seeds, cell.values, strict=True)
-    return ", ".join(f'<span class="pair">{seed}: {_number(value, places)}</span>' for seed, value in pairs)
+    """Each seed and its value, with the point of a grid that it is the best of; they wrap between seeds alone."""
+    points = [f" at {escape(point)}" for point in cell.chosen] or [""] * cell.n
+    each = zip(cell.seeds, cell.values, points, strict=True)
+    return ", ".join(f'<span class="pair">{seed}: {_number(value, places)}{at}</span>' for seed, value, at in each)
 
 
 def _mark(cell: Cell) -> str:

@@ -43,6 +43,7 @@ class Cell:
         paper_sd: as published.
         values: ours, one a run, in the table's unit; seeds: the seed of each.
         draws: of each value, what runs that are compared with it share: the seed and the conditions that make no row.
+        chosen: of each value, the point of the column's grid that was best; empty without a grid.
         verdict, reason: the judgement and, where it is not `reproduced`, why, in one sentence.
         interval: of 95 % for ours less the paper's; None below two runs.
         near: of an inconclusive cell, whether the means lie within the tolerance of each other.
@@ -62,6 +63,7 @@ class Cell:
     seeds: tuple[int, ...]
     verdict: Verdict
     draws: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
     reason: str = ""
     interval: tuple[float, float] | None = None
     near: bool | None = None
