@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.commands.errors import guarded
-from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.errors import ConfigError, FedexpError, suggest
 
 if TYPE_CHECKING:
+    from fedexp.running.experiment import Experiment
     from fedexp.tables.cells import Job, Slot
     from fedexp.tables.lookup import CellRun
     from fedexp.tables.record import Record
     from fedexp.tables.report.report import Form, Report
-    from fedexp.tables.schema import Table
+    from fedexp.tables.schema import Grid, Table
 
 _SWEEP_KEYS = ("hydra", "output_root")  # overrides that the sweep itself must know
 
@@ -227,15 +228,34 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
     from fedexp.running.experiment import Experiment
     from fedexp.tracking.logger import Logger
 
+    grids = [(request.table.columns[slot.method].grid, {job.overrides for job in slot.jobs}) for slot in request.cells]
     for job in todo:
         try:
             config = request.cell_runs[job.overrides].config or compose(list(job.overrides))
-            Experiment.of(config)
+            experiment = Experiment.of(config)
+            for grid in (grid for grid, runs in grids if job.overrides in runs):
+                _check_choice(grid, experiment)
             build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
         except FedexpError as error:
             where = error.facts.get("where") or "config"
             error.facts["where"] = f"a run of table {request.table.name} ({' '.join(job.overrides)}): {where}"
             raise
+
+
+def _check_choice(grid: Grid | None, experiment: Experiment) -> None:
+    """Refuse a choice by a metric that the run will not have."""
+    if grid is None or grid.by is None:
+        return
+    metric = grid.by.removeprefix("metrics.")
+    measured = experiment.metric_names
+    unknown = metric not in measured if metric != grid.by else grid.held_out and not experiment.has_validation
+    if unknown:
+        raise ConfigError(
+            f"the {grid.over} of a grid is chosen by '{grid.by}', which is not measured",
+            where="eval.held_out" if grid.held_out else "methods.grid.by",
+            expected=", ".join(measured),
+            do="set eval.held_out to a number of training samples" if grid.held_out else suggest(metric, measured),
+        )
 
 
 def _finish(request: _Request) -> Report:
