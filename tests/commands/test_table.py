@@ -17,7 +17,7 @@ from fedexp.commands import table as command
 from fedexp.commands.table import run_command
 from fedexp.tables.schema import table_names
 from fedexp.tables.watch import Watch
-from tests.tables.test_schema import TINY
+from tests.tables.test_schema import TINY, gridded
 from tests.tracking.test_trackers import items, parts, records, wandb_home  # noqa: F401
 
 QUICK = ["rounds=1", "model.hidden=[4]", "local.steps=2"]
@@ -163,6 +163,18 @@ def test_mistakes_are_told_before_anything_runs(
     assert run_command(arguments) == 2
     told = capfd.readouterr().err
     assert said in told and "Traceback" not in told and not Path("outputs/runs").exists()
+
+
+@pytest.mark.parametrize(("by", "said"), [
+    ("metrics.val/local/acc_mean", "eval.held_out"),
+    ("trace.1.lam={point}.fused/val/acc", "eval.held_out"),
+    ("metrics.test/local/acc_men", "did you mean 'test/local/acc_mean'?"),
+])  # fmt: skip
+def test_a_choice_by_what_is_not_measured_is_refused(by: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    write(methods=gridded(by=by), grids=[{"beta": 1}])
+    assert run_command(["run", "my/tiny"]) == 2
+    told = capfd.readouterr().err
+    assert said in told and "not measured" in told and not Path("outputs/runs").exists()
 
 
 def test_overrides_that_change_the_science_are_marked(capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,14 +16,14 @@ from fedexp.storage.files import write_json
 from fedexp.tables.cells import Job, Slot, slots
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.gather import drawn, make_report, with_pictures
-from fedexp.tables.lookup import CellRun, read_path
+from fedexp.tables.lookup import CellRun, read_path, read_value
 from fedexp.tables.ranks import spearman, tied
 from fedexp.tables.record import Record, pictures, read, recorded, write
 from fedexp.tables.report.files import report_folder, write_report
 from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.report import Picture, Report
 from fedexp.tables.schema import Table
-from tests.tables.test_schema import TINY, table
+from tests.tables.test_schema import TINY, gridded, table
 
 DATASET = {"_target_": "fedexp.data.digits.Digits"}
 
@@ -226,6 +226,85 @@ def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> Non
         write_report(same, folder)
         write(one.table, again, folder)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
+SCORES = {"0.5": (0.60, 0.70), "1": (0.65, 0.55)}  # of a grid's points: on test data, on held-out data
+
+
+def scored(job: Job, method: str) -> dict[str, Any]:
+    """Runs of a grid, the better for their seed; others have 0.5."""
+    test, held = SCORES.get(job.point, (0.5, 0.5))
+    return result(test + 0.01 * job.seed) | {"metrics": {"val/global/acc": held}}
+
+
+def test_a_column_has_the_best_of_a_grid_by_test_or_held_out_data(tmp_path: Path) -> None:
+    claim = {**CLAIM, "a": ["local"], "b": ["ensemble"]}
+    oracle = asked(tmp_path, scored, methods=gridded(), claims=[claim]).report
+    held = asked(tmp_path, scored, methods=gridded(by="metrics.val/global/acc"), claims=[claim]).report
+    for made, values, points in ((oracle, (65.0, 66.0), ("1", "1")), (held, (60.0, 61.0), ("0.5", "0.5"))):
+        assert made.cells[0].values == pytest.approx(values) and made.cells[0].chosen == points
+        assert made.cells[0].seeds == (0, 1) and made.cells[1].chosen == () and made.form == "full"
+        (row, _) = made.claims[0].rows
+        assert row.estimate == pytest.approx(values[0] - 50) and row.n == 2  # claims see what was chosen
+        assert dict(made.facts)["runs"] == "12 of 12"
+    assert [bool(made.methods[0].oracle) for made in (oracle, held)] == [True, False]
+    assert dict(held.assumptions)["Local acc: the step with the highest metrics.val/global/acc in every trial"] == (
+        "held-out data choose"
+    )
+    best = gridded(by="metrics.val/global/acc", best="lowest")
+    assert report(tmp_path, scored, methods=best).cells[0].chosen == ("1", "1")
+
+
+def test_a_grid_with_a_point_missing_is_incomplete(tmp_path: Path) -> None:
+    """The best of what is there is not the best of the grid."""
+
+    def lacking(job: Job, method: str) -> CellRun | dict[str, Any] | None:
+        if job.point == "0.5" and job.seed:
+            return CellRun(job, tmp_path, {"dataset": DATASET, "choices": {}}, status="failed", error="no memory")
+        return scored(job, method)
+
+    made = report(tmp_path, lacking, methods=gridded(), only={"beta": [1]})
+    assert made.cells[0].values == pytest.approx((65.0,)) and made.form == "partial"
+    said = "the grid of step is incomplete: seed=1 has no number at 1 of 2 values: 0.5 (no memory)"
+    assert said in made.cells[0].reason and "1 cell with runs missing: local beta=1 1/2" in made.warnings
+    none = report(tmp_path, lambda j, m: None if j.point == "1" else scored(j, m), methods=gridded(), only={"beta": [1]})
+    assert none.cells[0].verdict == "not run" and "seed=0 has no number at 1 of 2 values: 1 (missing)" in none.cells[0].reason
+    other = report(tmp_path, scored, methods=gridded(by="metrics.val/acc"), only={"beta": [1]})
+    assert other.cells[0].values == () and "0.5 (result.json has no 'metrics.val/acc')" in other.cells[0].reason
+
+
+def test_a_point_that_diverged_is_the_worst_and_of_equal_ones_the_first_counts(tmp_path: Path) -> None:
+    def odd(job: Job, method: str) -> dict[str, Any]:
+        return result(float("nan") if job.point == "0.5" and not job.seed else 0.4)
+
+    for best, higher in (("highest", True), ("lowest", False)):
+        made = report(tmp_path, odd, methods=gridded(best=best), higher_is_better=higher)
+        assert made.cells[0].chosen == ("1", "0.5")
+
+
+def test_one_run_may_hold_a_whole_grid(tmp_path: Path) -> None:
+    """Whose points are told apart by a value that the iterations of a trace have."""
+    methods = gridded(overrides=[], by="trace.1.lam={point}.fused/val/acc")
+    methods[0]["value"] = "trace.1.lam={point}.fused/acc"
+    rows = [
+        {"iteration": 0, "lam": 0.5, "fused/acc": 0.7, "fused/val/acc": 0.6},
+        {"iteration": 1, "lam": 1.0, "fused/acc": 0.6, "fused/val/acc": 0.8},
+    ]
+    one = asked(tmp_path, methods=methods)
+    for run in one.runs.values():
+        write_json(run.folder / "trace" / "1.json", rows)
+    one = asked(tmp_path, methods=methods)
+    assert one.report.cells[0].values == pytest.approx((60.0, 60.0)) and one.report.cells[0].chosen == ("1", "1")
+    assert dict(one.report.facts)["runs"] == "8 of 8"
+    run = one.runs[one.cells[0].jobs[0].overrides]
+    assert read_value(run, "trace.1.lam=5e-1.fused/acc") == read_value(run, "trace.1.0.fused/acc") == 0.7
+    with pytest.raises(ConfigError, match="no iteration with lam=0.7") as error:
+        read_value(run, "trace.1.lam=0.7.fused/acc")
+    assert "0.5, 1" in str(error.value)
+    write(one.table, one.record, tmp_path / "record")
+    again = read(one.table, tmp_path / "record")
+    assert again.runs == one.record.runs and len(again.runs) == 2 * 2 * 3
+    assert make_report(one.table, one.cells, again) == one.report
 
 
 CLAIM = {"id": "more", "where": "text", "says": "more is better", "test": "above", "a": ["ensemble"], "b": ["local"]}

@@ -46,6 +46,14 @@ TINY: dict[str, Any] = {
 CLAIM: dict[str, Any] = {"id": "c", "where": "text", "says": "s", "test": "above", "a": ["ensemble"], "b": ["local"]}
 
 
+GRID: dict[str, Any] = {"over": "step", "points": [0.5, 1], "overrides": ["local.lr={point}"]}
+
+
+def gridded(**changes: Any) -> list[dict[str, Any]]:
+    """The methods with a grid in the first."""
+    return [TINY["methods"][0] | {"grid": GRID | changes}, *TINY["methods"][1:]]
+
+
 def table(tmp_path: Path, **changes: Any) -> Table:
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(TINY | changes, sort_keys=False))
@@ -80,6 +88,17 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"claims": [CLAIM | {"a": []}]}, ["a names no column"]),
     ({"claims": [CLAIM | {"b": []}]}, ["b goes with every test but trend"]),
     ({"claims": [CLAIM | {"x": 1}]}, ["x goes with test=within"]),
+    ({"claims": [CLAIM | {"than": 0.5}]}, ["than instead of it"]),
+    ({"claims": [CLAIM | {"test": "within", "x": 1, "b": [], "than": 0.5}]}, ["than goes with test=above"]),
+    ({"methods": gridded(pionts=[1])}, ["unknown key 'pionts'", "did you mean 'points'?", "methods[0].grid"]),
+    ({"methods": gridded(points=[])}, ["points: give some, each once"]),
+    ({"methods": gridded(points=[1, "1"])}, ["points: give some, each once"]),
+    ({"methods": gridded(overrides=["local.lr={piont}"])}, ["did you mean 'point'?", "methods.local.grid.overrides"]),
+    ({"methods": gridded(by="metrics.{clents}")}, ["did you mean 'clients'?", "methods.local.grid.by"]),
+    ({"methods": gridded(overrides=[])}, ["nothing tells its points apart", "methods.local.grid"]),
+    ({"methods": gridded(best="lowest")}, ["the lowest of its numbers is the worst one"]),
+    ({"methods": gridded(), "claims": [CLAIM | {"test": "sooner", "curve": "x", "target": {"value": 1}}]}, ["needs its curve"]),
+    ({"smoke": {"what": "w", "points": [[1]]}}, ["smoke.points[0]", "wrong type"]),
     ({"claims": [CLAIM | {"test": "within", "x": 0}]}, ["x must be positive"]),
     ({"claims": [CLAIM | {"test": "within", "x": 1, "any_of": "a"}]}, ["any_of goes with test=above and sooner"]),
     ({"claims": [CLAIM | {"test": "trend", "b": []}]}, ["along goes with test=trend"]),
@@ -176,6 +195,29 @@ def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> 
     assert altered("++model.hidden=[3]") == altered("++seed=3") == {True}
 
 
+def test_every_point_of_a_grid_is_a_job(tmp_path: Path) -> None:
+    """Of its own where a point has overrides; the same run where one holds all points."""
+    made = table(tmp_path, methods=gridded(), smoke={"what": "less", "points": [2], "overrides": ["local.lr=3"]})
+    cell, *_ = slots(made)
+    assert [(job.seed, job.point) for job in cell.jobs] == [(0, "0.5"), (0, "1"), (1, "0.5"), (1, "1")]
+    assert cell.jobs[1].overrides[-3:] == ("method=local", "local.lr=1", "seed=0")
+    (job, _) = slots(made, "smoke")[0].jobs
+    assert job.point == "2" and "local.lr=3" in job.overrides  # a form comes last
+    at_once = gridded(overrides=[])
+    at_once[0]["value"] = "trace.1.lam={point}.fused/acc"
+    cell, *_ = slots(table(tmp_path, methods=at_once), seeds=[0])
+    assert len(cell.jobs) == 2 and len({job.overrides for job in cell.jobs}) == 1
+
+
+def test_a_grid_that_test_data_choose_from_is_an_oracle(tmp_path: Path) -> None:
+    marks = {}
+    for by in (None, "metrics.test/global/acc", "metrics.val/global/acc", "trace.1.lam={point}.fused/val/acc"):
+        made = table(tmp_path, methods=gridded(by=by))
+        marks[by] = made.columns["local"].method.oracle
+    assert list(map(bool, marks.values())) == [True, True, False, False]
+    assert marks[None] == "the best step of a grid in every trial"
+
+
 def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) -> None:
     made = table(tmp_path)
     cells = slots(made, only=parse_only(made, ["clients=2,4", "method=local"]), seeds=[3])
@@ -234,6 +276,14 @@ def test_two_readings_of_one_sweep_are_of_the_same_runs(one: str, other: str) ->
     shared = tables[0].columns.keys() & tables[1].columns.keys()
     made = [{job.overrides for slot in slots(t) if slot.method in shared for job in slot.jobs} for t in tables]
     assert made[0] == made[1] and len(shared) == len(tables[1].columns)
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("table2", "fig1"), ("table2", "fig2"), ("table2", "fig2_width"), ("table3", "fig2b"),
+])  # fmt: skip
+def test_figures_are_of_their_tables_runs(one: str, other: str) -> None:
+    whole, part = ({frozenset(j.overrides) for s in slots(load_table(f"nafi/{n}")) for j in s.jobs} for n in (one, other))
+    assert part < whole
 
 
 def test_the_logged_split_is_that_of_all_seeds() -> None:
