@@ -160,9 +160,7 @@ def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> b
     return all(cell[key] in values for key, values in only.items())
 
 
-def _overrides(
-    table: Table, form: Form, full: dict[str, Value], method: str, by_point: tuple[str, ...]
-) -> list[str]:
+def _overrides(table: Table, form: Form, full: dict[str, Value], method: str, by_point: tuple[str, ...]) -> list[str]:
     """Base, row, method, its grid's point, rules, form."""
     shrunk = table.shrunk(form)
     found = [f"experiment={table.experiment}"] if table.experiment else []

@@ -270,7 +270,9 @@ def read(table: Table, folder: Path) -> Record:
     runs: dict[tuple[Place, str, str, str], RunRecord] = {}
     for row in _rows(folder / RUNS):
         conditions = {key: json.loads(row[key]) for key in table.keys}
-        kinds_there = {name: kind for name, kind in kinds.items() if _heading(table, name) in row}  # older ones lack some
+        kinds_there = {
+            name: kind for name, kind in kinds.items() if _heading(table, name) in row
+        }  # older ones lack some
         values = {name: _value(row[_heading(table, name)], str(kind)) for name, kind in kinds_there.items()}
         run = RunRecord(conditions, **values)
         runs[tuple(conditions.values()), run.method, run.draw, run.point] = run

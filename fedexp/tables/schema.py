@@ -206,8 +206,8 @@ class Claim:
     Args:
         id: for reference; where: ``text``, ``caption``, ... or ``ours`` for what only we expect; says: in our words.
         test: ``above`` (a is better than b, or than the number `than`, by more than `by`), ``within`` (a and b differ by less
-            than `x`), ``trend`` (a gets better, ``up``, or worse, ``down``, with every step along a condition, within `slack`) or ``sooner`` (a's curve
-            reaches the target before b's).
+            than `x`), ``trend`` (a gets better, ``up``, or worse, ``down``, with every step along a condition, within `slack`)
+            or ``sooner`` (a's curve reaches the target before b's).
         a, b: columns, all of which are meant, or one at least of those in `any_of`.
         rows: how many rows (for a trend: groups of rows that differ in `along` alone) must fit.
         only: rows that the claim is about.
@@ -371,10 +371,14 @@ class Table:
         for key in _braced(grid.by or "", f"{where}.by"):
             _known(key, [*self.keys, "point"], f"{where}.by")
         value = column.value or self.headline.value
-        named = any("{point}" in text for text in grid.overrides) or all("{point}" in p for p in (value, grid.by or value))
+        named = any("{point}" in text for text in grid.overrides) or all(
+            "{point}" in p for p in (value, grid.by or value)
+        )
         problem = ""
         if not named:
-            problem = "nothing tells its points apart: {point} stands neither in overrides nor in every path that is read"
+            problem = (
+                "nothing tells its points apart: {point} stands neither in overrides nor in every path that is read"
+            )
         elif grid.by is None and (grid.best == "highest") != self.higher_is_better:
             problem = f"the {grid.best} of its numbers is the worst one in this table"
         elif any(claim.curve and column.key in (*claim.a, *claim.b) for claim in self.claims):

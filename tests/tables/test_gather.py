@@ -267,8 +267,13 @@ def test_a_grid_with_a_point_missing_is_incomplete(tmp_path: Path) -> None:
     assert made.cells[0].values == pytest.approx((65.0,)) and made.form == "partial"
     said = "the grid of step is incomplete: seed=1 has no number at 1 of 2 values: 0.5 (no memory)"
     assert said in made.cells[0].reason and "1 cell with runs missing: local beta=1 1/2" in made.warnings
-    none = report(tmp_path, lambda j, m: None if j.point == "1" else scored(j, m), methods=gridded(), only={"beta": [1]})
-    assert none.cells[0].verdict == "not run" and "seed=0 has no number at 1 of 2 values: 1 (missing)" in none.cells[0].reason
+    none = report(
+        tmp_path, lambda j, m: None if j.point == "1" else scored(j, m), methods=gridded(), only={"beta": [1]}
+    )
+    assert (
+        none.cells[0].verdict == "not run"
+        and "seed=0 has no number at 1 of 2 values: 1 (missing)" in none.cells[0].reason
+    )
     other = report(tmp_path, scored, methods=gridded(by="metrics.val/acc"), only={"beta": [1]})
     assert other.cells[0].values == () and "0.5 (result.json has no 'metrics.val/acc')" in other.cells[0].reason
 
@@ -298,7 +303,7 @@ def test_one_run_may_hold_a_whole_grid(tmp_path: Path) -> None:
     assert dict(one.report.facts)["runs"] == "8 of 8"
     run = one.runs[one.cells[0].jobs[0].overrides]
     assert read_value(run, "trace.1.lam=5e-1.fused/acc") == read_value(run, "trace.1.0.fused/acc") == 0.7
-    with pytest.raises(ConfigError, match="no iteration with lam=0.7") as error:
+    with pytest.raises(ConfigError, match=r"no iteration with lam=0\.7") as error:
         read_value(run, "trace.1.lam=0.7.fused/acc")
     assert "0.5, 1" in str(error.value)
     write(one.table, one.record, tmp_path / "record")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,6 +137,15 @@ def test_what_was_chosen_on_test_data_is_marked_even_where_its_label_is_cut() ->
         pictures(report(keys=(), methods=methods, cells=(cell({}, "m", 1.0, 2.0),), agreement=()))
     for handles in legends:
         assert handles[0].get_label() == "a label of very, very many lett… †"
+
+
+def test_long_legends_and_notes_leave_room_for_the_panel() -> None:
+    """Matplotlib warns where they do not."""
+    methods = tuple(Method(f"m{i}", f"a label of {i} and many letters", oracle="best of a grid") for i in range(12))
+    cells = tuple(cell({"kind": "one"}, m.key, 1.0, 2.0) for m in methods)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pictures(report(keys=("kind",), methods=methods, cells=cells, agreement=()))
 
 
 def many(count: int) -> Report:

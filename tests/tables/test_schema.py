@@ -282,7 +282,9 @@ def test_two_readings_of_one_sweep_are_of_the_same_runs(one: str, other: str) ->
     ("table2", "fig1"), ("table2", "fig2"), ("table2", "fig2_width"), ("table3", "fig2b"),
 ])  # fmt: skip
 def test_figures_are_of_their_tables_runs(one: str, other: str) -> None:
-    whole, part = ({frozenset(j.overrides) for s in slots(load_table(f"nafi/{n}")) for j in s.jobs} for n in (one, other))
+    whole, part = (
+        {frozenset(j.overrides) for s in slots(load_table(f"nafi/{n}")) for j in s.jobs} for n in (one, other)
+    )
     assert part < whole
 
 

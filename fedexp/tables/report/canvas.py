@@ -93,6 +93,7 @@ def picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) ->
     wrapped = [part for line in notes for part in textwrap.wrap(line, letters)]
     if wrapped:
         small: dict[str, Any] = {"ha": "left", "fontsize": 7, "color": INK, "parse_math": False}
+        _grow(figure, 0.13 * (len(wrapped) - 1))
         figure.supxlabel("\n".join(wrapped), x=0.01, **small)
     for _ in range(2):  # a square panel beside a legend settles in the second pass
         figure.draw_without_rendering()
@@ -104,6 +105,10 @@ def picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) ->
         INK, "currentColor"
     )
     return Picture(name, title, svg, data.getvalue())
+
+
+def _grow(figure: Figure, inches: float) -> None:
+    figure.set_figheight(figure.get_figheight() + max(0.0, inches))
 
 
 def named(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
@@ -128,8 +133,9 @@ def plain(name: str) -> str:
 
 
 def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Above the panels, in as many columns as fit."""
+    """Above the panels, in as many columns as fit; lines beyond two are no loss to the panels."""
     widest = max(len(str(handle.get_label())) for handle in handles)
     fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 40))  # points: of a letter, of line and gap
     columns = max(1, min(len(handles), fitting))
+    _grow(figure, 0.21 * (-(-len(handles) // columns) - 2))
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, labelcolor=INK)

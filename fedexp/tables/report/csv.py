@@ -24,7 +24,20 @@ def to_csv(report: Report) -> str:
 
 def columns(report: Report) -> list[str]:
     numbers = (*_NUMBERS, "interval_low", "interval_high")
-    return [*report.keys, "method", "label", "role", "oracle", *numbers, *_JUDGED, "form", "values", "seeds", "chosen", "runs"]
+    return [
+        *report.keys,
+        "method",
+        "label",
+        "role",
+        "oracle",
+        *numbers,
+        *_JUDGED,
+        "form",
+        "values",
+        "seeds",
+        "chosen",
+        "runs",
+    ]
 
 
 def lines(report: Report) -> list[list[Any]]:
