@@ -147,6 +147,13 @@ def test_data_that_a_plugin_needs() -> None:
         checked(*only(Needs(validation=True)), validation=True)
 
 
+def test_samples_held_out_before_the_split_are_validation_samples() -> None:
+    held = Experiment.of(compose(["eval.held_out=10", "headline.rule=best_on_val"]))
+    assert held.metric_names[-2:] == ["val/global/acc", "val/global/loss"] and held.has_validation
+    with pytest.raises(ConfigError, match="held out before the split, and from the clients' own"):
+        Experiment.of(compose(["eval.held_out=10", "partition.val_fraction=0.1"]))
+
+
 def test_numbers_of_local_steps_are_not_in_a_folder_of_models() -> None:
     stored = Experiment.of(compose([])).config.client_models
     checked(Needs(), Needs(local_steps=True))

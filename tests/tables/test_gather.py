@@ -292,17 +292,17 @@ def test_one_run_may_hold_a_whole_grid(tmp_path: Path) -> None:
     methods = gridded(overrides=[], by="trace.1.lam={point}.fused/val/acc")
     methods[0]["value"] = "trace.1.lam={point}.fused/acc"
     rows = [
-        {"iteration": 0, "lam": 0.5, "fused/acc": 0.7, "fused/val/acc": 0.6},
-        {"iteration": 1, "lam": 1.0, "fused/acc": 0.6, "fused/val/acc": 0.8},
+        {"iteration": 0, "lam": 0.5, "fused/acc": 0.6, "fused/val/acc": 0.8},
+        {"iteration": 1, "lam": 1.0, "fused/acc": 0.7, "fused/val/acc": 0.6},
     ]
     one = asked(tmp_path, methods=methods)
     for run in one.runs.values():
         write_json(run.folder / "trace" / "1.json", rows)
     one = asked(tmp_path, methods=methods)
-    assert one.report.cells[0].values == pytest.approx((60.0, 60.0)) and one.report.cells[0].chosen == ("1", "1")
+    assert one.report.cells[0].values == pytest.approx((60.0, 60.0)) and one.report.cells[0].chosen == ("0.5", "0.5")
     assert dict(one.report.facts)["runs"] == "8 of 8"
     run = one.runs[one.cells[0].jobs[0].overrides]
-    assert read_value(run, "trace.1.lam=5e-1.fused/acc") == read_value(run, "trace.1.0.fused/acc") == 0.7
+    assert read_value(run, "trace.1.lam=5e-1.fused/acc") == read_value(run, "trace.1.0.fused/acc") == 0.6
     with pytest.raises(ConfigError, match=r"no iteration with lam=0\.7") as error:
         read_value(run, "trace.1.lam=0.7.fused/acc")
     assert "0.5, 1" in str(error.value)
