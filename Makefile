@@ -26,7 +26,7 @@ demo: $(STAMP) ## run the main job and a small table on the embedded digits
 	@$(BIN)/fedexp-table run demo/digits
 
 test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 20
+	@$(BIN)/python -m pytest -n 2 --durations 20
 
 quick: $(STAMP) ## run the tests of the core's contracts, in half a minute
 	@$(BIN)/python -m pytest -n 2 tests/core tests/methods/test_averaging.py

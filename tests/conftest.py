@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,18 @@ def unflushed(file: int) -> None:
 
 
 os.fsync = unflushed  # on a busy disk half of the tests' time
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Ray's tests stay together: one cluster, not one in each of pytest's processes. (pytest 9.2 has no marks for groups.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "ray" if "/test_ray.py" in nodeid else nodeid
+
+    return Together(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")

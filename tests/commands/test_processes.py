@@ -206,7 +206,7 @@ def test_a_launchers_failing_job_is_told(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_in_a_sweep_stops_it_and_it_resumes(tmp_path: Path) -> None:
-    sweep = ["-m", "seed=0,1", "rounds=200", "clients=4", "checkpoint.every=5"]
+    sweep = ["-m", "seed=0,1", "rounds=120", "clients=4", "checkpoint.every=5"]
     process = start(tmp_path, *sweep)
     wait_for_rounds(tmp_path, 20)
     process.send_signal(signal.SIGINT)

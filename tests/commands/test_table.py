@@ -209,7 +209,7 @@ def test_wandb_holds_the_cells_and_a_summary_in_one_group() -> None:
     (run,) = [r.run for r in found if r.WhichOneof("record_type") == "run"]
     assert (run.run_group, run.job_type, run.display_name) == ("my/tiny", "summary", "my/tiny partial")
     (row,) = [items(r.history.item) for r in found if r.WhichOneof("record_type") == "history"]
-    assert (row["comparison/_type"], row["comparison/nrows"], row["comparison/ncols"]) == ("table-file", 3, 24)
+    assert (row["comparison/_type"], row["comparison/nrows"], row["comparison/ncols"]) == ("table-file", 3, 25)
     stored = json.loads((part.parent / "files" / row["comparison/path"]).read_text())
     assert stored["columns"][:6] == ["beta", "method", "label", "role", "oracle", "paper"]
     local = dict(zip(stored["columns"], stored["data"][0], strict=True))

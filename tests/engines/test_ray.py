@@ -50,7 +50,6 @@ os.environ |= {
 if os.environ.get("CI") != "true":
     pytest.importorskip("ray")
 
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster, not one in each of pytest's processes
 NUMERICS = Numerics({}, threads=1, device="cpu", dtype="float64")
 STORE = 100 * 2**20  # bytes of each node's object store
 ROOT = Path(__file__).resolve().parents[2]
