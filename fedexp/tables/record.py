@@ -104,10 +104,19 @@ class Record:
     missed: Sequence[str] = ()
 
     def of(self, table: Table, slot: Slot) -> list[RunRecord]:
-        """A cell's runs, each once (for every point that it has of a grid): the user's overrides may make one of several."""
+        """A cell's runs, each once (for every point that it has of a grid): the user's overrides may make one of several.
+
+        Missing are those that the table has got since the record was written.
+        """
         place = tuple(slot.conditions[key] for key in table.keys)
-        found = [self.runs[place, slot.method, draw_of(job), job.point] for job in slot.jobs]
+        found = [
+            self.runs.get((place, slot.method, draw_of(job), job.point)) or _missing(slot, job) for job in slot.jobs
+        ]
         return list({(run.run or index, run.point): run for index, run in enumerate(found)}.values())
+
+
+def _missing(slot: Slot, job: Job) -> RunRecord:
+    return RunRecord(dict(slot.conditions), slot.method, job.seed, draw_of(job), job.point)
 
 
 def recorded(
@@ -146,12 +155,8 @@ _ELSEWHERE = ("overrides", "output_root", "data_root", "logger")  # of the machi
 
 def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRecord:
     where = run.folder.relative_to(root).as_posix() if run.folder.is_relative_to(root) else str(run.folder)
-    row = RunRecord(
-        dict(slot.conditions),
-        slot.method,
-        job.seed,
-        draw_of(job),
-        job.point,
+    row = replace(
+        _missing(slot, job),
         status=run.status,
         error=run.error,
         run=where if run.config else "",

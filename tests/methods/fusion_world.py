@@ -10,8 +10,8 @@ from fedexp.aggregators.fusion import FusionAggregator
 from fedexp.core.env import Specs
 from fedexp.core.jobs import ClientResult
 from fedexp.core.weights import Weights
-from tests.matching.nets import CLASSES, IMAGE, weights_of
-from tests.world import World, make_data, make_world
+from tests.matching.nets import CLASSES, IMAGE, MODELS, weights_of
+from tests.world import World, assert_same, make_data, make_world
 
 
 def world_of(spec, *overrides: str) -> World:
@@ -54,3 +54,14 @@ def models_of(spec, count: int) -> list[Weights]:
 
         models.append(Weights(spec, near(base.params, other.params), near(base.buffers, other.buffers)))
     return models
+
+
+def average_of_units_that_stay(method: str, count: int) -> None:
+    """Asserts that `method` averages a network without hidden layers, and models whose every unit is nearest to itself."""
+    near = models_of(MODELS["cnn"], 1)[0]
+    for models in (
+        models_of(MODELS["linear"], count),
+        [Weights(near.spec, {k: v * (1 + i / 100) for k, v in near.params.items()}, {}) for i in range(count)],
+    ):
+        world, mean = (world_of(models[0].spec, f"method={name}") for name in (method, "average"))
+        assert_same(tensors(fused(world, models)), tensors(fused(mean, models)), 1e-14)

@@ -10,7 +10,6 @@ import torch
 
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
-from fedexp.core.weights import Weights
 from fedexp.matching import graduated_assignment
 from fedexp.matching.doubly_stochastic import doubly_stochastic
 from fedexp.matching.graduated_assignment import (
@@ -27,7 +26,7 @@ from fedexp.matching.structure import same_function, structure_of
 from fedexp.matching.unit_graphs import edges_of
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, spec_of, weights_of
-from tests.methods.fusion_world import fused, models_of, results_of, tensors, world_of
+from tests.methods.fusion_world import average_of_units_that_stay, fused, models_of, results_of, tensors, world_of
 from tests.world import CPU, assert_same
 
 NETS = ["mlp", "cnn", "concatenated", "gated"]
@@ -340,15 +339,7 @@ def test_one_model_is_returned_as_it_is() -> None:
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_nothing_to_move_is_the_average(count: int) -> None:
-    """A network without hidden layers; and models so close that every unit is nearest to itself."""
-    for spec in (MODELS["linear"], MODELS["cnn"]):
-        models = models_of(spec, count)
-        if spec is MODELS["cnn"]:
-            models = [
-                Weights(spec, {k: v * (1 + i / 100) for k, v in models[0].params.items()}, {}) for i in range(count)
-            ]
-        result = fused(world_of(spec, "method=gamf"), models)
-        assert_same(tensors(result), tensors(fused(world_of(spec, "method=average"), models)), 1e-14)
+    average_of_units_that_stay("gamf", count)
 
 
 def test_later_rounds_start_from_the_identity_with_fewer_sweeps(monkeypatch) -> None:

@@ -15,7 +15,7 @@ from fedexp.matching.structure import same_function, structure_of
 from fedexp.matching.weight_matching import WeightMatching, inner_product, match_many, match_pair
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, spec_of, weights_of
-from tests.methods.fusion_world import fused, models_of, results_of, tensors, world_of
+from tests.methods.fusion_world import average_of_units_that_stay, fused, models_of, results_of, tensors, world_of
 from tests.world import assert_same
 
 HIDDEN = [name for name in MODELS if name != "linear"]
@@ -185,15 +185,7 @@ def test_visiting_orders_follow_their_names() -> None:
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_nothing_to_move_is_the_average(count: int) -> None:
-    """A network without hidden layers; and models so close that every unit is nearest to itself."""
-    for spec in (MODELS["linear"], MODELS["cnn"]):
-        models = models_of(spec, count)
-        if spec is MODELS["cnn"]:
-            models = [
-                Weights(spec, {k: v * (1 + i / 100) for k, v in models[0].params.items()}, {}) for i in range(count)
-            ]
-        result = fused(world_of(spec, "method=git_rebasin"), models)
-        assert_same(tensors(result), tensors(fused(world_of(spec, "method=average"), models)), 1e-14)
+    average_of_units_that_stay("git_rebasin", count)
 
 
 def test_what_was_found_is_logged() -> None:

@@ -12,7 +12,7 @@ from fedexp.matching.alignment import Alignment, align
 from fedexp.matching.structure import structure_of
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, spec_of
-from tests.methods.fusion_world import fused, models_of, tensors, world_of
+from tests.methods.fusion_world import average_of_units_that_stay, fused, models_of, tensors, world_of
 from tests.world import assert_same
 
 VARIANTS = {
@@ -69,14 +69,7 @@ def test_permuted_copies_are_recovered(name: str, variant: str) -> None:
 
 
 def test_nothing_to_move_is_the_average() -> None:
-    """A network without hidden layers; and models so close that every unit is nearest to itself."""
-    for spec in (MODELS["linear"], MODELS["cnn"]):
-        models = models_of(spec, 4)
-        ot, mean = world_of(spec, "method=ot_fusion"), world_of(spec, "method=average")
-        if spec is MODELS["cnn"]:
-            base = models[0]
-            models = [base, *(type(base)(spec, {k: v * 1.001 for k, v in m.params.items()}, {}) for m in [base] * 3)]
-        assert_same(tensors(fused(ot, models)), tensors(fused(mean, models)), 1e-14)
+    average_of_units_that_stay("ot_fusion", 4)
 
 
 def test_running_fusion_halves_and_later_models_weigh_more() -> None:

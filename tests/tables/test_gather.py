@@ -228,6 +228,18 @@ def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> Non
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
 
 
+def test_what_the_table_has_got_since_the_record_is_missing_from_it(tmp_path: Path) -> None:
+    old = asked(tmp_path)
+    write(old.table, old.record, tmp_path / "report")
+    first, *others = TINY["methods"]
+    new = {"key": "plain", "label": "Plain", "overrides": ["method=plain"], "role": "ours", "reads": "ensemble"}
+    now = asked(tmp_path, methods=[{**first, "seeds": [0, 1, 2]}, *others, new])
+    made = make_report(now.table, now.cells, read(now.table, tmp_path / "report"))
+    assert [(c.method, c.n) for c in made.cells[:4]] == [("local", 2), ("ensemble", 2), ("dense", 0), ("plain", 0)]
+    assert made.form == "partial" and dict(made.facts)["runs"] == "8 of 14"
+    assert [c.mean for c in made.cells[:2]] == [c.mean for c in old.report.cells[:2]]
+
+
 SCORES = {"0.5": (0.60, 0.70), "1": (0.65, 0.55)}  # of a grid's points: on test data, on held-out data
 
 
