@@ -90,7 +90,7 @@ def drawn(
     drawings = [build(Drawing, node, f"drawings[{number}]") for number, node in enumerate(table.drawings)]  # type: ignore[type-abstract]
     pictures: tuple[Picture, ...] = ()
     missed = []
-    notes = [text] if (text := texts.form(report)) else []
+    notes = [texts.form(report)]
     for drawing in drawings:
         try:
             new = drawing.draw(runs, notes)

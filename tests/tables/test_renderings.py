@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from rich.console import Console
@@ -20,7 +20,7 @@ from fedexp.tables.report.csv import to_csv
 from fedexp.tables.report.latex import latex
 from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.page import page
-from fedexp.tables.report.report import Cell, Method, Report
+from fedexp.tables.report.report import Cell, Form, Method, Report
 from fedexp.tables.report.terminal import print_report
 from fedexp.tables.report.wandb import send_summary
 from tests.tables.reports import CLAIMS, cell, report
@@ -147,11 +147,11 @@ def test_what_was_chosen_on_test_data_is_marked(render: Rendering) -> None:
 
 
 @all_of_them
-@pytest.mark.parametrize("form", ["partial", "reduced", "smoke"])
-def test_a_form_that_is_not_the_full_one_is_named(render: Rendering, form: Any) -> None:
-    sample = report(cells=report().cells[::2][:2])
-    assert not re.search(r"\b(full|partial|reduced|smoke)\b", render(sample))
-    assert form in render(replace(sample, form=form)).lower()
+@pytest.mark.parametrize("form", get_args(Form))
+def test_the_form_is_named_and_no_other(render: Rendering, form: Any) -> None:
+    sample = report(cells=report().cells[::2][:2], form=form)
+    said = re.findall(r"(?<!the )\b(full|partial|reduced|smoke)\b(?! form.s)", render(sample).lower())
+    assert {*said} == {form}
 
 
 @all_of_them

@@ -54,8 +54,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _caption(report: Report, reference: bool) -> Iterator[str]:
-    form = "" if report.form == "full" else f", {report.form} form"
-    yield f"{escape(report.title)} ({escape(report.source)}{form}; {escape(layout.unit(report))})."
+    yield f"{escape(report.title)} ({escape(report.source)}, {report.form} form; {escape(layout.unit(report))})."
     yield texts.sentence("; ".join(escape(f"{what}: {said}") for what, said in texts.headline(report)))
     yield rf"{'First line: paper; second: ours, mean' if reference else 'Mean'} $\pm$ sd ($n$);"
     yield ", ".join(escape(f"{mark} {word}") for word, mark in texts.marks(report).items()) + "."

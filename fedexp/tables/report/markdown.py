@@ -26,9 +26,8 @@ def _lines(report: Report) -> Iterator[str]:
     what = f"{_plain(report.metric)}, {layout.unit(report)}, {better} is better"
     yield f"{_plain(report.paper)}, {_plain(report.source)}: {what}."
     yield ""
-    if smaller := texts.form(report):
-        yield f"**{smaller}**"
-        yield ""
+    yield f"**{texts.form(report)}**"
+    yield ""
     for warning in report.warnings:
         yield f"- **{_plain(warning)}**"
     if report.warnings:

@@ -45,7 +45,7 @@ def page(report: Report) -> str:
         script=script,
         name=escape(report.name),
         title=escape(report.title),
-        badge="" if report.form == "full" else f'<span class="badge {report.form}">{report.form}</span>',
+        badge=f'<span class="badge {report.form}">{report.form}</span>',
         source=_source(report),
         banner=_banner(report),
         headline=_headline(report),

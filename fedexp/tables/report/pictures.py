@@ -23,7 +23,7 @@ def pictures(report: Report) -> tuple[Picture, ...]:
     """What can be drawn of a report; empty where nothing has been measured.
 
     `agreement`: every cell that has both numbers, the paper's on x and ours on y. `curves`: over the last key where that is a
-    number, one panel a block of the table; `rows` otherwise. All name a form that is not the full one. The same report
+    number, one panel a block of the table; `rows` otherwise. All name the form. The same report
     gives the same bytes.
     """
     if not any(cell.mean is not None and math.isfinite(cell.mean) for cell in report.cells):

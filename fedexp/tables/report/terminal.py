@@ -45,8 +45,7 @@ def print_report(report: Report, out: Console | None = None) -> None:
     for what, said in texts.headline(report):
         out.print(f"{what}: {said}", style="bold", markup=False)
     out.print(f"{report.source}; {report.metric}, {layout.unit(report)}", markup=False)
-    if smaller := texts.form(report):
-        out.print(smaller, style="yellow", markup=False)
+    out.print(texts.form(report), style="" if report.form == "full" else "yellow", markup=False)
     wide = _wide(report)
     is_wide = _width(wide, out, wrapped=False) <= out.width
     out.print(wide if is_wide else _long(report, out))

@@ -27,7 +27,7 @@ _ROLES: Mapping[Role, str] = {
     "reference": "reference points",
 }
 _FORMS: Mapping[Form, str] = {
-    "full": "",
+    "full": "Full: all of the table's cells and runs.",
     "partial": "Partial: a part of the full form's cells or runs.",
     "reduced": "Reduced: these runs are smaller than the paper's, so no cell counts as reproduced.",
     "smoke": "Smoke test: the runs show that the pipeline works; compare their numbers with nothing published.",
@@ -72,13 +72,13 @@ def _verdicts(cells: Sequence[Cell]) -> str:
 
 
 def form(report: Report) -> str:
-    """What is smaller than the whole; empty for the full form."""
+    """The form's name, and what it means for the numbers."""
     return _FORMS[report.form]
 
 
 def named_form(report: Report) -> str:
-    """`` (reduced)``, to stand behind a name; empty for the full form."""
-    return "" if report.form == "full" else f" ({report.form})"
+    """`` (reduced)``, to stand behind a name."""
+    return f" ({report.form})"
 
 
 def footnotes(report: Report) -> list[str]:
