@@ -55,7 +55,8 @@ class RefilledPartitioner(Partitioner):
             what += point >= edges[who, k]
         given = np.empty(len(who), dtype=np.int64)
         left = [len(pool) for pool in pools]
-        for turn, k in enumerate(what.tolist()):
+        for turn, drawn in enumerate(what.tolist()):
+            k = drawn
             while not left[k]:
                 left[k] = len(pools[k])
                 own = edges[who[turn]]
