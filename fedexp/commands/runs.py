@@ -143,7 +143,13 @@ def _show(options: argparse.Namespace) -> int:
     add("test data in training", result.get("test_data_in_training"))
     add("rounds", _rounds(run))
     add("rounds to target", result.get("rounds_to_target"))
-    for group, title in (("metrics", "last"), ("mean_last_10", "mean of last 10"), ("best", "best (oracle)")):
+    for group, title in (
+        ("rounds_to", "rounds to targets"),
+        ("metrics", "last"),
+        ("mean_last_10", "mean of last 10"),
+        ("std_last_10", "deviation of last 10"),
+        ("best", "best (oracle)"),
+    ):
         add(title, _pairs(result.get(group)))
     add("seconds", _pairs(result.get("seconds")))
     add("traffic", ", ".join(f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()))

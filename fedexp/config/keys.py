@@ -148,6 +148,10 @@ class ClientModels:
 class Headline:
     rule: Literal["last", "mean_last_10", "best_on_val"]
     metric: str
+    targets: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        require(len(set(self.targets)) == len(self.targets), f"headline.targets: each once, got {list(self.targets)}")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from fedexp.core.data import Noise
 
 @dataclass(frozen=True)
 class Augment:
-    """Horizontal flip, then a random crop of the zero-padded image, decided per sample.
+    """Horizontal flip, then a random crop of the zero-padded image.
 
     The batch is already normalised, so the padding is the data set's mean colour. Crop offsets are uniform on
     {0, ..., 2 * crop_padding} in each direction; both crop and flip happen independently of each other
@@ -24,11 +25,13 @@ class Augment:
         flip: probability of a horizontal flip.
         crop_padding: pixels of zero padding on each side; 0 switches the crop off.
         crop_probability: probability that a sample is cropped at all.
+        per: what decides alone: every ``sample``, or one decision and one offset for the whole ``batch`` (FedExP's code).
     """
 
     flip: float = 0.5
     crop_padding: int = 0
     crop_probability: float = 1.0
+    per: Literal["sample", "batch"] = "sample"
 
     def __post_init__(self) -> None:
         require(0 <= self.flip <= 1, "flip is a probability: give a number from 0 to 1")
@@ -37,19 +40,20 @@ class Augment:
 
     def __call__(self, x: Tensor, noise: Noise) -> Tensor:
         """A new batch of the same shape (batch, C, H, W); what is switched off draws nothing."""
+        decisions = len(x) if self.per == "sample" else 1
         if self.flip > 0:
-            flipped = noise("augment/flip", (len(x),)).to(x.device) < self.flip
+            flipped = noise("augment/flip", (decisions,)).to(x.device) < self.flip
             x = torch.where(flipped[:, None, None, None], x.flip(-1), x)
         if self.crop_padding > 0 and self.crop_probability > 0:
-            x = self._crop(x, noise)
+            x = self._crop(x, noise, decisions)
         return x
 
-    def _crop(self, x: Tensor, noise: Noise) -> Tensor:
+    def _crop(self, x: Tensor, noise: Noise, decisions: int) -> Tensor:
         batch, channels, height, width = x.shape
         pad, reach = self.crop_padding, 2 * self.crop_padding
-        offset = (noise("augment/offset", (batch, 2)).to(x.device) * (reach + 1)).long().clamp_(max=reach)
+        offset = (noise("augment/offset", (decisions, 2)).to(x.device) * (reach + 1)).long().clamp_(max=reach)
         if self.crop_probability < 1:
-            cropped = noise("augment/crop", (batch,)).to(x.device) < self.crop_probability
+            cropped = noise("augment/crop", (decisions,)).to(x.device) < self.crop_probability
             offset = torch.where(cropped[:, None], offset, pad)  # offset (pad, pad) is the image itself
         padded = functional.pad(x, (pad, pad, pad, pad))
         rows = offset[:, 0, None] + torch.arange(height, device=x.device)

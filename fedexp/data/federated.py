@@ -235,8 +235,16 @@ def cut_validation(partition: Partition, fraction: float, seed_data: int) -> Cut
     keys, so its cut depends neither on its number nor on other clients.
 
     Raises:
-        DataError: the fraction is less than half a sample at every client.
+        DataError: the fraction is less than half a sample at every client, or clients share samples.
     """
+    if repeated := partition.info.get("repeated_samples"):
+        raise DataError(
+            "validation samples of one client would be training samples of another",
+            where="partition.val_fraction",
+            expected="0: this split hands samples out again",
+            got=f"{fraction}, and {repeated} repeated samples",
+            do="set partition.val_fraction=0 and eval.held_out=1000",
+        )
     sizes = partition.sizes
     counts = np.clip(np.floor(fraction * sizes + 0.5).astype(np.int64), 0, np.maximum(sizes - 1, 0))
     if not counts.any():

@@ -106,7 +106,7 @@ def validate(partition: Partition, n: int) -> Partition:
     """`partition`, if every sample of a pool of `n` belongs to exactly one client.
 
     Samples of clients that ``on_small=drop`` dropped (their number is in ``info``) and the validation share of a
-    `CutPartition` count as handed out.
+    `CutPartition` count as handed out. A scheme that hands samples out again says how often (``repeated_samples``).
 
     Raises:
         DataError: a sample is missing, held twice or not of the pool.
@@ -131,7 +131,7 @@ def validate(partition: Partition, n: int) -> Partition:
             raise fail("an index is outside the pool", f"{int(part.min())} .. {int(part.max())}")
         seen[part] = True
     distinct, listed = int(seen.sum()), len(indices) + len(held)
-    if distinct != listed:
+    if distinct != listed - int(partition.info.get("repeated_samples", 0)):
         raise fail(f"{listed - distinct} samples are held twice", f"{listed} indices, {distinct} distinct")
     missing = n - distinct - int(partition.info.get("dropped_samples", 0))
     if missing:

@@ -143,11 +143,11 @@ class Experiment:
         name = self.config.stop.metric
         return self.headline if name == "auto" else name
 
-    def meets(self, value: float | None, target: float) -> bool:
-        """Whether a value of the stop metric reaches `target`."""
+    def meets(self, metric: str, value: float | None, target: float) -> bool:
+        """Whether a value of `metric` reaches `target`."""
         if value is None:
             return False
-        return value >= target if self.task.higher_is_better(self.stop_metric) else value <= target
+        return value >= target if self.task.higher_is_better(metric) else value <= target
 
     def load(self, device: torch.device) -> FederatedData:
         """Load and split the data, once, onto `device`."""
@@ -242,7 +242,7 @@ def check_targets(task: Task, dataset: Dataset) -> None:
 
 
 def check_metrics(experiment: Experiment) -> None:
-    """Refuse metric names that no evaluation of this experiment has."""
+    """Refuse metric names that no evaluation of this experiment has, and targets that would not say when they are reached."""
     measured = experiment.metric_names
     for key, name in (
         ("headline.metric", experiment.config.headline.metric),
@@ -255,6 +255,24 @@ def check_metrics(experiment: Experiment) -> None:
                 expected=", ".join(["auto", *measured]),
                 do=suggest(name, measured),
             )
+    if not experiment.config.headline.targets:
+        return
+    if not experiment.headline.startswith("test/"):
+        raise ConfigError(
+            "targets are of a metric of the test set",
+            where="headline.targets",
+            expected=", ".join(name for name in measured if name.startswith("test/")),
+            got=f"headline.metric={experiment.headline}",
+            do="set headline.metric=auto, or headline.targets=[]",
+        )
+    if experiment.config.stop.target is not None:
+        raise ConfigError(
+            "a run that stops early cannot say that it never reaches a target",
+            where="headline.targets",
+            expected="stop.target=null",
+            got=f"stop.target={experiment.config.stop.target:g}",
+            do="set one of the two",
+        )
 
 
 _check_model = cache(check_model)

@@ -91,8 +91,8 @@ def steps(
 
 def reached(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
     """Whether one of `rows` meets ``stop.target``."""
-    target = experiment.config.stop.target
-    return target is not None and any(experiment.meets(row.get(experiment.stop_metric), target) for row in rows)
+    metric, target = experiment.stop_metric, experiment.config.stop.target
+    return target is not None and any(experiment.meets(metric, row.get(metric), target) for row in rows)
 
 
 def _refuse(problem: str | None, round: int, experiment: Experiment) -> None:

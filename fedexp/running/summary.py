@@ -1,4 +1,4 @@
-"""From a run's rows to its numbers: last, best, mean of the last ten, headline, rounds to target."""
+"""From a run's rows to its numbers: last, best, the last ten and their mean and deviation, headline, rounds to targets."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ def summarise(rows: Sequence[dict[str, Any]], experiment: Experiment) -> dict[st
         rows: ``metrics.jsonl``.
 
     ``best`` looks at the test set over rounds and is an oracle: it is also listed under ``oracle/`` and is never the
-    headline. ``mean_last_10`` is over evaluated rounds.
+    headline. ``last_10`` has the values of the last ten evaluated rounds (fewer, if there are fewer), so that several runs'
+    can be pooled, ``mean_last_10`` and ``std_last_10`` their mean and their deviation (divided by their number, as NumPy's).
+    ``rounds_to`` has the first evaluated round that reaches each of ``headline.targets``, infinity where none does; its keys
+    have two decimals (0.30) or as many as the target (0.385).
     """
-    name, rule, target = experiment.headline, experiment.config.headline.rule, experiment.config.stop.target
+    name, rule, stop = experiment.headline, experiment.config.headline.rule, experiment.config.stop.target
     higher = experiment.task.higher_is_better
     evaluated = [row for row in rows if name in row]
     if not evaluated:
@@ -29,8 +32,8 @@ def summarise(rows: Sequence[dict[str, Any]], experiment: Experiment) -> dict[st
         )
     measured = [key for key in evaluated[-1] if key.startswith(("test/", "val/"))]
     last = {key: value for key, value in evaluated[-1].items() if key not in ("round", "step")}
-    tail = evaluated[-10:]
-    means = {key: statistics.fmean(row[key] for row in tail) for key in measured}
+    tail = {key: [row[key] for row in evaluated[-10:]] for key in measured}
+    means = {key: statistics.fmean(values) for key, values in tail.items()}
     best = {key: _best([row[key] for row in evaluated], higher(key)) for key in measured}
     if rule == "last":
         value = last[name]
@@ -39,18 +42,26 @@ def summarise(rows: Sequence[dict[str, Any]], experiment: Experiment) -> dict[st
     else:
         watch = name.replace("test/", "val/", 1)
         value = (max if higher(name) else min)(evaluated, key=lambda row: row[watch])[name]
-    reached = target is not None and next(
-        (row["round"] for row in evaluated if experiment.meets(row.get(experiment.stop_metric), target)), None
-    )
+
+    def first(metric: str, target: float) -> int | None:
+        return next((row["round"] for row in evaluated if experiment.meets(metric, row.get(metric), target)), None)
+
     return {
         "headline": {"metric": name, "rule": rule, "value": value},
         "metrics": last,
         "best": best,
         "mean_last_10": means,
+        "std_last_10": {key: statistics.pstdev(values) for key, values in tail.items()},
+        "last_10": tail,
         **{f"oracle/{key}": value for key, value in best.items() if key.startswith("test/")},
         "rounds": rows[-1]["round"],
-        "rounds_to_target": reached or None,
+        "rounds_to_target": None if stop is None else first(experiment.stop_metric, stop),
+        "rounds_to": {_named(target): first(name, target) or math.inf for target in experiment.config.headline.targets},
     }
+
+
+def _named(target: float) -> str:
+    return f"{target:.2f}" if round(target, 2) == target else f"{target:g}"
 
 
 def _best(values: list[float], higher_is_better: bool) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,10 +142,18 @@ def traced(folder: Path, round: object) -> list[dict[str, Any]]:
 
 
 def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -> float:
-    """The number at a dotted path of `result`, what `file` holds; `ConfigError` where there is none."""
+    """The number at a dotted path of `result`, what `file` holds; `ConfigError` where there is none.
+
+    A key may have a dot (``rounds_to.0.38``): the longest one that fits counts.
+    """
     node: Any = result
-    for part in path.split("."):
-        if isinstance(node, Mapping) and part in node:
+    rest = path
+    while rest:
+        heads = itertools.accumulate(rest.split("."), lambda head, part: f"{head}.{part}")
+        known = [head for head in heads if isinstance(node, Mapping) and head in node]
+        part = known[-1] if known else rest.partition(".")[0]
+        rest = rest[len(part) + 1 :]
+        if known:
             node = node[part]
         elif isinstance(node, list) and part.isdigit() and int(part) < len(node):
             node = node[int(part)]

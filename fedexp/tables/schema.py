@@ -136,9 +136,9 @@ class Headline:
 
     Args:
         value: path in result.json, parts separated by dots (``headline.value``, ``metrics.test/global/acc``,
-            ``seconds.aggregate``, ``per_client.test/local/acc.0``), or of a traced round, ``trace.<round>.<iteration>.<name>``,
-            where ``<name>=<number>`` is the iteration that has it (``lam=0.5``); the row's conditions are filled in:
-            ``trace.1.{iteration}.mean_v/acc``.
+            ``seconds.aggregate``, ``rounds_to.0.38``, ``per_client.test/local/acc.0``), or of a traced round,
+            ``trace.<round>.<iteration>.<name>``, where ``<name>=<number>`` is the iteration that has it (``lam=0.5``); the
+            row's conditions are filled in: ``trace.1.{iteration}.mean_v/acc``.
         scale: factor that turns it into the table's unit.
     """
 

@@ -179,7 +179,17 @@ def flat_config(config: dict[str, Any]) -> dict[str, Any]:
 def _summary(result: dict[str, Any]) -> dict[str, Any]:
     """What a table of runs should show: the headline, best and means, costs, hashes."""
     summary: dict[str, Any] = {"folder": result.get("folder")}
-    for group in ("headline", "best", "mean_last_10", "seconds", "peak_memory", "bytes", "hashes"):
+    for group in (
+        "headline",
+        "best",
+        "mean_last_10",
+        "std_last_10",
+        "rounds_to",
+        "seconds",
+        "peak_memory",
+        "bytes",
+        "hashes",
+    ):
         for name, value in (result.get(group) or {}).items():
             summary[f"{group}/{name}"] = value
     summary["partition/sha256"] = (result.get("partition") or {}).get("sha256")

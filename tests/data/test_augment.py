@@ -60,6 +60,23 @@ def test_crop_probability_leaves_the_others_alone() -> None:
     assert 60 < same < 150
 
 
+def test_a_batch_may_have_one_decision_and_one_offset() -> None:
+    """FedExP's: as its first sample has it alone."""
+    augment, alone = (Augment(0.5, 2, 0.5, per=per) for per in ("batch", "sample"))
+    seen = set()
+    for seed in range(8):
+
+        def noise(name: str, shape: tuple[int, ...], seed: int = seed) -> Tensor:
+            assert shape[0] == 1
+            return torch.rand(shape, generator=torch.Generator().manual_seed(seed * 7 + len(name)))
+
+        whole = augment(batch(), noise)
+        seen.add(tuple(whole[0, 0, 0].tolist()))
+        for i in range(16):
+            assert torch.equal(alone(batch()[i : i + 1], noise)[0], whole[i])
+    assert len(seen) > 3
+
+
 def test_samples_do_not_influence_each_other() -> None:
     augment = Augment(flip=0.5, crop_padding=2, crop_probability=0.5)
     noise = {name: Recorded()(name, shape) for name, shape in SHAPES.items()}

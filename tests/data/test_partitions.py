@@ -8,12 +8,16 @@ import pytest
 from fedexp.config.compose import compose
 from fedexp.core.data import Partition
 from fedexp.core.errors import ConfigError, DataError
+from fedexp.data.federated import cut_validation
 from fedexp.data.partition import Partitioner, apply_small_policy, validate
 from fedexp.data.partitions.dirichlet import Dirichlet
+from fedexp.data.partitions.dirichlet_blocks import DirichletBlocks
 from fedexp.data.partitions.dirichlet_per_client import DirichletPerClient
+from fedexp.data.partitions.dirichlet_refilled import DirichletRefilled
 from fedexp.data.partitions.iid import Iid
 from fedexp.data.partitions.label_groups import LabelGroups
 from fedexp.data.partitions.pathological import Pathological
+from fedexp.data.partitions.pathological_refilled import PathologicalRefilled
 from fedexp.data.partitions.shards import Shards
 from fedexp.running.experiment import load_data
 
@@ -108,6 +112,7 @@ SCHEMES: list[Partitioner] = [
     Iid(),
     Dirichlet(alpha=0.5),
     Dirichlet(alpha=0.1, gated=False, on_small="allow"),
+    DirichletBlocks(alpha=0.3),
     DirichletPerClient(alpha=0.3),
     DirichletPerClient(alpha=0.001),
     Shards(shards=3),
@@ -173,6 +178,66 @@ def test_pathological_clients_hold_n_classes_split_equally(clients: int, n: int)
     for column in counts.T:
         holders = column[column > 0]
         assert holders.max() - holders.min() <= 1
+
+
+REFILLED: list[Partitioner] = [DirichletRefilled(alpha=0.3), PathologicalRefilled(classes_per_client=3)]
+
+
+@pytest.mark.parametrize("scheme", REFILLED, ids=lambda scheme: scheme.name)
+def test_refilled_clients_are_of_one_size_and_a_class_starts_again_when_all_its_images_are_gone(
+    scheme: Partitioner,
+) -> None:
+    labels = uneven_labels(3007)
+    partition = scheme.split(labels, 10, 30, rng())
+    assert partition.sizes.tolist() == [107, *[100] * 29]  # floor(n / N); the first has the remainder as well
+    times = np.bincount(partition.indices, minlength=len(labels))
+    for k in range(10):  # in turns: no image a second time before all had their first
+        assert np.ptp(times[labels == k]) <= 1
+    assert partition.info["repeated_samples"] == (times - 1).clip(0).sum() > 0
+    assert partition.info["dropped_samples"] == (times == 0).sum() > 0
+    assert scheme.split(labels, 10, 30, rng()).sha256 == partition.sha256
+    assert scheme.split(labels, 10, 30, rng(1)).sha256 != partition.sha256
+
+
+def test_refilled_pathological_clients_hold_n_classes_with_equal_probabilities() -> None:
+    labels = np.repeat(np.arange(10), 300)
+    counts = class_counts(PathologicalRefilled(classes_per_client=3).split(labels, 10, 10, rng()), labels, 10)
+    assert ((counts > 0).sum(axis=1) == 3).all()
+    assert abs(counts[counts > 0] - 100).max() < 50  # 6 standard deviations of a binomial(300, 1/3)
+    assert len({tuple(row > 0) for row in counts}) > 5  # each client by itself
+
+
+def test_refilled_priors_follow_alpha() -> None:
+    labels = np.repeat(np.arange(10), 1000)
+    even = class_counts(DirichletRefilled(alpha=1e6).split(labels, 10, 10, rng()), labels, 10)
+    assert abs(even - 100).max() < 60
+    skewed = class_counts(DirichletRefilled(alpha=1e-3).split(labels, 10, 100, rng()), labels, 10)
+    assert (skewed.max(axis=1) == 100).mean() > 0.9  # no class is ever lacking
+
+
+def test_classes_without_samples_are_nobodys() -> None:
+    labels = np.repeat([0, 2, 5], 40)
+    for scheme in (DirichletRefilled(alpha=0.5), PathologicalRefilled(classes_per_client=3)):
+        assert scheme.split(labels, 10, 6, rng()).sizes.tolist() == [20] * 6
+    with pytest.raises(DataError, match="samples of 3 classes"):
+        PathologicalRefilled(classes_per_client=4).split(labels, 10, 6, rng())
+
+
+def test_samples_that_clients_share_are_held_out_of_none() -> None:
+    drawn = DirichletRefilled(alpha=0.3).split(uneven_labels(), 10, 10, rng())
+    with pytest.raises(DataError, match=r"eval\.held_out"):
+        cut_validation(drawn, 0.1, 0)
+
+
+@pytest.mark.parametrize(("clients", "alpha"), [(20, 0.1), (34, 0.3), (7, 0.1)])
+def test_blocks_serve_ten_clients_each_and_nobody_has_less_than_half(clients: int, alpha: float) -> None:
+    labels = uneven_labels(6000)
+    sizes = DirichletBlocks(alpha=alpha).split(labels, 10, clients, rng()).sizes
+    for first in range(0, clients, 10):
+        own = sizes[first : first + 10]
+        assert abs(own.sum() - 6000 * len(own) / clients) <= 1
+        assert own.min() >= own.sum() // (2 * len(own))
+    assert np.ptp(sizes) > 100  # and is not balanced, either
 
 
 def test_label_groups_are_kept() -> None:
@@ -294,6 +359,14 @@ def test_validate_refuses(lists: list[list[int]], message: str) -> None:
         validate(Partition.from_lists([np.array(part) for part in lists]), 4)
 
 
+def test_what_is_handed_out_again_is_counted() -> None:
+    lists = [np.array([0, 1]), np.array([1, 2, 1])]
+    validate(Partition.from_lists(lists, repeated_samples=2, dropped_samples=1), 4)
+    for repeated, dropped in ((1, 1), (3, 1), (2, 0)):
+        with pytest.raises(DataError, match=r"held twice|missing"):
+            validate(Partition.from_lists(lists, repeated_samples=repeated, dropped_samples=dropped), 4)
+
+
 def test_a_users_scheme_is_validated() -> None:
     class Twice(Iid):
         def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
@@ -308,6 +381,7 @@ def test_a_users_scheme_is_validated() -> None:
     [
         (Pathological(classes_per_client=11), 10, "more classes than there are"),
         (Pathological(classes_per_client=2), 4, "cannot hold 10 classes"),
+        (PathologicalRefilled(classes_per_client=11), 10, "more classes than there are"),
         (LabelGroups(groups=((0, 1),)), 2, "one group of classes per client"),
         (LabelGroups(), 2, "one group of classes per client"),
         (LabelGroups(groups=((0, 10),)), 1, "class 10 does not exist"),
@@ -317,6 +391,12 @@ def test_a_users_scheme_is_validated() -> None:
 def test_impossible_settings_are_refused_before_data(scheme: Partitioner, clients: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         scheme.check(clients, 10)
+
+
+@pytest.mark.parametrize("scheme", [*REFILLED, DirichletBlocks()], ids=lambda scheme: scheme.name)
+def test_more_clients_than_samples_are_refused(scheme: Partitioner) -> None:
+    with pytest.raises(DataError, match="lower clients"):
+        scheme.split(np.arange(10), 10, 11, rng())
 
 
 def test_label_groups_must_cover_the_pool() -> None:
@@ -332,6 +412,10 @@ def test_label_groups_must_cover_the_pool() -> None:
         lambda: Shards(shards=0),
         lambda: Pathological(classes_per_client=0),
         lambda: LabelGroups(groups=((0, 0),)),
+        lambda: DirichletBlocks(block=0),
+        lambda: DirichletBlocks(alpha=0),
+        lambda: DirichletRefilled(alpha=0),
+        lambda: PathologicalRefilled(classes_per_client=0),
         lambda: Iid(val_fraction=1.0),
         lambda: Iid(min_size=0),
         lambda: Dirichlet(max_draws=0),
@@ -340,6 +424,12 @@ def test_label_groups_must_cover_the_pool() -> None:
 def test_values_out_of_range_are_refused(make: object) -> None:
     with pytest.raises(ValueError, match=r"must|twice"):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("policy", ["drop", "repair"])
+def test_equal_sizes_need_no_repair(policy: str) -> None:
+    with pytest.raises(ValueError, match="nothing to move"):
+        DirichletRefilled(on_small=policy)  # type: ignore[arg-type]
 
 
 def test_the_two_clients_of_maechos_generators() -> None:

@@ -432,12 +432,14 @@ def test_numbers_are_read_by_path() -> None:
     stored = {
         "metrics": {"test/global/acc": 0.5},
         "per_client": {"test/local/acc": [0.1, 0.2]},
+        "rounds_to": {"0.30": 7, "0": 1},
         "name": "x",
         "none": None,
     }
     assert read_path(stored, "metrics.test/global/acc") == 0.5
     assert read_path(stored, "per_client.test/local/acc.1") == 0.2
-    for path in ("metrics.test", "per_client.test/local/acc.2", "name", "none", "metrics"):
+    assert read_path(stored, "rounds_to.0.30") == 7 and read_path(stored, "rounds_to.0") == 1
+    for path in ("rounds_to.0.3", "metrics.test", "per_client.test/local/acc.2", "name", "none", "metrics"):
         with pytest.raises(ConfigError):
             read_path(stored, path)
 

@@ -17,8 +17,8 @@ _ROWS = 65_536  # clients whose draws are made at a time: bounds the memory of t
 class DirichletPerClient(Partitioner):
     """Each client draws a class prior q ~ Dir(alpha 1_C) and its samples' classes from it, without replacement.
 
-    Sizes differ by at most one (the first clients get the extra sample) and no sample is used twice: published variants
-    (FL-Simulator, hence FedMRUR) refill an exhausted class and so repeat images; Co-Boosting's does not.
+    Sizes differ by at most one (the first clients get the extra sample) and no sample is used twice, as Co-Boosting has it;
+    FL-Simulator's variant, which refills an exhausted class and so repeats images, is `DirichletRefilled`.
     The hand-out goes in whole passes. In a pass every client draws classes for all samples it still lacks; of a class that
     is asked for more often than it has samples, randomly chosen draws are granted and the class is exhausted; the next
     pass draws from the priors renormalised over what is left (from the remaining pool where a prior has nothing left).
@@ -44,7 +44,7 @@ class DirichletPerClient(Partitioner):
         left = np.array([len(pool) for pool in pools])
         lacks = np.full(clients, n // clients, dtype=np.int64)
         lacks[: n % clients] += 1
-        priors = _priors(self.alpha, clients, num_classes, rng)
+        priors = class_priors(self.alpha, clients, num_classes, rng)
         owner = np.empty(n, dtype=np.int32)
         passes = 0
         while lacks.any():
@@ -63,7 +63,7 @@ class DirichletPerClient(Partitioner):
         return partition
 
 
-def _priors(alpha: float, clients: int, num_classes: int, rng: np.random.RandomState) -> np.ndarray:
+def class_priors(alpha: float, clients: int, num_classes: int, rng: np.random.RandomState) -> np.ndarray:
     """(clients, classes) float32 rows of Dir(alpha 1_C); float32 because a million clients are meant to fit."""
     priors = np.empty((clients, num_classes), dtype=np.float32)
     for start in range(0, clients, _ROWS):

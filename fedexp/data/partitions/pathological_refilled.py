@@ -1,0 +1,59 @@
+"""Equal sizes, every client n classes with equal probabilities, classes refilled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedexp.core.build import require
+from fedexp.core.errors import DataError
+from fedexp.data.partition import impossible
+from fedexp.data.partitions.refilled import RefilledPartitioner
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathologicalRefilled(RefilledPartitioner):
+    """FedMRUR's Path(n), as FL-Simulator has it: n distinct classes a client, uniformly drawn, each with probability 1 / n.
+
+    A class without a client stays out, with its samples.
+
+    Args:
+        classes_per_client: n.
+    """
+
+    classes_per_client: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.classes_per_client >= 1, f"classes_per_client must be at least 1, got {self.classes_per_client}")
+
+    @property
+    def name(self) -> str:
+        return "pathological_refilled"
+
+    def check(self, clients: int, num_classes: int) -> None:
+        super().check(clients, num_classes)
+        if self.classes_per_client > num_classes:
+            raise impossible(
+                "a client cannot hold more classes than there are",
+                "classes_per_client",
+                f"1 to {num_classes}",
+                self.classes_per_client,
+                f"set partition.classes_per_client={num_classes} or less",
+            )
+
+    def priors(self, classes: int, clients: int, rng: np.random.RandomState) -> np.ndarray:
+        n = self.classes_per_client
+        if n > classes:
+            raise DataError(
+                f"the pool has samples of {classes} classes, and every client needs {n}",
+                where="partition.classes_per_client",
+                expected=f"{classes} or less",
+                got=n,
+                do="lower partition.classes_per_client, or raise limit.train",
+            )
+        chosen = rng.random_sample((clients, classes)).argsort(axis=1)[:, :n]
+        priors = np.zeros((clients, classes))
+        np.put_along_axis(priors, chosen, 1 / n, axis=1)
+        return priors

@@ -1,0 +1,87 @@
+"""Equal sizes handed out by class priors, a class that has run out starting again: images occur more than once, or never."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedexp.core.build import require
+from fedexp.core.data import Partition
+from fedexp.core.errors import DataError
+from fedexp.data.partition import Partitioner
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefilledPartitioner(Partitioner):
+    """FL-Simulator's hand-out, hence FedMRUR's: a random client that is not full draws a class from its prior, and gets the
+    next image of that class. Where the class has run out, all its images are there again, and the class is drawn anew.
+
+    Clients have floor(n / N) samples each, the first the remainder as well. ``info`` counts the samples that are held more
+    than once (``repeated_samples``) and by nobody (``dropped_samples``). It is the published distribution, not its stream.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.on_small in ("error", "allow"), f"sizes are equal: on_small={self.on_small} has nothing to move")
+
+    @abstractmethod
+    def priors(self, classes: int, clients: int, rng: np.random.RandomState) -> np.ndarray:
+        """(clients, classes) probabilities, rows that sum to 1.
+
+        Args:
+            classes: those that the pool has samples of.
+        """
+
+    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+        if clients > len(labels):
+            raise DataError(
+                "clients of equal size need a sample each",
+                where="clients",
+                expected=f"{len(labels)} or fewer",
+                got=clients,
+                do="lower clients",
+            )
+        occurring = np.flatnonzero(np.bincount(labels, minlength=num_classes))
+        pools = [rng.permutation(np.flatnonzero(labels == k)).tolist() for k in occurring]
+        sizes = np.full(clients, len(labels) // clients, dtype=np.int64)
+        sizes[0] += len(labels) % clients
+        edges = np.cumsum(self.priors(len(pools), clients, rng), axis=1)
+        who = _turns(sizes, rng)
+        point = rng.random_sample(len(who)) * edges[who, -1]
+        what = np.zeros(len(who), dtype=np.int64)
+        for k in range(len(pools) - 1):  # column by column: no (draws, classes) array
+            what += point >= edges[who, k]
+        given = np.empty(len(who), dtype=np.int64)
+        left = [len(pool) for pool in pools]
+        for turn, drawn in enumerate(what.tolist()):
+            k = drawn
+            while not left[k]:
+                left[k] = len(pools[k])
+                own = edges[who[turn]]
+                k = int(np.searchsorted(own[:-1], rng.random_sample() * own[-1], side="right"))
+            left[k] -= 1
+            given[turn] = pools[k][left[k]]
+        used = len(np.unique(given))
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        info: dict[str, str | int | float | bool] = {
+            "repeated_samples": len(given) - used,
+            "dropped_samples": len(labels) - used,
+        }
+        return Partition(given[np.argsort(who, kind="stable")], offsets, info)
+
+
+def _turns(sizes: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+    """(sum of sizes,) whose turn it is: always a random one of the clients that are not full."""
+    clients, lacks = len(sizes), sizes.copy()
+    turns = [np.zeros(0, np.int64)]
+    while lacks.any():
+        asked = rng.randint(clients, size=int(lacks.sum()) + clients)
+        order = np.argsort(asked, kind="stable")
+        counts = np.bincount(asked, minlength=clients)
+        nth = np.empty(len(asked), dtype=np.int64)  # how often the client was drawn before
+        nth[order] = np.arange(len(asked)) - np.repeat(np.cumsum(counts) - counts, counts)
+        turns.append(asked[nth < lacks[asked]])
+        lacks -= np.minimum(counts, lacks)
+    return np.concatenate(turns)

@@ -1,0 +1,62 @@
+"""From a run's rows to its numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from fedexp.config.compose import compose
+from fedexp.core.errors import ConfigError
+from fedexp.running.experiment import Experiment
+from fedexp.running.summary import summarise
+
+ACC, LOSS = "test/global/acc", "test/global/loss"
+
+
+def summary(values: list[float], *overrides: str) -> dict[str, Any]:
+    """Of a run that was evaluated in every second round."""
+    rows: list[dict[str, Any]] = []
+    for number, value in enumerate(values, 1):
+        rows += [{"round": 2 * number - 1, "step": 0}, {"round": 2 * number, "step": 0, ACC: value, LOSS: 1 - value}]
+    return summarise(rows, Experiment.of(compose(list(overrides))))
+
+
+def test_the_last_ten_can_be_pooled_over_runs() -> None:
+    """Two runs' twenty values have the mean and deviation that their results add up to."""
+    runs = [[0.9, 0.9, *(0.1 * k for k in range(10))], [0.05 * k for k in range(10)]]
+    found = [summary(values) for values in runs]
+    assert [run["last_10"][ACC] for run in found] == [runs[0][2:], runs[1]]
+    assert found[0]["mean_last_10"][ACC] == pytest.approx(0.45)
+    assert found[0]["std_last_10"][ACC] == pytest.approx(0.1 * math.sqrt((10**2 - 1) / 12))  # of equidistant values
+    assert found[0]["best"][ACC] == 0.9 and found[0]["metrics"][ACC] == pytest.approx(0.9)
+    pooled = [value for run in found for value in run["last_10"][ACC]]
+    mean = sum(pooled) / 20
+    variance = sum((value - mean) ** 2 for value in pooled) / 20
+    within = sum(run["std_last_10"][ACC] ** 2 for run in found) / 2
+    between = sum((run["mean_last_10"][ACC] - mean) ** 2 for run in found) / 2
+    assert variance == pytest.approx(within + between)
+    assert summary([0.5])["std_last_10"][ACC] == 0
+
+
+def test_rounds_to_several_targets() -> None:
+    curve = [0.2, 0.3, 0.29, 0.385, 0.4]
+    found = summary(curve, "headline.targets=[0.3,0.385,0.2,0.41]")["rounds_to"]
+    assert found == {"0.30": 4, "0.385": 8, "0.20": 2, "0.41": math.inf}
+    assert summary(curve)["rounds_to"] == {}
+    down = summary(curve, f"headline.metric={LOSS}", "headline.targets=[0.7]")["rounds_to"]
+    assert down == {"0.70": 4}  # of a loss the first that is as low
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["headline.targets=[0.5]", "partition.val_fraction=0.1", "headline.metric=val/global/acc"], "of the test set"),
+        (["headline.targets=[0.5]", "stop.target=0.9"], "stops early"),
+        (["headline.targets=[0.5,0.5]"], "each once"),
+    ],
+)
+def test_targets_that_cannot_be_told_are_refused_before_training(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Experiment.of(compose(overrides))
