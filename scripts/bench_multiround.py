@@ -45,7 +45,7 @@ from fedexp.running.peak_memory import peak_memory, reset_peak
 from fedexp.storage.checkpoint import Checkpoint
 
 CPU = torch.device("cpu")
-NET = {"_target_": "fedexp.models.resnet.ResNet18", "norm": "gn"}
+NET = {"_target_": "fedexp.models.resnet.ResNet"}
 
 
 def measured(call: Callable[[], Any], repeats: int) -> tuple[float, float, Any]:
@@ -151,7 +151,9 @@ def main() -> None:
     parser.add_argument("--clients-per-round", type=int, default=10, help="m")
     parser.add_argument("--models", type=int, default=3, help="K")
     parser.add_argument("--memory-gb", type=float, default=0.1, help="state.memory_gb of peak")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="of peak, on the disk to measure")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="of peak, on the disk to measure"
+    )
     parser.add_argument("--write", type=Path, help="Markdown file for the table")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -26,7 +26,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedexp.aggregators.mean import Mean
 from fedexp.core import trees

@@ -223,7 +223,7 @@ def test_one_model_a_client_is_the_newest_and_one_group_is_the_optimum() -> None
 
 def test_random_draws_all_entries_alike() -> None:
     world = make_world(
-        "method=fedcda", "aggregator.strategy=random", "aggregator.warm_up=0", "rounds=40", "local.epochs=1"
+        "method=fedcda", "aggregator.strategy=random", "aggregator.warm_up=0", "rounds=25", "local.steps=1"
     )
     counts = np.zeros(3)
     for after, _, _ in after_each_round(world)[3:]:
@@ -234,7 +234,7 @@ def test_random_draws_all_entries_alike() -> None:
 
 def test_the_trainers_half_goes_on_after_the_warm_up() -> None:
     """SCAFFOLD's c stays the mean of the clients' c_i."""
-    world = make_world("method=fedcda", "trainer=scaffold", "aggregator.weights=uniform", "rounds=5", m=2)
+    world = make_world("method=fedcda", "trainer=scaffold", "aggregator.weights=uniform", "aggregator.B=2", m=2)
     after = world.run()
     total = sum(vector(own["c_i"]) for own in after.clients.values()) / world.env.num_clients
     np.testing.assert_allclose(vector(after.state["shared"]["c"]), total, atol=1e-12)

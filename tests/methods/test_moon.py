@@ -16,7 +16,7 @@ from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.running.experiment import Experiment
 from tests.methods.test_feddyn import LeastSquares
-from tests.world import assert_same, make_data, make_world
+from tests.world import MLP, assert_same, make_data, make_world
 
 NORMALISED = {"_target_": "tests.engines.plugins.Normalised"}
 MU, TAU, LR = 3.0, 0.4, 0.2
@@ -62,6 +62,7 @@ def test_rounds_are_those_of_the_loss_written_out() -> None:
         "local.epochs=3",
         "aggregator.weights=uniform",
         data=make_data((12, 12)),
+        model={**MLP, "hidden": [24]},  # wide enough that no sample's features are all zero
     )
     w = world.aggregator.init(world.env)["weights"].params
     last = [w, w]
@@ -77,7 +78,7 @@ def test_rounds_are_those_of_the_loss_written_out() -> None:
                 loss, contrast = written_out(at, received, last[client], x, y)
                 grads = torch.autograd.grad(loss, list(at.values()))
                 params = {n: v.detach() - LR * g for (n, v), g in zip(at.items(), grads, strict=True)}
-                contrasts.append(float(contrast))
+                contrasts.append(float(contrast.detach()))
             last[client] = params
         w = {name: (last[0][name] + last[1][name]) / 2 for name in w}
         logged.append(sum(contrasts) / len(contrasts))
