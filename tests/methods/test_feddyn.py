@@ -117,7 +117,9 @@ def test_the_server_keeps_the_mean_over_all_who_can_take_part(m: int) -> None:
 
 def test_stacked_is_serial() -> None:
     runs = [make_world("method=feddyn", data=make_data((16, 16, 16))) for _ in range(2)]
-    assert_same(runs[0].models(runs[0].run()), runs[1].models(runs[1].run(engine=Vectorized(3))), 1e-10)
+    engine = Vectorized(3, "linear")
+    assert_same(runs[0].models(runs[0].run()), runs[1].models(runs[1].run(engine=engine)), 1e-10)
+    assert engine.stacked_steps
 
 
 def test_without_a_nothing_is_regularised() -> None:

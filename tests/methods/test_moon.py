@@ -120,7 +120,9 @@ def test_other_models_leave_the_statistics_alone() -> None:
 
 def test_stacked_is_serial() -> None:
     runs = [make_world("method=moon", data=make_data((16, 16, 16))) for _ in range(2)]
-    assert_same(runs[0].models(runs[0].run()), runs[1].models(runs[1].run(engine=Vectorized(3))), 1e-9)
+    engine = Vectorized(3, "vmap")
+    assert_same(runs[0].models(runs[0].run()), runs[1].models(runs[1].run(engine=engine)), 1e-9)
+    assert engine.stacked_steps
 
 
 def test_networks_without_features_and_other_tasks_are_refused_before_training() -> None:
