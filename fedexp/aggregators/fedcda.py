@@ -158,10 +158,11 @@ class FedCDA(Mean):
         fixed = self._fixed(state, arrived, bool(rest))
         warm = env.round < self.warm_up_rounds(env.rounds)
         fresh = {client: self._pushed(before.get(client), entry) for client, entry in arrived.items()}
+        facts: Metrics = {}
         if warm or self.strategy == "newest":
-            picks, facts = [0] * len(fresh), {}
+            picks = [0] * len(fresh)
         elif self.strategy == "random":
-            picks, facts = _drawn(list(fresh.values()), env), {}
+            picks = _drawn(list(fresh.values()), env)
         else:
             picks, facts = self._search(list(fresh.values()), old.trainable, fixed, rest, env)
         after = {
