@@ -107,10 +107,12 @@ def make_world(
 
 
 def resumed(make: Callable[[int], World], rounds: int, folder: Path) -> Snapshot:
-    """`rounds` rounds, each by a world of its own, ``make(rounds so far)``, from what the one before has left on disk."""
+    """`rounds` rounds, each by a world of its own, ``make(rounds)``, from what the one before has left on disk."""
     snapshot = None
-    for stop in range(1, rounds + 1):
-        after = make(stop).run(snapshot)
+    for _ in range(rounds):
+        world = make(rounds)
+        steps = run(world.aggregator, world.env, Serial(), world.data, snapshot)
+        after = next(step.after for step in steps if step.last)
         saver = Checkpoint(folder, CPU)
         saver.load()
         saver.save(after, set(after.clients), 0)

@@ -93,6 +93,14 @@ DECLARED = {
         )
     ),
     "fedexp": Declared(Reduction(("server_optimizer.eps=1e12",))),
+    "feddyn": Declared(
+        Exempt(
+            "its server applies the clients' drift a second time",
+            "test_feddyn.test_the_first_round_trains_as_fedprox_and_moves_twice_as_far",
+        )
+    ),
+    "moon": Declared(Reduction(("trainer.mu=0.0",))),
+    "fedcda": Declared(Reduction(("aggregator.warm_up=1.0",))),
     "average": Declared(Reduction(against=("aggregator.weights=uniform",), tolerance=1e-12)),
     "ot_fusion": Declared(
         Exempt("the mean of models that alignment moved", "test_ot_fusion.test_nothing_to_move_is_the_average")

@@ -1,0 +1,72 @@
+"""FedDyn: dynamic regularisation, which makes the clients' minimisers agree with that of their mean.
+
+Reference: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1. Client: minimise
+``f_i(w) - <g_i, w> + (a/2) ||w - w^t||^2``, in every step ``g - g_i + a (w - w^t)``; then ``g_i -= a u_i``, which at the
+minimum is the gradient of f_i. Server: ``h -= (a/N) sum_{i in P_t} u_i``, ``w^{t+1} = mean_{P_t} y_i - h/a``. What is kept is
+``d = -h/a``, the mean over all N clients of what they moved so far; then the server needs no a.
+
+N counts the clients that can take part. At a fixed point every u_i is 0 and d is 0, hence the gradients sum to zero:
+w minimises the clients' mean, each counted alike. The correction acts before clipping; weight decay is part of f_i.
+Up: y_i. Down: w. Client state: g_i (D floats, from zero). Server state: d (D floats, from zero).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedexp.core import trees
+from fedexp.core.build import require
+from fedexp.core.needs import SAME_INIT, Demand, Needs
+from fedexp.core.server_optimizer import ServerOptimizer
+from fedexp.core.task import Metrics
+from fedexp.core.trainer import Adjustment, Ctx, Received, RoundStats, Trainer, elementwise
+from fedexp.core.trees import Tree, Trees
+from fedexp.core.weights import Weights
+
+
+@dataclass(frozen=True)
+class FedDynServer(ServerOptimizer):
+    """``d += (m/N) U``, ``w += U + d``, U being the plain mean of the participants' updates; logs ||d|| = ||h||/a."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            (
+                Demand("aggregator.weights", "uniform", "counts every client alike"),
+                Demand("trainer", FedDyn, "corrects the drift of clients that are regularised dynamically"),
+            )
+        )
+
+    def init(self, weights: Weights) -> dict[str, Any]:
+        return {"d": trees.zeros_like(weights.params)}
+
+    def step(
+        self, state: dict[str, Any], params: Tree, direction: Tree, stats: RoundStats
+    ) -> tuple[dict[str, Any], Tree, Metrics]:
+        d = trees.add(state["d"], direction, alpha=stats.m / stats.N)
+        return {"d": d}, trees.add(trees.add(params, direction), d), {"server/d": trees.squared_norm(d) ** 0.5}
+
+
+@dataclass(frozen=True)
+class FedDyn(Trainer):
+    """Args: a: strength of the regularisation (alpha in the paper)."""
+
+    a: float = 0.1
+
+    def __post_init__(self) -> None:
+        require(self.a > 0, f"a must be positive, got {self.a}: without it nothing corrects the clients' drift")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs((SAME_INIT, Demand("server_optimizer", FedDynServer, "needs the server that corrects its drift")))
+
+    def init_state(self, start: Tree, received: Received) -> Trees:
+        return {"g_i": trees.zeros_like(start)}
+
+    @elementwise
+    def adjustment(self, ctx: Ctx) -> Adjustment:
+        return Adjustment(pull=self.a, shift=trees.scale(ctx.state["g_i"], -1.0))
+
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
+        return {}, {"g_i": trees.sub(ctx.state["g_i"], trees.sub(params, ctx.start), alpha=self.a)}

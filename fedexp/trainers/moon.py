@@ -1,0 +1,80 @@
+"""MOON: model-contrastive federated learning.
+
+Reference: Li, He & Song, Model-Contrastive Federated Learning, CVPR 2021, Eq. 3 and Algorithm 1. Loss: the task's plus mu times
+
+    -log( exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau)) ),
+
+the mean over the batch, with cosine similarities of the features that the current, the received and the client's own last
+model have of the same inputs. The paper's z is the output of a projection head below the output layer; here z is the output
+layer's input, which is the same where a network's last hidden layer is such a head. The received and the last model run in
+evaluation mode and without a gradient. Before its first round a client's last model is the one it receives: the term is then
+log 2 and has no gradient. Up: y_i. Client state: its last model, buffers included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.errors import ConfigError
+from fedexp.core.layers import check_head
+from fedexp.core.net import Net
+from fedexp.core.task import Batch
+from fedexp.core.trainer import Ctx, Measured, Received, Trainer
+from fedexp.core.trees import Tree, Trees
+from fedexp.core.weights import ModelSpec
+
+
+@dataclass(frozen=True)
+class Moon(Trainer):
+    """Args:
+    mu: weight of the contrastive term; 0 is FedAvg to the bit.
+    temperature: tau.
+    """
+
+    mu: float = 1.0
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, f"mu must not be negative, got {self.mu}")
+        require(self.temperature > 0, f"temperature must be positive, got {self.temperature}")
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        if self.mu:
+            check_head(spec, input_shape)
+
+    def init_state(self, start: Tree, received: Received) -> Trees | None:
+        return {"params": received.params, "buffers": received.buffers} if self.mu else None
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
+        """With ``contrast``, the term before it is multiplied by mu."""
+        if not self.mu:
+            return super().loss(net, params, buffers, batch, ctx)
+        if not ctx.task.cross_entropy:
+            raise ConfigError(
+                "the contrastive term goes with the cross-entropy of a classifier",
+                where="task",
+                expected="classification",
+                got=type(ctx.task).__name__,
+                do="set trainer.mu=0, or another trainer",
+            )
+        seen = net.observe(params, buffers, batch.x, features=True)
+        assert seen.features is not None
+        z = seen.features.flatten(1)
+        near = F.cosine_similarity(z, _features(ctx, *ctx.received, batch.x))
+        far = F.cosine_similarity(z, _features(ctx, ctx.state["params"], ctx.state["buffers"], batch.x))
+        term = F.softplus((far - near) / self.temperature).mean()
+        return Measured(F.cross_entropy(seen.output, batch.y) + self.mu * term, {"contrast": term})
+
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+        return {}, {"params": {**ctx.received.params, **params}, "buffers": buffers} if self.mu else None
+
+
+def _features(ctx: Ctx, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
+    """(b, d) of another model."""
+    features = ctx.reference.observe(params, buffers, x, features=True).features
+    assert features is not None
+    return features.flatten(1)

@@ -1,0 +1,295 @@
+"""FedCDA against true weight vectors: its selection by loops over all combinations, its rounds written out again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedexp.aggregators.fedcda import Entry, FedCDA, Selection, products
+from fedexp.core.data import FederatedData
+from fedexp.core.errors import ConfigError
+from fedexp.core.jobs import ClientResult
+from fedexp.core.runner import Snapshot, next_jobs, run
+from fedexp.core.weights import Weights
+from fedexp.engines.serial import Serial
+from fedexp.storage.kept_models import KeptModels
+from fedexp.storage.tensors import TensorStore
+from tests.world import CPU, World, assert_same, make_data, make_world, resumed
+
+NORMALISED = {"_target_": "tests.engines.plugins.Normalised"}  # BatchNorm: floating buffers and a counter
+NEWEST_LAST = ("aggregator.L=0.0", "local.lr=0.4", "local.batch_size=4")  # steps so large that older models are better
+
+
+def objective(vectors: Sequence[np.ndarray], losses: Sequence[float], L: float) -> float:
+    """Eq. 6 as it stands."""
+    mean = sum(vectors) / len(vectors)
+    spread = sum(float((v - mean) @ (v - mean)) for v in vectors)
+    return (sum(losses) + L / 2 * spread) / len(vectors)
+
+
+class Instance:
+    """Random candidates of `sizes` models a client, `fixed` more whose choice is fixed, around one far point."""
+
+    def __init__(self, seed: int, sizes: Sequence[int], fixed: int, D: int = 7, L: float = 1.0) -> None:
+        rng = np.random.default_rng(seed)
+        self.L, self.sizes = L, tuple(sizes)
+        far = 30 * rng.normal(size=D)
+        self.owners = [far + rng.normal(size=D) * 0.5 + rng.normal(size=(k, D)) for k in sizes]
+        self.losses = [rng.random(k) * 3 for k in sizes]
+        self.rest, self.rest_losses = list(far + rng.normal(size=(fixed, D))), list(rng.random(fixed))
+        self.centre = far + rng.normal(size=D)
+
+    def tree(self, vector: np.ndarray) -> dict[str, torch.Tensor]:
+        whole = torch.from_numpy(vector)
+        return {"a": whole[:3].reshape(1, 3).clone(), "b": whole[3:].clone()}
+
+    def problem(self, centre: np.ndarray | None = None) -> Selection:
+        at = self.centre if centre is None else centre
+        return Selection(
+            products(
+                [self.tree(v) for owner in self.owners for v in owner],
+                self.tree(at),
+                self.tree(sum(self.rest, np.zeros(len(at)))),
+                len(self.rest),
+            ),
+            np.concatenate(self.losses),
+            self.sizes,
+            len(self.rest),
+            float(sum(self.rest_losses)),
+            float(sum(v @ v for v in self.rest)),
+            self.L,
+        )
+
+    def value(self, picks: dict[int, int]) -> float:
+        vectors = [*self.rest, *(self.owners[i][k] for i, k in picks.items())]
+        return objective(vectors, [*self.rest_losses, *(self.losses[i][k] for i, k in picks.items())], self.L)
+
+    def by_loops(self, groups: Sequence[Sequence[int]]) -> dict[int, int]:
+        """Eq. 8 over true vectors: groups after the one that chooses are left out."""
+        picks: dict[int, int] = {}
+        for group in groups:
+            every = itertools.product(*(range(self.sizes[i]) for i in group))
+            picks = min(({**picks, **dict(zip(group, each, strict=True))} for each in every), key=self.value)
+        return picks
+
+
+@pytest.mark.parametrize("groups", [[[0, 1, 2, 3]], [[2, 0], [3], [1]], [[3], [1], [0], [2]]], ids=["1", "3", "m"])
+@pytest.mark.parametrize("fixed", [0, 3])
+def test_the_selection_is_brute_force_over_true_vectors(
+    groups: list[list[int]], fixed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedexp.aggregators.fedcda.BLOCK_BYTES", 8 * 2 * 14)  # blocks of two numbers a row
+    moved = 0
+    for seed in range(12):
+        instance = Instance(seed, (3, 1, 2, 3), fixed, L=(0.3, 1.0, 5.0)[seed % 3])
+        problem, expected = instance.problem(), instance.by_loops(groups)
+        picks = problem.choose([np.array(group) for group in groups])
+        assert picks == [expected[i] for i in range(4)]
+        assert problem.objective(picks) == pytest.approx(instance.value(expected), rel=1e-9)
+        assert problem.objective([0] * 4) == pytest.approx(instance.value(dict.fromkeys(range(4), 0)), rel=1e-9)
+        moved += any(picks)
+    assert moved > 6
+
+
+def test_the_optimum_is_below_every_other_choice_and_knows_no_centre() -> None:
+    for seed in range(5):
+        instance = Instance(seed, (2, 3, 2), 2)
+        problem = instance.problem()
+        best = problem.choose([np.arange(3)])
+        elsewhere = instance.problem(centre=np.zeros(7))
+        assert elsewhere.choose([np.arange(3)]) == best
+        assert elsewhere.objective(best) == pytest.approx(problem.objective(best), rel=1e-9)
+        for picks in itertools.product(range(2), range(3), range(2)):
+            assert problem.objective(best) <= problem.objective(picks) + 1e-9
+
+
+def test_equal_choices_go_to_the_newest() -> None:
+    """All entries of a client equal: whatever it chooses is the same, and it keeps the newest."""
+    instance = Instance(0, (2, 2), 1)
+    for owner, losses in zip(instance.owners, instance.losses, strict=True):
+        owner[:], losses[:] = np.round(owner[0]), losses[0]
+    instance.centre = np.round(instance.centre)  # so that products are exact
+    assert instance.problem().choose([np.array([0, 1])]) == [0, 0]
+
+
+def test_with_l_zero_everyone_takes_the_lowest_loss() -> None:
+    for seed in range(4):
+        instance = Instance(seed, (3, 3, 3), 2, L=0.0)
+        expected = [int(losses.argmin()) for losses in instance.losses]
+        assert any(expected) and instance.problem().choose([np.array([1]), np.array([0, 2])]) == expected
+
+
+def after_each_round(world: World) -> list[tuple[Snapshot, list[ClientResult], dict[str, float]]]:
+    """The snapshot after each round, what the clients sent in it, and its metrics."""
+    now, found = Snapshot(0, world.aggregator.init(world.env)), []
+    for step in run(world.aggregator, world.env, Serial(), world.data, now):
+        sent = list(Serial().map(next_jobs(world.aggregator, world.env, now), world.data))
+        found.append((now := step.after, sent, step.metrics))
+    return found
+
+
+def vector(tree: dict[str, torch.Tensor]) -> np.ndarray:
+    return np.concatenate([value.numpy().ravel() for value in tree.values()])
+
+
+@pytest.mark.parametrize("unseen", ["left_out", "initial"])
+@pytest.mark.parametrize("loss_term", ["true", "false"])
+def test_rounds_are_those_written_out(unseen: str, loss_term: str) -> None:
+    """FIFO, warm-up, whose choice is fixed, the mean over all clients seen, BatchNorm's statistics: over true vectors."""
+    world = make_world(
+        "method=fedcda",
+        "aggregator.strategy=optimal",
+        "aggregator.K=2",
+        "aggregator.warm_up=2",
+        f"aggregator.unseen={unseen}",
+        f"aggregator.loss_term={loss_term}",
+        "aggregator.L=0.3",
+        "local.lr=0.3",
+        "rounds=9",
+        data=make_data((20, 12, 0, 17, 9, 8)),
+        model=NORMALISED,
+        m=3,
+    )
+    start: Weights = world.aggregator.init(world.env)["weights"]
+    Own = tuple[np.ndarray, np.ndarray, float]  # parameters, running statistics, loss
+
+    def of(weights: Weights, loss: float = 0.0) -> Own:
+        return vector(weights.params), vector({k: v for k, v in weights.buffers.items() if "running" in k}), loss
+
+    cached: dict[int, list[Own]] = {}
+    chosen: dict[int, Own] = dict.fromkeys((0, 1, 3, 4, 5), of(start)) if unseen == "initial" else {}
+    older = 0
+    for number, (after, sent, metrics) in enumerate(after_each_round(world)):
+        clients = [result.client for result in sent]
+        for result in sent:
+            own = of(result.weights, result.metrics["loss_last_epoch"] if loss_term == "true" else 0.0)
+            cached[result.client] = [own, *cached.get(result.client, [])][:2]
+        rest = [own for client, own in chosen.items() if client not in clients]
+
+        def value(picks: Sequence[Own], rest: Sequence[Own] = tuple(rest)) -> float:
+            every = [*rest, *picks]
+            return objective([own[0] for own in every], [own[2] for own in every], 0.3)
+
+        newest = [cached[client][0] for client in clients]
+        if number < 2:
+            best = newest
+            samples = np.array([result.num_examples for result in sent]) / sum(r.num_examples for r in sent)
+            params, buffers = (sum(p * own[i] for p, own in zip(samples, best, strict=True)) for i in (0, 1))
+        else:
+            best = list(min(itertools.product(*(cached[client] for client in clients)), key=value))
+            params, buffers = (sum(own[i] for own in [*rest, *best]) / len([*rest, *best]) for i in (0, 1))
+            assert metrics["selection/J"] == pytest.approx(value(best), rel=1e-8, abs=1e-10)
+            assert metrics["selection/J_newest"] == pytest.approx(value(newest), rel=1e-8, abs=1e-10)
+            assert metrics["selection/J"] <= metrics["selection/J_random"] + 1e-12
+            share = sum(a is not b for a, b in zip(best, newest, strict=True)) / len(best)
+            assert metrics["selection/older"] == pytest.approx(share)
+            assert metrics["selection/models"] == len([*rest, *best])
+            older += share > 0
+        chosen |= dict(zip(clients, best, strict=True))
+        now: Weights = after.state["weights"]
+        np.testing.assert_allclose(vector(now.params), params, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(of(now)[1], buffers, rtol=1e-9, atol=1e-12)
+    assert older
+
+
+def test_one_model_a_client_with_everyone_is_fedavg() -> None:
+    alone = make_world("method=fedcda", "aggregator.K=1", "aggregator.warm_up=0")
+    newest = make_world("method=fedcda", "aggregator.strategy=newest", "aggregator.warm_up=0")
+    plain = make_world("method=fedavg", "aggregator.weights=uniform")
+    expected = plain.models(plain.run())
+    assert_same(alone.models(alone.run()), expected)
+    assert_same(newest.models(newest.run()), expected)
+
+
+def test_one_model_a_client_is_the_newest_and_one_group_is_the_optimum() -> None:
+    def models(*overrides: str, m: int = 4) -> list[dict[str, torch.Tensor]]:
+        large = ("local.lr=0.4", "local.batch_size=4")  # steps that leave clients room to disagree
+        world = make_world("method=fedcda", "aggregator.warm_up=1", "rounds=6", *large, *overrides, m=m)
+        return world.models(world.run())
+
+    assert_same(models("aggregator.K=1", m=3), models("aggregator.strategy=newest", m=3))
+    optimal = models("aggregator.strategy=optimal")
+    assert_same(models("aggregator.B=1"), optimal)
+    for other in ("aggregator.B=2", "aggregator.strategy=random", "aggregator.strategy=newest"):
+        with pytest.raises(AssertionError):
+            assert_same(models(other), optimal)
+
+
+def test_random_draws_all_entries_alike() -> None:
+    world = make_world(
+        "method=fedcda", "aggregator.strategy=random", "aggregator.warm_up=0", "rounds=25", "local.steps=1"
+    )
+    counts = np.zeros(3)
+    for after, _, _ in after_each_round(world)[3:]:
+        for cache in after.state["caches"].values():
+            counts[cache["chosen"]] += 1
+    assert counts.min() > 0.2 * counts.sum()
+
+
+def test_the_trainers_half_goes_on_after_the_warm_up() -> None:
+    """SCAFFOLD's c stays the mean of the clients' c_i."""
+    world = make_world("method=fedcda", "trainer=scaffold", "aggregator.weights=uniform", "aggregator.B=2", m=2)
+    after = world.run()
+    total = sum(vector(own["c_i"]) for own in after.clients.values()) / world.env.num_clients
+    np.testing.assert_allclose(vector(after.state["shared"]["c"]), total, atol=1e-12)
+
+
+def test_resumed_and_kept_on_disk_are_straight_where_older_models_are_chosen(tmp_path: Path) -> None:
+    overrides = ("method=fedcda", "aggregator.warm_up=1", "rounds=5", *NEWEST_LAST)
+    straight = make_world(*overrides, m=3)
+    expected = straight.run()
+
+    def picked(snapshot: Snapshot) -> list[int]:
+        return [cache["chosen"] for cache in snapshot.state["caches"].values()]
+
+    assert any(picked(expected))
+    again = resumed(lambda _: make_world(*overrides, m=3), 5, tmp_path / "resumed")
+    on_disk = make_world(*overrides, m=3)
+    store = KeptModels(TensorStore(tmp_path / "kept"), CPU, lambda: 0.0)
+    on_disk.env = replace(on_disk.env, models=store)
+    for other in (again, on_disk.run()):
+        assert picked(other) == picked(expected)
+        assert_same(straight.models(other), straight.models(expected))
+        assert_same([other.state["sum"]], [expected.state["sum"]])
+
+
+def refusal(*overrides: str, data: FederatedData | None = None, m: float | None = None) -> str:
+    with pytest.raises(ConfigError) as error:
+        world = make_world("method=fedcda", *overrides, data=data, m=m)
+        world.aggregator.init(world.env)
+    return str(error.value)
+
+
+def test_what_cannot_be_is_refused_before_training() -> None:
+    assert "at least 1, got 0" in refusal("aggregator.K=0")
+    assert "at least 1, got 0" in refusal("aggregator.B=0")
+    assert "L must not be negative" in refusal("aggregator.L=-1.0")
+    assert "nothing to choose by" in refusal("aggregator.L=0.0", "aggregator.loss_term=false")
+    assert "not a choice" in refusal("aggregator.strategy=oldest")
+    assert "at most 1.0" in refusal("aggregator.warm_up=1.5")
+    longer = refusal("aggregator.warm_up=4")
+    assert "longer than the run" in longer and "rounds=3" in longer
+    groups = refusal("aggregator.B=3", m=2)
+    assert "more groups than participants" in groups and "at most 2" in groups
+    crowd = make_data((2,) * 20)
+    assert "3^20 combinations" in refusal("aggregator.strategy=optimal", data=crowd)
+    assert "3^17 combinations" in refusal("aggregator.B=1", data=crowd, m=17)
+    coins = ("sampling=bernoulli", "clients_per_round=10")  # everyone may come
+    assert "sampling=fixed bounds" in refusal("aggregator.B=1", *coins, data=crowd)
+
+
+def test_models_without_a_loss_are_refused_where_it_counts() -> None:
+    world = make_world("method=fedcda", "aggregator.warm_up=0")
+    state = world.aggregator.init(world.env)
+    result = ClientResult(0, state["weights"], 5, 1, {}, None, {})
+    with pytest.raises(ConfigError, match="without their training loss"):
+        world.aggregator.update(state, [result], world.env)
+    without = make_world("method=fedcda", "aggregator.warm_up=0", "aggregator.loss_term=false")
+    entry: Entry = without.aggregator.update(state, [result], without.env)[0]["caches"]["0"]["entries"][0]
+    assert entry["loss"] == 0.0 and isinstance(without.aggregator, FedCDA)

@@ -1,0 +1,135 @@
+"""MOON against its loss written out in torch, its first round, and what it cannot work with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedexp.config.compose import compose
+from fedexp.core.errors import ConfigError
+from fedexp.core.runner import run
+from fedexp.engines.serial import Serial
+from fedexp.engines.vectorized import Vectorized
+from fedexp.running.experiment import Experiment
+from tests.methods.test_feddyn import LeastSquares
+from tests.world import MLP, assert_same, make_data, make_world
+
+NORMALISED = {"_target_": "tests.engines.plugins.Normalised"}
+MU, TAU, LR = 3.0, 0.4, 0.2
+
+
+class Headless(nn.Module):
+    """Its output is a mean over positions: no linear layer."""
+
+    def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(input_shape[0], num_classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.conv(x).mean((2, 3))
+        return output
+
+
+def features(params: dict[str, Tensor], x: Tensor) -> Tensor:
+    return torch.relu(x.flatten(1) @ params["hidden.0.weight"].T + params["hidden.0.bias"])
+
+
+def written_out(params: dict[str, Tensor], received: dict[str, Tensor], last: dict[str, Tensor], x: Tensor, y: Tensor):
+    """Cross-entropy and Eq. 3, with exponentials and a ratio as printed."""
+    z = features(params, x)
+    p = (z @ params["output.weight"].T + params["output.bias"]).softmax(1)
+
+    def similar(other: dict[str, Tensor]) -> Tensor:
+        theirs = features(other, x)
+        return torch.exp((z * theirs).sum(1) / (z.norm(dim=1) * theirs.norm(dim=1)) / TAU)
+
+    contrast = -torch.log(similar(received) / (similar(received) + similar(last))).mean()
+    return -torch.log(p[torch.arange(len(y)), y]).mean() + MU * contrast, contrast
+
+
+def test_rounds_are_those_of_the_loss_written_out() -> None:
+    """Two clients, three rounds of three full-batch steps, by torch's own autograd."""
+    world = make_world(
+        "method=moon",
+        f"trainer.mu={MU}",
+        f"trainer.temperature={TAU}",
+        f"local.lr={LR}",
+        "local.batch_size=100",
+        "local.epochs=3",
+        "aggregator.weights=uniform",
+        data=make_data((12, 12)),
+        model={**MLP, "hidden": [24]},  # wide enough that no sample's features are all zero
+    )
+    w = world.aggregator.init(world.env)["weights"].params
+    last = [w, w]
+    logged = []
+    for _ in range(3):
+        received, contrasts = w, []
+        for client in range(2):
+            index = torch.from_numpy(world.data.partition.of(client))
+            x, y = world.data.train.x[index], world.data.train.y[index]
+            params = received
+            for _ in range(3):
+                at = {name: value.clone().requires_grad_() for name, value in params.items()}
+                loss, contrast = written_out(at, received, last[client], x, y)
+                grads = torch.autograd.grad(loss, list(at.values()))
+                params = {n: v.detach() - LR * g for (n, v), g in zip(at.items(), grads, strict=True)}
+                contrasts.append(float(contrast.detach()))
+            last[client] = params
+        w = {name: (last[0][name] + last[1][name]) / 2 for name in w}
+        logged.append(sum(contrasts) / len(contrasts))
+    steps = list(run(world.aggregator, world.env, Serial(), world.data))
+    assert_same(world.models(steps[-1].after), [w], 1e-9)
+    for client in range(2):
+        assert_same([steps[-1].after.clients[client]["params"]], [last[client]], 1e-9)
+    assert [step.metrics["train/contrast"] for step in steps] == pytest.approx(logged, rel=1e-9)
+    assert abs(logged[2] - math.log(2)) > 1e-3
+
+
+def test_the_first_round_is_fedavgs_and_later_ones_are_not() -> None:
+    def models(method: str, rounds: int):
+        world = make_world(f"method={method}", f"rounds={rounds}")
+        return world.models(world.run())
+
+    assert_same(models("moon", 1), models("fedavg", 1), 1e-12)
+    with pytest.raises(AssertionError):
+        assert_same(models("moon", 2), models("fedavg", 2), 1e-6)
+    world = make_world("method=moon", "rounds=1")
+    (step,) = run(world.aggregator, world.env, Serial(), world.data)
+    assert step.metrics["train/contrast"] == pytest.approx(math.log(2))
+
+
+def test_with_mu_zero_nothing_is_kept() -> None:
+    world = make_world("method=moon", "trainer.mu=0.0", model={"_target_": "tests.methods.test_moon.Headless"})
+    assert not world.run().clients
+
+
+def test_other_models_leave_the_statistics_alone() -> None:
+    """One training batch a step: BatchNorm's counter says so; and the last model is kept with its statistics."""
+    world = make_world("method=moon", "rounds=2", model=NORMALISED)
+    plain = make_world("method=fedavg", "rounds=2", model=NORMALISED)
+    after = world.run()
+    counters = [w.run().state["weights"].buffers["norm.num_batches_tracked"] for w in (world, plain)]
+    assert torch.equal(*counters)
+    assert all("norm.running_mean" in own["buffers"] for own in after.clients.values())
+
+
+def test_stacked_is_serial() -> None:
+    runs = [make_world("method=moon", data=make_data((16, 16, 16))) for _ in range(2)]
+    engine = Vectorized(3, "vmap")
+    assert_same(runs[0].models(runs[0].run()), runs[1].models(runs[1].run(engine=engine)), 1e-9)
+    assert engine.stacked_steps
+
+
+def test_networks_without_features_and_other_tasks_are_refused_before_training() -> None:
+    world = make_world("method=moon")
+    config = {**compose(["method=moon"]), "model": {"_target_": "tests.methods.test_moon.Headless"}}
+    with pytest.raises(ConfigError, match="no linear layer"):
+        Experiment.of(config)
+    world.env = replace(world.env, task=LeastSquares())
+    with pytest.raises(ConfigError, match="cross-entropy of a classifier"):
+        world.run()
