@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from fedexp.aggregators.mean import Mean
 from fedexp.core import trees
 from fedexp.core.env import Env
@@ -22,14 +24,16 @@ from fedexp.core.trees import Tree
 
 
 def amplification(mean: Tree, stats: RoundStats) -> float:
-    """``sum_i p_i ||u_i|| / ||mean||``; 1 where the mean is zero."""
+    """``sum_i p_i ||u_i|| / ||mean||``; 1 where the updates cancel and `mean` is no more than their rounding."""
     length = math.sqrt(trees.squared_norm(mean))
-    return sum(p * math.sqrt(s) for p, s in zip(stats.p, stats.squared_norms, strict=True)) / length if length else 1.0
+    each = sum(p * math.sqrt(s) for p, s in zip(stats.p, stats.squared_norms, strict=True))
+    rounding = stats.m * torch.finfo(next(iter(mean.values())).dtype).eps
+    return each / length if length > rounding * each else 1.0
 
 
 @dataclass(frozen=True)
 class NormalizedMean(Mean):
-    """Updates that sum to zero leave w where it is; one client's update is applied to the bit.
+    """Updates that cancel, but for rounding, leave w about where it is; one client's update is applied to the bit.
 
     Args:
         ascends: turn the sign, as Algorithm 1 is printed.
