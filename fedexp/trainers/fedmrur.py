@@ -5,9 +5,9 @@ Eq. 2-5 and Algorithm 1. H, in this trainer: ``f_i(w) + gamma R`` in both gradie
 Lorentzian distance d2 between representations of a batch by w and by the received model, frozen and in evaluation mode. N is
 `fedexp.aggregators.normalized_mean.NormalizedMean`; without H a method needs `MoFedSAM` alone. Up: y_i. Down: w and Delta.
 
-No code was published. The paper leaves open how a representation is lifted (here as `fedexp.trainers.lorentz`), which one
-it is (`layer`) and what the distance of a batch is (`reduction`); at its constants H is weak under every reading: its
-gradient is about 1e-5 to 1e-2 of the loss's. As printed, Algorithm 1 ascends and mixes an update into gradients: ``method=fedmrur_printed``.
+No code was published. The paper leaves open how a representation is lifted (here as `fedexp.trainers.lorentz`), which one it
+is (`layer`) and what the distance of a batch is (`reduction`). At its constants H is weak under every reading: its gradient
+is 1e-5 to 4e-2 of the loss's. As printed, Algorithm 1 ascends and mixes an update into gradients: ``method=fedmrur_printed``.
 
 Logged, as means over all steps: ``train/lorentz`` (mean d2 of a batch) and ``train/hyperbolic`` (R less 1); ``train/loss`` is
 the sum with gamma R.
@@ -75,9 +75,7 @@ class FedMRUR(MoFedSAM):
 
     @property
     def needs(self) -> Needs:
-        return super().needs | (
-            Needs((NORMALIZES,), update_norms=True) if self.momentum_from == "plain" else Needs()
-        )
+        return super().needs | (Needs((NORMALIZES,), update_norms=True) if self.momentum_from == "plain" else Needs())
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         if self.gamma and self.layer == "penultimate":

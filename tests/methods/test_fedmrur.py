@@ -65,7 +65,13 @@ SET = (f"trainer.alpha={ALPHA}", f"trainer.rho={RHO}")
 NO_H = "trainer.gamma=0.0"
 CASES = {  # overrides, and the loop's: rho, normalised, momentum from, printed
     "fedcm": (("method=fedcm", f"trainer.alpha={ALPHA}"), 0.0, False, "applied", False),
-    "inside": (("method=fedcm", f"trainer.alpha={ALPHA}", "trainer.decay_inside_mix=true"), 0.0, False, "inside", False),
+    "inside": (
+        ("method=fedcm", f"trainer.alpha={ALPHA}", "trainer.decay_inside_mix=true"),
+        0.0,
+        False,
+        "inside",
+        False,
+    ),
     "mofedsam": (("method=mofedsam", *SET), RHO, False, "applied", False),
     "normalised": (("method=fedmrur_n", *SET), RHO, True, "applied", False),
     "momentum from the mean": (("method=fedmrur", *SET, NO_H, "trainer.momentum_from=plain"), RHO, True, "mean", False),
@@ -148,7 +154,7 @@ def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str)
             logits = net.output(features)
             return (features if layer == "penultimate" else logits), logits
 
-        def parts(module=module, frozen=frozen) -> tuple[Tensor, ...]:
+        def parts(batch: Batch, module=module, frozen=frozen) -> tuple[Tensor, ...]:
             (z, logits), (a, _) = represented(module, batch.x), represented(frozen, batch.x)
             d2 = naive_distance(z, a.detach(), beta)
             return F.cross_entropy(logits, batch.y), naive_reduction(d2, sigma, reduction), d2.mean(), z
@@ -160,13 +166,13 @@ def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str)
         index = torch.from_numpy(world.data.partition.of(job.client))
         schedule = list(batch_ranges(len(index), budget, 1))
         for batch in batches(job, world.data.train, index, schedule, None):  # type: ignore[arg-type]
-            loss, R, d2, z = parts()
+            loss, R, d2, z = parts(batch)
             pull, push = (torch.autograd.grad(part, z, retain_graph=True)[0].norm() for part in (gamma * R, loss))
             measured.append([(loss + gamma * R).item(), d2.item(), R.item() - 1, float(pull / push)])
             g = flat(loss + gamma * R)
             here = torch.nn.utils.parameters_to_vector(live).detach().clone()
             torch.nn.utils.vector_to_parameters(here + rho * g / (g.norm() + 1e-7), live)
-            loss, R, *_ = parts()
+            loss, R, *_ = parts(batch)
             v = alpha * flat(loss + gamma * R) + (1 - alpha) * delta
             v = v * min(1.0, budget.clip / (float(v.norm()) + 1e-6)) + budget.weight_decay * here
             torch.nn.utils.vector_to_parameters(here - budget.lr * v, live)
@@ -280,8 +286,8 @@ def test_extremes_stay_finite(reduction: str) -> None:
     """Zero, equal, opposite and huge representations in float32, and a sigma that takes every exponent over its bound."""
     trainer = FedMRUR(sigma=1e-3, reduction=reduction)  # type: ignore[arg-type]
     a = torch.tensor([0.0, 1.0, 1e15, -1e15])[:, None].repeat(1, 3)
-    for z in (a, -a, torch.zeros_like(a), a * (1 + 1e-6)):
-        z = z.clone().requires_grad_()
+    for at in (a, -a, torch.zeros_like(a), a * (1 + 1e-6)):
+        z = at.clone().requires_grad_()
         R = trainer.reduced(squared_distance(z, a, 1.0))
         (grad,) = torch.autograd.grad(R, z)
         assert bool(R.isfinite() and grad.isfinite().all())
