@@ -277,8 +277,9 @@ def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
     exact = squared_distance(z.double(), a.double(), 1.0)
     torch.testing.assert_close(squared_distance(z, a, 1.0).double(), exact, rtol=1e-5, atol=0)
     assert float((naive_distance(z, a, 1.0).double() - exact).abs().max()) > 0.5 * float(exact.mean())
+    longer = 1e3 * a
     steps = torch.linspace(-1e-3, 1e-3, 50)[:, None]
-    assert bool((squared_distance(a * (1 + steps), a, 1.0) >= 0).all())
+    assert bool((squared_distance(longer * (1 + steps), longer, 1.0) >= 0).all())
 
 
 @pytest.mark.parametrize("reduction", ["mean_exp", "exp_mean", "exp_sum", "sum_exp"])
