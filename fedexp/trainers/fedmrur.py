@@ -121,7 +121,8 @@ class FedMRUR(MoFedSAM):
             return ctx.task.loss(cast(Net, above), params, buffers, batch, ctx.noise)
 
         own, other = (torch.linalg.vector_norm(torch.func.grad(f)(run.z.detach())) for f in (term, task))
-        return own / other.clamp(min=torch.finfo(other.dtype).tiny)
+        share: Tensor = own / other.clamp(min=torch.finfo(other.dtype).tiny)
+        return share
 
     def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
         if self.momentum_from == "plain":
