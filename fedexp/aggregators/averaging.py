@@ -1,11 +1,12 @@
 """What aggregators that average have in common: sampling, the trainer's server half, the server optimizer, the outcome.
 
 Up: y_i (and the trainer's payload). Down: w (and the trainer's shared trees). Server state: those trees and the server
-optimizer's.
+optimizer's. Logged: the norm of each of those trees that the trainer renews (``server/NAME``), and a `factor`.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -112,11 +113,15 @@ class Averaging(Aggregator):
         server, params, metrics = env.server_optimizer.step(state["server"], old.params, direction, stats)
         weights = Weights(old.spec, params, seen.buffers())
         evaluated = env.server_optimizer.evaluated(server, params)
+        if type(self).factor is not Averaging.factor:
+            metrics = {**metrics, "server/factor": factor}
         shared = state["shared"]
         if type(env.trainer).update_shared is not Trainer.update_shared:
             live, applied = old.trainable, trees.sub(params, old.params)
             step = ServerUpdate({k: direction[k] for k in live}, {k: applied[k] for k in live})
             shared = env.trainer.update_shared(shared, seen.payload(), step, stats)
+            sizes = {f"server/{name}": math.sqrt(trees.squared_norm(tree)) for name, tree in shared.items()}
+            metrics = {**metrics, **sizes}
         new = {
             "weights": weights,
             "shared": shared,

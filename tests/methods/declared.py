@@ -40,11 +40,13 @@ class Declared:
         reduction: to FedAvg.
         order: exempt where the order of the clients matters; `test_contracts` sees that it does.
         copies: exempt where identical clients are something else than one of them; likewise.
+        descent: exempt where training raises the loss; likewise.
     """
 
     reduction: Reduction | Exempt
     order: Exempt | None = None
     copies: Exempt | None = None
+    descent: Exempt | None = None
 
 
 MATCHED = Declared(
@@ -68,6 +70,11 @@ LAYERWISE = Declared(
     ),
     copies=SHRUNK,
 )
+
+UNIFORM = ("aggregator.weights=uniform",)
+NO_MOMENTUM_SAM = ("trainer.alpha=1.0", "trainer.rho=0.0")
+MOMENTUM_SAM = Declared(Reduction(NO_MOMENTUM_SAM, against=UNIFORM))
+MRUR = Declared(Reduction((*NO_MOMENTUM_SAM, "trainer.gamma=0.0", "aggregator=mean"), against=UNIFORM))
 
 DECLARED = {
     "fedavg": Declared(Reduction()),
@@ -101,6 +108,18 @@ DECLARED = {
     ),
     "moon": Declared(Reduction(("trainer.mu=0.0",))),
     "fedcda": Declared(Reduction(("aggregator.warm_up=1.0",))),
+    "fedcm": Declared(Reduction(("trainer.alpha=1.0",), against=UNIFORM)),
+    "fedsam": Declared(Reduction(("trainer.rho=0.0",))),
+    "mofedsam": MOMENTUM_SAM,
+    "mofedsam_closest_code": MOMENTUM_SAM,
+    "fedmrur_h": Declared(Reduction((*NO_MOMENTUM_SAM, "trainer.gamma=0.0"), against=UNIFORM)),
+    "fedmrur_n": Declared(Reduction((*NO_MOMENTUM_SAM, "aggregator=mean"), against=UNIFORM)),
+    "fedmrur": MRUR,
+    "fedmrur_closest_code": MRUR,
+    "fedmrur_printed": Declared(
+        Exempt("the server goes uphill", "test_fedmrur.test_three_rounds_are_the_plain_loop"),
+        descent=Exempt("the server goes uphill", "test_fedmrur.test_three_rounds_are_the_plain_loop"),
+    ),
     "average": Declared(Reduction(against=("aggregator.weights=uniform",), tolerance=1e-12)),
     "ot_fusion": Declared(
         Exempt("the mean of models that alignment moved", "test_ot_fusion.test_nothing_to_move_is_the_average")

@@ -1,0 +1,64 @@
+"""FedCM: a momentum of the server's, mixed into every local gradient.
+
+Reference: Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021. Local step with
+``v = alpha g + (1 - alpha) Delta``, Delta fixed during the round; then, from the averaged update U of m clients,
+``Delta = -U / (tau lr)``: minus what the aggregator made of the updates, before the server's step size, in units of a
+gradient, by the step size and the local steps of the round that made it. Delta starts at zero, so that under a constant
+gradient g it is ``(1 - (1 - alpha)^t) g`` after t rounds. Client state: none. Up: y_i. Down: w and Delta (2D). Logged:
+``server/Delta``, its norm.
+
+The paper and FL-Simulator have equal tau; where clients differ, tau is their mean with the weights p_i, so that every local
+step counts alike (the mean of the u_i / (tau_i lr) would take D more numbers up).
+
+Weight decay comes after clipping, outside the mix, as in FL-Simulator. Delta carries it on from round to round, and the fixed
+points are those of the decay ``weight_decay / alpha``: ``grad f + (weight_decay / alpha) w = 0``. With ``decay_inside_mix``,
+``v = alpha (g + weight_decay w) + (1 - alpha) Delta``, they are those of ``weight_decay``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedexp.core import trees
+from fedexp.core.build import require
+from fedexp.core.needs import SAME_INIT, SGD, Demand, Needs
+from fedexp.core.trainer import Adjustment, Ctx, RoundStats, ServerUpdate, Trainer, elementwise
+from fedexp.core.trees import Tree, Trees
+
+NO_BUFFER = Demand("local.momentum", 0, "has a momentum of its own, in units of a gradient: a buffer would amplify it")
+
+
+@dataclass(frozen=True)
+class FedCM(Trainer):
+    """Args:
+    alpha: share of the fresh gradient (alpha); 1 is FedAvg to the bit.
+    decay_inside_mix: whether weight decay is mixed as the gradient is. Of a clipped gradient the bound then holds without
+        the decay, ``(1 - alpha) weight_decay w``, that the mix takes away.
+    """
+
+    alpha: float = 0.1
+    decay_inside_mix: bool = False
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha <= 1, f"alpha must lie in (0, 1], got {self.alpha}")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs((SGD, SAME_INIT, NO_BUFFER), local_steps=True)
+
+    def init_shared(self, start: Tree) -> Trees:
+        return {"Delta": trees.zeros_like(start)}
+
+    @elementwise
+    def adjustment(self, ctx: Ctx) -> Adjustment | None:
+        if self.alpha == 1:
+            return None
+        shift = trees.scale(ctx.shared["Delta"], 1 - self.alpha)
+        excess = (1 - self.alpha) * ctx.budget.weight_decay if self.decay_inside_mix else 0.0
+        if excess:  # of w = (w - w^t) + w^t
+            shift = trees.sub(shift, ctx.start, alpha=excess)
+        return Adjustment(gradient=self.alpha, pull=-excess, shift=shift)
+
+    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+        tau = sum(p * tau for p, tau in zip(stats.p, stats.tau, strict=True))
+        return {"Delta": trees.scale(update.mean, -1 / (tau * stats.lr))}

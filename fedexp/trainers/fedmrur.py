@@ -1,0 +1,145 @@
+"""FedMRUR: MoFedSAM with a hyperbolic regulariser at the clients (H) and normalised aggregation at the server (N).
+
+Reference: An et al., Federated Learning with Manifold Regularization and Normalized Update Reaggregation, NeurIPS 2023,
+Eq. 2-5 and Algorithm 1. H, in this trainer: ``f_i(w) + gamma R`` in both gradients of a step, R an exponential of the squared
+Lorentzian distance d2 between representations of a batch by w and by the received model, frozen and in evaluation mode. N is
+`fedexp.aggregators.normalized_mean.NormalizedMean`; without H a method needs `MoFedSAM` alone. Up: y_i. Down: w and Delta.
+
+No code was published. The paper leaves open how a representation is lifted (here as `fedexp.trainers.lorentz`), which one it
+is (`layer`) and what the distance of a batch is (`reduction`). At its constants H is weak under every reading: its gradient
+is 1e-5 to 4e-2 of the loss's. As printed, Algorithm 1 ascends and mixes an update into gradients: ``method=fedmrur_printed``.
+
+Logged, as means over all steps: ``train/lorentz`` (mean d2 of a batch) and ``train/hyperbolic`` (R less 1); ``train/loss`` is
+the sum with gamma R.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from fedexp.aggregators.normalized_mean import NormalizedMean, amplification
+from fedexp.core import trees
+from fedexp.core.build import require
+from fedexp.core.layers import check_head
+from fedexp.core.needs import Demand, Needs
+from fedexp.core.net import Net
+from fedexp.core.task import Batch
+from fedexp.core.trainer import Ctx, Measured, RoundStats, ServerUpdate
+from fedexp.core.trees import Tree, Trees
+from fedexp.core.weights import ModelSpec
+from fedexp.trainers.lorentz import squared_distance
+from fedexp.trainers.mofedsam import MoFedSAM
+
+MOST = 20.0  # of R's exponent: beyond it R is constant
+
+NORMALIZES = Demand(
+    "aggregator",
+    NormalizedMean,
+    "takes its momentum from before normalisation (momentum_from=plain)",
+    "trainer.momentum_from=normalised, which is what the aggregator made",
+)
+
+
+@dataclass(frozen=True)
+class FedMRUR(MoFedSAM):
+    """Args, besides `MoFedSAM`'s:
+    gamma: weight of R (gamma, Eq. 2); 0 is MoFedSAM to the bit.
+    sigma, beta: scale of the distance and parameter of the Lorentz model (Eq. 3).
+    layer: the representation, ``penultimate`` (input of the network's head) or ``logits``.
+    reduction: R of the distances d2 of a batch: ``mean_exp`` (mean of exp(d2 / sigma)), ``sum_exp`` (their sum), ``exp_mean``
+        (exp(mean d2 / sigma)) or ``exp_sum`` (exp(sum d2 / sigma)).
+    momentum_from: Delta comes from the aggregate as it is applied (``normalised``) or from the mean before it (``plain``).
+    momentum_units: Delta in units of a ``gradient``, or, as Algorithm 1 is printed, of ``parameters``.
+    measure_gradient: log ``train/hyperbolic_gradient`` too, the norm of gamma R's gradient over that of the loss's without it,
+        both in the representation: what either sends back through the network below.
+    """
+
+    gamma: float = 0.005
+    sigma: float = 1e4
+    beta: float = 1.0
+    layer: Literal["penultimate", "logits"] = "penultimate"
+    reduction: Literal["mean_exp", "exp_mean", "exp_sum", "sum_exp"] = "mean_exp"
+    momentum_from: Literal["normalised", "plain"] = "normalised"
+    momentum_units: Literal["gradient", "parameters"] = "gradient"
+    measure_gradient: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.gamma >= 0, f"gamma must not be negative, got {self.gamma}")
+        require(self.sigma > 0, f"sigma must be positive, got {self.sigma}")
+        require(self.beta > 0, f"beta must be positive, got {self.beta}")
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | (Needs((NORMALIZES,), update_norms=True) if self.momentum_from == "plain" else Needs())
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        if self.gamma and self.layer == "penultimate":
+            check_head(spec, input_shape)
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
+        if not self.gamma:
+            return super().loss(net, params, buffers, batch, ctx)
+        run = _Watched(net, self.layer == "penultimate")
+        loss = ctx.task.loss(cast(Net, run), params, buffers, batch, ctx.noise)
+        frozen = _Watched(ctx.reference, self.layer == "penultimate")
+        with torch.no_grad():
+            frozen(*ctx.received, *run.inputs)
+        d2 = squared_distance(run.z.flatten(1), frozen.z.flatten(1), self.beta)
+        R = self.reduced(d2)
+        scalars = {"lorentz": d2.mean(), "hyperbolic": R - 1}
+        if self.measure_gradient:
+            with torch.no_grad():
+                scalars["hyperbolic_gradient"] = self._share(run, frozen.z, net, params, buffers, batch, ctx)
+        return Measured(loss + self.gamma * R, scalars)
+
+    def reduced(self, d2: Tensor) -> Tensor:
+        """R of a batch's (b,) squared distances (Eq. 3)."""
+        if self.reduction == "exp_mean":
+            d2 = d2.mean()
+        elif self.reduction == "exp_sum":
+            d2 = d2.sum()
+        each = torch.exp((d2 / self.sigma).clamp(max=MOST))
+        return each.sum() if self.reduction == "sum_exp" else each.mean()
+
+    def _share(
+        self, run: _Watched, anchor: Tensor, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
+    ) -> Tensor:
+        """``||d(gamma R)/dz|| / ||df/dz||`` at the representations z of `run`."""
+
+        def term(z: Tensor) -> Tensor:
+            return self.gamma * self.reduced(squared_distance(z.flatten(1), anchor.flatten(1), self.beta))
+
+        def task(z: Tensor) -> Tensor:
+            def above(params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
+                return z if self.layer == "logits" else net.head(params, buffers, z)
+
+            return ctx.task.loss(cast(Net, above), params, buffers, batch, ctx.noise)
+
+        own, other = (torch.linalg.vector_norm(torch.func.grad(f)(run.z.detach())) for f in (term, task))
+        share: Tensor = own / other.clamp(min=torch.finfo(other.dtype).tiny)
+        return share
+
+    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+        if self.momentum_from == "plain":
+            update = replace(update, mean=trees.scale(update.mean, 1 / amplification(update.mean, stats)))
+        if self.momentum_units == "parameters":
+            return {"Delta": trees.scale(update.mean, -1.0)}
+        return super().update_shared(shared, payload_mean, update, stats)
+
+
+class _Watched:
+    """Stands for a net in a task's loss, which runs it once: the run's inputs and the representation z (b, ...) stay."""
+
+    def __init__(self, net: Net, features: bool) -> None:
+        self._net, self._features = net, features
+
+    def __call__(self, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
+        self.inputs = inputs
+        seen = self._net.observe(params, buffers, *inputs, features=self._features)
+        self.z = seen.output if seen.features is None else seen.features
+        return seen.output

@@ -1,0 +1,29 @@
+"""FedSAM: sharpness-aware minimisation at the clients.
+
+Reference: Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022. A step takes the
+gradient at ``w + rho g / (||g|| + eps)``, g being the gradient of the same batch at w; the norm is over all trained
+parameters. Clipping and weight decay follow, at w. BatchNorm's statistics are those of the first pass. Up: y_i. State: none.
+Logged: ``train/perturbation``, the norm of what was climbed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedexp.core.build import require
+from fedexp.core.trainer import Ascent, Ctx, Trainer
+
+
+@dataclass(frozen=True)
+class FedSAM(Trainer):
+    """Args: rho: radius of the perturbation, 0 is FedAvg to the bit, in one pass; eps: added to the gradient's norm."""
+
+    rho: float = 0.5
+    eps: float = 1e-7
+
+    def __post_init__(self) -> None:
+        require(self.rho >= 0, f"rho must not be negative, got {self.rho}")
+        require(self.eps > 0, f"eps must be positive, got {self.eps}")
+
+    def ascent(self, ctx: Ctx) -> Ascent | None:
+        return Ascent(self.rho, self.eps) if self.rho else None

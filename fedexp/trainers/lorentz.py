@@ -1,0 +1,25 @@
+"""The Lorentz model of hyperbolic space, as far as representations are compared in it.
+
+Reference: Law et al., Lorentzian Distance Learning for Hyperbolic Representations, ICML 2019: z in R^d is lifted to
+``L(z) = (sqrt(beta + ||z||^2), z)``, the one point over z with ``<L, L> = -beta`` and a positive first coordinate, where
+``<x, y> = -x_0 y_0 + sum_i x_i y_i``. The squared distance is ``-2 beta - 2 <L(z), L(a)>``. (The exponential map at the
+origin, which Nickel & Kiela 2018 lift with, overflows at the norms of features.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def squared_distance(z: Tensor, a: Tensor, beta: float) -> Tensor:
+    """(b,) squared Lorentzian distances of the lifts of the rows of z and a, both (b, d).
+
+    As ``||z - a||^2 - (z_0 - a_0)^2`` with ``z_0 - a_0 = (z - a)(z + a) / (z_0 + a_0)``: the definition loses all digits of
+    a small distance in float32. It is at most the Euclidean one, to which it tends as beta grows. Its gradient in z is
+    ``2 (a_0 / z_0) z - 2 a``.
+    """
+    gap = z - a
+    z_0, a_0 = (torch.sqrt(beta + each.square().sum(1)) for each in (z, a))
+    gap_0 = (gap * (z + a)).sum(1) / (z_0 + a_0)
+    return (gap.square().sum(1) - gap_0.square()).clamp(min=0)  # rounding may take it below
