@@ -42,7 +42,7 @@ def test_unknown_key_is_refused(method: str, group: str) -> None:
         Experiment.of(compose([f"method={method}", f"+{group}.no_such_key=1"]))
 
 
-VIOLATIONS = {"local.optimizer": "adam", "local.momentum": "0.9", "init": "different"}
+VIOLATIONS = {"local.optimizer": "adam", "local.momentum": "0.9", "init": "different", "task": "cvae"}
 
 
 @pytest.mark.parametrize("method", METHODS)
