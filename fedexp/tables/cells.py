@@ -161,17 +161,19 @@ def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> b
 
 
 def _overrides(table: Table, form: Form, full: dict[str, Value], method: str, by_point: tuple[str, ...]) -> list[str]:
-    """Base, row, method, its grid's point, rules, form."""
+    """Base, row, method, its grid's point, rules, form, its rules."""
     shrunk = table.shrunk(form)
     found = [f"experiment={table.experiment}"] if table.experiment else []
     for key, value in full.items():
         templates = (shrunk.conditions if shrunk else {}).get(key, table.conditions[key])
         found += [_filled(table, key, text, full) for text in _templates(table, key, value, templates)]
     found += [*(table.columns[method].overrides or ()), *by_point]
-    for rule in table.rules:
-        if fits(rule.where, full, method):
-            found += rule.overrides
-    return [*found, *(shrunk.overrides if shrunk else ())]
+    for one in (table, shrunk):
+        found += shrunk.overrides if shrunk and one is shrunk else ()
+        for rule in one.rules if one else ():
+            if fits(rule.where, full, method):
+                found += rule.overrides
+    return found
 
 
 def _last(overrides: Sequence[str]) -> tuple[str, ...]:
