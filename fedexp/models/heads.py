@@ -21,7 +21,9 @@ class CosineHead(nn.Linear):
 
     def forward(self, h: Tensor) -> Tensor:
         """(batch, inputs) -> (batch, num_classes), in [-s, s]."""
-        return self.scale * functional.linear(functional.normalize(h, dim=-1), functional.normalize(self.weight, dim=-1))
+        return self.scale * functional.linear(
+            functional.normalize(h, dim=-1), functional.normalize(self.weight, dim=-1)
+        )
 
 
 def head(inputs: int, num_classes: int, bias: bool, cosine_scale: float | None) -> nn.Linear:

@@ -94,7 +94,9 @@ def test_an_ensemble_of_cosines_decides_alike_at_any_scale_but_its_losses_differ
     specs = [ModelSpec.of(node | {"cosine_scale": scale}, (1, 2, 2), 3) for scale in (1.0, 30.0)]
     members = [Weights.init(specs[0], seed, CPU, torch.float64) for seed in (1, 2)]
     raw, scaled = (
-        Evaluator(Classification(), 8)(Outcome(tuple(replace(m, spec=s) for m in members), "ensemble"), data.test, "test")
+        Evaluator(Classification(), 8)(
+            Outcome(tuple(replace(m, spec=s) for m in members), "ensemble"), data.test, "test"
+        )
         for s in specs
     )
     assert raw["test/ensemble/acc"] == scaled["test/ensemble/acc"]
