@@ -12,7 +12,7 @@ import yaml
 
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.report.report import Form, Value
-from fedexp.tables.schema import Column, Table, fits
+from fedexp.tables.schema import Column, Rule, Table, fits
 
 
 @dataclass(frozen=True)
@@ -168,12 +168,12 @@ def _overrides(table: Table, form: Form, full: dict[str, Value], method: str, by
         templates = (shrunk.conditions if shrunk else {}).get(key, table.conditions[key])
         found += [_filled(table, key, text, full) for text in _templates(table, key, value, templates)]
     found += [*(table.columns[method].overrides or ()), *by_point]
-    for one in (table, shrunk):
-        found += shrunk.overrides if shrunk and one is shrunk else ()
-        for rule in one.rules if one else ():
-            if fits(rule.where, full, method):
-                found += rule.overrides
-    return found
+    found += _ruled(table.rules, full, method)
+    return found if shrunk is None else [*found, *shrunk.overrides, *_ruled(shrunk.rules, full, method)]
+
+
+def _ruled(rules: Sequence[Rule], full: dict[str, Value], method: str) -> list[str]:
+    return [override for rule in rules if fits(rule.where, full, method) for override in rule.overrides]
 
 
 def _last(overrides: Sequence[str]) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ know of s. Of a linear head the factor is part of its weights (s and M then coun
 from ordinary logits; a factor before the loss would multiply every gradient by 30). With ``model.cosine_scale`` = s the head is
 the authors' normalised one, ``s cos(h, w_j)``. FedSyn says nothing of the head, and DENSE's code has linear ones.
 
-Departure: a class that a client has none of has margin 0 and DRW weight 0 and takes no part in the maximum; in the authors' formula
-its margin is infinite and every loss NaN.
+Departure: a class that a client has none of has margin 0 and DRW weight 0 and takes no part in the maximum; in the authors'
+formula its margin is infinite and every loss NaN.
 """
 
 from __future__ import annotations
