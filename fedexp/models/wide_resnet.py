@@ -26,7 +26,7 @@ class PreActivationBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, inputs, h, w) -> (batch, width, ceil(h / stride), ceil(w / stride))."""
         activated = torch.relu(self.norm1(x))
-        residual = self.conv2(torch.relu(self.norm2(self.conv1(activated))))
+        residual: Tensor = self.conv2(torch.relu(self.norm2(self.conv1(activated))))
         return residual + (x if self.shortcut is None else self.shortcut(activated))
 
 
