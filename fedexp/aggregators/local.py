@@ -1,9 +1,9 @@
 """Local training without communication: the reference point from below, and the ensemble of the same models.
 
 `Local` reports the mean of the clients' accuracies on the whole test set; `Ensemble` combines their outputs (mean of
-logits, plain or over the members that know a class as in MA-Echo, or of softmax probabilities as in NAFI and PFNM). A
-client that is not sampled, or has no data, keeps its model; one that never trained is not part of the outcome.
-Server state: one model a client and, for a masked ensemble, which classes it knows.
+logits, plain as in FedSyn (Eq. 3), by samples or over the members that know a class as in MA-Echo, or of softmax
+probabilities as in NAFI and PFNM). A client that is not sampled, or has no data, keeps its model; one that never trained is
+not part of the outcome. Server state: one model a client and, for an ensemble with weights, the member's.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ class Ensemble(Local):
     """The same local models, asked together.
 
     Args:
-        combine: ``logits`` (argmax of the summed logits), ``probs`` (of the mean softmax probabilities) or ``masked``: a
-            class's logit is the mean over the members with more than one sample of it, 0 where there is none.
+        combine: ``logits`` (argmax of the summed logits), ``samples`` (of their mean with weights n_i / n), ``probs`` (of
+            the mean softmax probabilities) or ``masked``: a class's logit is the mean over the members with more than one
+            sample of it, 0 where there is none.
     """
 
-    combine: Literal["logits", "probs", "masked"] = "logits"
+    combine: Literal["logits", "samples", "probs", "masked"] = "logits"
 
     delivers: ClassVar[Delivers] = "ensemble"
     communicates: ClassVar[bool] = True  # as if members were sent out and collected every round
@@ -72,22 +73,24 @@ class Ensemble(Local):
         return presence_probes(self.combine, env)
 
     def init(self, env: Env) -> State:
-        return {**super().init(env), "present": {}}
+        return {**super().init(env), "member_weights": {}}
 
     def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
         cohort = list(results)
         new, metrics = super().update(state, cohort, env)
-        known = {}
+        weights = {}
         if self.combine == "masked" and cohort:
-            known = {str(r.client): row for r, row in zip(cohort, presence(cohort), strict=True)}
-        return {**new, "present": _with(state["present"], known)}, metrics
+            weights = {str(r.client): row for r, row in zip(cohort, presence(cohort), strict=True)}
+        elif self.combine == "samples":
+            weights = {str(r.client): torch.tensor(r.num_examples) for r in cohort}
+        return {**new, "member_weights": _with(state["member_weights"], weights)}, metrics
 
     def outcome(self, state: State) -> Outcome:
-        present = state["present"]
-        mask = torch.stack([present[client] for client in state["models"]]).float() if present else None
+        given = state["member_weights"]
+        weights = torch.stack([given[client] for client in state["models"]]).float() if given else None
         members = super().outcome(state)
         combine: Literal["logits", "probs"] = "probs" if self.combine == "probs" else "logits"
-        return Outcome(members.models, self.delivers, combine, mask, members.clients)
+        return Outcome(members.models, self.delivers, combine, weights, members.clients)
 
 
 def _with(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fedexp.core.build import require
 from fedexp.core.dropout import Dropout
+from fedexp.models.heads import head
 
 
 class ConvNet(nn.Module):
@@ -25,13 +26,14 @@ class ConvNet(nn.Module):
         channels: output channels of each convolution.
         kernel: side of every convolution, odd where `padding` is ``same``.
         padding: ``same`` pads with zeros to keep height and width, ``valid`` does not pad.
-        pool: window and stride of the max pooling after each convolution; 1: none.
+        pool: window and stride of the max pooling after each convolution, one for all or one for each; 1: none.
         hidden: widths of the hidden linear layers.
         bias: whether convolutions and linear layers have biases.
         conv_dropout: probability after each convolution's ReLU, element by element.
         fc_init: ``default`` is torch's, ``xavier_normal`` draws the linear layers' weights from
             N(0, 2 / (fan_in + fan_out)); convolutions have torch's default in both.
         norm: ``batch`` puts a BatchNorm (momentum 0.1, affine, eps 1e-5) behind each convolution.
+        cosine_scale: of a head of cosines (`fedexp.models.heads.CosineHead`); None: a linear head.
     """
 
     def __init__(
@@ -42,33 +44,36 @@ class ConvNet(nn.Module):
         channels: tuple[int, ...] = (32, 64),
         kernel: int = 5,
         padding: Literal["same", "valid"] = "same",
-        pool: int = 2,
+        pool: int | tuple[int, ...] = 2,
         hidden: tuple[int, ...] = (512,),
         bias: bool = True,
         conv_dropout: float = 0.0,
         fc_init: Literal["default", "xavier_normal"] = "default",
         norm: Literal["none", "batch"] = "none",
+        cosine_scale: float | None = None,
     ) -> None:
         super().__init__()
         require(
             len(input_shape) == 3, f"a ConvNet takes images (channels, height, width), got samples of {input_shape}"
         )
+        pools = (pool,) * len(channels) if isinstance(pool, int) else pool
+        require(len(pools) == len(channels), f"pool needs one window, or one for each convolution, got {pool=}")
         require(
-            min(*input_shape, *channels, *hidden, kernel, pool, num_classes) >= 1,
+            min(*input_shape, *channels, *hidden, kernel, *pools, num_classes) >= 1,
             "channels, hidden, kernel, pool and the image's sides must be at least 1, "
             f"got {channels=}, {hidden=}, {kernel=}, {pool=}, {input_shape=}",
         )
         require(padding == "valid" or kernel % 2 == 1, f"padding 'same' needs an odd kernel, got {kernel}")
         pad = kernel // 2 if padding == "same" else 0
         side = tuple(input_shape[1:])
-        for index in range(len(channels)):
-            side = tuple((s + 2 * pad - kernel + 1) // pool for s in side)
+        for index, window in enumerate(pools):
+            side = tuple((s + 2 * pad - kernel + 1) // window for s in side)
             require(
                 min(side) >= 1,
                 f"images of {input_shape[1]}x{input_shape[2]} are too small: nothing is left after convolution "
-                f"{index + 1} of {len(channels)} (kernel {kernel}, padding {padding}, pool {pool})",
+                f"{index + 1} of {len(channels)} (kernel {kernel}, padding {padding}, pool {window})",
             )
-        self.pool = pool
+        self.pools = pools
         depths = (input_shape[0], *channels)
         self.convs = nn.ModuleList(nn.Conv2d(a, b, kernel, padding=pad, bias=bias) for a, b in pairwise(depths))
         self.norms = nn.ModuleList(nn.BatchNorm2d(depth) for depth in channels if norm == "batch")
@@ -76,7 +81,7 @@ class ConvNet(nn.Module):
         self.dropouts = nn.ModuleList(drops if conv_dropout else ())
         widths = (depths[-1] * math.prod(side), *hidden)
         self.hidden = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))
-        self.output = nn.Linear(widths[-1], num_classes, bias=bias)
+        self.output = head(widths[-1], num_classes, bias, cosine_scale)
         if fc_init == "xavier_normal":
             for module in self.modules():
                 if isinstance(module, nn.Linear):
@@ -105,8 +110,8 @@ class ConvNet(nn.Module):
                 x = self.norms[index](x)
             if self.dropouts:
                 x = self.dropouts[index](x)
-            if self.pool > 1:
-                x = functional.max_pool2d(x, self.pool)
+            if self.pools[index] > 1:
+                x = functional.max_pool2d(x, self.pools[index])
             x = torch.relu(x)  # of fewer numbers than before the pooling; the same values and gradients
         x = x.flatten(1)
         for layer in self.hidden:

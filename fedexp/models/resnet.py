@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedexp.core.build import require
+from fedexp.models.heads import head
 
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # basic blocks of each stage
 
@@ -51,6 +52,7 @@ class ResNet(nn.Module):
             and zeros, the output layer has torch's default.
         width: channels of the stem and the first stage; each further stage doubles it.
         final_pool: window of the last average pool, which must fit the last map exactly once; null: the whole map.
+        cosine_scale: of a head of cosines (`fedexp.models.heads.CosineHead`); None: a linear head.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class ResNet(nn.Module):
         init: Literal["kaiming", "default"] = "kaiming",
         width: int = 64,
         final_pool: int | None = None,
+        cosine_scale: float | None = None,
     ) -> None:
         super().__init__()
         require(len(input_shape) == 3, f"a ResNet takes images (channels, height, width), got samples of {input_shape}")
@@ -102,7 +105,7 @@ class ResNet(nn.Module):
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.ModuleList(stages)
         self.final_pool = final_pool
-        self.output = nn.Linear(inputs, num_classes)
+        self.output = head(inputs, num_classes, True, cosine_scale)
         if init == "kaiming":
             for module in self.modules():
                 if isinstance(module, nn.Conv2d):

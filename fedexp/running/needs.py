@@ -12,6 +12,7 @@ from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.server_optimizer import ServerOptimizer
+from fedexp.core.task import Task
 from fedexp.core.trainer import Trainer
 from fedexp.data.federated import Proxy
 from fedexp.server_optimizers.sgd import Sgd
@@ -27,6 +28,7 @@ def check_needs(
     proxy: Proxy,
     validation: bool,
     specs: Specs,
+    task: Task,
 ) -> None:
     """Hold what plug-ins need against each other, and against the config."""
     plugins: Plugins = {"trainer": trainer, "aggregator": aggregator, "server_optimizer": server_optimizer}
@@ -44,7 +46,7 @@ def check_needs(
                     )
     for group, plugin in plugins.items():
         for demand in plugin.needs.demands:
-            _check_demand(names[group], demand, config, plugins)
+            _check_demand(names[group], demand, config, {**plugins, "task": task})
         _check_data(names[group], plugin.needs, config, proxy)
         _check_specs(names[group], plugin.needs, specs)
     users = [names[group] for group, plugin in plugins.items() if plugin.needs.validation]
@@ -106,7 +108,7 @@ def _check_specs(name: str, needs: Needs, specs: Specs) -> None:
         )
 
 
-def _check_demand(name: str, demand: Demand, config: Config, plugins: Plugins) -> None:
+def _check_demand(name: str, demand: Demand, config: Config, plugins: Mapping[str, object]) -> None:
     group, *path = demand.key.split(".")
     found: Any = plugins[group] if group in plugins else getattr(config, group)
     for step in path:

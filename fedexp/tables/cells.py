@@ -12,7 +12,7 @@ import yaml
 
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.report.report import Form, Value
-from fedexp.tables.schema import Column, Table, fits
+from fedexp.tables.schema import Column, Rule, Table, fits
 
 
 @dataclass(frozen=True)
@@ -161,17 +161,19 @@ def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> b
 
 
 def _overrides(table: Table, form: Form, full: dict[str, Value], method: str, by_point: tuple[str, ...]) -> list[str]:
-    """Base, row, method, its grid's point, rules, form."""
+    """Base, row, method, its grid's point, rules, form, its rules."""
     shrunk = table.shrunk(form)
     found = [f"experiment={table.experiment}"] if table.experiment else []
     for key, value in full.items():
         templates = (shrunk.conditions if shrunk else {}).get(key, table.conditions[key])
         found += [_filled(table, key, text, full) for text in _templates(table, key, value, templates)]
     found += [*(table.columns[method].overrides or ()), *by_point]
-    for rule in table.rules:
-        if fits(rule.where, full, method):
-            found += rule.overrides
-    return [*found, *(shrunk.overrides if shrunk else ())]
+    found += _ruled(table.rules, full, method)
+    return found if shrunk is None else [*found, *shrunk.overrides, *_ruled(shrunk.rules, full, method)]
+
+
+def _ruled(rules: Sequence[Rule], full: dict[str, Value], method: str) -> list[str]:
+    return [override for rule in rules if fits(rule.where, full, method) for override in rule.overrides]
 
 
 def _last(overrides: Sequence[str]) -> tuple[str, ...]:

@@ -160,12 +160,14 @@ class Shrunk:
 
     Args:
         what: what is smaller, for the reader.
-        overrides: come last; conditions: overrides of these keys' values instead of the table's.
+        overrides: come after all of the table's; rules: for some of the cells, after these.
+        conditions: overrides of these keys' values instead of the table's.
         grids, seeds: instead of the table's; points: of every column's grid.
     """
 
     what: str
     overrides: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
     conditions: dict[str, Any] = field(default_factory=dict)
     grids: tuple[dict[str, Any], ...] | None = None
     seeds: tuple[int, ...] | None = None
@@ -324,7 +326,11 @@ class Table:
         places = ["method", *self.conditions]
         for where, clause in [
             *((f"methods.{column.key}.where", column.where) for column in self.methods),
-            *((f"rules[{number}].where", rule.where) for number, rule in enumerate(self.rules)),
+            *(
+                (f"{place}rules[{number}].where", rule.where)
+                for place, one in (("", self), ("reduced.", self.reduced), ("smoke.", self.smoke))
+                for number, rule in enumerate(one.rules if one else ())
+            ),
             *((f"given.{key}", where) for key, where in self.given.items()),
         ]:
             for key in clause:

@@ -19,13 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.build import require
-from fedexp.core.errors import ConfigError
 from fedexp.core.layers import check_head
+from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
 from fedexp.core.task import Batch
 from fedexp.core.trainer import Ctx, Measured, Received, Trainer
 from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import ModelSpec
+from fedexp.tasks.classification import Classification
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class Moon(Trainer):
         require(self.mu >= 0, f"mu must not be negative, got {self.mu}")
         require(self.temperature > 0, f"temperature must be positive, got {self.temperature}")
 
+    @property
+    def needs(self) -> Needs:
+        return Needs((Demand("task", Classification, "adds its term to the cross-entropy of class labels"),))
+
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         if self.mu:
             check_head(spec, input_shape)
@@ -53,14 +58,6 @@ class Moon(Trainer):
         """With ``contrast``, the term before it is multiplied by mu."""
         if not self.mu:
             return super().loss(net, params, buffers, batch, ctx)
-        if not ctx.task.cross_entropy:
-            raise ConfigError(
-                "the contrastive term goes with the cross-entropy of a classifier",
-                where="task",
-                expected="classification",
-                got=type(ctx.task).__name__,
-                do="set trainer.mu=0, or another trainer",
-            )
         seen = net.observe(params, buffers, batch.x, features=True)
         assert seen.features is not None
         z = seen.features.flatten(1)

@@ -79,6 +79,7 @@ MRUR = Declared(Reduction((*NO_MOMENTUM_SAM, "trainer.gamma=0.0", "aggregator=me
 DECLARED = {
     "fedavg": Declared(Reduction()),
     "fedprox": Declared(Reduction(("trainer.mu=0.0",))),
+    "ldam": Declared(Reduction(("trainer.M=0.0",))),
     "scaffold": Declared(Reduction(("rounds=1",), against=("rounds=1", "aggregator.weights=uniform"))),
     "fednova": Declared(Reduction(("local.epochs=null", "local.steps=3"), against=("local.steps=3",), tolerance=1e-12)),
     "fedavgm": Declared(Reduction(("server_optimizer.beta=0.0",))),

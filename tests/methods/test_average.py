@@ -121,6 +121,12 @@ def test_masked_ensemble_averages_over_the_members_that_know_a_class() -> None:
     assert not nowhere.any()
 
 
+def test_an_ensemble_may_weigh_its_members_by_samples() -> None:
+    world = make_world("method=ensemble", "aggregator.combine=samples", "rounds=1")
+    outcome = world.aggregator.outcome(world.run().state)
+    assert outcome.combine == "logits" and outcome.weights.tolist() == [20, 12, 17, 9]
+
+
 def test_a_masked_ensemble_of_one_is_masked_too() -> None:
     """A class that nobody knows has logit 0, whatever the only member says."""
     data = make_data((30,), num_classes=2)

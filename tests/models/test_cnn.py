@@ -93,6 +93,23 @@ def test_without_pooling_or_hidden_layers():
     assert model(torch.zeros(2, 1, 6, 6)).shape == (2, 3)
 
 
+def test_each_convolution_may_have_its_own_pooling():
+    """DENSE's CNN2 without pooling after the last convolution: 128 maps of 4x4."""
+    with torch.device("meta"):
+        model = ConvNet(**CIFAR, channels=(128,) * 3, kernel=3, padding="valid", pool=(2, 2, 1), hidden=())
+        assert model(torch.empty(2, 3, 32, 32)).shape == (2, 10)
+    assert model.output.in_features == 2048
+    small = ConvNet(input_shape=(1, 8, 8), num_classes=3, channels=(4, 5), kernel=3, pool=(1, 4), hidden=())
+    x = torch.randn(3, 1, 8, 8, generator=torch_generator("x"))
+    h = functional.max_pool2d(torch.relu(small.convs[1](torch.relu(small.convs[0](x)))), 4)
+    torch.testing.assert_close(small(x), small.output(h.flatten(1)))
+
+
+def test_parameters_of_denses_cnn_for_100_classes():
+    arguments = CIFAR | {"num_classes": 100, "channels": (256, 256, 128), "kernel": 3, "padding": "valid"}
+    assert count(**arguments, pool=(2, 2, 1), hidden=()) == 1_097_188
+
+
 def test_no_biases_means_homogeneous():
     model = ConvNet(input_shape=(1, 8, 8), num_classes=3, channels=(4, 4), kernel=3, hidden=(8,), bias=False).double()
     x = torch.randn(5, 1, 8, 8, dtype=torch.float64, generator=torch_generator("x"))
@@ -149,6 +166,7 @@ def test_images_too_small_for_the_pools():
         ({"kernel": 4}, "odd kernel"),
         ({"kernel": 0}, "at least 1"),
         ({"pool": 0}, "at least 1"),
+        ({"pool": (2, 2, 1)}, "one for each convolution"),
         ({"channels": (8, 0)}, "at least 1"),
         ({"conv_dropout": 1.0}, "below 1"),
         ({"input_shape": (64,)}, "takes images"),

@@ -19,10 +19,16 @@ EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffer
     "cnn_mcmahan": (MNIST, 1_663_370, 0),
     "cnn_mcmahan_valid": (MNIST, 582_026, 0),
     "cnn_maecho": (CIFAR, 4_971_368, 0),
+    "cnn_mnist": (MNIST, 29_034, 6),
+    "cnn1": (CIFAR, 122_570, 0),
+    "cnn2": (CIFAR, 319_242, 0),
+    "cnn_cifar100": (CIFAR, 1_097_188 - 2_049 * 90, 0),
     "convnet_nafi": (CIFAR, 62_006, 0),
     "lenet": (MNIST, 431_080, 0),
     "unet": (CIFAR, 13_383_360 + 7_936 + 650, 54),  # 18 convolutions, their norms, the 1x1
     "cvae": (MNIST, 541_712 + (794 * 512 + 512) + (512 * 256 + 256) + 2 * (256 * 20 + 20), 0),  # decoder, encoder
+    "wrn_16_1": (CIFAR, 175_066, 39),
+    "wrn_40_1": (CIFAR, 563_930, 111),
     "resnet18_gn": (CIFAR, 11_181_642, 0),
     "resnet18_gn_cifar": (CIFAR, 11_173_962, 0),
     "resnet18_bn": (CIFAR, 11_181_642, 60),
@@ -34,7 +40,8 @@ EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffer
     ),  # torchvision's without its last layer, the two tuned ones
     "resnet34_features": (CIFAR, 21_284_672 + 512 * 256 + 2_560, 108),
 }
-NO_DIGITS = {"cnn_mcmahan_valid", "convnet_nafi", "lenet", "unet"}  # bare 5x5 convolutions, four poolings: 16x16
+# bare 5x5 convolutions, three bare 3x3 ones, four poolings: 16x16
+NO_DIGITS = {"cnn_mcmahan_valid", "convnet_nafi", "lenet", "unet", "cnn1", "cnn2", "cnn_cifar100"}
 
 
 def spec(name, shape):

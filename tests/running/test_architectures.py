@@ -16,7 +16,7 @@ from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.core.runner import Snapshot, next_jobs, run
-from fedexp.core.weights import Weights
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.memo import Memo
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
@@ -145,6 +145,21 @@ def test_what_averages_or_matches_needs_one_architecture(method: str) -> None:
     error, words = (DataError, "nowhere") if method in ("local", "ensemble") else (ConfigError, "one architecture")
     with pytest.raises(error, match=words):
         Experiment.of(compose([f"method={method}", "dataset=mnist", "data_root=nowhere", "clients=5", CYCLE]))
+
+
+def test_fedsyns_five_networks() -> None:
+    """Table 3's, by their parameters; nothing that averages takes them."""
+    config = compose(["experiment=fedsyn/table3", "method=local"])
+    models = config["architectures"]["models"]
+    sizes = []
+    with torch.device("meta"):
+        for name in (*config["architectures"]["clients"], config["architectures"]["server"]):
+            module = ModelSpec.of(models[name], (3, 32, 32), 10).module()
+            sizes.append(sum(p.numel() for p in module.parameters()))
+    assert sizes == [11_173_962, 122_570, 319_242, 175_066, 563_930, 11_173_962]
+    for method in ("average", "fedavg"):
+        with pytest.raises(ConfigError, match="one architecture"):
+            Experiment.of(compose(["experiment=fedsyn/table3", f"method={method}", "data_root=nowhere"]))
 
 
 def test_one_architecture_is_one_however_it_is_named() -> None:

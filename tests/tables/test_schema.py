@@ -114,6 +114,7 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"smoke": {"what": "w", "grids": [{"clients": 2}]}}, ["smoke.grids[0]", "no value of"]),
     ({"smoke": {"overrides": []}}, ["smoke.what"]),
     ({"rules": [{"where": {"methd": "a"}, "overrides": []}]}, ["'methd'", "did you mean 'method'?"]),
+    ({"smoke": {"what": "w", "rules": [{"where": {"methd": "a"}, "overrides": []}]}}, ["'methd'", "smoke.rules[0].where"]),
 ])  # fmt: skip
 def test_mistakes_in_a_table_are_told_with_the_nearest_name(
     tmp_path: Path, changes: dict[str, Any], said: list[str]
@@ -162,7 +163,8 @@ def test_rules_and_forms_come_last_and_users_overrides_after_them(tmp_path: Path
     rules = [{"where": {"method": "local", "clients": [2, 3]}, "overrides": ["local.lr=0.5"]}]
     smoke = {
         "what": "less",
-        "overrides": ["local.epochs=1"],
+        "overrides": ["local.epochs=1", "local.lr=2"],
+        "rules": [{"where": {"method": "local"}, "overrides": ["local.lr=0.1"]}],
         "seeds": [7],
         "conditions": {"clients": "clients=2"},
         "grids": [{"clients": 9, "start": "same", "beta": 3}],
@@ -173,11 +175,13 @@ def test_rules_and_forms_come_last_and_users_overrides_after_them(tmp_path: Path
     first = full[0].jobs[0]
     assert first.overrides[-2:] == ("seed=0", "local.epochs=3")
     assert "init=same" in first.overrides and "init=different" in first.declared  # of two for one key the later counts
-    (local, _, _) = slots(made, "smoke")
+    (local, ensemble, _) = slots(made, "smoke")
     assert local.conditions == {"clients": 9, "start": "same"}
     assert local.jobs[0].overrides == (
-        "clients=2", "init=same", "partition.alpha=3", "partition.on_small=allow", "method=local", "local.epochs=1", "seed=7",
+        "clients=2", "init=same", "partition.alpha=3", "partition.on_small=allow", "method=local",
+        "local.epochs=1", "local.lr=0.1", "seed=7",
     )  # fmt: skip
+    assert "local.lr=2" in ensemble.jobs[0].overrides
 
 
 def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> None:

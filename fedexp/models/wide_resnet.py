@@ -1,0 +1,91 @@
+"""Wide residual networks (Zagoruyko and Komodakis 2016) of pre-activation blocks, for 32x32 images."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedexp.core.build import require
+from fedexp.models.heads import head
+
+
+class PreActivationBlock(nn.Module):
+    """BatchNorm, ReLU, 3x3 convolution, twice, added to the input or, where the width changes, to a 1x1 projection.
+
+    The projection (without BatchNorm) is of the activated input, the identity of the raw one.
+    """
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(inputs)
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.shortcut = nn.Conv2d(inputs, width, 1, stride, bias=False) if inputs != width else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, inputs, h, w) -> (batch, width, ceil(h / stride), ceil(w / stride))."""
+        activated = torch.relu(self.norm1(x))
+        residual: Tensor = self.conv2(torch.relu(self.norm2(self.conv1(activated))))
+        return residual + (x if self.shortcut is None else self.shortcut(activated))
+
+
+class WideResNet(nn.Module):
+    """A 3x3 convolution, three groups of blocks (the last two halve height and width), BatchNorm, ReLU, average pool, head.
+
+    Convolutions start from N(0, 2 / (k^2 * outputs)), BatchNorms (momentum 0.1, eps 1e-5) at ones and zeros, the head's
+    bias at zero.
+
+    Args:
+        input_shape: (channels, height, width); any size works.
+        num_classes: number of logits.
+        depth: 6 n + 4, n blocks a group; 16 and 40 are DENSE's.
+        widen: the groups have 16, 32 and 64 channels times this.
+        cosine_scale: of a head of cosines (`fedexp.models.heads.CosineHead`); None: a linear head.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        depth: int = 16,
+        widen: int = 1,
+        cosine_scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        require(
+            len(input_shape) == 3, f"a WideResNet takes images (channels, height, width), got samples of {input_shape}"
+        )
+        require(
+            min(*input_shape, widen, num_classes) >= 1,
+            f"widen and the image's sides must be at least 1, got {widen=}, {input_shape=}",
+        )
+        require(depth >= 10 and depth % 6 == 4, f"depth must be 6 n + 4 (10, 16, 22, 28, 40 ...), got {depth}")
+        self.conv = nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False)
+        groups = []
+        inputs = 16
+        for group in range(3):
+            width = 16 * widen << group
+            blocks = []
+            for block in range((depth - 4) // 6):
+                stride = 2 if group > 0 and block == 0 else 1
+                blocks.append(PreActivationBlock(inputs, width, stride))
+                inputs = width
+            groups.append(nn.Sequential(*blocks))
+        self.groups = nn.ModuleList(groups)
+        self.norm = nn.BatchNorm2d(inputs)
+        self.output = head(inputs, num_classes, True, cosine_scale)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if self.output.bias is not None:
+            nn.init.zeros_(self.output.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) -> logits (batch, num_classes)."""
+        x = self.conv(x)
+        for group in self.groups:
+            x = group(x)
+        logits: Tensor = self.output(torch.relu(self.norm(x)).mean((2, 3)))
+        return logits
