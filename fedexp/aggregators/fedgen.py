@@ -164,9 +164,9 @@ class FedGen(Mean):
         if self.ensemble == "logits":
             fit = F.cross_entropy(logits.mean(0), y)
         else:
-            shares = (held + 1) / (held + 1).sum(0)
+            shares = (held.to(z) + 1) / (held.to(z) + 1).sum(0)
             each = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none")
-            fit = (shares.to(z)[:, y] * each.view(len(logits), -1)).sum(0).mean()
+            fit = (shares[:, y] * each.view(len(logits), -1)).sum(0).mean()
         if not self.diversity:
             return fit
         msd = (eps[:, None] - eps[None]).square().mean(2)

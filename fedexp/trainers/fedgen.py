@@ -65,8 +65,8 @@ class FedGen(Trainer):
         at = (ctx.noise("drawn classes", (self.batch_size,)) * len(known)).long().clamp(max=len(known) - 1)
         drawn = known[at]
         generated = F.cross_entropy(self._head_of(drawn, "drawn", net, params, buffers, output, ctx), drawn)
-        own = self._head_of(batch.y, "own", net, params, buffers, output, ctx).detach()
-        latent = F.kl_div(output.log_softmax(1), own.log_softmax(1), log_target=True, reduction="batchmean")
+        own = self._head_of(batch.y, "own", net, params, buffers, output, ctx).detach().log_softmax(1)
+        latent = (own.exp() * (own - output.log_softmax(1))).sum(1).mean()  # kl_div has no batching rule
         generated = self._coefficient(self.alpha, ctx) * self.batch_size / ctx.budget.batch_size * generated
         latent = self._coefficient(self.beta, ctx) * latent
         return Measured(loss + generated + latent, {"generated": generated, "latent": latent})

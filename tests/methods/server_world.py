@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -45,11 +44,10 @@ def round_of(world: World, models: list[Weights], sizes: list[int] | None = None
     return state, logged
 
 
-def stored_after_every_step(make: Callable[[], World], folder: Path) -> Snapshot:
-    """A whole run, every step of it by a world of its own, from what the one before has left on disk."""
+def stored_after_every_step(world: World, folder: Path) -> Snapshot:
+    """A whole run; every step of it goes on from what the one before has left on disk."""
     snapshot = None
     while True:
-        world = make()
         step = next(run(world.aggregator, world.env, Serial(), world.data, snapshot), None)
         if step is None:
             assert snapshot is not None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -166,26 +167,20 @@ def test_the_best_student_is_delivered_and_patience_ends_the_round(monkeypatch: 
     assert state["evaluated"] is state["weights"]
 
 
-@pytest.mark.parametrize(("method", "changes"), [
-    ("feddf", {"batch_size": 4, "epochs": 3}),
-    ("feddf_paper", {"batch_size": 4, "validate_every": 2, "patience": 4, "steps": 7}),
-    ("fedbe", {"batch_size": 4, "epochs": 3, "samples": 2, "swa_start": 2, "swa_every": 2}),
-    ("fedlaw", {"batch_size": 4, "epochs": 4, "learn": "swa"}),
-    ("fedgen", {"steps": 3, "hidden": 6, "noise": 3}),
+@pytest.mark.parametrize(("method", "steps", "changes"), [
+    ("feddf", 4, {"batch_size": 4, "epochs": 3}),
+    ("feddf_paper", 5, {"batch_size": 4, "validate_every": 2, "patience": None, "steps": 7}),
+    ("fedbe", 4, {"batch_size": 4, "epochs": 3, "samples": 2, "swa_start": 2, "swa_every": 2}),
+    ("fedlaw", 5, {"batch_size": 4, "epochs": 4, "learn": "swa"}),
+    ("fedgen", 1, {"steps": 3, "hidden": 6, "noise": 3}),
 ])  # fmt: skip
 def test_interrupted_after_any_step_it_is_the_straight_run(
-    method: str, changes: dict[str, Any], tmp_path: Path
+    method: str, steps: int, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    def make() -> World:
-        return world_of(method, "rounds=2", "local.steps=2", "local.epochs=null", **changes)
-
-    straight = make().run()
-    again = stored_after_every_step(make, tmp_path)
-    assert (
-        again.step
-        == straight.step
-        == 2 * {"feddf": 4, "feddf_paper": again.step // 2, "fedbe": 4, "fedlaw": 5, "fedgen": 1}[method]
-    )
+    world = world_of(method, "rounds=2", "local.steps=2", "local.epochs=null", **changes)
+    straight = world.run()
+    again = stored_after_every_step(world, tmp_path)
+    assert again.step == straight.step == 2 * steps
     assert_same(params_of(again.state), params_of(straight.state))
 
 
@@ -224,7 +219,7 @@ def test_fedbes_teachers_count_alike() -> None:
 
 @pytest.mark.parametrize("distribution", ["directions", "gaussian", "dirichlet"])
 def test_drawn_models_have_their_distributions_moments(distribution: str) -> None:
-    world = world_of("fedbe", distribution=distribution, samples=3000, alpha=1.5)
+    world = world_of("fedbe", distribution=distribution, samples=300, alpha=1.5)
     start = world.env.initial_weights()
     models, p = models_near(start, 3), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     name = "output.bias"
@@ -241,12 +236,12 @@ def test_drawn_models_have_their_distributions_moments(distribution: str) -> Non
         centre = start.params[name] + norms.mean() * d.mean(0)
         spread = norms.mean() * 0.1 * d.std(0, correction=0)
     else:
-        shares = torch.distributions.Dirichlet(torch.full((3,), 1.5, dtype=torch.float64)).sample((20000,)) * p
+        shares = torch.from_numpy(np.random.default_rng(0).dirichlet([1.5] * 3, 20000)) * p
         mixed = shares / shares.sum(1, keepdim=True) @ y
         centre, spread = mixed.mean(0), mixed.std(0)
         assert bool((drawn <= y.amax(0) + 1e-12).all() and (drawn >= y.amin(0) - 1e-12).all())
-    torch.testing.assert_close(drawn.mean(0), centre, rtol=0, atol=float(spread.max()) * 0.08)
-    torch.testing.assert_close(drawn.std(0), spread, rtol=0.08, atol=1e-4)
+    torch.testing.assert_close(drawn.mean(0), centre, rtol=0, atol=float(spread.max()) * 0.15)
+    torch.testing.assert_close(drawn.std(0), spread, rtol=0.15, atol=1e-4)
 
 
 def test_the_students_average_is_that_of_every_second_one() -> None:

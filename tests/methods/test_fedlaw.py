@@ -90,7 +90,7 @@ def test_learning_is_a_loop_of_torchs_own(form: str) -> None:
         loss = F.cross_entropy(torch.func.functional_call(module, mixed(), (proxy_inputs(world),)), proxy.y)
         loss.backward()
         optimizer.step()
-        assert row["server/loss"] == pytest.approx(float(loss), rel=1e-6)
+        assert row["server/loss"] == pytest.approx(loss.item(), rel=1e-6)
     assert_same(params_of(state), [{k: v.detach() for k, v in mixed().items()}], 1e-6)
 
 
