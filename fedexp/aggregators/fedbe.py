@@ -14,7 +14,6 @@ temperature 0.5 is an exponent, ``p^(1 / T)``, renormalised.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -84,7 +83,6 @@ class FedBE(Distilling):
         said = torch.logaddexp(log_probs(mean), log_probs(models[0]))
         for teacher in (*models[1:], *self.drawn(models, p / p.sum(), start, mean, env)):
             said = torch.logaddexp(said, log_probs(teacher))
-        said = said - math.log(1 + len(models) + self.samples)
         return {"target": F.log_softmax(said / self.temperature, 1), "averaged": None}
 
     def drawn(self, models: list[Weights], p: Tensor, start: Weights, mean: Weights, env: Env) -> Iterator[Weights]:

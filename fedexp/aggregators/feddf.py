@@ -12,7 +12,6 @@ linearly, up to a constant. Left out, and off there: teachers weighted by valida
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -143,22 +142,20 @@ class FedDF(Distilling):
 
 
 class _Ensemble:
-    """Teachers' logits (b, classes), summed as they come: log-probabilities are, in log-space, where those are averaged."""
+    """Teachers' logits (b, classes), summed as they come; where probabilities are averaged, these, in log-space."""
 
     def __init__(self, average: str, temperature: float) -> None:
         self._average, self._temperature = average, temperature
         self._sum, self._m = torch.zeros(()), 0
 
     def hear(self, logits: Tensor) -> None:
-        said, first = logits / self._temperature, self._m == 0
-        if self._average == "logits":
-            self._sum = said if first else self._sum + said
-        else:
+        said = logits / self._temperature
+        if self._average == "probs":
             said = F.log_softmax(said, 1)
-            self._sum = said if first else torch.logaddexp(self._sum, said)
-        self._m += 1
+        if self._m:
+            said = self._sum + said if self._average == "logits" else torch.logaddexp(self._sum, said)
+        self._sum, self._m = said, self._m + 1
 
     def target(self) -> Tensor:
         """(b, classes) log-probabilities."""
-        mean = self._sum / self._m if self._average == "logits" else self._sum - math.log(self._m)
-        return F.log_softmax(mean, 1)
+        return F.log_softmax(self._sum / self._m if self._average == "logits" else self._sum, 1)

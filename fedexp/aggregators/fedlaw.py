@@ -144,5 +144,5 @@ def _vector(tree: Tree) -> Tensor:
 
 def _tree(vector: Tensor, like: Tree) -> Tree:
     """The inverse of `_vector`, with names and shapes of `like`."""
-    parts = vector.split([value.numel() for value in like.values()])
+    parts = torch.split(vector, [value.numel() for value in like.values()])
     return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}

@@ -108,15 +108,22 @@ def test_teachers_like_the_student_leave_it_alone(method: str) -> None:
 
 
 def test_of_a_static_proxy_every_teacher_sees_each_sample_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    """And the student each one once a pass, in another order."""
+    seen: dict[bool, list[Tensor]] = {True: [], False: []}
     run = Net.__call__
-    monkeypatch.setattr(
-        Net, "__call__", lambda net, p, b, x: (seen.append((net._module.training, len(x))), run(net, p, b, x))[1]
-    )
-    world = world_of("feddf", epochs=4, batch_size=4)
+
+    def watched(net: Net, params: Any, buffers: Any, x: Tensor) -> Tensor:
+        seen[net._module.training].append(x)
+        return run(net, params, buffers, x)
+
+    monkeypatch.setattr(Net, "__call__", watched)
+    world = world_of("feddf", epochs=3, batch_size=4)
     round_of(world, models_near(world.env.initial_weights(), 3))
-    assert [n for training, n in seen if not training] == [9, 9, 9]
-    assert [n for training, n in seen if training] == [4, 4, 1] * 4
+    assert [len(x) for x in seen[False]] == [9, 9, 9]
+    assert [len(x) for x in seen[True]] == [4, 4, 1] * 3
+    passes = [torch.cat(seen[True][i : i + 3])[:, 0, 0, 0].tolist() for i in (0, 3, 6)]
+    assert all(sorted(each) == sorted(proxy_inputs(world)[:, 0, 0, 0].tolist()) for each in passes)
+    assert len({tuple(each) for each in passes}) == 3
 
 
 @dataclass(frozen=True)
