@@ -186,7 +186,7 @@ DECLARED = {
         Reduction(("trainer.alpha=0", "trainer.beta=0")),
         order=Exempt(OWN_DRAWS, "test_fedgen.test_the_generator_does_not_know_the_order_of_the_clients"),
         copies=Exempt(OWN_DRAWS, "test_fedgen.test_to_the_generator_copies_of_a_client_are_one"),
-        small=(*FEW_STEPS, "aggregator.hidden=8", "aggregator.noise=4", "trainer.alpha=0.1", "trainer.beta=0.1"),
+        small=(*FEW_STEPS, "aggregator.hidden=8", "aggregator.noise=4", "trainer.alpha=0.01", "trainer.beta=0.01"),
     ),
     "local": Declared(Exempt("nothing is averaged", "test_reference_points.test_one_client_alone_is_fedavg")),
     "ensemble": Declared(

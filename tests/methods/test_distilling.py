@@ -298,7 +298,8 @@ def test_mistakes_are_told_before_anything_starts(method: str, overrides: list[s
 
 
 def test_a_proxy_of_test_data_is_allowed_and_named() -> None:
-    experiment = Experiment.of(compose(["method=fedlaw", "proxy.source=test", "limit.train=100", "limit.test=100"]))
+    small = ["dataset=synthetic", "dataset.samples=200", "dataset.test_samples=100"]
+    experiment = Experiment.of(compose(["method=fedlaw", "proxy.source=test", *small]))
     data = experiment.load(CPU)
     assert data.test_data_in_training == "proxy.source=test: 2 samples" and len(data.test) == 98
 
