@@ -149,6 +149,10 @@ def test_teachers_that_see_every_batch_say_the_same_of_the_same() -> None:
     assert_same(params_of(states[Same]), params_of(states[type(None)]), 1e-12)
     with pytest.raises(AssertionError):
         assert_same(params_of(states[Shifted]), params_of(states[Same]), 1e-6)
+    world = world_of("feddf", augment=True, epochs=2, optimizer=Sgd())  # student and teachers see the same
+    world.env = replace(world.env, domain=replace(world.env.domain, augment=Shifted()))
+    start = world.env.initial_weights()
+    assert_same(params_of(round_of(world, [start] * 2)[0]), [start.params], 1e-12)
     with pytest.raises(ConfigError, match="no random transform"):
         world = world_of("feddf", augment=True)
         world.aggregator.init(world.env)
