@@ -18,6 +18,7 @@ from fedexp.core.data import FederatedData, Partition, Samples
 from fedexp.core.engine import Engine
 from fedexp.core.env import Env, Sampling, Specs
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Needs
 from fedexp.core.runner import Snapshot, run
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial
@@ -97,6 +98,7 @@ def make_world(
     keys = {o.partition("=")[0] for o in overrides}
     config = compose([o for o in base if o.partition("=")[0] not in keys] + list(overrides))
     experiment = Experiment.of(config)
+    data = _served(data, experiment.needs)
     env = experiment.env(data, CPU)
     spec = ModelSpec.of(model, tuple(data.train.x.shape[1:]), data.num_classes)
     clients = data.partition.num_clients
@@ -104,6 +106,15 @@ def make_world(
     if m is not None:
         env = replace(env, sampling=Sampling("fixed", min(m, clients)))
     return World(experiment, env, data)
+
+
+def _served(data: FederatedData, needs: Needs) -> FederatedData:
+    """`data` with what a method's server asks for: proxy data, validation samples."""
+    first = replace(data.train, x=data.train.x[:9] + 0.1, y=data.train.y[:9])
+    if needs.proxy and data.proxy is None:
+        labels = first.y if needs.proxy_labels else torch.full_like(first.y, -1)
+        data = replace(data, proxy=replace(first, y=labels))
+    return replace(data, val=first) if needs.validation and data.val is None else data
 
 
 def resumed(make: Callable[[int], World], rounds: int, folder: Path) -> Snapshot:

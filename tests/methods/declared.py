@@ -41,12 +41,14 @@ class Declared:
         order: exempt where the order of the clients matters; `test_contracts` sees that it does.
         copies: exempt where identical clients are something else than one of them; likewise.
         descent: exempt where training raises the loss; likewise.
+        small: overrides that make it small enough for tests: less work of the server's own.
     """
 
     reduction: Reduction | Exempt
     order: Exempt | None = None
     copies: Exempt | None = None
     descent: Exempt | None = None
+    small: tuple[str, ...] = ()
 
 
 MATCHED = Declared(
@@ -75,6 +77,8 @@ UNIFORM = ("aggregator.weights=uniform",)
 NO_MOMENTUM_SAM = ("trainer.alpha=1.0", "trainer.rho=0.0")
 MOMENTUM_SAM = Declared(Reduction(NO_MOMENTUM_SAM, against=UNIFORM))
 MRUR = Declared(Reduction((*NO_MOMENTUM_SAM, "trainer.gamma=0.0", "aggregator=mean"), against=UNIFORM))
+FEW_STEPS = ("limit.server_steps=3",)
+OWN_DRAWS = "every client draws features of its own"
 
 DECLARED = {
     "fedavg": Declared(Reduction()),
@@ -159,6 +163,31 @@ DECLARED = {
     "fedma": LAYERWISE,
     "fedma_fixed": Declared(NO_PRIOR, copies=SHRUNK),
     "nafi_layerwise": LAYERWISE,
+    "feddf": Declared(Reduction(("aggregator.epochs=0",)), small=FEW_STEPS),
+    "feddf_paper": Declared(
+        Reduction(("aggregator.steps=0",), against=UNIFORM),
+        copies=Exempt(
+            "where nothing is left to learn, Adam makes steps of rounding errors",
+            "test_distilling.test_teachers_like_the_student_leave_it_alone",
+        ),
+        small=FEW_STEPS,
+    ),
+    "feddf_matched": Declared(Reduction(("aggregator.epochs=0",), against=UNIFORM), small=FEW_STEPS),
+    "fedlaw": Declared(Reduction(("aggregator.epochs=0",)), small=FEW_STEPS),
+    "fedbe": Declared(
+        Reduction(("aggregator.epochs=0",)),
+        copies=Exempt(
+            "the more clients there are, the less do drawn models and the mean count among the teachers",
+            "test_distilling.test_fedbes_teachers_count_alike",
+        ),
+        small=(*FEW_STEPS, "aggregator.samples=2", "aggregator.lr=0.1"),
+    ),
+    "fedgen": Declared(
+        Reduction(("trainer.alpha=0", "trainer.beta=0")),
+        order=Exempt(OWN_DRAWS, "test_fedgen.test_the_generator_does_not_know_the_order_of_the_clients"),
+        copies=Exempt(OWN_DRAWS, "test_fedgen.test_to_the_generator_copies_of_a_client_are_one"),
+        small=(*FEW_STEPS, "aggregator.hidden=8", "aggregator.noise=4", "trainer.alpha=0.01", "trainer.beta=0.01"),
+    ),
     "local": Declared(Exempt("nothing is averaged", "test_reference_points.test_one_client_alone_is_fedavg")),
     "ensemble": Declared(
         Exempt("nothing is averaged", "test_reference_points.test_ensemble_members_are_the_local_models")

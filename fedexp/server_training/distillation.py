@@ -1,0 +1,65 @@
+"""Distillation: what teachers say of samples, how far a student is from it, and BatchNorm statistics of given weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedexp.core import trees
+from fedexp.core.data import Samples
+from fedexp.core.net import Net
+from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
+
+_BATCH = 256  # samples a forward pass of a teacher; fixed, so that last bits do not depend on the student's
+
+
+@torch.no_grad()
+def logits_of(net: Net, weights: Weights, samples: Samples) -> Tensor:
+    """(n, classes) logits of all `samples`, as they lie there; `net` is in evaluation mode."""
+    return torch.cat([net(weights.params, weights.buffers, samples.inputs(part)) for part in _slices(len(samples))])
+
+
+def divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """``KL(target || softmax(logits))``, the mean over the batch, in nats.
+
+    Args:
+        logits: (b, classes) of the student, divided by the temperature if there is one.
+        target: (b, classes) log-probabilities of the teacher. A probability of zero has no logarithm, so they are made by
+            ``log_softmax``: its gaps of any size give finite gradients.
+    """
+    return F.kl_div(F.log_softmax(logits, 1), target, log_target=True, reduction="batchmean")
+
+
+@torch.no_grad()
+def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_size: int) -> Weights:
+    """`weights` with BatchNorm's running statistics replaced by the means of those of batches of `samples`.
+
+    Of batches in the samples' order, weighted by their sizes: mean, and variance with Bessel's correction, of each layer's
+    input under the batch statistics of the layers before it. Izmailov et al. 2018 (SWA), Section 3.2.
+    """
+    if not net.has_batch_norm:
+        return weights
+    net.train()
+    sums: Tree = {}
+    for part in _slices(len(samples), batch_size):
+        inputs = samples.inputs(part)
+        if len(inputs) < 2:
+            continue
+        seen = net.observe(weights.params, trees.clone(weights.buffers), inputs, norms=True)
+        for name, x in seen.norms.items():
+            over = [dim for dim in range(x.dim()) if dim != 1]
+            for buffer, value in ((f"{name}.running_mean", x.mean(over)), (f"{name}.running_var", x.var(over))):
+                sums[buffer] = sums.get(buffer, torch.zeros_like(value)) + len(x) * value
+        sums["count"] = sums.get("count", torch.zeros((), device=inputs.device)) + len(inputs)
+    count = sums.pop("count")
+    frozen = weights.frozen
+    kept = {name: sums[name] / count if name in sums.keys() - frozen else v for name, v in weights.buffers.items()}
+    return Weights(weights.spec, weights.params, kept)
+
+
+def _slices(n: int, size: int = _BATCH) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, n, size))

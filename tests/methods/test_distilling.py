@@ -1,0 +1,317 @@
+"""FedDF and FedBE: targets, students, and what training on the server keeps between steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedexp.aggregators import feddf
+from fedexp.aggregators.distilling import Distilling
+from fedexp.config.compose import compose
+from fedexp.core.errors import ConfigError
+from fedexp.core.net import Net
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.running.experiment import Experiment
+from fedexp.server_training.distillation import divergence, recomputed_statistics
+from fedexp.server_training.optimizers import Sgd
+from tests.methods.server_world import models_near, module_of, round_of, stored_after_every_step
+from tests.world import CPU, World, assert_same, make_data, make_world
+
+NORMED = {"_target_": "tests.methods.test_distilling.Normed"}
+
+
+class Normed(nn.Module):
+    """BatchNorm after and before a linear layer."""
+
+    def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        size = math.prod(input_shape)
+        self.first, self.norm = nn.Linear(size, 5), nn.BatchNorm1d(5)
+        self.second, self.output = nn.BatchNorm1d(5), nn.Linear(5, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.second(torch.relu(self.norm(self.first(x.flatten(1))))))
+        return logits
+
+
+def world_of(method: str, *overrides: str, model: dict[str, Any] | None = None, **changes: Any) -> World:
+    """A world whose aggregator has other values of fields besides those that `overrides` say."""
+    world = make_world(f"method={method}", *overrides, **({"model": model} if model else {}))
+    world.experiment = replace(world.experiment, aggregator=replace(world.aggregator, **changes))
+    return world
+
+
+def proxy_inputs(world: World) -> Tensor:
+    assert world.env.proxy is not None
+    return world.env.proxy.inputs(slice(None))
+
+
+def params_of(state: dict[str, Any]) -> list[dict[str, Tensor]]:
+    return [state["weights"].params]
+
+
+def test_the_divergence_has_its_closed_gradient_and_stays_finite() -> None:
+    """d/ds = (q - p) / b; also where a probability underflows."""
+    t = torch.tensor([[2.0, 0.0, -1.0], [0.0, 300.0, -300.0]])
+    s = torch.tensor([[0.0, 1.0, 0.0], [0.0, -300.0, 300.0]], requires_grad=True)
+    loss = divergence(s, t.log_softmax(1))
+    (gradient,) = torch.autograd.grad(loss, s)
+    torch.testing.assert_close(gradient, (s.softmax(1) - t.softmax(1)).detach() / 2)
+    p, q = t.softmax(1)[0], s.detach().softmax(1)[0]
+    assert float(loss) == pytest.approx((float((p * (p / q).log()).sum()) + 600) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("average", ["logits", "probs"])
+def test_a_step_towards_the_teachers_is_autograds(average: str) -> None:
+    """w - lr grad KL(target || student), the target averaged by torch's own modules; the temperature divides both."""
+    world = world_of("feddf", average=average, temperature=2.0, epochs=1, optimizer=Sgd(), lr=0.7)
+    teachers = models_near(world.env.initial_weights(), 3)
+    state, _ = round_of(world, teachers, [10, 20, 30])
+    x = proxy_inputs(world)
+    said = [module_of(teacher)(x).detach() / 2 for teacher in teachers]
+    target = torch.stack(said).mean(0).softmax(1)
+    if average == "probs":
+        target = torch.stack([z.softmax(1) for z in said]).mean(0)
+    mean = {
+        name: sum(k * t.params[name] for k, t in zip((1, 2, 3), teachers, strict=True)) / 6
+        for name in teachers[0].params
+    }
+    student = module_of(replace(teachers[0], params=mean))
+    q = (student(x) / 2).log_softmax(1)
+    (target * (target.log() - q)).sum(1).mean().backward()
+    expected = {name: (value - 0.7 * value.grad).detach() for name, value in student.named_parameters()}
+    assert_same(params_of(state), [expected], 1e-9)
+
+
+@pytest.mark.parametrize("method", ["feddf", "fedbe"])
+def test_teachers_like_the_student_leave_it_alone(method: str) -> None:
+    """Nothing to learn: no gradient. And teachers are only asked."""
+    changes = {"samples": 0, "temperature": 1.0} if method == "fedbe" else {}
+    world = world_of(method, optimizer=Sgd(momentum=0.9), lr=1.0, epochs=5, **changes)
+    start = world.env.initial_weights()
+    state, logged = round_of(world, [start] * 3)
+    assert_same(params_of(state), [start.params], 1e-12)
+    assert len(logged) == 6 and all(abs(row["server/loss"]) < 1e-12 for row in logged[1:])
+    teachers = models_near(start, 3)
+    held = [{name: value.clone() for name, value in t.params.items()} for t in teachers]
+    moved, _ = round_of(world, teachers)
+    with pytest.raises(AssertionError):
+        assert_same(params_of(moved), [start.params], 1e-3)
+    assert_same([t.params for t in teachers], held)
+
+
+def test_of_a_static_proxy_every_teacher_sees_each_sample_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the student each one once a pass, in another order."""
+    seen: dict[bool, list[Tensor]] = {True: [], False: []}
+    run = Net.__call__
+
+    def watched(net: Net, params: Any, buffers: Any, x: Tensor) -> Tensor:
+        seen[net._module.training].append(x)
+        return run(net, params, buffers, x)
+
+    monkeypatch.setattr(Net, "__call__", watched)
+    world = world_of("feddf", epochs=3, batch_size=4)
+    round_of(world, models_near(world.env.initial_weights(), 3))
+    assert [len(x) for x in seen[False]] == [9, 9, 9]
+    assert [len(x) for x in seen[True]] == [4, 4, 1] * 3
+    passes = [torch.cat(seen[True][i : i + 3])[:, 0, 0, 0].tolist() for i in (0, 3, 6)]
+    assert all(sorted(each) == sorted(proxy_inputs(world)[:, 0, 0, 0].tolist()) for each in passes)
+    assert len({tuple(each) for each in passes}) == 3
+
+
+@dataclass(frozen=True)
+class Same:
+    """A transform of batches that changes nothing."""
+
+    def __call__(self, x: Tensor, noise: Any) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class Shifted(Same):
+    def __call__(self, x: Tensor, noise: Any) -> Tensor:
+        return x + noise("shift", (len(x), 1, 1, 1)).to(x)
+
+
+def test_teachers_that_see_every_batch_say_the_same_of_the_same() -> None:
+    states = {}
+    for augment in (None, Same(), Shifted()):
+        world = world_of("feddf", augment=augment is not None, epochs=3, batch_size=4)
+        world.env = replace(world.env, domain=replace(world.env.domain, augment=augment))
+        states[type(augment)] = round_of(world, models_near(world.env.initial_weights(), 3))[0]
+    assert_same(params_of(states[Same]), params_of(states[type(None)]), 1e-12)
+    with pytest.raises(AssertionError):
+        assert_same(params_of(states[Shifted]), params_of(states[Same]), 1e-6)
+    world = world_of("feddf", augment=True, epochs=2, optimizer=Sgd())  # student and teachers see the same
+    world.env = replace(world.env, domain=replace(world.env.domain, augment=Shifted()))
+    start = world.env.initial_weights()
+    assert_same(params_of(round_of(world, [start] * 2)[0]), [start.params], 1e-12)
+    with pytest.raises(ConfigError, match="no random transform"):
+        world = world_of("feddf", augment=True)
+        world.aggregator.init(world.env)
+
+
+def test_the_best_student_is_delivered_and_patience_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    accuracies = iter([0.2, 0.5, 0.5, 0.4, 0.3])
+    students: list[Weights] = []
+
+    class Scripted:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def __call__(self, outcome: Any, *_: Any) -> dict[str, float]:
+            students.append(outcome.models[0])
+            return {"server/global/acc": next(accuracies)}
+
+    monkeypatch.setattr(feddf, "Evaluator", Scripted)
+    world = world_of("feddf_paper", validate_every=2, patience=4, steps=20)
+    state, logged = round_of(world, models_near(world.env.initial_weights(), 2))
+    assert [row["server/val_acc"] for row in logged[1:]] == [0.2, 0.5, 0.5, 0.4]
+    assert_same(params_of(state), [students[1].params])
+    assert state["evaluated"] is state["weights"]
+
+
+@pytest.mark.parametrize(("method", "steps", "changes"), [
+    ("feddf", 4, {"batch_size": 4, "epochs": 3}),
+    ("feddf_paper", 5, {"batch_size": 4, "validate_every": 2, "patience": None, "steps": 7}),
+    ("fedbe", 4, {"batch_size": 4, "epochs": 3, "samples": 2, "swa_start": 2, "swa_every": 2}),
+    ("fedlaw", 5, {"batch_size": 4, "epochs": 4, "learn": "swa"}),
+    ("fedgen", 1, {"steps": 3, "hidden": 6, "noise": 3}),
+])  # fmt: skip
+def test_interrupted_after_any_step_it_is_the_straight_run(
+    method: str, steps: int, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    world = world_of(method, "rounds=2", "local.steps=2", "local.epochs=null", **changes)
+    straight = world.run()
+    again = stored_after_every_step(world, tmp_path)
+    assert again.step == straight.step == 2 * steps
+    assert_same(params_of(again.state), params_of(straight.state))
+
+
+@pytest.mark.parametrize("method", ["feddf", "fedbe", "fedlaw"])
+def test_batch_norms_statistics_come_from_the_proxy_and_one_sample_has_none(method: str) -> None:
+    world = world_of(method, model=NORMED, epochs=2, batch_size=8)  # 9 samples: a batch of one, which is left out
+    start = world.env.initial_weights()
+    state, _ = round_of(world, models_near(start, 2))
+    assert int(state["weights"].buffers["norm.num_batches_tracked"]) == 2
+    assert not torch.equal(state["weights"].buffers["norm.running_mean"], start.buffers["norm.running_mean"])
+    assert world.env.proxy is not None
+    world.env = replace(world.env, proxy=replace(world.env.proxy, x=world.env.proxy.x[:1], y=world.env.proxy.y[:1]))
+    with pytest.raises(ConfigError, match="BatchNorm"):
+        world.aggregator.init(world.env)
+
+
+# ---------------------------------------------------------------- FedBE
+
+
+def test_fedbes_teachers_count_alike() -> None:
+    """The mean, the clients and the drawn models; the mean of their probabilities to the power of 1 / T, normalised."""
+    world = world_of("fedbe", samples=2, temperature=0.5)
+    start, x = world.env.initial_weights(), proxy_inputs(world)
+    models, p = models_near(start, 3), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    mean = replace(
+        start, params={k: sum(w * m.params[k] for w, m in zip(p, models, strict=True)) for k in start.params}
+    )
+    aggregator: Any = world.aggregator
+    drawn = list(aggregator.drawn(models, p, start, mean, world.env))
+    teachers = [mean, *models, *drawn]
+    probabilities = torch.stack([module_of(t)(x).softmax(1) for t in teachers]).mean(0).detach()
+    expected = probabilities.square() / probabilities.square().sum(1, keepdim=True)
+    found = aggregator.taught({"models": models, "p": p.tolist()}, start, mean, world.env)["target"]
+    torch.testing.assert_close(found.exp(), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("distribution", ["directions", "gaussian", "dirichlet"])
+def test_drawn_models_have_their_distributions_moments(distribution: str) -> None:
+    world = world_of("fedbe", distribution=distribution, samples=300, alpha=1.5)
+    start = world.env.initial_weights()
+    models, p = models_near(start, 3), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    name = "output.bias"
+    aggregator: Any = world.aggregator
+    drawn = torch.stack([m.params[name] for m in aggregator.drawn(models, p, start, start, world.env)])
+    y = torch.stack([m.params[name] for m in models])
+    if distribution == "gaussian":
+        centre = p @ y
+        spread = (p @ (y - centre).square()).sqrt()
+    elif distribution == "directions":
+        u = y - start.params[name]
+        norms = u.norm(dim=1)
+        d = u / norms[:, None]
+        centre = start.params[name] + norms.mean() * d.mean(0)
+        spread = norms.mean() * 0.1 * d.std(0, correction=0)
+    else:
+        shares = torch.from_numpy(np.random.default_rng(0).dirichlet([1.5] * 3, 20000)) * p
+        mixed = shares / shares.sum(1, keepdim=True) @ y
+        centre, spread = mixed.mean(0), mixed.std(0)
+        assert bool((drawn <= y.amax(0) + 1e-12).all() and (drawn >= y.amin(0) - 1e-12).all())
+    torch.testing.assert_close(drawn.mean(0), centre, rtol=0, atol=float(spread.max()) * 0.15)
+    torch.testing.assert_close(drawn.std(0), spread, rtol=0.15, atol=1e-4)
+
+
+def test_the_students_average_is_that_of_every_second_one() -> None:
+    steps = {"samples": 0, "epochs": None, "batch_size": 4}
+    start = world_of("fedbe", **steps, steps=1).env.initial_weights()
+    teachers = models_near(start, 2)
+
+    def student(**changes: Any) -> dict[str, Tensor]:
+        world = world_of("fedbe", **{**steps, "lr": 1.0, "swa_start": 1000, **changes})
+        return params_of(round_of(world, teachers)[0])[0]
+
+    two, four = student(steps=2), student(steps=4)
+    averaged = student(steps=5, swa_start=1, swa_every=2)
+    assert_same([averaged], [{name: (two[name] + four[name]) / 2 for name in two}], 1e-12)
+
+
+def test_recomputed_statistics_are_torchs() -> None:
+    """`torch.optim.swa_utils.update_bn` on batches of one size; parameters and counters stay."""
+    spec = ModelSpec.of(NORMED, (1, 2, 2), 3)
+    weights = Weights.init(spec, 3, CPU, torch.float64)
+    samples = make_data((12,)).train
+    found = recomputed_statistics(Net(spec, CPU, torch.float64), weights, samples, 4)
+    module = weights.module()
+    torch.optim.swa_utils.update_bn([samples.inputs(slice(i, i + 4)) for i in (0, 4, 8)], module)
+    for name, value in module.named_buffers():
+        expected = value if "running" in name else weights.buffers[name]
+        torch.testing.assert_close(found.buffers[name], expected, rtol=1e-9, atol=1e-12)
+    assert_same([found.params], [weights.params])
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(("method", "overrides", "words"), [
+    ("feddf", ["proxy.source=none", "proxy.size=0"], "needs server data"),
+    ("feddf", ["aggregator.temperature=0"], "temperature must be positive"),
+    ("feddf", ["aggregator.steps=10"], "set one of steps and epochs"),
+    ("feddf", ["aggregator.patience=10"], "patience has no effect"),
+    ("feddf_paper", ["partition.val_fraction=0"], "needs a validation share"),
+    ("fedbe", ["aggregator.temperature=0"], "temperature must be positive"),
+    ("fedlaw", ["proxy.labelled=false"], "labelled server data"),
+    ("fedlaw", ["proxy.source=none", "proxy.size=0", "proxy.labelled=false"], "needs server data"),
+])  # fmt: skip
+def test_mistakes_are_told_before_anything_starts(method: str, overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Experiment.of(compose([f"method={method}", *overrides]))
+
+
+def test_a_proxy_of_test_data_is_allowed_and_named() -> None:
+    small = ["dataset=synthetic", "dataset.samples=200", "dataset.test_samples=100"]
+    experiment = Experiment.of(compose(["method=fedlaw", "proxy.source=test", *small]))
+    data = experiment.load(CPU)
+    assert data.test_data_in_training == "proxy.source=test: 2 samples" and len(data.test) == 98
+
+
+def test_other_tasks_have_no_logits_to_distil() -> None:
+    from fedexp.tasks.segmentation import Segmentation
+
+    world = world_of("feddf")
+    assert isinstance(world.aggregator, Distilling)
+    with pytest.raises(ConfigError, match="logits of classes"):
+        world.aggregator.init(replace(world.env, task=Segmentation()))
