@@ -155,4 +155,5 @@ def _log_probs(weights: Weights, *, net: Net, env: Env) -> Tensor:
 
 def _over_models(shares: Tensor, values: Tensor) -> Tensor:
     """Mean of `values` (m, ...) with weights `shares` (m,)."""
-    return torch.tensordot(shares.to(values), values, 1)
+    mean: Tensor = torch.tensordot(shares.to(values), values, 1)
+    return mean

@@ -124,7 +124,8 @@ class FedGen(Mean):
         new, metrics = super().update(state, watched(), env)
         if not heads:
             return state, metrics
-        known = torch.cat([state["shared"]["labels"]["known"], torch.stack(held).sum(0).nonzero()[:, 0]]).unique()
+        newly = torch.stack(held).sum(0).nonzero()[:, 0]
+        known = torch.unique(torch.cat([state["shared"]["labels"]["known"], newly]))
         generator, optimizer, said = self._trained(state, heads, torch.stack(held), env)
         shared = {**new["shared"], **_broadcast(generator, known)}
         return {**new, "shared": shared, "generator": generator, "optimizer": optimizer}, {**metrics, **said}
