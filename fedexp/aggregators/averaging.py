@@ -120,7 +120,7 @@ class Averaging(Aggregator):
             live, applied = old.trainable, trees.sub(params, old.params)
             step = ServerUpdate({k: direction[k] for k in live}, {k: applied[k] for k in live})
             shared = env.trainer.update_shared(shared, seen.payload(), step, stats)
-            renewed = {name: tree for name, tree in shared.items() if tree is not state["shared"][name]}
+            renewed = {name: tree for name, tree in shared.items() if tree is not state["shared"].get(name)}
             sizes = {f"server/{name}": math.sqrt(trees.squared_norm(tree)) for name, tree in renewed.items()}
             metrics = {**metrics, **sizes}
         new = {

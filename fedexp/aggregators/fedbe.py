@@ -15,7 +15,7 @@ temperature 0.5 is an exponent, ``p^(1 / T)``, renormalised.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -36,6 +36,7 @@ from fedexp.core.seeds import numpy_generator, seed_of, torch_generator
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.server_training.distillation import divergence, logits_of, recomputed_statistics
+from fedexp.server_training.optimizers import Optimizer, Sgd
 
 _SMALLEST_VARIANCE = 1e-5  # of directions, in the code
 _SPREAD = 0.1  # standard deviations that a drawn direction has, in the code
@@ -51,6 +52,8 @@ class FedBE(Distilling):
         none does, the last student is the round's model.
     """
 
+    optimizer: Optimizer = field(default_factory=lambda: Sgd(momentum=0.9, weight_decay=1e-5))
+    lr: float = 1e-3
     distribution: Literal["directions", "gaussian", "dirichlet"] = "directions"
     samples: int = 10
     alpha: float = 1.0

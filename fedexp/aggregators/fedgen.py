@@ -41,7 +41,7 @@ from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Adam, Optimizer
 
 
-class Generator(nn.Module):
+class FeatureGenerator(nn.Module):
     """(b,) int64 classes and (b, noise) numbers to features (b, features)."""
 
     def __init__(self, *, classes: int, noise: int, hidden: int, features: int) -> None:
@@ -59,7 +59,7 @@ class Generator(nn.Module):
 
 def generator_spec(classes: int, noise: int, hidden: int, features: int) -> ModelSpec:
     sizes = {"classes": classes, "features": features, "hidden": hidden, "noise": noise}
-    return ModelSpec(f"{__name__}.{Generator.__name__}", tuple(sizes.items()))
+    return ModelSpec(f"{__name__}.{FeatureGenerator.__name__}", tuple(sizes.items()))
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class FedGen(Mean):
     steps: int = 50
     batch_size: int = 32
     optimizer: Optimizer = field(default_factory=lambda: Adam(weight_decay=1e-2))
-    lr: float = 1e-4
+    lr: float = 3e-4
     lr_decay: float = 0.98
     diversity: float = 1.0
     ensemble: Literal["losses", "logits"] = "losses"

@@ -61,7 +61,8 @@ def test_every_method(sizes: tuple[int, ...], kernel: str) -> None:
             jobs = second_round_jobs(w)
             engine = Vectorized(stack=3, kernel=kernel)
             assert_matches_serial(engine, w, jobs, 1e-9)
-            assert engine.stacked_steps > 0 or len(jobs) == 1
+            own_loss = type(w.env.trainer).loss is not Trainer.loss  # which the linear kernel's backward pass is not of
+            assert (engine.stacked_steps > 0) is not (len(jobs) == 1 or (own_loss and kernel == "linear"))
             jobs, data = in_float32(jobs, w.data)
             stacked = list(Vectorized(stack=3, kernel=kernel).map(jobs, data))
             assert_same_results(stacked, list(Serial().map(jobs, data)), 1e-4)

@@ -139,8 +139,8 @@ def test_conditions_that_cannot_become_overrides_are_refused(
 def test_unknown_tables_and_forms_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'demo/digits'\?"):
         load_table("demo/digit")
-    with pytest.raises(ConfigError, match=r"did you mean 'ma_echo/table4'\?"):
-        load_table("table4")
+    with pytest.raises(ConfigError, match=r"did you mean 'ma_echo/table6_params'\?"):
+        load_table("table6_params")
     with pytest.raises(ConfigError, match="has no smoke form"):
         slots(table(tmp_path), "smoke")
 
