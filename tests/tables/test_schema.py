@@ -314,6 +314,17 @@ def _without_value(override: str) -> str:
     return override if (conf_dir() / key.lstrip("+~")).is_dir() else key
 
 
+def _decisive(names: tuple[str, ...]) -> set[tuple[str, ...]]:
+    """Each name alone, and each key with the choices of groups that decide whether it exists."""
+    choices = [name for name in names if "=" in name]
+    pairs = itertools.product(set(names) - set(choices), choices)
+    return {(name,) for name in names} | {
+        (key, choice)
+        for key, choice in pairs
+        if choice.lstrip("+~").partition("=")[0] in ("experiment", "method", key.lstrip("+~").partition(".")[0])
+    }
+
+
 @pytest.mark.parametrize("name", list(table_names()))
 def test_every_table_loads_and_its_keys_exist(name: str) -> None:
     made = load_table(name)
@@ -322,11 +333,10 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
             continue
         cells = slots(made, form, seeds=[0])  # type: ignore[arg-type]
         named = {tuple(map(_without_value, job.overrides)): job.overrides for job in launch_order(cells)}
-        met: set[tuple[str, str]] = set()
+        met: set[tuple[str, ...]] = set()
         for names, overrides in named.items():
-            pairs = set(itertools.combinations(names, 2))
-            if not pairs <= met:  # every key with every choice of a group, not all choices of all groups
-                met |= pairs
+            if not (new := _decisive(names)) <= met:
+                met |= new
                 assert compose(list(overrides))["seed"] == 0
     if made.published:
         rows = {tuple(cell.conditions.values()) for cell in slots(made)}
