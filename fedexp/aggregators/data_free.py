@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from fedexp.aggregators.average import averaged
+from fedexp.aggregators.distilling import check_classification
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.build import require
 from fedexp.core.env import Env
@@ -64,14 +65,7 @@ class DataFree(Aggregator):
         return {"round": 0, "epoch": 0, "student": self._fresh(env), "optimizer": {}, "teachers": [], "own": {}}
 
     def _check(self, env: Env) -> None:
-        if not env.task.cross_entropy:
-            raise ConfigError(
-                "teachers are distilled through logits of classes",
-                where="task",
-                expected="classification",
-                got=type(env.task).__name__,
-                do="set task=classification, or another method",
-            )
+        check_classification(env, type(self).__name__)
         if env.domain.pixel_range != (0.0, 1.0):
             raise ConfigError(
                 "images are made on the server, and the data set's samples have no range of pixels",

@@ -269,7 +269,7 @@ class Tall(nn.Module):
     ("overrides", "words"),
     [
         (["aggregator.T=0"], "T must be positive"),
-        (["dataset=shapes_masks", "task=segmentation", "model=unet"], "distilled through logits|partition"),
+        (["task=cvae", "model=cvae"], "compares logits of classes"),
         (["+architectures.models.tall={_target_: tests.methods.test_dense.Tall}", "architectures.clients=[tall]"],
          "output does not fit"),
         (["aggregator.b=1"], "b and B must be at least 2"),
