@@ -45,21 +45,30 @@ MLP = {"_target_": "fedexp.models.mlp.MLP", "hidden": [8]}
 
 
 def make_data(
-    sizes: Sequence[int] = (20, 12, 17, 9), num_classes: int = 3, seed: int = 0, copies: bool = False
+    sizes: Sequence[int] = (20, 12, 17, 9),
+    num_classes: int = 3,
+    seed: int = 0,
+    copies: bool = False,
+    images: bool = False,
 ) -> FederatedData:
-    """Clients of the given sizes with their own class mix, float64 inputs (1, 2, 2). `copies`: all hold client 0's data."""
+    """Clients of the given sizes with their own class mix, float64 inputs (1, 2, 2), or 8-bit `images` (1, 4, 4) whose
+    brightness is their class. `copies`: all hold client 0's data."""
     rng = np.random.default_rng(seed)
     xs, ys = [], []
     for number, size in enumerate(sizes):
         rng_c = np.random.default_rng(seed) if copies else rng
         mix = np.ones(num_classes) / num_classes if copies else rng.dirichlet(np.ones(num_classes))
         y = rng_c.choice(num_classes, size, p=mix)
-        xs.append(rng_c.normal(size=(size, 1, 2, 2)) + (0 if copies else number * 0.1) + y.reshape(-1, 1, 1, 1))
+        side = 4 if images else 2
+        xs.append(rng_c.normal(size=(size, 1, side, side)) + (0 if copies else number * 0.1) + y.reshape(-1, 1, 1, 1))
         ys.append(y)
     x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys)).long()
+    normalisation: dict[str, Any] = {}
+    if images:
+        x, normalisation = (80 + 40 * x).clamp(0, 255).byte(), {"mean": (0.4,), "std": (0.25,)}
     bounds = np.concatenate([[0], np.cumsum(sizes)])
     partition = Partition.from_lists([np.arange(a, b) for a, b in itertools.pairwise(bounds)])
-    samples = Samples(x, y, dtype=torch.float64)
+    samples = Samples(x, y, **normalisation, dtype=torch.float64)
     return FederatedData(samples, partition, samples, num_classes, "synthetic", y.numpy())
 
 

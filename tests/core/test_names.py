@@ -12,7 +12,7 @@ from fedexp.config.folders import conf_dir
 
 ROOT = Path(fedexp.__file__).parent
 GENERIC = {  # words of the field, and the package's own name
-    "average", "averaging", "ensemble", "fedexp", "fusion", "local", "mean", "sgd",
+    "average", "averaging", "dense", "ensemble", "fedexp", "fusion", "local", "mean", "sgd",
 }  # fmt: skip
 
 

@@ -41,6 +41,7 @@ class Declared:
         order: exempt where the order of the clients matters; `test_contracts` sees that it does.
         copies: exempt where identical clients are something else than one of them; likewise.
         descent: exempt where training raises the loss; likewise.
+        images: it needs samples with a range of pixels.
         small: overrides that make it small enough for tests: less work of the server's own.
     """
 
@@ -48,6 +49,7 @@ class Declared:
     order: Exempt | None = None
     copies: Exempt | None = None
     descent: Exempt | None = None
+    images: bool = False
     small: tuple[str, ...] = ()
 
 
@@ -79,6 +81,20 @@ MOMENTUM_SAM = Declared(Reduction(NO_MOMENTUM_SAM, against=UNIFORM))
 MRUR = Declared(Reduction((*NO_MOMENTUM_SAM, "trainer.gamma=0.0", "aggregator=mean"), against=UNIFORM))
 FEW_STEPS = ("limit.server_steps=3",)
 OWN_DRAWS = "every client draws features of its own"
+
+
+def distilled(test: str, *small: str) -> Declared:
+    """A method whose student learns from the clients' models on generated images; `test` says what it equals."""
+    why = "the student is taught by the clients' models, on images that are generated"
+    return Declared(Exempt(why, test), images=True, small=("aggregator.T=1", "aggregator.student_start=fedavg", *small))
+
+
+GENERATED = ("aggregator.T_G=2", "aggregator.b=6", "aggregator.B=4", "aggregator.nz=3", "aggregator.ngf=2")
+DENSE = distilled("test_dense.test_an_epoch_is_that_of_a_loop_of_torchs", *GENERATED)
+ADI = distilled(
+    "test_fed_adi.test_an_epoch_is_that_of_a_loop_of_torchs",
+    *("aggregator.N_inv=2", "aggregator.b=6", "aggregator.B=4"),
+)
 
 DECLARED = {
     "fedavg": Declared(Reduction()),
@@ -188,6 +204,17 @@ DECLARED = {
         copies=Exempt(OWN_DRAWS, "test_fedgen.test_to_the_generator_copies_of_a_client_are_one"),
         small=(*FEW_STEPS, "aggregator.hidden=8", "aggregator.noise=4", "trainer.alpha=0.01", "trainer.beta=0.01"),
     ),
+    "dense": DENSE,
+    "dense_authors_readme": DENSE,
+    "dense_paper_literal": DENSE,
+    "dense_coboost": DENSE,
+    "fed_dafl": distilled(
+        "test_fed_dafl.test_both_learn_in_every_step_as_in_a_loop_of_torchs",
+        *("aggregator.iterations=2", "aggregator.b=6", "aggregator.nz=3", "aggregator.ngf=2"),
+    ),
+    "fed_adi": ADI,
+    "fed_adi_full": ADI,
+    "co_boosting": distilled("test_co_boosting.test_with_even_weights_plain_and_unmoved_it_is_dense", *GENERATED),
     "local": Declared(Exempt("nothing is averaged", "test_reference_points.test_one_client_alone_is_fedavg")),
     "ensemble": Declared(
         Exempt("nothing is averaged", "test_reference_points.test_ensemble_members_are_the_local_models")

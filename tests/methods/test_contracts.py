@@ -11,6 +11,7 @@ import pytest
 
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
+from fedexp.core.data import FederatedData, Partition
 from fedexp.core.errors import ConfigError
 from fedexp.running.experiment import Experiment
 from tests.methods.declared import DECLARED, Exempt, Reduction
@@ -20,7 +21,13 @@ METHODS = sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
 
 
 def world_of(method: str, *overrides: str, **kwargs: Any) -> World:
-    return make_world(f"method={method}", *DECLARED[method].small, *overrides, **kwargs)
+    """A tiny world of `method`, on data that it can work with."""
+    data = kwargs.pop("data", None) or data_of(method)
+    return make_world(f"method={method}", *DECLARED[method].small, *overrides, data=data, **kwargs)
+
+
+def data_of(method: str, *sizes: tuple[int, ...], copies: bool = False) -> FederatedData:
+    return make_data(*sizes, copies=copies, images=DECLARED[method].images)
 
 
 def test_every_method_declares_its_contracts() -> None:
@@ -90,8 +97,8 @@ def test_reduces_to_fedavg(method: str) -> None:
 def test_identical_clients_agree_with_one(method: str) -> None:
     """Full-batch steps on copies of one client's data: nothing to disagree about, or an exemption with cause."""
     overrides = ("local.batch_size=100", "local.epochs=2")
-    many = world_of(method, *overrides, data=make_data((14,) * 4, copies=True))
-    one = world_of(method, *overrides, data=make_data((14,), copies=True))
+    many = world_of(method, *overrides, data=data_of(method, (14,) * 4, copies=True))
+    one = world_of(method, *overrides, data=data_of(method, (14,), copies=True))
     single = one.models(one.run())[0]
     models = many.models(many.run())
     with pytest.raises(AssertionError) if DECLARED[method].copies else nullcontext():
@@ -104,10 +111,8 @@ def test_client_order_does_not_matter(method: str) -> None:
     """The same clients under other numbers, full batch: the same model up to the order of a sum, or an exemption with cause."""
     from dataclasses import replace
 
-    from fedexp.core.data import Partition
-
     overrides = ("local.batch_size=100", "local.epochs=2")
-    data = make_data()
+    data = data_of(method)
     order = [2, 0, 3, 1]
     shuffled = replace(data, partition=Partition.from_lists([data.partition.of(c) for c in order]))
     a, b = world_of(method, *overrides, data=data), world_of(method, *overrides, data=shuffled)
@@ -140,7 +145,7 @@ def test_resumed_from_disk_is_straight(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_empty_and_single_sample_clients(method: str) -> None:
-    world = world_of(method, data=make_data((10, 0, 1, 7)))
+    world = world_of(method, data=data_of(method, (10, 0, 1, 7)))
     world.run()
 
 

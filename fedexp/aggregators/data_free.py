@@ -1,0 +1,168 @@
+"""What distillation without data has in common: teachers once a round, then epochs on the server, a step each."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from fedexp.aggregators.average import averaged
+from fedexp.aggregators.distilling import check_classification
+from fedexp.core.aggregator import Aggregator, State
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.errors import ConfigError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.kernel import StepNoise
+from fedexp.core.outcome import Outcome
+from fedexp.core.seeds import seed_of
+from fedexp.core.task import Metrics
+from fedexp.core.weights import Weights
+from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.student import distil
+from fedexp.server_training.optimizers import Optimizer, Sgd, cosine
+
+Teach = Callable[[Tensor], Tensor]  # (b, C) logits of normalised inputs
+
+
+@dataclass(frozen=True)
+class DataFree(Aggregator):
+    """A round's first step trains the clients; each of its T further steps is an epoch of the method on the server.
+
+    The outcome is the student, the server's network; it is traced after every epoch, series ``student``, and
+    ``student/loss``, the epoch's mean, and ``student/steps`` are logged. A killed run repeats the epoch that it was killed in.
+    State: the round, its finished steps, the student, its optimizer, the teachers (kept models) and, under ``own``, what the
+    method itself keeps.
+
+    Args:
+        T: server epochs a round; ``limit.server_steps`` bounds them.
+        tau: temperature of distillation, whose loss has the factor tau^2.
+        lr_student, schedule: step size of the student, constant or on half a cosine over the T epochs to 0; student: its
+            optimizer.
+        student_start: its weights at the start of a round: ``previous`` (the last round's; fresh in the first), ``fresh``
+            (an initialisation of its own) or ``fedavg`` (the teachers' mean).
+        at_once: `fedexp.distillation.ensemble.Ensemble`.
+    """
+
+    T: int = 200
+    tau: float = 20.0
+    lr_student: float = 0.01
+    schedule: Literal["constant", "cosine"] = "constant"
+    student: Optimizer = field(default_factory=lambda: Sgd(momentum=0.9))
+    student_start: Literal["previous", "fresh", "fedavg"] = "previous"
+    at_once: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("T", "tau", "lr_student", "at_once"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name} must be positive, got {value}")
+
+    def init(self, env: Env) -> State:
+        self._check(env)
+        return {"round": 0, "epoch": 0, "student": self._fresh(env), "optimizer": {}, "teachers": [], "own": {}}
+
+    def _check(self, env: Env) -> None:
+        check_classification(env, type(self).__name__)
+        if env.domain.pixel_range != (0.0, 1.0):
+            raise ConfigError(
+                "images are made on the server, and the data set's samples have no range of pixels",
+                where="dataset",
+                expected="8-bit images",
+                got=f"floating-point samples of shape {env.input_shape}",
+                do="choose a data set of images, or another method",
+            )
+        if len(env.specs.distinct) > 1:
+            self._check_one_architecture(env)
+
+    def _check_one_architecture(self, env: Env) -> None:
+        """Networks differ: refuse what starts one from another."""
+        average = self.student_start == "fedavg"
+        if not average and env.rounds == 1:
+            return
+        names = ", ".join(spec.arch.rpartition(".")[2] for spec in env.specs.distinct)
+        raise ConfigError(
+            "the student starts from the mean of models that differ in architecture"
+            if average
+            else "in a second round clients start from the student, and networks differ in architecture",
+            where="aggregator.student_start" if average else "rounds",
+            expected="fresh or previous" if average else "1",
+            got=names,
+            do="set aggregator.student_start=fresh" if average else "set rounds=1, or architectures.clients=null",
+        )
+
+    def position(self, state: State, step: int) -> tuple[int, int]:
+        return state["round"], state["epoch"]
+
+    def plan(self, state: State, env: Env) -> list[ClientJob]:
+        if env.step:
+            return []
+        return [env.job(c, state["student"] if env.round else env.initial_weights(c), {}) for c in env.sample()]
+
+    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        if env.step == 0:
+            return self._begin(state, [result.weights for result in results], env)
+        ensemble = Ensemble([kept.load() for kept in state["teachers"]], self.at_once)
+        epochs, lr = env.server_steps(self.T), self.lr_student
+        if self.schedule == "cosine":
+            lr = cosine(lr, env.step - 1, epochs)
+        state, metrics = self.epoch(state, ensemble, lr, env)
+        if env.trace.wants(env.step):
+            env.trace(env.step, {"student": self.outcome(state)}, values=metrics)
+        if env.step == epochs:
+            return _ended(state), metrics
+        return {**state, "epoch": env.step + 1}, metrics
+
+    def _begin(self, state: State, models: list[Weights], env: Env) -> tuple[State, Metrics]:
+        """The round's teachers and the student's start."""
+        if not models:  # every client was skipped: the round changes nothing
+            return _ended(state), {"clients": 0}
+        student = state["student"]
+        if self.student_start == "fedavg":
+            student = averaged(models)
+        elif self.student_start == "fresh" and env.round:
+            student = self._fresh(env)
+        started = {
+            **state,
+            "epoch": 1,
+            "student": student,
+            "optimizer": self.student.init(student.trainable),
+            "teachers": [env.keep(model) for model in models],
+            "own": self.begin(state["own"], env),
+        }
+        return started, {"clients": len(models)}
+
+    def _fresh(self, env: Env) -> Weights:
+        return Weights.init(env.server_spec, seed_of(env.seed, "student", env.round), env.device, env.dtype)
+
+    def begin(self, own: State, env: Env) -> State:
+        """What the method keeps, ``state["own"]``, at the start of a round; `own` is what the last one left."""
+        return {}
+
+    @abstractmethod
+    def epoch(self, state: State, ensemble: Ensemble, lr: float, env: Env) -> tuple[State, Metrics]:
+        """Epoch number ``env.step`` (from 1) of a round: the student, its optimizer and ``own`` after it.
+
+        Args:
+            lr: of the student.
+        """
+
+    def taught(
+        self, state: State, inputs: Iterable[Tensor], teach: Teach, lr: float, env: Env
+    ) -> tuple[State, Metrics]:
+        """The state after a step of the student on each batch of `inputs`, and what to log."""
+        noise = StepNoise(seed_of(env.seed, "student noise", env.round, env.step), env.device)
+        student, optimizer, losses = distil(
+            state["student"], state["optimizer"], inputs, teach, self.student, lr, self.tau, noise
+        )
+        metrics = {"student/loss": float(losses.mean()), "student/steps": len(losses)}
+        return {**state, "student": student, "optimizer": optimizer}, metrics
+
+    def outcome(self, state: State) -> Outcome:
+        return Outcome((state["student"],), self.delivers)
+
+
+def _ended(state: State) -> State:
+    return {**state, "round": state["round"] + 1, "epoch": 0, "teachers": []}

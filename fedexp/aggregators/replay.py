@@ -1,0 +1,85 @@
+"""Data-free distillation with an image bank: an epoch makes one batch of images, then the student sees the whole bank."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedexp.aggregators.data_free import DataFree, Teach
+from fedexp.core.aggregator import State
+from fedexp.core.build import require
+from fedexp.core.data import Samples
+from fedexp.core.env import Env
+from fedexp.core.seeds import torch_generator
+from fedexp.core.task import Metrics
+from fedexp.core.weights import Weights
+from fedexp.distillation.bank import Rounding, samples_of, stored
+from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.views import View, Views
+from fedexp.server_training.batches import batches
+
+
+@dataclass(frozen=True)
+class Replay(DataFree):
+    """Epoch e: synthesis of b images, which join the bank; one shuffled pass of distillation over its e b images.
+
+    ``own`` holds the bank, a tree ``x``, ``y`` a batch, which is stored once. Logs ``bank``, a count of images,
+    besides.
+
+    Args:
+        b: images an epoch; B: of a distillation batch, the last one may be short, but not a single image.
+        views: of the images in distillation, `fedexp.distillation.views.Views`.
+        rounding: of pixels to 8 bits.
+        keep_bank: in later rounds; false: it is emptied.
+    """
+
+    b: int = 128
+    B: int = 128
+    views: Views = "clients"
+    rounding: Rounding = "round"
+    keep_bank: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(min(self.b, self.B) >= 2, f"b and B must be at least 2, got b={self.b}, B={self.B}")
+
+    def begin(self, own: State, env: Env) -> State:
+        return {"bank": own["bank"] if self.keep_bank and own else []}
+
+    def epoch(self, state: State, ensemble: Ensemble, lr: float, env: Env) -> tuple[State, Metrics]:
+        labels = self.labels(env)
+        images, made, own = self.synthesise(labels, state["student"], ensemble, state["own"], env)
+        bank = [*own["bank"], stored(images, labels, self.rounding)]
+        samples = samples_of(bank, env.domain)
+        teach = self.teacher(own, ensemble)
+        inputs = self.inputs(samples, teach, env)
+        state, taught = self.taught({**state, "own": {**own, "bank": bank}}, inputs, teach, lr, env)
+        return state, {**made, **taught, "bank": len(samples)}
+
+    def labels(self, env: Env) -> Tensor:
+        """(b,) int64 y of the epoch's images, uniform over the classes, ascending."""
+        random = torch_generator(env.seed, "labels", env.round, env.step)
+        return torch.randint(env.num_classes, (self.b,), generator=random).sort().values.to(env.device)
+
+    @abstractmethod
+    def synthesise(
+        self, labels: Tensor, student: Weights, ensemble: Ensemble, own: State, env: Env
+    ) -> tuple[Tensor, Metrics, State]:
+        """The epoch's images (b, c, H, W) in [0, 1] for `labels`, what to log, and ``own`` after it."""
+
+    def teacher(self, own: State, ensemble: Ensemble) -> Teach:
+        """(b, C) logits that the student follows, of normalised inputs."""
+        return ensemble
+
+    def inputs(self, samples: Samples, teach: Teach, env: Env) -> Iterator[Tensor]:
+        """Batches of one shuffled pass over the bank, as the student sees them."""
+        view = View.of(self.views, env, "distillation")
+        passes = batches(len(samples), self.B, env.seed, "distillation", env.round, env.step)
+        order = torch.cat(list(passes)).to(samples.x.device)  # at once: no batch waits for the host
+        for step, at in enumerate(torch.split(order, self.B)):
+            if len(at) > 1:  # BatchNorm has no variance of one
+                yield view.augmented(samples.inputs(at), step)

@@ -1,0 +1,149 @@
+"""The clients' models as one frozen teacher: mean logits, and what their inner layers show of generated images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.net import Net
+from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
+
+
+class Shown(NamedTuple):
+    """What an ensemble of m teachers shows of (b, ...) inputs; scalars are 0 where they were not asked for.
+
+    Args:
+        logits: (b, C), D(x).
+        statistics: L_BN, a scalar.
+        activation: ``-(1 / m) sum_k mean |phi_k|`` of the teachers' penultimate features, a scalar.
+    """
+
+    logits: Tensor
+    statistics: Tensor
+    activation: Tensor
+
+
+class Ensemble:
+    """m teachers of any architectures, in evaluation mode, one after the other; nothing of them is ever changed.
+
+    Args:
+        teachers: f^1 ... f^m.
+        at_once: how many may hold activations for a gradient at a time; the others' are computed again when it is taken.
+            None: all, and nothing is computed twice.
+    """
+
+    def __init__(self, teachers: Sequence[Weights], at_once: int | None = None) -> None:
+        require(len(teachers) > 0, "an ensemble needs a teacher")
+        first = next(iter(teachers[0].params.values()))
+        self._nets = {spec: Net(spec, first.device, first.dtype) for spec in dict.fromkeys(t.spec for t in teachers)}
+        for net in self._nets.values():
+            net.train(False)
+        self._teachers = list(teachers)
+        self._at_once = at_once or len(teachers)
+
+    def __len__(self) -> int:
+        return len(self._teachers)
+
+    def each(self, inputs: Tensor) -> Tensor:
+        """(m, b, C) logits of every teacher."""
+        return torch.stack([self._nets[t.spec](t.params, t.buffers, inputs) for t in self._teachers])
+
+    def __call__(self, inputs: Tensor, weights: Tensor | None = None) -> Tensor:
+        """(b, C) ensemble logits of normalised inputs, as in `show`."""
+        return self.show(inputs, weights).logits
+
+    def show(
+        self, inputs: Tensor, weights: Tensor | None = None, *, norms: bool = False, features: bool = False
+    ) -> Shown:
+        """D(x) and what was asked for; gradients flow to `inputs`.
+
+        Args:
+            weights: (m,) of the logits, by `shares_of`; None: D(x) is their mean.
+            norms: the statistics of BatchNorms' inputs are wanted; features: penultimate activations are.
+        """
+        m = len(self)
+        shares = inputs.new_full((m,), 1 / m) if weights is None else shares_of(weights)
+        sums = partial(self._sums, shares=shares, norms=norms, features=features)
+        starts = range(0, m, self._at_once)
+        if len(starts) > 1 and torch.is_grad_enabled() and inputs.requires_grad:
+            logits, statistics, activation = _InParts.apply(inputs, sums, starts)  # type: ignore[no-untyped-call]
+        else:
+            logits, statistics, activation = _total(sums, inputs, starts)
+        return Shown(logits, statistics / m, activation / m)
+
+    def _sums(self, inputs: Tensor, start: int, *, shares: Tensor, norms: bool, features: bool) -> Sums:
+        """Over the teachers of the part from `start` on: of weighted logits, of distances of statistics, of activations."""
+        logits, statistics, activation = [], inputs.new_zeros(()), inputs.new_zeros(())
+        for teacher, share in zip(self._teachers[start : start + self._at_once], shares[start:], strict=False):
+            net = self._nets[teacher.spec]
+            seen = net.observe(teacher.params, teacher.buffers, inputs, norms=norms, features=features)
+            logits.append(seen.output * share)
+            statistics = statistics + distance_of_statistics(seen.norms, teacher.buffers)
+            if seen.features is not None:
+                activation = activation - seen.features.abs().mean()
+        return torch.stack(logits).sum(0), statistics, activation
+
+
+def shares_of(weights: Tensor) -> Tensor:
+    """(m,) weights over their sum, at least 1e-8."""
+    return weights / weights.sum().clamp_min(1e-8)
+
+
+Sums = tuple[Tensor, Tensor, Tensor]
+
+
+def _total(sums: Callable[[Tensor, int], Sums], inputs: Tensor, starts: range) -> Sums:
+    logits, statistics, activation = sums(inputs, starts[0])
+    for start in starts[1:]:
+        more = sums(inputs, start)
+        logits, statistics, activation = logits + more[0], statistics + more[1], activation + more[2]
+    return logits, statistics, activation
+
+
+class _InParts(torch.autograd.Function):
+    """`_total` without a graph; its gradient takes every part's outputs again, with a graph, one part after the other.
+
+    What torch.utils.checkpoint would do, whose first call takes seconds to import its compiler.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, sums: Callable[[Tensor, int], Sums], starts: range) -> Sums:
+        ctx.save_for_backward(inputs)
+        ctx.sums, ctx.starts = sums, starts
+        return _total(sums, inputs, starts)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
+        inputs = ctx.saved_tensors[0].detach().requires_grad_()
+        total = torch.zeros_like(inputs)
+        for start in ctx.starts:
+            with torch.enable_grad():
+                outputs = ctx.sums(inputs, start)
+            pairs = [(out, c) for out, c in zip(outputs, cotangents, strict=True) if out.requires_grad]
+            total += torch.autograd.grad([out for out, _ in pairs], inputs, [c for _, c in pairs])[0]
+        return total, None, None
+
+
+def distance_of_statistics(norms: Tree, buffers: Tree) -> Tensor:
+    """One network's ``sum_l ||mu_l - running_mean_l|| + ||sigma^2_l - running_var_l||``, a scalar.
+
+    mu_l and sigma^2_l (biased) are over the batch and positions of BatchNorm l's input, in float32 at least (DeepInversion,
+    Yin et al. 2020, without squares, as released).
+
+    Args:
+        norms: those inputs, as `Observed` has them; buffers: the network's.
+    """
+    total = torch.zeros(())
+    for name, value in norms.items():
+        if f"{name}.running_mean" in buffers:  # a BatchNorm may keep no statistics
+            exact = value.to(torch.promote_types(value.dtype, torch.float32))
+            var, mean = torch.var_mean(exact, [d for d in range(value.dim()) if d != 1], correction=0)
+            for found, kept in ((mean, "running_mean"), (var, "running_var")):
+                total = total + torch.linalg.vector_norm(found - buffers[f"{name}.{kept}"].to(found))
+    return total

@@ -1,0 +1,68 @@
+"""The student: one pass of distillation, and how it answers while images are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from fedexp.core import trees
+from fedexp.core.aggregator import State
+from fedexp.core.kernel import StepNoise
+from fedexp.core.net import Net
+from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
+from fedexp.distillation.losses import kl
+from fedexp.server_training.gradients import value_and_grad
+from fedexp.server_training.optimizers import Optimizer
+
+
+def distil(
+    student: Weights,
+    state: State,
+    batches: Iterable[Tensor],
+    teach: Callable[[Tensor], Tensor],
+    optimizer: Optimizer,
+    lr: float,
+    tau: float,
+    noise: StepNoise,
+) -> tuple[Weights, State, Tensor]:
+    """The student and its optimizer's state after one step a batch towards ``KL_tau(teach(x) || S(x))``, and (steps,) losses.
+
+    Args:
+        batches: normalised inputs (b, ...).
+        teach: (b, C) logits of inputs; asked without a gradient.
+        noise: what random layers of the student draw from.
+    """
+    net = net_of(student, training=True)
+    net.set_noise(noise)
+    learned, buffers = student.trainable, trees.clone(student.buffers)
+    losses: list[Tensor] = []
+    for step, inputs in enumerate(batches):
+        noise.step = step
+        with torch.no_grad():
+            target = teach(inputs)
+
+        def loss_of(learned: Tree, inputs: Tensor = inputs, target: Tensor = target) -> Tensor:
+            return kl(target, net({**student.params, **learned}, buffers, inputs), tau).mean()
+
+        loss, (grads,) = value_and_grad(loss_of, learned)
+        learned, state = optimizer.step(learned, grads, state, lr)
+        losses.append(loss)
+    net.set_noise(None)
+    return Weights(student.spec, {**student.params, **learned}, buffers), state, torch.stack(losses)
+
+
+def answers(student: Weights) -> Callable[[Tensor], Tensor]:
+    """(b, C) logits of inputs in evaluation mode; gradients flow to the inputs, nothing of the student is changed."""
+    net = net_of(student, training=False)
+    return lambda inputs: net(student.params, student.buffers, inputs)
+
+
+def net_of(weights: Weights, training: bool) -> Net:
+    """A network of its own for `weights`."""
+    first = next(iter(weights.params.values()))
+    net = Net(weights.spec, first.device, first.dtype)
+    net.train(training)
+    return net

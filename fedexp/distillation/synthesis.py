@@ -1,0 +1,127 @@
+"""Synthesis: images, or what makes them, are optimised against a loss, and the best iterate is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedexp.core.aggregator import State
+from fedexp.core.errors import FedexpError
+from fedexp.core.net import Net
+from fedexp.core.task import Metrics
+from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.server_training.gradients import value_and_grad
+from fedexp.server_training.optimizers import Optimizer
+
+Terms = dict[str, Tensor]
+"""A loss as scalars by name: ``loss``, which is minimised, and what it consists of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Synthesis:
+    """What came out.
+
+    Args:
+        images: of the iterate with the lowest loss; every one is measured before its step.
+        learned: after the last step; optimizer: its optimizer's state then.
+        terms: of every iterate.
+    """
+
+    images: Tensor
+    learned: Tree
+    optimizer: State
+    terms: list[Metrics]
+
+    @property
+    def lowest(self) -> Metrics:
+        """The terms of the iterate that was kept, the first with the lowest loss."""
+        return min(self.terms, key=lambda row: row["loss"])
+
+
+def synthesise(
+    learned: Tree,
+    state: State,
+    images_of: Callable[[Tree], Tensor],
+    terms_of: Callable[[Tensor, int], Terms],
+    optimizer: Optimizer,
+    lr: float,
+    steps: int,
+) -> Synthesis:
+    """`steps` steps of `optimizer` from `state` on `learned`; the host waits for the device once, at the end.
+
+    Args:
+        images_of: images of `learned`, differentiable.
+        terms_of: of the images and the step's number.
+
+    Raises:
+        FedexpError: a loss is NaN or infinite.
+    """
+    rows: list[Terms] = []
+    seen: list[Tensor] = []
+    best = kept = torch.zeros(())
+    for step in range(steps):
+
+        def loss_of(learned: Tree, step: int = step) -> Tensor:
+            images = images_of(learned)
+            terms = terms_of(images, step)
+            rows.append({name: value.detach() for name, value in terms.items()})
+            seen.append(images.detach())
+            return terms["loss"]
+
+        loss, (grads,) = value_and_grad(loss_of, learned)
+        images = seen.pop()
+        if step:
+            better = loss < best
+            loss, images = torch.where(better, loss, best), torch.where(better, images, kept)
+        best, kept = loss, images
+        learned, state = optimizer.step(learned, grads, state, lr)
+    table = torch.stack([torch.stack([value.double() for value in row.values()]) for row in rows]).tolist()
+    terms = [dict(zip(rows[0], values, strict=True)) for values in table]
+    bad = next((step for step, row in enumerate(terms) if not math.isfinite(row["loss"])), None)
+    if bad is not None:
+        raise FedexpError(
+            f"the loss of generated images is not finite in step {bad + 1} of {steps}",
+            where=", ".join(f"{name} {value:g}" for name, value in terms[bad].items()),
+            do="lower aggregator.lr_generator, or bound gradients with aggregator.generator.clip",
+        )
+    return Synthesis(kept, learned, state, terms)
+
+
+def named(terms: Metrics) -> Metrics:
+    """Under the names that are logged."""
+    return {f"synthesis/{name}": value for name, value in terms.items()}
+
+
+def generate(
+    spec: ModelSpec,
+    seed: int,
+    z: Tensor,
+    terms_of: Callable[[Tensor, int], Terms],
+    optimizer: Optimizer,
+    lr: float,
+    steps: int,
+) -> Synthesis:
+    """`synthesise` by a generator of `spec`, drawn under `seed`, together with its noise `z` (b, nz)."""
+    generator = Weights.init(spec, seed, z.device, z.dtype)
+    learned = {**generator.params, "z": z}
+    state = optimizer.init(learned)
+    return synthesise(learned, state, generated_by(generator), terms_of, optimizer, lr, steps)
+
+
+def generated_by(generator: Weights) -> Callable[[Tree], Tensor]:
+    """Images of a tree of such a generator's parameters and the noise ``z`` (b, nz); in training mode."""
+    first = next(iter(generator.params.values()))
+    net = Net(generator.spec, first.device, first.dtype)
+    net.train()
+    buffers = {name: value.clone() for name, value in generator.buffers.items()}  # which training mode changes
+
+    def images_of(learned: Tree) -> Tensor:
+        params = {name: learned[name] for name in generator.params}
+        return net(params, buffers, learned["z"])
+
+    return images_of

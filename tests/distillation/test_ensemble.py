@@ -1,0 +1,219 @@
+"""Teachers together: mean logits, statistics at BatchNorms' inputs, parts that are computed twice; generator, bank, views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedexp.core import trees
+from fedexp.core.data import InputDomain, Samples
+from fedexp.core.errors import ConfigError
+from fedexp.core.net import Net
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.data.augment import Augment
+from fedexp.distillation import ensemble as ensembles
+from fedexp.distillation.bank import samples_of, stored
+from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.generator import generator_spec
+from fedexp.distillation.views import View, augmentation
+from tests.methods.distilled_world import of_norms, small_world
+from tests.world import CPU
+
+SHAPE, CLASSES, DTYPE = (1, 8, 8), 3, torch.float64
+CNN = {"_target_": "fedexp.models.cnn.ConvNet", "channels": [3, 4], "kernel": 3, "hidden": [], "norm": "batch"}
+PLAIN = {"_target_": "fedexp.models.mlp.MLP", "hidden": [5]}
+RESNET = {"_target_": "fedexp.models.resnet.ResNet", "norm": "batch", "stem": "cifar", "width": 2}
+
+
+def teacher(node: dict[str, Any], seed: int) -> Weights:
+    """A model of `node` whose statistics are not those of an untrained one."""
+    weights = Weights.init(ModelSpec.of(node, SHAPE, CLASSES), seed, CPU, DTYPE)
+    random = torch.Generator().manual_seed(seed)
+    buffers = {
+        name: value + torch.rand(value.shape, generator=random, dtype=DTYPE) if value.is_floating_point() else value
+        for name, value in weights.buffers.items()
+    }
+    return Weights(weights.spec, weights.params, buffers)
+
+
+def inputs(seed: int = 0, b: int = 6) -> torch.Tensor:
+    return torch.randn((b, *SHAPE), generator=torch.Generator().manual_seed(seed), dtype=DTYPE)
+
+
+def test_mean_logits_of_any_architectures_whatever_their_order() -> None:
+    models, x = [teacher(node, seed) for seed, node in enumerate((CNN, PLAIN, CNN))], inputs()
+    each = torch.stack([model.module()(x) for model in models]).detach()
+    torch.testing.assert_close(Ensemble(models)(x), each.mean(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(Ensemble(models[::-1])(x), each.mean(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(Ensemble(models[:1] * 4)(x), each[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(Ensemble(models).each(x), each, rtol=1e-12, atol=1e-12)
+    weights = torch.tensor([0.2, 0.0, 0.6], dtype=DTYPE)
+    expected = 0.25 * each[0] + 0.75 * each[2]
+    torch.testing.assert_close(Ensemble(models)(x, weights), expected, rtol=1e-12, atol=1e-12)
+    assert Ensemble(models)(x, torch.zeros(3, dtype=DTYPE)).abs().max() == 0
+
+
+def by_hooks(model: Weights, x: torch.Tensor) -> torch.Tensor:
+    """One network's distances of statistics, as a module of torch's shows them."""
+    module, found = model.module(), list[torch.Tensor]()
+    of_norms(module, found)
+    module(x)
+    return sum(found, torch.zeros((), dtype=DTYPE)).detach()
+
+
+def test_statistics_are_those_of_the_teachers_norms_over_their_number() -> None:
+    models, x = [teacher(CNN, 1), teacher(PLAIN, 2), teacher(CNN, 3)], inputs()
+    shown = Ensemble(models).show(x, norms=True).statistics
+    torch.testing.assert_close(shown, sum(by_hooks(model, x) for model in models) / 3, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(Ensemble(models * 2).show(x, norms=True).statistics, shown, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(Ensemble(models).show(x.flip(0), norms=True).statistics, shown, rtol=1e-12, atol=0.0)
+    assert Ensemble(models).show(x).statistics == 0 and Ensemble(models[1:2]).show(x, norms=True).statistics == 0
+
+
+def test_statistics_of_the_batch_itself_are_at_no_distance() -> None:
+    model, x = teacher(CNN, 1), inputs()
+    net = Net(model.spec, CPU, DTYPE)
+    net.train(False)
+    for name in net.observe(model.params, model.buffers, x, norms=True).norms:  # each changes what those after it see
+        value = net.observe(model.params, model.buffers, x, norms=True).norms[name]
+        own = {"running_mean": value.mean((0, 2, 3)), "running_var": value.var((0, 2, 3), correction=0)}
+        model = Weights(model.spec, model.params, {**model.buffers, **{f"{name}.{k}": v for k, v in own.items()}})
+    assert Ensemble([model]).show(x, norms=True).statistics < 1e-12
+
+
+@pytest.mark.parametrize(("node", "count"), [(RESNET, 20), (CNN, 2), (PLAIN, 0)], ids=["resnet", "cnn", "mlp"])
+def test_every_batch_norm_is_observed(node: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    measure = ensembles.distance_of_statistics
+    monkeypatch.setattr(
+        ensembles,
+        "distance_of_statistics",
+        lambda norms, buffers: (seen.append(len(norms)), measure(norms, buffers))[1],
+    )
+    assert (Ensemble([teacher(node, 0)]).show(inputs(), norms=True).statistics > 0) == (count > 0)
+    assert seen == [count]
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_in_parts_the_same_with_one_more_pass(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [teacher(node, seed) for seed, node in enumerate((CNN, PLAIN, CNN, CNN, PLAIN))]
+    before = [trees.clone({**model.params, **model.buffers}) for model in models]
+    weights = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=DTYPE)
+    passes: list[str] = []
+    observe = Net.observe
+    monkeypatch.setattr(
+        Net, "observe", lambda self, *a, **k: (passes.append(self.spec.arch), observe(self, *a, **k))[1]
+    )
+
+    def found(models: Sequence[Weights], at_once: int | None) -> tuple[torch.Tensor, ...]:
+        passes.clear()
+        x = inputs().requires_grad_()
+        shown = Ensemble(models, at_once).show(x, weights, norms=True, features=True)
+        loss = shown.logits.square().sum() + 0.7 * shown.statistics + 0.3 * shown.activation
+        return *(value.detach() for value in shown), *torch.autograd.grad(loss, x)
+
+    whole = found(models, None)
+    assert len(passes) == 5
+    parts = found(models, at_once)
+    assert len(passes) == 10
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    features = [Net(m.spec, CPU, DTYPE) for m in models]
+    for net in features:
+        net.train(False)
+    shown = [net.observe(m.params, m.buffers, inputs(), features=True) for net, m in zip(features, models, strict=True)]
+    means = [float(one.features.abs().mean()) for one in shown if one.features is not None]
+    assert float(whole[2]) == pytest.approx(-sum(means) / 5)
+    for model, old in zip(models, before, strict=True):
+        assert all(torch.equal(value, old[name]) for name, value in {**model.params, **model.buffers}.items())
+
+
+@pytest.mark.parametrize(
+    ("shape", "nz", "count"),
+    [
+        ((1, 28, 28), 256, 1_834_305), ((3, 32, 32), 256, 2_328_899), ((3, 64, 64), 256, 8_644_931),
+        ((1, 28, 28), 100, 855_873), ((3, 32, 32), 100, 1_050_947), ((3, 64, 64), 100, 3_533_123),
+    ],
+)  # fmt: skip
+def test_the_generators_parameters(shape: tuple[int, int, int], nz: int, count: int) -> None:
+    assert sum(value.numel() for value in generator_spec(shape, nz, 64).module().parameters()) == count
+
+
+def test_the_generator_is_its_layers_in_a_row() -> None:
+    spec = generator_spec((2, 8, 12), 5, 3)
+    weights = Weights.init(spec, 0, CPU, DTYPE)
+    with torch.random.fork_rng(devices=[]):
+        layers = nn.Sequential(
+            nn.Linear(5, 6 * 2 * 3), nn.Unflatten(1, (6, 2, 3)), nn.BatchNorm2d(6),
+            nn.Upsample(scale_factor=2), nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.LeakyReLU(0.2),
+            nn.Upsample(scale_factor=2), nn.Conv2d(6, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.LeakyReLU(0.2),
+            nn.Conv2d(3, 2, 3, padding=1), nn.Sigmoid(),
+        ).to(DTYPE)  # fmt: skip
+    order = ["linear", "norms.0", "convs.0", "norms.1", "convs.1", "norms.2", "output"]
+    named = [f"{part}.{kind}" for part in order for kind in ("weight", "bias") if f"{part}.{kind}" in weights.params]
+    with torch.no_grad():
+        for own, name in zip(layers.parameters(), named, strict=True):
+            own.copy_(30 * weights.params[name])
+    z = torch.randn((4, 5), generator=torch.Generator().manual_seed(1), dtype=DTYPE)
+    net = Net(spec, CPU, DTYPE)
+    net.train()
+    with torch.no_grad():
+        images = net(trees.scale(weights.params, 30), trees.clone(weights.buffers), z)
+    assert images.shape == (4, 2, 8, 12) and 0 <= images.min() < 0.3 and 0.7 < images.max() <= 1
+    torch.testing.assert_close(images, layers(z).detach(), rtol=1e-10, atol=1e-12)
+
+
+def test_the_generators_weights_are_drawn_narrowly_and_anew() -> None:
+    spec = generator_spec((1, 8, 8), 32, 16)
+    first, again, other = (Weights.init(spec, seed, CPU, torch.float32).params for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    for name, value in first.items():
+        if name.endswith("bias"):
+            assert value.abs().max() == 0
+        else:
+            assert not torch.equal(value, other[name])
+            centre = 1.0 if name.startswith("norms") else 0.0
+            assert value.mean() == pytest.approx(centre, abs=0.02) and 0.01 < value.std() < 0.03
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 8), (1, 8, 9), (64,)])
+def test_images_that_no_generator_makes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="cannot make samples of this shape"):
+        generator_spec(shape, 256, 64)
+
+
+def test_the_bank_rounds_and_stays_in_the_clients_domain() -> None:
+    """Within half a step of 8 bits, or cut off below; real images come back to the bit, normalised as the clients'."""
+    x = torch.rand((5, *SHAPE), generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    y = torch.arange(5)
+    rounded, cut = (stored(x, y, rounding)["x"] / 255.0 for rounding in ("round", "floor"))  # type: ignore[arg-type]
+    assert (rounded - x).abs().max() <= 1 / 510 + 1e-7
+    assert (cut - x).max() <= 1e-7 and 1 / 510 < (x - cut).max() <= 1 / 255
+    pixels = torch.arange(256, dtype=torch.uint8).reshape(4, *SHAPE)
+    real = Samples(pixels, y[:4], (0.3,), (0.4,))
+    again = samples_of([stored(pixels[:3] / 255.0, y[:3]), stored(pixels[3:] / 255.0, y[3:4])], real.domain)
+    assert torch.equal(again.inputs(slice(0, 4)), real.inputs(slice(0, 4))) and torch.equal(again.y, y[:4])
+    assert torch.equal(again.inputs(slice(0, 4)), real.domain.normalise(pixels / 255.0))
+
+
+def test_views_of_images() -> None:
+    crop = Augment(flip=0.0, crop_padding=3)
+    clients, plain = InputDomain(augment=crop), InputDomain()
+    assert augmentation("clients", clients) is crop and augmentation("clients", plain) is None
+    assert augmentation("none", clients) is None
+    assert augmentation("flip", clients) == Augment(flip=0.5, crop_padding=3)
+    assert augmentation("flip", plain) == Augment(flip=0.5)
+    assert augmentation("crop_flip", plain) == Augment(flip=0.5, crop_padding=4)
+
+
+def test_a_view_normalises_as_the_clients_do() -> None:
+    env = small_world("dense").env
+    images = torch.rand((5, 1, 4, 4), generator=torch.Generator().manual_seed(0), dtype=DTYPE)
+    assert torch.equal(View.of("none", env, "name").inputs(images, 0), env.domain.normalise(images))
+    crops = [View.of("crop_flip", at, "name").inputs(images, step) for at in (env, env.at(0, 1)) for step in (0, 0, 1)]
+    assert torch.equal(crops[0], crops[1])
+    assert not any(torch.equal(crops[0], other) for other in (*crops[2:], env.domain.normalise(images)))

@@ -1,0 +1,89 @@
+"""Losses of distillation: golden values, closed forms of gradients and limits, finite where probabilities underflow."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedexp.distillation import losses
+
+T = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 3.0]], dtype=torch.float64)
+S = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 2.0]], dtype=torch.float64)
+GOLDEN = {
+    1: (0.91298290, 0.11457866),
+    3: (1.09864118, 0.19319637),
+    4: (1.08800899, 0.19646992),
+    20: (1.02369647, 0.19611083),
+}
+
+
+@pytest.mark.parametrize("tau", GOLDEN)
+def test_divergence_is_the_teachers_from_the_student(tau: int) -> None:
+    assert losses.kl(T, S, tau).tolist() == pytest.approx(GOLDEN[tau], abs=5e-9)
+    shifted = losses.kl(T + torch.tensor([[3.0], [-5.0]]), S - 7.0, tau)
+    torch.testing.assert_close(shifted, losses.kl(T, S, tau), rtol=1e-12, atol=1e-12)
+    assert losses.kl(T, T + 2.0, tau).abs().max() < 1e-12
+
+
+def test_gradients_and_limit_of_the_divergence() -> None:
+    t, s, tau = T.clone().requires_grad_(), S.clone().requires_grad_(), 3.0
+    of_t, of_s = torch.autograd.grad(losses.kl(t, s, tau).sum(), (t, s))
+    p, q = (T / tau).softmax(1), (S / tau).softmax(1)
+    gap = p.log() - q.log()
+    torch.testing.assert_close(of_s, tau * (q - p), rtol=1e-12, atol=1e-12)
+    plain = (p * gap).sum(1, keepdim=True)
+    torch.testing.assert_close(of_t, tau * p * (gap - plain), rtol=1e-12, atol=1e-12)
+    centred = (T - T.mean(1, keepdim=True)) - (S - S.mean(1, keepdim=True))
+    torch.testing.assert_close(losses.kl(T, S, 1e4), centred.square().sum(1) / 6, rtol=1e-3, atol=0.0)
+
+
+def test_boundary_support_counts_disagreement_over_the_whole_batch() -> None:
+    assert float(losses.boundary_support(T, S)) == pytest.approx(-0.45649145, abs=5e-9)
+    assert float(losses.boundary_support(T, S, mask="agree")) == pytest.approx(-0.11457866 / 2, abs=5e-9)
+    assert float(losses.boundary_support(T, S, 3.0, "none")) == pytest.approx(-(1.09864118 + 0.19319637) / 2, abs=5e-9)
+    assert float(losses.boundary_support(T, T.clone())) == 0
+    more = losses.boundary_support(torch.cat([T, T[1:]]), torch.cat([S, S[1:]]))  # a further sample that agrees
+    assert float(more) == pytest.approx(-0.45649145 * 2 / 3, abs=5e-9)
+
+
+def test_boundary_support_has_finite_gradients_where_probabilities_underflow() -> None:
+    """Float32 logits 200 apart in the teacher; both networks get a gradient, without any detour over the mask."""
+    t = torch.tensor([[200.0, 0.0, -3.0], [0.0, 200.0, 1.0]], requires_grad=True)
+    s = torch.tensor([[0.0, 200.0, 0.0], [0.0, 1.0, 0.0]], requires_grad=True)
+    value = losses.boundary_support(t, s)
+    of_t, of_s = torch.autograd.grad(value, (t, s))
+    assert float(value.detach()) == pytest.approx(-100.0)
+    assert of_t.isfinite().all() and of_s.isfinite().all()
+    assert of_s[0].abs().max() > 0.4 and of_s[1].abs().max() == 0
+
+
+def test_similarity_weighs_samples_by_their_difficulty() -> None:
+    y = torch.tensor([0, 1])
+    assert float(losses.hard_similarity(T, y, 0.0)) == pytest.approx(1.41092720, abs=5e-9)
+    assert float(losses.hard_similarity(T, y, 1.0)) == pytest.approx(1.24577377, abs=5e-9)
+    t = T.clone().requires_grad_()
+    (found,) = torch.autograd.grad(losses.hard_similarity(t, y, 1.0), t)
+    p = T.softmax(1)
+    expected = (1 - p.gather(1, y[:, None])) * (p - F.one_hot(y, 3)) / 2  # the weight is a constant
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_labels_of_ones_own_and_evenly_used_classes() -> None:
+    assert float(losses.one_hot(T)) == pytest.approx(0.16092720, abs=5e-9)
+    assert float(losses.information_entropy(T)) == pytest.approx(-0.40695814, abs=5e-9)
+    assert float(losses.information_entropy(T, math.e)) == pytest.approx(-0.93705575, abs=5e-9)
+    assert float(losses.information_entropy(torch.zeros(4, 5))) == pytest.approx(-math.log10(5))
+    gap = torch.tensor([[0.0, 200.0]], requires_grad=True)
+    (grad,) = torch.autograd.grad(losses.information_entropy(gap), gap)
+    assert grad.isfinite().all()
+
+
+def test_competition_and_total_variation() -> None:
+    assert float(losses.competition(T, S)) == pytest.approx(0.98225644, abs=5e-9)
+    assert float(losses.competition(T, T.clone())) == pytest.approx(1.0)
+    assert 0 <= float(losses.competition(10 * T, -10 * T)) < 0.9
+    ramp = (torch.arange(16, dtype=torch.float64) / 15).reshape(1, 1, 4, 4)
+    assert float(losses.total_variation(ramp)) == pytest.approx(2.75470054, abs=5e-9)

@@ -1,0 +1,96 @@
+"""A tiny federation whose images can be generated, and its teachers: what the tests of data-free distillation run on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedexp.core.aggregator import State
+from fedexp.core.runner import run
+from fedexp.core.seeds import seed_of, torch_generator
+from fedexp.core.weights import Weights
+from fedexp.engines.serial import Serial
+from tests.world import CPU, World, make_data, make_world
+
+CNN = {
+    "_target_": "fedexp.models.cnn.ConvNet", "channels": [3], "kernel": 3, "pool": 1, "hidden": [], "norm": "batch",
+}  # fmt: skip
+SMALL = ("rounds=1", "clients=3", "aggregator.T=3", "aggregator.b=6")
+SIZES = (12, 9, 8)
+
+
+def small_world(method: str, *overrides: str, model: dict[str, Any] = CNN) -> World:
+    """Batches of the bank, where there is one, are of 4 images."""
+    short = () if method == "fed_dafl" else ("aggregator.B=4",)
+    return make_world(f"method={method}", *SMALL, *short, *overrides, data=make_data(SIZES, images=True), model=model)
+
+
+def states(world: World) -> tuple[list[State], list[dict[str, float]]]:
+    """The state after every step, the clients' training first, and the metrics."""
+    steps = list(run(world.aggregator, world.env, Serial(), world.data))
+    return [step.after.state for step in steps], [step.metrics for step in steps]
+
+
+def same(a: Weights, b: Weights) -> bool:
+    """Parameters and buffers, to the bit."""
+    left, right = ({**w.params, **w.buffers} for w in (a, b))
+    return list(left) == list(right) and all(torch.equal(value, right[name]) for name, value in left.items())
+
+
+def normalised(images: Tensor) -> Tensor:
+    return (images - 0.4) / 0.25
+
+
+def divergence(t: Tensor, s: Tensor, tau: float) -> Tensor:
+    """(b,) tau^2 KL(t || s), as torch's distributions have it."""
+    p, q = (torch.distributions.Categorical(logits=value / tau) for value in (t, s))
+    return tau**2 * torch.distributions.kl_divergence(p, q)
+
+
+def fresh_student(world: World) -> nn.Module:
+    return Weights.init(world.env.server_spec, seed_of(0, "student", 0), CPU, torch.float64).module()
+
+
+def labels(world: World, epoch: int, b: int = 6) -> Tensor:
+    return torch.randint(3, (b,), generator=torch_generator(0, "labels", 0, epoch)).sort().values
+
+
+def normal(name: str, epoch: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch_generator(0, name, 0, epoch)).double()
+
+
+def of_norms(module: nn.Module, found: list[torch.Tensor]) -> None:
+    """From here on `module` adds its distances of statistics to `found`."""
+
+    def hook(layer: nn.BatchNorm2d, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        a = args[0].transpose(0, 1).flatten(1)
+        mean = a.mean(1)
+        var = (a - mean[:, None]).square().mean(1)
+        found.append((mean - layer.running_mean).norm() + (var - layer.running_var).norm())
+
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.register_forward_hook(hook)
+
+
+def one_pass(
+    student: nn.Module, optimizer: torch.optim.Optimizer, bank: list[Tensor], teachers: Any, tau: float, epoch: int
+) -> None:
+    """Distillation over the whole bank in batches of 4."""
+    images = torch.cat(bank)
+    order = torch.randperm(len(images), generator=torch_generator(0, "distillation", 0, epoch, "order", 0))
+    student.train()
+    for at in order.split(4):
+        x = normalised(images[at])
+        loss = divergence(teachers(x).detach(), student(x), tau).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def assert_student(student: nn.Module, world: World, state: State) -> None:
+    found = world.aggregator.outcome(state).models[0]
+    for name, value in student.state_dict().items():
+        torch.testing.assert_close({**found.params, **found.buffers}[name], value, rtol=1e-8, atol=1e-9)

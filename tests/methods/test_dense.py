@@ -1,0 +1,369 @@
+"""DENSE: an independent loop, what is kept and what is left alone, its profiles, rounds, refusals; the student learns."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedexp.aggregators import data_free
+from fedexp.aggregators.dense import Dense
+from fedexp.config.compose import compose
+from fedexp.core import trees
+from fedexp.core.data import FederatedData, Partition, Samples
+from fedexp.core.env import Specs
+from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.seeds import seed_of
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.distillation import synthesis
+from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.generator import generator_spec
+from fedexp.distillation.views import View
+from fedexp.evaluation.evaluate import Evaluator
+from fedexp.running import execute as running
+from fedexp.running.execute import Interrupted, execute
+from fedexp.running.experiment import Experiment
+from fedexp.server_training.optimizers import cosine
+from fedexp.storage.files import read_json, read_jsonl
+from tests.methods.distilled_world import (
+    CNN,
+    assert_student,
+    divergence,
+    fresh_student,
+    labels,
+    normal,
+    normalised,
+    of_norms,
+    one_pass,
+    same,
+    small_world,
+    states,
+)
+from tests.world import CPU, MLP, make_world
+
+TINY = ("aggregator.T_G=3", "aggregator.nz=4", "aggregator.ngf=3", "aggregator.lr_generator=0.05")
+GENERATOR = generator_spec((1, 4, 4), 4, 3)
+
+
+def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
+    """Three epochs with modules, hooks and optimizers of torch's: the same student."""
+    world = small_world("dense", *TINY, "aggregator.lambda_1=0.3", "aggregator.lambda_2=2.0", "aggregator.tau=4")
+    after, rows = states(world)
+    modules = [kept.load().module() for kept in after[0]["teachers"]]
+    found: list[torch.Tensor] = []
+    for module in modules:
+        of_norms(module, found)
+    teachers = lambda x: torch.stack([module(x) for module in modules]).mean(0)  # noqa: E731
+    student, bank = fresh_student(world), []
+    slow = torch.optim.SGD(student.parameters(), lr=0.01, momentum=0.9)
+    for epoch in (1, 2, 3):
+        generator = Weights.init(GENERATOR, seed_of(0, "generator", 0, epoch), CPU, torch.float64).module().train()
+        z, y = normal("z", epoch, 6, 4).requires_grad_(), labels(world, epoch)
+        fast = torch.optim.Adam([*generator.parameters(), z], lr=0.05, betas=(0.5, 0.999))
+        student.eval()
+        best = kept = None
+        for _ in range(3):
+            images = generator(z)
+            found.clear()
+            d = teachers(normalised(images))
+            s = student(normalised(images))
+            ce, bn = nn.functional.cross_entropy(d, y), sum(found) / 3
+            div = -(divergence(d, s, 1.0) * (d.argmax(1) != s.argmax(1))).sum() / 6
+            loss = ce + 0.3 * bn + 2 * div
+            if best is None or loss < best[0]:
+                best, kept = (loss, ce, bn, div), images.detach().clone()
+            fast.zero_grad()
+            loss.backward()
+            fast.step()
+        bank.append((kept * 255).round() / 255)
+        logged = [rows[epoch][f"synthesis/{name}"] for name in ("loss", "ce", "bn", "div")]
+        assert logged == pytest.approx([float(value.detach()) for value in best], rel=1e-8)
+        one_pass(student, slow, bank, teachers, 4.0, epoch)
+        assert_student(student, world, after[epoch])
+    stored = torch.cat([batch["x"] for batch in after[-1]["own"]["bank"]]) / 255.0
+    torch.testing.assert_close(stored, torch.cat(bank).float())
+
+
+def test_algorithm_1_keeps_its_generator_and_takes_one_step_an_epoch() -> None:
+    """The same with one generator and its optimizer, z left alone, and the images after the last step; B does not matter."""
+    world = small_world("dense_paper_literal", *TINY, "aggregator.lambda_1=0", "aggregator.lambda_2=0")
+    after, rows = states(world)
+    modules = [kept.load().module() for kept in after[0]["teachers"]]
+    teachers = lambda x: torch.stack([module(x) for module in modules]).mean(0)  # noqa: E731
+    student = fresh_student(world)
+    slow = torch.optim.SGD(student.parameters(), lr=0.01, momentum=0.9)
+    generator = Weights.init(GENERATOR, seed_of(0, "generator"), CPU, torch.float64).module().train()
+    fast = torch.optim.Adam(generator.parameters(), lr=0.05, betas=(0.5, 0.999))
+    for epoch in (1, 2, 3):
+        z, y = normal("z", epoch, 6, 4), labels(world, epoch)
+        for _ in range(3):
+            fast.zero_grad()
+            nn.functional.cross_entropy(teachers(normalised(generator(z))), y).backward()
+            fast.step()
+        x = normalised(generator(z).detach())
+        student.train()
+        slow.zero_grad()
+        divergence(teachers(x).detach(), student(x), 1.0).mean().backward()
+        slow.step()
+        assert_student(student, world, after[epoch])
+    assert [row["student/steps"] for row in rows[1:]] == [1, 1, 1] and "bank" not in after[-1]["own"]
+
+
+def test_the_bank_grows_by_a_batch_an_epoch_and_the_student_passes_over_all() -> None:
+    world = small_world("dense", *TINY, "aggregator.b=5", "aggregator.B=4")
+    after, rows = states(world)
+    assert [row["bank"] for row in rows[1:]] == [5, 10, 15]
+    assert [row["student/steps"] for row in rows[1:]] == [1, 3, 4]  # of five images the fifth alone is no batch
+    for before, now in itertools.pairwise(after[1:]):
+        old, new = before["own"]["bank"], now["own"]["bank"]
+        assert len(new) == len(old) + 1
+        assert all(torch.equal(a["x"], b["x"]) for a, b in zip(old, new, strict=False))
+        assert not torch.equal(old[-1]["x"], new[-1]["x"])
+    assert [len(state["teachers"]) for state in after] == [3, 3, 3, 0]
+
+
+def epoch_of(world: Any, state: dict[str, Any], *, student: Weights | None = None, **changes: Any) -> Any:
+    """What `Dense.synthesise` makes in the second epoch."""
+    aggregator, env = replace(world.aggregator, **changes), world.env.at(0, 2)
+    ensemble = Ensemble([kept.load() for kept in state["teachers"]])
+    return aggregator.synthesise(aggregator.labels(env), student or state["student"], ensemble, state["own"], env)
+
+
+def test_synthesis_leaves_networks_alone_and_sees_the_student_through_one_term() -> None:
+    world = small_world("dense", *TINY)
+    state = states(world)[0][1]
+    student, teachers = state["student"], [kept.load() for kept in state["teachers"]]
+    kept = [Weights(w.spec, trees.clone(w.params), trees.clone(w.buffers)) for w in (student, *teachers)]
+    full = epoch_of(world, state)
+    assert all(same(a, b) for a, b in zip((student, *teachers), kept, strict=True))
+    other = Weights(student.spec, trees.scale(student.params, -3.0), student.buffers)
+    assert not torch.equal(epoch_of(world, state, student=other)[0], full[0])
+    blind = [epoch_of(world, state, student=one, lambda_2=0.0) for one in (student, other)]
+    assert torch.equal(blind[0][0], blind[1][0]) and blind[0][1] == blind[1][1]
+    world.aggregator.update(state, [], world.env.at(0, 2))  # the student's steps too
+    assert all(same(a, b) for a, b in zip((student, *teachers), kept, strict=True))
+    assert "synthesis/div" in full[1] and "synthesis/div" not in blind[0][1]
+    assert not torch.equal(epoch_of(world, state, lambda_1=0.0)[0], full[0])
+
+
+def test_without_batch_norm_its_term_changes_nothing() -> None:
+    world = small_world("dense", *TINY, model=MLP)
+    state = states(world)[0][1]
+    full, without = epoch_of(world, state), epoch_of(world, state, lambda_1=0.0)
+    assert torch.equal(full[0], without[0]) and full[1] == without[1] and full[1]["synthesis/bn"] == 0
+
+
+def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured as augmented in that step, kept un-augmented; steps so long that the last is not the best."""
+    world = small_world("dense", *TINY, "aggregator.T_G=6", "aggregator.lr_generator=3.0")
+    state = states(world)[0][1]
+    made: list[synthesis.Synthesis] = []
+    whole = synthesis.synthesise
+    monkeypatch.setattr(synthesis, "synthesise", lambda *args: (made.append(whole(*args)), made[-1])[1])
+    images, metrics, _ = epoch_of(world, state, synthesis_views="crop_flip")
+    losses = [row["loss"] for row in made[0].terms]
+    best = losses.index(min(losses))
+    assert 0 < best < 5 or losses[-1] > losses[best]
+    aggregator = replace(world.aggregator, synthesis_views="crop_flip")
+    env, ensemble = world.env.at(0, 2), Ensemble([kept.load() for kept in state["teachers"]])
+    view = View.of("crop_flip", env, "synthesis")
+    terms_of = aggregator.loss(aggregator.labels(env), state["student"], ensemble, view)
+    again = float(terms_of(images, best)["loss"])
+    assert again == pytest.approx(losses[best], rel=1e-12) and metrics["synthesis/loss"] == losses[best]
+    assert float(terms_of(images, (best + 1) % 6)["loss"]) != pytest.approx(losses[best], rel=1e-6)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run() -> None:
+    world = small_world("dense", *TINY)
+    state = states(world)[0][1]
+    broken = Weights(
+        state["student"].spec, trees.scale(state["student"].params, float("nan")), state["student"].buffers
+    )
+    with pytest.raises(FedexpError, match="is not finite in step"):
+        epoch_of(world, state, student=broken)
+
+
+COLUMNS = {  # section 5.6 of the specification: method, then what differs from the first
+    "dense": {
+        "variant": "bank", "T": 200, "T_G": 30, "b": 128, "B": 128, "lr_generator": 1e-3, "nz": 256, "lambda_1": 1,
+        "lambda_2": 0.5,
+        "tau_d": 1, "tau": 20, "lr_student": 0.01, "schedule": "constant", "generator": {"betas": [0.5, 0.999], "clip": None},
+        "student": {"momentum": 0.9, "weight_decay": 0, "clip": None}, "student_start": "previous", "mask": "disagree",
+        "synthesis_views": "clients", "views": "clients", "rounding": "round",
+    },
+    "dense_authors_readme": {
+        "b": 256, "B": 256, "lambda_2": 1, "lr_student": 0.005, "synthesis_views": "crop_flip", "views": "flip",
+        "rounding": "floor",
+    },
+    "dense_paper_literal": {"variant": "paper_literal", "tau": 1, "synthesis_views": "none", "views": "none"},
+    "dense_coboost": {
+        "lambda_1": 0, "lambda_2": 1, "tau_d": 3, "tau": 4, "schedule": "cosine",
+        "generator": {"betas": [0.5, 0.999], "clip": 10}, "student": {"momentum": 0.9, "weight_decay": 1e-4, "clip": 10},
+        "synthesis_views": "none",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", COLUMNS)
+def test_a_profile_is_its_column(method: str) -> None:
+    node = compose([f"method={method}"])["aggregator"]
+    for key, value in {**COLUMNS["dense"], **COLUMNS[method]}.items():
+        found = {name: node[key][name] for name in value} if isinstance(value, dict) else node[key]
+        assert found == value, key
+
+
+def test_rounds_start_where_they_are_told() -> None:
+    for start in ("previous", "fresh", "fedavg"):
+        world = small_world("dense", *TINY, "rounds=2", "aggregator.T=1", f"aggregator.student_start={start}")
+        after, rows = states(world)
+        assert [state["round"] for state in after] == [0, 1, 1, 2] and len(rows) == 4
+        first, begun = after[1], after[2]
+        jobs = world.aggregator.plan(first, world.env.at(1, 0))
+        assert jobs and all(same(job.start, first["student"]) for job in jobs)
+        teachers = [kept.load() for kept in begun["teachers"]]
+        means = {name: torch.stack([w.params[name] for w in teachers]).mean(0) for name in teachers[0].params}
+        fresh = Weights.init(world.env.server_spec, seed_of(0, "student", 1), CPU, torch.float64)
+        expected = {"previous": first["student"].params, "fresh": fresh.params, "fedavg": means}[start]
+        for name, value in begun["student"].params.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=1e-12)
+    for keep, sizes in (("true", [6, 12]), ("false", [6, 6])):
+        world = small_world("dense", *TINY, "rounds=2", "aggregator.T=1", f"aggregator.keep_bank={keep}")
+        assert [row["bank"] for row in states(world)[1] if "bank" in row] == sizes
+
+
+def test_the_step_size_follows_half_a_cosine_over_the_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    distil = data_free.distil
+    monkeypatch.setattr(data_free, "distil", lambda *args: (seen.append(args[5]), distil(*args))[1])
+    states(small_world("dense", *TINY, "aggregator.schedule=cosine"))
+    assert seen == [cosine(0.01, epoch, 3) for epoch in range(3)] and seen[0] == 0.01 > seen[2] > 0
+
+
+def test_an_empty_cohort_changes_nothing() -> None:
+    world = small_world("dense", *TINY)
+    begun = world.aggregator.init(world.env)
+    state, metrics = world.aggregator.update(begun, [], world.env)
+    assert metrics == {"clients": 0} and world.aggregator.position(state, 1) == (1, 0)
+    assert same(state["student"], begun["student"])
+
+
+class Tall(nn.Module):
+    """Logits of four classes whatever it is asked for."""
+
+    def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["aggregator.T=0"], "T must be positive"),
+        (["task=cvae", "model=cvae"], "compares logits of classes"),
+        (["+architectures.models.tall={_target_: tests.methods.test_dense.Tall}", "architectures.clients=[tall]"],
+         "output does not fit"),
+        (["aggregator.b=1"], "b and B must be at least 2"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_in_words(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        experiment = Experiment.of(compose(["method=dense", "partition=iid", *overrides]))
+        experiment.aggregator.init(experiment.env(experiment.load(CPU), CPU))
+
+
+def test_worlds_that_cannot_work_are_refused_in_words() -> None:
+    aggregator, shape = Dense(), (1, 6, 6)
+    with pytest.raises(ConfigError, match="cannot make samples of this shape"):
+        aggregator.check(ModelSpec.of(MLP, shape, 3), shape)
+    with pytest.raises(ConfigError, match="no range of pixels"):
+        aggregator.init(make_world("method=fedavg").env)
+    env = small_world("dense").env
+    mixed = replace(env, specs=Specs(env.server_spec, (ModelSpec.of(MLP, (1, 4, 4), 3), env.server_spec)))
+    aggregator.init(mixed)
+    with pytest.raises(ConfigError, match="mean of models that differ"):
+        replace(aggregator, student_start="fedavg").init(mixed)
+    with pytest.raises(ConfigError, match="in a second round clients start from the student"):
+        aggregator.init(replace(mixed, rounds=2))
+
+
+def test_killed_while_images_are_made_and_in_distillation_it_has_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two client networks teach a third; the run is stopped within its third and fourth step."""
+    monkeypatch.setattr(running, "draw_curve", lambda rows, path, title: None)
+    wide = "+architectures.models.wide={_target_: fedexp.models.mlp.MLP, hidden: [9]}"
+    config = compose(
+        ["method=dense", "rounds=1", "clients=3", "partition=iid", "limit.train=60", "limit.test=40", "threads=1",
+         "device=cpu", "engine=serial", "checkpoint.every=1", f"output_root={tmp_path / 'a'}", "architectures.clients=[mlp,wide]",
+         wide, "dataset.augment={flip: 0.0, crop_padding: 1}", *TINY, "aggregator.T=4", "aggregator.b=8"]
+    )  # fmt: skip
+
+    def files(result: dict[str, Any]) -> list[bytes]:
+        return [(Path(result["folder"]) / name).read_bytes() for name in ("metrics.jsonl", "model.safetensors")]
+
+    straight = execute(config, say=None)
+    again = {**config, "output_root": str(tmp_path / "b")}
+    for place, name, call in ((synthesis, "value_and_grad", 5), (data_free, "distil", 2)):
+        count, whole = iter(range(100)), getattr(place, name)
+
+        def dying(*args: Any, count: Any = count, whole: Any = whole, call: int = call) -> Any:
+            if next(count) == call:
+                raise Interrupted(15)
+            return whole(*args)
+
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(place, name, dying)
+            execute(again, say=None)
+    resumed = execute(again, say=None)
+    assert resumed["attempts"] == 3 and files(resumed) == files(straight)
+    rows = read_jsonl(Path(resumed["folder"]) / "metrics.jsonl")
+    traced = read_json(Path(resumed["folder"]) / "trace" / "1.json")
+    assert [row["iteration"] for row in traced] == [1, 2, 3, 4]
+    assert traced[-1]["student/acc"] == rows[-1]["test/global/acc"]
+    assert [row["synthesis/ce"] for row in traced] == [row["synthesis/ce"] for row in rows[1:]]
+    assert json.loads((Path(resumed["folder"]) / "result.json").read_text())["bytes"]["up"] > 0
+
+
+def shapes(count: int, seed: int, share: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images (count, 1, 8, 8) of a horizontal bar, a vertical one, a square or a diagonal on noise, and their classes."""
+    random = torch.Generator().manual_seed(seed)
+    y = torch.multinomial(torch.tensor(share).float(), count, replacement=True, generator=random)
+    x = torch.randint(0, 90, (count, 1, 8, 8), generator=random)
+    at = torch.randint(0, 5, (count, 2), generator=random)
+    for image, kind, (row, column) in zip(x, y.tolist(), at.tolist(), strict=True):
+        if kind == 0:
+            image[0, row : row + 2] += 150
+        elif kind == 1:
+            image[0, :, column : column + 2] += 150
+        elif kind == 2:
+            image[0, row : row + 4, column : column + 4] += 150
+        else:
+            image[0, range(8), range(8)] += 150
+    return x.to(torch.uint8), y
+
+
+def test_the_student_learns_from_images_alone() -> None:
+    """Three clients hold two classes each almost alone: well beyond chance, a quarter, and the student's loss falls."""
+    parts = [shapes(120, seed, share) for seed, share in enumerate(([8, 8, 1, 1], [1, 8, 8, 1], [1, 1, 8, 8]))]
+    x, y = (torch.cat([part[i] for part in parts]) for i in range(2))
+    train, test = (Samples(*pair, (0.3,), (0.3,)) for pair in ((x, y), shapes(200, 9, [1, 1, 1, 1])))
+    split = Partition.from_lists([np.arange(120 * c, 120 * (c + 1)) for c in range(3)])
+    data = FederatedData(train, split, test, 4, "shapes", y.numpy())
+    keys = ["rounds=1", "dtype=float32", "local.epochs=15", "aggregator.T=6", "aggregator.T_G=12", "aggregator.b=48"]
+    keys += ["aggregator.B=24", "aggregator.nz=64", "aggregator.ngf=8", "aggregator.lr_generator=0.1"]
+    keys += ["aggregator.lr_student=0.03"]
+    world = make_world("method=dense", *keys, data=data, model={**CNN, "channels": [6, 8], "pool": 2})
+    after, rows = states(world)
+    outcome = world.aggregator.outcome(after[-1])
+    assert Evaluator(world.experiment.task, 200)(outcome, test, "test")["test/global/acc"] > 0.45
+    assert rows[-1]["student/loss"] < rows[1]["student/loss"] / 2
