@@ -198,18 +198,14 @@ def bench_mix(options: argparse.Namespace) -> list[str]:
     scalars, q, shares = {"x": torch.zeros(m), "z": torch.zeros(())}, models[0].clone(), torch.full((m,), 1 / m)
     law = FedLAW()
     bare, _, _ = measured(lambda: (shares @ models, models @ q), options.repeats)
-    mine, memory, _ = measured(
-        lambda: (law.mixed(scalars, models), law.gradients(scalars, models, q)), options.repeats
-    )
+    mine, memory, _ = measured(lambda: (law.mixed(scalars, models), law.gradients(scalars, models, q)), options.repeats)
     what = f"FedLAW, mix of {m} x {D:,} and gradient of x and z"
     return [f"| {what} | {mine:.4f} s beside {bare:.4f} s | {memory:,.0f} | ratio {mine / bare:.2f} |"]
 
 
 def bench_teachers(options: argparse.Namespace) -> list[str]:
     shape = [f"clients={options.clients_per_round}", "partition=iid", "rounds=1", "model=mlp_784_200"]
-    experiment = Experiment.of(
-        compose(["method=feddf", "dataset=fashion_mnist", f"data_root={options.data}", *shape])
-    )
+    experiment = Experiment.of(compose(["method=feddf", "dataset=fashion_mnist", f"data_root={options.data}", *shape]))
     data = experiment.load(CPU)
     env, asked, logits_of = experiment.env(data, CPU), [0], feddf.logits_of
 
@@ -251,7 +247,9 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="of peak, on the disk to measure"
     )
-    parser.add_argument("--data", default=os.environ.get("FEDEXP_DATA", "data"), help="holds FashionMNIST/raw, unpacked")
+    parser.add_argument(
+        "--data", default=os.environ.get("FEDEXP_DATA", "data"), help="holds FashionMNIST/raw, unpacked"
+    )
     parser.add_argument("--only", help="of rounds: this workload or method alone")
     parser.add_argument("--rounds", type=int, help="of every process of rounds")
     parser.add_argument("--write", type=Path, help="Markdown file for the table")

@@ -116,8 +116,8 @@ def test_of_a_static_proxy_every_teacher_sees_each_sample_once(monkeypatch: pyte
         seen[net._module.training].append(x)
         return run(net, params, buffers, x)
 
+    world = world_of("feddf", epochs=3, batch_size=4)  # runs a new network once, to check it
     monkeypatch.setattr(Net, "__call__", watched)
-    world = world_of("feddf", epochs=3, batch_size=4)
     round_of(world, models_near(world.env.initial_weights(), 3))
     assert [len(x) for x in seen[False]] == [9, 9, 9]
     assert [len(x) for x in seen[True]] == [4, 4, 1] * 3
