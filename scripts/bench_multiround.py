@@ -182,9 +182,13 @@ def _paired(pair: Pair, options: argparse.Namespace) -> str:
         else:
             more = [f"method={method}", f"engine={pair.engine}", "local.momentum=0", "aggregator.weights=uniform"]
             said = alternate.fedexp(options.data, options.threads, rounds, *WORKLOADS[pair.workload], *more)
+        steps.add(tuple(said["steps"]))
         return statistics.median(said["seconds"][1:])
 
+    steps: set[tuple[int, ...]] = set()
     times = [(seconds(pair.beside), seconds(pair.method)) for _ in range(options.repeats)]
+    if len(steps) > 1:
+        raise SystemExit(f"{pair.workload} {pair.method}: steps a round differ: {steps}")
     ratio = statistics.median(mine / other for other, mine in times)
     other, mine = map(statistics.median, zip(*times, strict=True))
     what = f"{pair.workload}, {pair.method} ({pair.engine}) beside {pair.beside}"
