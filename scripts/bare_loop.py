@@ -1,6 +1,6 @@
 """The bare loop that fedexp's speed is measured against: what a researcher would write by hand, nothing else.
 
-    python scripts/bare_loop.py DATA_ROOT W1|W2|W3 [--method fedavg|fedprox|scaffold] [--threads 2] [--rounds 8]
+    python scripts/bare_loop.py DATA_ROOT W1|W2|W3 [--method fedavg|fedprox|scaffold|fedsam] [--threads 2] [--rounds 8]
 
 Images are normalised once and indexed; torch.optim.SGD; no evaluation, checkpoint or log. Prints seconds and local steps of
 every round as JSON.
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MU = 0.1  # of FedProx
+RHO = 0.05  # of FedSAM
 
 
 def mlp(*widths: int) -> nn.Module:
@@ -65,10 +66,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--method", choices=("fedavg", "fedprox", "scaffold"), default="fedavg")
+    parser.add_argument("--method", choices=("fedavg", "fedprox", "scaffold", "fedsam"), default="fedavg")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--split", type=Path, help="folder with partition.safetensors and cohorts.json to use instead")
+    parser.add_argument("--momentum", type=float, help="another one than the workload's")
     parser.add_argument("--cohort", type=int, help="another number of clients a round")
     parser.add_argument("--hidden", type=int, nargs="+", help="an MLP with these hidden widths instead")
     return parser.parse_args()
@@ -79,6 +81,7 @@ def main() -> None:
     build, clients, size, cohort, batch, lr, momentum = WORKLOADS[options.workload]
     if options.method == "scaffold":
         momentum = 0.0  # the paper's; a corrected gradient in a momentum buffer diverges
+    momentum = momentum if options.momentum is None else options.momentum
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
@@ -136,6 +139,8 @@ def rounds(
                     elif method == "scaffold":
                         for p, d in zip(params, drift, strict=True):
                             p.grad.add_(d)
+                if method == "fedsam":
+                    ascend(model, params, x[index], y[index], optimizer)
                 optimizer.step()
             share = 1.0 if method == "scaffold" else float(len(order))
             steps, mass = steps + len(batches), mass + share
@@ -150,6 +155,18 @@ def rounds(
             torch._foreach_copy_(weights, [t / mass for t in total])
             torch._foreach_add_(c, change, alpha=1 / len(members))
         yield time.perf_counter() - start, steps
+
+
+def ascend(model: nn.Module, params: list[Tensor], x: Tensor, y: Tensor, optimizer: torch.optim.SGD) -> None:
+    """The gradient at ``w + rho g / ||g||`` in place of g at w."""
+    with torch.no_grad():
+        norm = torch.stack([p.grad.square().sum() for p in params]).sum().sqrt() + 1e-7
+        e = [p.grad * (RHO / norm) for p in params]
+        torch._foreach_add_(params, e)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    with torch.no_grad():
+        torch._foreach_sub_(params, e)
 
 
 if __name__ == "__main__":

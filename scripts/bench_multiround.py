@@ -1,12 +1,15 @@
 """Work of the many-round methods beside bare loops: FedCDA's selection and its memory.
 
-    python scripts/bench_multiround.py [table gram peak] [--threads 1] [--write FILE] [sizes: --help]
+    python scripts/bench_multiround.py [table gram peak rounds mix teachers] [--threads 1] [--write FILE] [sizes: --help]
 
 `table`: the least of K^m combinations from products that are there. `gram`: the products of m K ResNet-18s and of what the
 other clients have chosen, in float64; memory is the peak beyond the candidates. `peak`: a run in which the last round
 chooses among K models of m of N clients, all on disk beyond --memory-gb, beside FedAvg; a process each, models that nobody
 trained (start and noise), memory as the system says of the process when it ends. At full size it takes 13.5 GB of disk;
---clients 20 a fifth of that. Seconds are the fastest of --repeats.
+--clients 20 a fifth of that. `rounds`: seconds a round of methods on bench_rounds.py's W1 and W2, without momentum, beside a bare
+loop of two passes or another method, in alternating processes. `mix`: FedLAW's mix of m ResNet-18s and its gradient beside two
+products with their matrix. `teachers`: FedDF's server on a static proxy, and how often a teacher has seen a sample. Seconds
+are the fastest of --repeats; of `rounds` medians.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,14 +33,19 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import alternate
+from bench_rounds import ROUNDS, WORKLOADS
 from bench_scale import child
 
+from fedexp.aggregators import feddf
 from fedexp.aggregators.fedcda import Selection, products
+from fedexp.aggregators.fedlaw import FedLAW
 from fedexp.config.compose import compose
-from fedexp.core.data import FederatedData
+from fedexp.core.data import FederatedData, Samples
 from fedexp.core.engine import Engine
 from fedexp.core.env import Sampling
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.net import Net
 from fedexp.core.runner import Snapshot, run
 from fedexp.core.seeds import numpy_generator, torch_generator
 from fedexp.core.trees import Tree
@@ -139,7 +149,94 @@ def bench_peak(options: argparse.Namespace) -> list[str]:
     return rows
 
 
-CASES = {"table": bench_table, "gram": bench_gram, "peak": bench_peak}
+@dataclass(frozen=True)
+class Pair:
+    """`method` beside `beside`, a method or the bare loop of that name; `most` is the bound of the ratio."""
+
+    workload: str
+    method: str
+    beside: str
+    most: float
+    engine: str = "vectorized"
+
+
+PAIRS = [
+    *(Pair(w, method, "bare fedsam", most) for w, most in (("W1", 0.55), ("W2", 0.72)) for method in ("fedsam", "mofedsam")),
+    *(Pair(w, "fedcm", "fedavg", 1.15) for w in ("W1", "W2")),
+    *(Pair(w, "feddyn", "fedavg", most) for w, most in (("W1", 1.4), ("W2", 1.15))),
+    *(Pair(w, "fedmrur", "mofedsam", 1.35, "serial") for w in ("W1", "W2")),
+]  # fmt: skip
+
+
+def bench_rounds(options: argparse.Namespace) -> list[str]:
+    return [_paired(pair, options) for pair in PAIRS if options.only in (None, pair.workload, pair.method)]
+
+
+def _paired(pair: Pair, options: argparse.Namespace) -> str:
+    rounds = options.rounds or ROUNDS[pair.workload]
+
+    def seconds(method: str) -> float:
+        if method.startswith("bare "):
+            more = ["--method", method.removeprefix("bare "), "--momentum", "0"]
+            said = alternate.bare(options.data, pair.workload, options.threads, rounds, *more)
+        else:
+            more = [f"method={method}", f"engine={pair.engine}", "local.momentum=0", "aggregator.weights=uniform"]
+            said = alternate.fedexp(options.data, options.threads, rounds, *WORKLOADS[pair.workload], *more)
+        steps.add(tuple(said["steps"]))
+        return statistics.median(said["seconds"][1:])
+
+    steps: set[tuple[int, ...]] = set()
+    times = [(seconds(pair.beside), seconds(pair.method)) for _ in range(options.repeats)]
+    if len(steps) > 1:
+        raise SystemExit(f"{pair.workload} {pair.method}: steps a round differ: {steps}")
+    ratio = statistics.median(mine / other for other, mine in times)
+    other, mine = map(statistics.median, zip(*times, strict=True))
+    what = f"{pair.workload}, {pair.method} ({pair.engine}) beside {pair.beside}"
+    return f"| {what} | {mine:.4f} s beside {other:.4f} s a round | | ratio {ratio:.2f}, bound {pair.most} |"
+
+
+def bench_mix(options: argparse.Namespace) -> list[str]:
+    start = network(100).params
+    m, D = options.clients_per_round, sum(value.numel() for value in start.values())
+    models = torch.randn(m, D, generator=torch_generator("bench", "mix"))
+    scalars, q, shares = {"x": torch.zeros(m), "z": torch.zeros(())}, models[0].clone(), torch.full((m,), 1 / m)
+    law = FedLAW()
+    bare, _, _ = measured(lambda: (shares @ models, models @ q), options.repeats)
+    mine, memory, _ = measured(lambda: (law.mixed(scalars, models), law.gradients(scalars, models, q)), options.repeats)
+    what = f"FedLAW, mix of {m} x {D:,} and gradient of x and z"
+    return [f"| {what} | {mine:.4f} s beside {bare:.4f} s | {memory:,.0f} | ratio {mine / bare:.2f} |"]
+
+
+def bench_teachers(options: argparse.Namespace) -> list[str]:
+    shape = [f"clients={options.clients_per_round}", "partition=iid", "rounds=1", "model=mlp_784_200"]
+    experiment = Experiment.of(compose(["method=feddf", "dataset=fashion_mnist", f"data_root={options.data}", *shape]))
+    data = experiment.load(CPU)
+    env, asked, logits_of = experiment.env(data, CPU), [0], feddf.logits_of
+
+    def counted(net: Net, weights: Weights, samples: Samples) -> torch.Tensor:
+        asked[0] += len(samples)
+        return logits_of(net, weights, samples)
+
+    feddf.logits_of = counted
+    seconds = 0.0
+    start = Snapshot(0, experiment.aggregator.init(env), {})
+    for step in run(experiment.aggregator, env, Noise(), data, start):
+        seconds += step.seconds["aggregate"]
+    feddf.logits_of = logits_of
+    assert env.proxy is not None
+    n, m = len(env.proxy), options.clients_per_round
+    said = f"a teacher sees a sample {asked[0] / n / m:g} times, bound 1"
+    return [f"| FedDF, {m} teachers, {n:,} proxy samples, a round's server | {seconds:.2f} s | | {said} |"]
+
+
+CASES = {
+    "table": bench_table,
+    "gram": bench_gram,
+    "peak": bench_peak,
+    "rounds": bench_rounds,
+    "mix": bench_mix,
+    "teachers": bench_teachers,
+}
 
 
 def main() -> None:
@@ -154,6 +251,11 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="of peak, on the disk to measure"
     )
+    parser.add_argument(
+        "--data", default=os.environ.get("FEDEXP_DATA", "data"), help="holds FashionMNIST/raw, unpacked"
+    )
+    parser.add_argument("--only", help="of rounds: this workload or method alone")
+    parser.add_argument("--rounds", type=int, help="of every process of rounds")
     parser.add_argument("--write", type=Path, help="Markdown file for the table")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()

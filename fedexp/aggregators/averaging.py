@@ -121,8 +121,7 @@ class Averaging(Aggregator):
             step = ServerUpdate({k: direction[k] for k in live}, {k: applied[k] for k in live})
             shared = env.trainer.update_shared(shared, seen.payload(), step, stats)
             renewed = {name: tree for name, tree in shared.items() if tree is not state["shared"].get(name)}
-            sizes = {f"server/{name}": math.sqrt(trees.squared_norm(tree)) for name, tree in renewed.items()}
-            metrics = {**metrics, **sizes}
+            metrics = {**metrics, **{f"server/{name}": _length(tree) for name, tree in renewed.items()}}
         new = {
             "weights": weights,
             "shared": shared,
@@ -155,6 +154,11 @@ class Collecting(Averaging):
     def merged(self, merging: Any, p: Sequence[float]) -> Tree:
         total = sum(p)
         return self.merge(merging, [each / total for each in p])
+
+
+def _length(tree: Tree) -> float:
+    """Euclidean norm, of the floating tensors: a trainer may count something, too."""
+    return math.sqrt(trees.squared_norm({name: value for name, value in tree.items() if value.is_floating_point()}))
 
 
 class _Seen:

@@ -10,13 +10,13 @@ from typing import Literal
 from torch import Tensor
 
 from fedexp.aggregators.average import averaged
-from fedexp.aggregators.distilling import check_classification
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.build import require
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import StepNoise
+from fedexp.core.needs import Demand, Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
@@ -24,6 +24,7 @@ from fedexp.core.weights import Weights
 from fedexp.distillation.ensemble import Ensemble
 from fedexp.distillation.student import distil
 from fedexp.server_training.optimizers import Optimizer, Sgd, cosine
+from fedexp.tasks.classification import Classification
 
 Teach = Callable[[Tensor], Tensor]  # (b, C) logits of normalised inputs
 
@@ -60,12 +61,15 @@ class DataFree(Aggregator):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name} must be positive, got {value}")
 
+    @property
+    def needs(self) -> Needs:
+        return Needs((Demand("task", Classification, "compares logits of classes"),))
+
     def init(self, env: Env) -> State:
         self._check(env)
         return {"round": 0, "epoch": 0, "student": self._fresh(env), "optimizer": {}, "teachers": [], "own": {}}
 
     def _check(self, env: Env) -> None:
-        check_classification(env, type(self).__name__)
         if env.domain.pixel_range != (0.0, 1.0):
             raise ConfigError(
                 "images are made on the server, and the data set's samples have no range of pixels",

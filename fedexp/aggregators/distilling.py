@@ -15,13 +15,14 @@ from fedexp.core import trees
 from fedexp.core.aggregator import State
 from fedexp.core.build import require
 from fedexp.core.env import Env
-from fedexp.core.errors import ConfigError
+from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Optimizer, Sgd, cosine
+from fedexp.tasks.classification import Classification
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class Distilling(ServerTrained):
         super().__post_init__()
         require(self.lr > 0, f"lr must be positive, got {self.lr}")
 
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs((Demand("task", Classification, "compares logits of classes"),))
+
     @abstractmethod
     def taught(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
         """What `lessons` needs of the cohort: ``target``, (n, classes) log-probabilities for all proxy samples."""
@@ -57,10 +62,6 @@ class Distilling(ServerTrained):
     def after_step(self, work: State, live: Tree, step: int) -> State:
         """`work` after optimizer step `step`, from 0, which made `live` of the trained parameters."""
         return work
-
-    def init(self, env: Env) -> State:
-        check_classification(env, type(self).__name__)
-        return super().init(env)
 
     def begin(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
         return {"optimizer": self.optimizer.init(mean.trainable), **self.taught(gathered, start, mean, env)}
@@ -82,14 +83,3 @@ class Distilling(ServerTrained):
             losses.append(loss)
         metrics = {"server/loss": float(torch.stack(losses).mean())} if losses else {}
         return Weights(weights.spec, whole(weights, live), buffers), work, metrics
-
-
-def check_classification(env: Env, method: str) -> None:
-    """Refuse a task whose outputs are not logits of classes."""
-    if not env.task.cross_entropy:
-        raise ConfigError(
-            f"{method} compares logits of classes, and the task has none",
-            where="task",
-            expected="classification",
-            got=type(env.task).__name__,
-        )

@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedexp.aggregators.distilling import check_classification
 from fedexp.aggregators.mean import Mean
 from fedexp.aggregators.server_trained import network, whole
 from fedexp.core import trees
@@ -31,6 +30,7 @@ from fedexp.core.build import require
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Metrics
@@ -39,6 +39,7 @@ from fedexp.core.weights import ModelSpec, Weights, by_spec
 from fedexp.probes.class_counts import ClassCounts, counts
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Adam, Optimizer
+from fedexp.tasks.classification import Classification
 
 
 class FeatureGenerator(nn.Module):
@@ -89,11 +90,14 @@ class FedGen(Mean):
         require(self.lr_decay > 0, f"lr_decay must be positive, got {self.lr_decay}")
         require(self.diversity >= 0, f"diversity must not be negative, got {self.diversity}")
 
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs((Demand("task", Classification, "generates features of classes"),))
+
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         head_of(spec, input_shape)
 
     def init(self, env: Env) -> State:
-        check_classification(env, "FedGen")
         state = super().init(env)
         _, features = head_of(env.server_spec, env.input_shape)
         spec = generator_spec(env.num_classes, self.noise, self.hidden, features)

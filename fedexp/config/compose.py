@@ -287,7 +287,7 @@ def _translated(overrides: list[str]) -> Iterator[None]:
 
 
 def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
-    """'Could not override ...' with the nearest key of the default config."""
+    """'Could not override ...' with the nearest key of the chosen groups."""
     text = str(error)
     if "Ambiguous value" in text:
         return ConfigError("several values for one key", got=" ".join(overrides), do="sweep over them with -m")
@@ -295,7 +295,8 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
     if match is None:
         return ConfigError(text.splitlines()[0], got=" ".join(overrides) or None)
     key = match.group(1).split("@")[0]
-    known = list(_dotted(OmegaConf.to_container(_composed([])[0], resolve=False)))
+    chosen = [override for override in overrides if _is_group(override.partition("=")[0], _users_files())]
+    known = list(_dotted(OmegaConf.to_container(_composed(chosen)[0], resolve=False)))
     return ConfigError(
         f"unknown key '{key}'",
         where=next((o for o in overrides if o.lstrip("+~").startswith(key)), None),

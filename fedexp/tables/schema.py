@@ -95,7 +95,8 @@ class Column:
         reads: the column whose printed numbers this one is held against, too: another reading of what the paper leaves open. It
             is none of the paper's columns.
         equals: in which rows it is another column by construction.
-        oracle: what is chosen on test data (the best round), for the reader; empty where nothing is, but a grid's best value.
+        oracle: what is chosen or trained on test data (the best round, a proxy), for the reader; empty where nothing is, but a
+            grid's best value.
         published: how the published file names it, where that is not ``{method: <key>}``.
     """
 

@@ -32,6 +32,7 @@ def results() -> list[dict]:
     (["sed=1"], ["unknown key 'sed'", "did you mean 'seed'?"]),
     (["local.batchsize=1"], ["did you mean 'local.batch_size'?"]),
     (["+local.batchsize=1"], ["did you mean 'batch_size'?"]),
+    (["method=feddf", "aggregator.tempreature=2"], ["did you mean 'aggregator.temperature'?"]),
     (["method=fedavgg"], ["unknown method 'fedavgg'", "did you mean 'fedavg'?", "scaffold"]),
     (["partition=dirichlt"], ["did you mean 'dirichlet'?"]),
     (["rounds=abc"], ["'rounds'", "an integer", "'abc'"]),

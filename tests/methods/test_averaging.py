@@ -197,6 +197,22 @@ def test_the_server_half_sees_payloads_the_mean_and_what_was_applied(alike: str)
     np.testing.assert_allclose(shared["sent"]["u"][0].numpy(), sent, rtol=1e-10, atol=1e-14)
 
 
+@dataclass(frozen=True)
+class Counting(Sgd):
+    """Sends out a number that it did not have in the beginning, and a count."""
+
+    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+        return {"late": {"x": torch.tensor([3.0, 4.0]), "count": torch.tensor(7)}}
+
+
+def test_what_a_server_half_adds_is_measured_without_its_counts() -> None:
+    world = softmax_world(rounds=1)
+    world.experiment = replace(world.experiment, trainer=Counting())
+    world.env = replace(world.env, trainer=Counting())
+    (step,) = run(world.aggregator, world.env, Serial(), world.data)
+    assert step.metrics["server/late"] == 5
+
+
 def test_a_server_half_that_is_not_overridden_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """One subtraction a client, none for what was applied; and the trainer's own hook is not called."""
     world, calls = softmax_world(rounds=1), []

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from fedexp.aggregators import feddf
-from fedexp.aggregators.distilling import Distilling
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.net import Net
@@ -25,6 +24,7 @@ from tests.methods.server_world import models_near, module_of, round_of, stored_
 from tests.world import CPU, World, assert_same, make_data, make_world
 
 NORMED = {"_target_": "tests.methods.test_distilling.Normed"}
+MASKS = ["task=segmentation", "partition=iid", "dataset=shapes_masks", "model=unet"]
 
 
 class Normed(nn.Module):
@@ -116,8 +116,8 @@ def test_of_a_static_proxy_every_teacher_sees_each_sample_once(monkeypatch: pyte
         seen[net._module.training].append(x)
         return run(net, params, buffers, x)
 
+    world = world_of("feddf", epochs=3, batch_size=4)  # runs a new network once, to check it
     monkeypatch.setattr(Net, "__call__", watched)
-    world = world_of("feddf", epochs=3, batch_size=4)
     round_of(world, models_near(world.env.initial_weights(), 3))
     assert [len(x) for x in seen[False]] == [9, 9, 9]
     assert [len(x) for x in seen[True]] == [4, 4, 1] * 3
@@ -287,6 +287,7 @@ def test_recomputed_statistics_are_torchs() -> None:
 
 
 @pytest.mark.parametrize(("method", "overrides", "words"), [
+    *((method, MASKS, "Classification") for method in ("feddf", "fedbe", "fedgen", "moon")),
     ("feddf", ["proxy.source=none", "proxy.size=0"], "needs server data"),
     ("feddf", ["aggregator.temperature=0"], "temperature must be positive"),
     ("feddf", ["aggregator.steps=10"], "set one of steps and epochs"),
@@ -306,12 +307,3 @@ def test_a_proxy_of_test_data_is_allowed_and_named() -> None:
     experiment = Experiment.of(compose(["method=fedlaw", "proxy.source=test", *small]))
     data = experiment.load(CPU)
     assert data.test_data_in_training == "proxy.source=test: 2 samples" and len(data.test) == 98
-
-
-def test_other_tasks_have_no_logits_to_distil() -> None:
-    from fedexp.tasks.segmentation import Segmentation
-
-    world = world_of("feddf")
-    assert isinstance(world.aggregator, Distilling)
-    with pytest.raises(ConfigError, match="logits of classes"):
-        world.aggregator.init(replace(world.env, task=Segmentation()))

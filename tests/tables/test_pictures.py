@@ -120,7 +120,7 @@ def test_every_picture_names_its_form_inside(form: Any, said: str, words: bool) 
     with watched("supxlabel") as notes:
         made = pictures(replace(of, form=form))
     assert [" ".join(note.split("\n")).startswith(said) for note in notes] == [True, True]
-    assert ["† chosen on test data" in note for note in notes] == [True, True]
+    assert ["† has seen test data" in note for note in notes] == [True, True]
     assert all(f"({form})" in picture.title for picture in made)
     with watched("supxlabel") as notes:
         pictures(replace(of, methods=tuple(replace(m, oracle="") for m in of.methods), form=form))

@@ -1,4 +1,4 @@
-"""What every rendering of a report says: the headline first, claims, the form, what was chosen on test data, what is left out."""
+"""What every rendering of a report says: the headline first, claims, the form, what has seen test data, what is left out."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_what_was_chosen_on_test_data_is_marked(render: Rendering) -> None:
     whole = render(report())
     sign = r"\dag{}" if render is latex else "†"
     assert f"OT {sign}" in whole
-    assert f"{sign} chosen on test data: OT, best of a grid" in whole
+    assert f"{sign} has seen test data: OT, best of a grid" in whole
     assert f"Average {sign}" not in whole
     plain = render(report(methods=tuple(replace(m, oracle="") for m in report().methods)))
     assert sign not in plain

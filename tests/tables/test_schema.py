@@ -346,5 +346,7 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
         assert len([cell for cell in slots(made) if cell.method not in own]) == len(made.reference)
         assert not any(row["method"] in own for row in made.reference)
     assert any(column.role == "proposed" for column in made.methods)
+    trained = [column for column in made.methods if "proxy.source=test" in (column.overrides or ())]
+    assert all(column.oracle for column in trained), "test data train a column that is not marked"
     about = {name for claim in made.claims for name in (*claim.a, *claim.b)}
     assert name.startswith("demo/") or about, "a paper's table without a claim"

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from fedexp.tables.report.report import Agreement, Cell, Method, Report, Role, Value
 
-ORACLE = " †"  # behind the label of what was chosen on test data
+ORACLE = " †"  # behind the label of what has seen test data
 _HEADLINE: tuple[Role, ...] = ("proposed", "baseline", "reference")
 _MOST_PLACES = 4
 _TOO_LONG = 1e7  # from here on a number is written with an exponent
@@ -111,7 +111,7 @@ def label(value: Value) -> str:
 
 
 def head(method: Method) -> str:
-    """A method's label, marked where it was chosen on test data."""
+    """A method's label, marked where it has seen test data."""
     return method.label + (ORACLE if method.oracle else "")
 
 

@@ -23,7 +23,7 @@ class Method:
         tolerance: where that is not the table's.
         role: ``proposed`` by the paper, a ``baseline``, a ``reference`` point (an ensemble, pooled training), a ``local`` model,
             or ``ours``: no column of the paper's.
-        oracle: what was chosen on test data, empty where nothing was.
+        oracle: what was chosen or trained on test data, empty where nothing was.
     """
 
     key: str

@@ -96,9 +96,9 @@ def footnotes(report: Report) -> list[str]:
 
 
 def oracles(report: Report) -> str:
-    """The legend of the sign that `layout.names` sets; empty where nothing was chosen on test data."""
+    """The legend of the sign that `layout.names` sets; empty where no column has seen test data."""
     chosen = [f"{method.label}, {method.oracle}" for method in report.methods if method.oracle]
-    return f"{layout.ORACLE.strip()} chosen on test data: {'; '.join(chosen)}" if chosen else ""
+    return f"{layout.ORACLE.strip()} has seen test data: {'; '.join(chosen)}" if chosen else ""
 
 
 def tolerance(report: Report) -> str:
