@@ -35,7 +35,8 @@ from fedexp.core.net import Net
 from fedexp.core.seeds import numpy_generator, seed_of, torch_generator
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
-from fedexp.server_training.distillation import divergence, logits_of, recomputed_statistics
+from fedexp.distillation.losses import kl
+from fedexp.server_training.forward import logits_of, recomputed_statistics
 from fedexp.server_training.optimizers import Optimizer, Sgd
 
 _SMALLEST_VARIANCE = 1e-5  # of directions, in the code
@@ -129,7 +130,7 @@ class FedBE(Distilling):
         return centre, spread
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        return divergence(logits, target) / logits.shape[1]
+        return kl(target, logits).mean() / logits.shape[1]
 
     def after_step(self, work: State, live: Tree, step: int) -> State:
         since = step - self.swa_start

@@ -34,8 +34,9 @@ from fedexp.core.outcome import Outcome
 from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
+from fedexp.distillation.losses import kl
 from fedexp.evaluation.evaluate import Evaluator
-from fedexp.server_training.distillation import divergence, logits_of
+from fedexp.server_training.forward import logits_of
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class FedDF(Distilling):
             yield step, seen, ensemble.target()
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        return divergence(logits / self.temperature, target)
+        return kl(target, logits / self.temperature).mean()
 
     def train(
         self, weights: Weights, work: State, net: Net, parts: Iterator[Part], env: Env

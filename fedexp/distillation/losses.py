@@ -19,7 +19,11 @@ _TINY = 1e-8  # of a probability whose logarithm is taken
 
 
 def kl(teacher: Tensor, student: Tensor, tau: float = 1.0) -> Tensor:
-    """(b,) of ``tau^2 KL(softmax(teacher / tau) || softmax(student / tau))`` from (b, C) logits; both are differentiated."""
+    """(b,) of ``tau^2 KL(softmax(teacher / tau) || softmax(student / tau))``; both are differentiated.
+
+    Args:
+        teacher, student: (b, C) logits, of which log-probabilities are some.
+    """
     log_p, log_q = F.log_softmax(teacher / tau, 1), F.log_softmax(student / tau, 1)
     return tau**2 * F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
 

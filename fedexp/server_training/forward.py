@@ -1,11 +1,10 @@
-"""Distillation: what teachers say of samples, how far a student is from it, and BatchNorm statistics of given weights."""
+"""Passes over the server's data without a gradient: logits, and BatchNorm statistics of given weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core import trees
@@ -21,17 +20,6 @@ _BATCH = 256  # samples a forward pass of a teacher; fixed, so that last bits do
 def logits_of(net: Net, weights: Weights, samples: Samples) -> Tensor:
     """(n, classes) logits of all `samples`, as they lie there; `net` is in evaluation mode."""
     return torch.cat([net(weights.params, weights.buffers, samples.inputs(part)) for part in _slices(len(samples))])
-
-
-def divergence(logits: Tensor, target: Tensor) -> Tensor:
-    """``KL(target || softmax(logits))``, the mean over the batch, in nats.
-
-    Args:
-        logits: (b, classes) of the student, divided by the temperature if there is one.
-        target: (b, classes) log-probabilities of the teacher. A probability of zero has no logarithm, so they are made by
-            ``log_softmax``: its gaps of any size give finite gradients.
-    """
-    return F.kl_div(F.log_softmax(logits, 1), target, log_target=True, reduction="batchmean")
 
 
 @torch.no_grad()
