@@ -180,14 +180,7 @@ DECLARED = {
     "fedma_fixed": Declared(NO_PRIOR, copies=SHRUNK),
     "nafi_layerwise": LAYERWISE,
     "feddf": Declared(Reduction(("aggregator.epochs=0",)), small=FEW_STEPS),
-    "feddf_paper": Declared(
-        Reduction(("aggregator.steps=0",), against=UNIFORM),
-        copies=Exempt(
-            "where nothing is left to learn, Adam makes steps of rounding errors",
-            "test_distilling.test_teachers_like_the_student_leave_it_alone",
-        ),
-        small=FEW_STEPS,
-    ),
+    "feddf_paper": Declared(Reduction(("aggregator.steps=0",), against=UNIFORM), small=FEW_STEPS),
     "feddf_matched": Declared(Reduction(("aggregator.epochs=0",), against=UNIFORM), small=FEW_STEPS),
     "fedlaw": Declared(Reduction(("aggregator.epochs=0",)), small=FEW_STEPS),
     "fedbe": Declared(
