@@ -10,7 +10,15 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation.generator import generator_spec
-from tests.methods.distilled_world import assert_student, divergence, fresh_student, normalised, same, small_world, states
+from tests.methods.distilled_world import (
+    assert_student,
+    divergence,
+    fresh_student,
+    normalised,
+    same,
+    small_world,
+    states,
+)
 from tests.world import CPU
 
 TINY = ("aggregator.iterations=3", "aggregator.nz=4", "aggregator.ngf=3", "aggregator.lr_generator=0.05")
