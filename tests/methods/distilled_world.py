@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,14 +77,20 @@ def of_norms(module: nn.Module, found: list[torch.Tensor]) -> None:
 
 
 def one_pass(
-    student: nn.Module, optimizer: torch.optim.Optimizer, bank: list[Tensor], teachers: Any, tau: float, epoch: int
+    student: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    bank: list[Tensor],
+    teachers: Any,
+    tau: float,
+    epoch: int,
+    view: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> None:
-    """Distillation over the whole bank in batches of 4."""
+    """Distillation over the whole bank in batches of 4, each as `view` shows it."""
     images = torch.cat(bank)
     order = torch.randperm(len(images), generator=torch_generator(0, "distillation", 0, epoch, "order", 0))
     student.train()
     for at in order.split(4):
-        x = normalised(images[at])
+        x = view(normalised(images[at]))
         loss = divergence(teachers(x).detach(), student(x), tau).mean()
         optimizer.zero_grad()
         loss.backward()

@@ -10,9 +10,25 @@ import torch.nn.functional as F
 
 from fedexp.aggregators.co_boosting import CoBoosting, direction, reweighted
 from fedexp.aggregators.replay import Replay
+from fedexp.core.seeds import seed_of, torch_generator
+from fedexp.core.weights import Weights
 from fedexp.distillation.bank import samples_of
 from fedexp.distillation.ensemble import Ensemble
-from tests.methods.distilled_world import same, small_world, states
+from fedexp.distillation.generator import generator_spec
+from tests.methods.distilled_world import (
+    assert_student,
+    divergence,
+    fresh_student,
+    labels,
+    normal,
+    normalised,
+    of_norms,
+    one_pass,
+    same,
+    small_world,
+    states,
+)
+from tests.world import CPU
 
 TINY = ("aggregator.T_G=3", "aggregator.nz=4", "aggregator.ngf=3")
 
@@ -26,6 +42,62 @@ def test_with_even_weights_plain_and_unmoved_it_is_dense() -> None:
         for name, value in left["student"].params.items():
             torch.testing.assert_close(value, right["student"].params[name], rtol=1e-9, atol=1e-11)
     assert rows[-1]["weights/min"] == rows[-1]["weights/max"] == pytest.approx(1 / 3)
+
+
+def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
+    """Three epochs with every term, weights that move from the second on, and images moved before each step of the student."""
+    keys = ("h=2", "lambda_a=0.5", "lambda_bn=0.3", "mu=0.1", "mu_decay=0.9", "lr_generator=0.05", "schedule=constant")
+    clips = ("generator.clip=null", "student.clip=null")
+    world = small_world("co_boosting", *TINY, *(f"aggregator.{key}" for key in (*keys, *clips)))
+    after, rows = states(world)
+    modules = [kept.load().module() for kept in after[0]["teachers"]]
+    found: list[torch.Tensor] = []
+    for module in modules:
+        of_norms(module, found)
+    every = lambda x: torch.stack([module(x) for module in modules])  # noqa: E731
+    mixed = lambda w, logits: torch.einsum("k,kbc->bc", w / w.sum(), logits)  # noqa: E731
+    student, bank, known = fresh_student(world), [], []
+    slow = torch.optim.SGD(student.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    w = torch.full((3,), 1 / 3, dtype=torch.float64)
+    for epoch in (1, 2, 3):
+        seed = seed_of(0, "generator", 0, epoch)
+        generator = Weights.init(generator_spec((1, 4, 4), 4, 3), seed, CPU, torch.float64).module().train()
+        z, y = normal("z", epoch, 6, 4).requires_grad_(), labels(world, epoch)
+        fast = torch.optim.Adam([*generator.parameters(), z], lr=0.05, betas=(0.5, 0.999))
+        student.eval()
+        best = kept = None
+        for _ in range(3):
+            images = generator(z)
+            found.clear()
+            d, s = mixed(w, every(normalised(images))), student(normalised(images))
+            p = d.softmax(1).gather(1, y[:, None])[:, 0]
+            hard = ((1 - p.detach()) ** 2 * -p.log()).mean()
+            loss = hard - 0.5 * divergence(d, s, 3.0).mean() + 0.3 * sum(found) / 3
+            if best is None or loss < best:
+                best, kept = loss.detach(), images.detach().clone()
+            fast.zero_grad()
+            loss.backward()
+            fast.step()
+        assert rows[epoch]["synthesis/loss"] == pytest.approx(float(best), rel=1e-8)
+        if bank:
+            logits, of = every(normalised(torch.cat(bank))).detach(), torch.cat(known)
+            for at in torch.randperm(len(of), generator=torch_generator(0, "weights", 0, epoch, "order", 0)).split(4):
+                w.requires_grad_()
+                (slope,) = torch.autograd.grad(F.cross_entropy(mixed(w, logits[:, at]), of[at]), w)
+                w = (w.detach() - 0.1 * 0.9 ** (epoch - 1) * slope.sign()).clamp(0, 1)
+        torch.testing.assert_close(after[epoch]["own"]["weights"], w)
+        bank, known = [*bank, (kept * 255).round() / 255], [*known, y]
+        at_random = torch_generator(0, "directions", 0, epoch)
+
+        def moved(x: torch.Tensor, w: torch.Tensor = w, at_random: torch.Generator = at_random) -> torch.Tensor:
+            u = 2 * torch.rand(len(x), 3, generator=at_random).double() - 1
+            leaf = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad((u * (mixed(w, every(leaf)) / 4).softmax(1)).sum(), leaf)
+            return x + 4 / 255 / 0.25 * slope.sign()
+
+        one_pass(student, slow, bank, lambda x, w=w: mixed(w, every(x)), 4.0, epoch, moved)
+        assert_student(student, world, after[epoch])
+    assert len(set(w.tolist())) > 1
 
 
 def test_every_pixel_moves_by_epsilon_along_the_gradient() -> None:

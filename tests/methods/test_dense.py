@@ -236,6 +236,8 @@ def test_rounds_start_where_they_are_told() -> None:
     for keep, sizes in (("true", [6, 12]), ("false", [6, 6])):
         world = small_world("dense", *TINY, "rounds=2", "aggregator.T=1", f"aggregator.keep_bank={keep}")
         assert [row["bank"] for row in states(world)[1] if "bank" in row] == sizes
+    after, _ = states(small_world("dense_paper_literal", *TINY, "rounds=2", "aggregator.T=1"))
+    assert same(after[2]["own"]["generator"], after[1]["own"]["generator"])
 
 
 def test_the_step_size_follows_half_a_cosine_over_the_epochs(monkeypatch: pytest.MonkeyPatch) -> None:

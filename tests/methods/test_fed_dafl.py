@@ -10,7 +10,15 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation.generator import generator_spec
-from tests.methods.distilled_world import assert_student, divergence, fresh_student, normalised, small_world, states
+from tests.methods.distilled_world import (
+    assert_student,
+    divergence,
+    fresh_student,
+    normalised,
+    same,
+    small_world,
+    states,
+)
 from tests.world import CPU
 
 TINY = ("aggregator.iterations=3", "aggregator.nz=4", "aggregator.ngf=3", "aggregator.lr_generator=0.05")
@@ -53,6 +61,13 @@ def test_both_learn_in_every_step_as_in_a_loop_of_torchs() -> None:
         logged = [rows[epoch][f"synthesis/{name}"] for name in ("loss", "oh", "ie", "a")]
         assert logged == pytest.approx(torch.tensor(terms).double().mean(0).tolist(), rel=1e-6)
         assert rows[epoch]["student/steps"] == 3
+
+
+def test_the_generator_goes_on_in_later_rounds() -> None:
+    after, _ = states(small_world("fed_dafl", *TINY, "rounds=2", "aggregator.T=1"))
+    made, begun = after[1]["own"], after[2]["own"]
+    assert same(begun["generator"], made["generator"]) and begun["optimizer"] is made["optimizer"]
+    assert not same(after[3]["own"]["generator"], made["generator"])
 
 
 class Headless(nn.Module):
