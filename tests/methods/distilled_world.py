@@ -76,6 +76,14 @@ def of_norms(module: nn.Module, found: list[torch.Tensor]) -> None:
             part.register_forward_hook(hook)
 
 
+def modules_of(state: State) -> tuple[list[nn.Module], list[Tensor]]:
+    """The teachers as modules of torch's, and a list to which each of their passes adds its distances of statistics."""
+    modules, found = [kept.load().module() for kept in state["teachers"]], list[Tensor]()
+    for module in modules:
+        of_norms(module, found)
+    return modules, found
+
+
 def one_pass(
     student: nn.Module,
     optimizer: torch.optim.Optimizer,

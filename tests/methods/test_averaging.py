@@ -24,8 +24,8 @@ from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import Weights
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
+from fedexp.trainers.feddyn import FedDyn, FedDynServer
 from fedexp.trainers.sgd import Sgd
-from tests.reference.dynamic_regularization import DynamicServer, DynamicTrainer
 from tests.world import MLP, SOFTMAX, World, assert_same, make_data, make_world, resumed
 
 LR, DECAY, TAU, N, M = 0.3, 0.9, 3, 4, 2
@@ -34,10 +34,9 @@ MOMENTUM = ("trainer._target_=tests.reference.server_momentum.ServerMomentum", "
 MEDIAN = "aggregator._target_=tests.reference.median.Median"
 NORMALIZED = "aggregator._target_=tests.reference.normalized_mean.NormalizedMean"
 DYNAMIC = (
-    "trainer._target_=tests.reference.dynamic_regularization.DynamicTrainer",
-    "+trainer.a=0.2",
-    "server_optimizer._target_=tests.reference.dynamic_regularization.DynamicServer",
-    "~server_optimizer.lr",
+    "trainer=feddyn",
+    "trainer.a=0.2",
+    "server_optimizer=feddyn",
     "aggregator.weights=uniform",
 )
 
@@ -376,4 +375,4 @@ def test_a_stream_holds_no_update_while_a_client_trains(
 
 def test_the_pair_is_one_file() -> None:
     """What the trainer demands is the class beside it."""
-    assert any(demand.value is DynamicServer for demand in DynamicTrainer().needs.demands)
+    assert any(demand.value is FedDynServer for demand in FedDyn().needs.demands)

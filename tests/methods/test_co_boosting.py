@@ -20,9 +20,9 @@ from tests.methods.distilled_world import (
     divergence,
     fresh_student,
     labels,
+    modules_of,
     normal,
     normalised,
-    of_norms,
     one_pass,
     same,
     small_world,
@@ -50,10 +50,7 @@ def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
     clips = ("generator.clip=null", "student.clip=null")
     world = small_world("co_boosting", *TINY, *(f"aggregator.{key}" for key in (*keys, *clips)))
     after, rows = states(world)
-    modules = [kept.load().module() for kept in after[0]["teachers"]]
-    found: list[torch.Tensor] = []
-    for module in modules:
-        of_norms(module, found)
+    modules, found = modules_of(after[0])
     every = lambda x: torch.stack([module(x) for module in modules])  # noqa: E731
     mixed = lambda w, logits: torch.einsum("k,kbc->bc", w / w.sum(), logits)  # noqa: E731
     student, bank, known = fresh_student(world), [], []

@@ -38,9 +38,9 @@ from tests.methods.distilled_world import (
     divergence,
     fresh_student,
     labels,
+    modules_of,
     normal,
     normalised,
-    of_norms,
     one_pass,
     same,
     small_world,
@@ -56,10 +56,7 @@ def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
     """Three epochs with modules, hooks and optimizers of torch's: the same student."""
     world = small_world("dense", *TINY, "aggregator.lambda_1=0.3", "aggregator.lambda_2=2.0", "aggregator.tau=4")
     after, rows = states(world)
-    modules = [kept.load().module() for kept in after[0]["teachers"]]
-    found: list[torch.Tensor] = []
-    for module in modules:
-        of_norms(module, found)
+    modules, found = modules_of(after[0])
     teachers = lambda x: torch.stack([module(x) for module in modules]).mean(0)  # noqa: E731
     student, bank = fresh_student(world), []
     slow = torch.optim.SGD(student.parameters(), lr=0.01, momentum=0.9)

@@ -11,8 +11,8 @@ from tests.methods.distilled_world import (
     assert_student,
     fresh_student,
     labels,
+    modules_of,
     normalised,
-    of_norms,
     one_pass,
     small_world,
     states,
@@ -24,10 +24,7 @@ def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
     weights = ("w_f=0.3", "w_tv=0.01", "w_2=0.1", "w_c=2.0", "N_inv=4", "lr_pixels=0.5")
     world = small_world("fed_adi", *(f"aggregator.{one}" for one in weights))
     after, _ = states(world)
-    modules = [kept.load().module() for kept in after[0]["teachers"]]
-    found: list[torch.Tensor] = []
-    for module in modules:
-        of_norms(module, found)
+    modules, found = modules_of(after[0])
     teachers = lambda x: torch.stack([module(x) for module in modules]).mean(0)  # noqa: E731
     student, bank = fresh_student(world), []
     slow = torch.optim.SGD(student.parameters(), lr=0.01, momentum=0.9)

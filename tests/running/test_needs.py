@@ -23,9 +23,9 @@ from fedexp.server_optimizers.fedyogi import FedYogi
 from fedexp.server_optimizers.sgd import Sgd
 from fedexp.trainers import sgd
 
-REFERENCE = "tests.reference.dynamic_regularization"
-TRAINER = f"trainer._target_={REFERENCE}.DynamicTrainer"
-SERVER = (f"server_optimizer._target_={REFERENCE}.DynamicServer", "~server_optimizer.lr")
+FEDDYN = "fedexp.trainers.feddyn"
+TRAINER = "trainer=feddyn"
+SERVER = ("server_optimizer=feddyn",)
 HERE = "tests.running.test_needs"
 
 
@@ -74,37 +74,42 @@ def test_a_trainer_refuses_a_model_that_it_cannot_train() -> None:
 
 def test_a_trainer_and_its_server_optimizer_go_together() -> None:
     Experiment.of(compose([TRAINER, *SERVER, "aggregator.weights=uniform"]))
-    Experiment.of(compose([*SERVER, "aggregator.weights=uniform"]))
+    assert "FedDynServer corrects the drift" in refused(*SERVER, "aggregator.weights=uniform")
+    asking = f"aggregator._target_={HERE}.Asking"  # what is demanded need not demand back
+    Experiment.of(compose(["server_optimizer=fedadam", asking]))
+    Experiment.of(compose(["server_optimizer=fedadam"]))
 
 
 def test_a_trainer_without_its_server_optimizer_is_refused() -> None:
     said = refused(TRAINER, "aggregator.weights=uniform")
     for words in (
-        "trainer DynamicTrainer needs the server",
+        "trainer FedDyn needs the server",
         "fedexp.server_optimizers.sgd.Sgd",
-        f"set server_optimizer to an option whose _target_ is {REFERENCE}.DynamicServer",
+        f"set server_optimizer to an option whose _target_ is {FEDDYN}.FedDynServer",
     ):
         assert words in said
 
 
 def test_a_rule_of_aggregation_is_asked_for() -> None:
     said = refused(TRAINER, *SERVER)
-    assert "server optimizer DynamicServer needs the plain mean" in said and "set aggregator.weights=uniform" in said
+    assert (
+        "server optimizer FedDynServer counts every client alike" in said and "set aggregator.weights=uniform" in said
+    )
     assert "set another aggregator" in refused("method=local", *SERVER)
 
 
 def test_two_plugins_that_want_different_things_are_refused_by_name() -> None:
     said = refused(TRAINER, *SERVER, f"aggregator._target_={HERE}.Asking", "aggregator.weights=uniform")
     for words in (
-        "trainer DynamicTrainer and aggregator Asking exclude each other",
+        "trainer FedDyn and aggregator Asking exclude each other",
         "needs the server that corrects its drift",
         "adapts its steps",
-        f"{REFERENCE}.DynamicServer and fedexp.server_optimizers.fedadam.FedAdam",
+        f"{FEDDYN}.FedDynServer and fedexp.server_optimizers.fedadam.FedAdam",
         "set another trainer or another aggregator",
     ):
         assert words in said
     said = refused(f"trainer._target_={HERE}.Sampled", *SERVER)
-    assert "trainer Sampled and server optimizer DynamicServer exclude each other" in said
+    assert "trainer Sampled and server optimizer FedDynServer exclude each other" in said
     assert "samples and uniform" in said
 
 

@@ -40,14 +40,7 @@ class Pathological(BoundedPartitioner):
 
     def check(self, clients: int, num_classes: int) -> None:
         super().check(clients, num_classes)
-        if self.classes_per_client > num_classes:
-            raise impossible(
-                "a client cannot hold more classes than there are",
-                "classes_per_client",
-                f"1 to {num_classes}",
-                self.classes_per_client,
-                f"set partition.classes_per_client={num_classes} or less",
-            )
+        refuse_more_classes(self.classes_per_client, num_classes)
         if self.classes_per_client * clients < num_classes:
             raise impossible(
                 f"{clients} clients with {self.classes_per_client} classes each cannot hold {num_classes} classes",
@@ -84,3 +77,15 @@ class Pathological(BoundedPartitioner):
         holders = np.zeros((clients, num_classes), dtype=bool)
         holders[client[:, None], chosen] = True
         return holders
+
+
+def refuse_more_classes(classes_per_client: int, num_classes: int) -> None:
+    """`ConfigError` if a client is to hold more classes than there are."""
+    if classes_per_client > num_classes:
+        raise impossible(
+            "a client cannot hold more classes than there are",
+            "classes_per_client",
+            f"1 to {num_classes}",
+            classes_per_client,
+            f"set partition.classes_per_client={num_classes} or less",
+        )

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedexp.core.build import require
 from fedexp.core.errors import DataError
-from fedexp.data.partition import impossible
+from fedexp.data.partitions.pathological import refuse_more_classes
 from fedexp.data.partitions.refilled import RefilledPartitioner
 
 
@@ -34,14 +34,7 @@ class PathologicalRefilled(RefilledPartitioner):
 
     def check(self, clients: int, num_classes: int) -> None:
         super().check(clients, num_classes)
-        if self.classes_per_client > num_classes:
-            raise impossible(
-                "a client cannot hold more classes than there are",
-                "classes_per_client",
-                f"1 to {num_classes}",
-                self.classes_per_client,
-                f"set partition.classes_per_client={num_classes} or less",
-            )
+        refuse_more_classes(self.classes_per_client, num_classes)
 
     def priors(self, classes: int, clients: int, rng: np.random.RandomState) -> np.ndarray:
         n = self.classes_per_client
