@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from fedexp.aggregators.average import averaged
@@ -22,6 +23,7 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
 from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.stacking import Running, stacks
 from fedexp.distillation.student import distil
 from fedexp.server_training.optimizers import Optimizer, Sgd, cosine
 from fedexp.tasks.classification import Classification
@@ -45,7 +47,12 @@ class DataFree(Aggregator):
             optimizer.
         student_start: its weights at the start of a round: ``previous`` (the last round's; fresh in the first), ``fresh``
             (an initialisation of its own) or ``fedavg`` (the teachers' mean).
+        b: images a generated batch.
         at_once: `fedexp.distillation.ensemble.Ensemble`.
+        teachers: run ``stacked`` or ``looped``, one after the other; ``auto`` is `fedexp.distillation.stacking`'s choice for the
+            first cohort, kept in the state.
+        precision: ``bf16``: autocast in the teachers' passes and the generator's; losses, statistics and the student stay as
+            they are.
     """
 
     T: int = 200
@@ -54,12 +61,16 @@ class DataFree(Aggregator):
     schedule: Literal["constant", "cosine"] = "constant"
     student: Optimizer = field(default_factory=lambda: Sgd(momentum=0.9))
     student_start: Literal["previous", "fresh", "fedavg"] = "previous"
+    b: int = 128
     at_once: int | None = None
+    teachers: Running = "auto"
+    precision: Literal["float32", "bf16"] = "float32"
 
     def __post_init__(self) -> None:
         for name in ("T", "tau", "lr_student", "at_once"):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name} must be positive, got {value}")
+        require(self.b >= 2, f"b must be at least 2, got {self.b}")  # BatchNorm has no variance of one
 
     @property
     def needs(self) -> Needs:
@@ -67,7 +78,8 @@ class DataFree(Aggregator):
 
     def init(self, env: Env) -> State:
         self._check(env)
-        return {"round": 0, "epoch": 0, "student": self._fresh(env), "optimizer": {}, "teachers": [], "own": {}}
+        work = {"student": self._fresh(env), "optimizer": {}, "teachers": [], "own": {}}
+        return {"round": 0, "epoch": 0, "stacked": None, **work}
 
     def _check(self, env: Env) -> None:
         if env.domain.pixel_range != (0.0, 1.0):
@@ -80,6 +92,10 @@ class DataFree(Aggregator):
             )
         if len(env.specs.distinct) > 1:
             self._check_one_architecture(env)
+        if self.teachers == "stacked":
+            _check_stackable(env)
+        if self.precision == "bf16":
+            _check_bf16(env)
 
     def _check_one_architecture(self, env: Env) -> None:
         """Networks differ: refuse what starts one from another."""
@@ -108,7 +124,12 @@ class DataFree(Aggregator):
     def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
         if env.step == 0:
             return self._begin(state, [result.weights for result in results], env)
-        ensemble = Ensemble([kept.load() for kept in state["teachers"]], self.at_once)
+        ensemble = Ensemble(
+            [kept.load() for kept in state["teachers"]],
+            self.at_once,
+            stacked=state["stacked"],
+            bf16=self.precision == "bf16",
+        )
         epochs, lr = env.server_steps(self.T), self.lr_student
         if self.schedule == "cosine":
             lr = cosine(lr, env.step - 1, epochs)
@@ -128,15 +149,20 @@ class DataFree(Aggregator):
             student = averaged(models)
         elif self.student_start == "fresh" and env.round:
             student = self._fresh(env)
+        stacked = state["stacked"]
+        if stacked is None:
+            inputs = torch.zeros(self.b, *env.input_shape, device=env.device, dtype=env.dtype)
+            stacked = stacks(self.teachers, models, self.at_once, self.precision == "bf16", inputs)
         started = {
             **state,
             "epoch": 1,
+            "stacked": stacked,
             "student": student,
             "optimizer": self.student.init(student.trainable),
             "teachers": [env.keep(model) for model in models],
             "own": self.begin(state["own"], env),
         }
-        return started, {"clients": len(models)}
+        return started, {"clients": len(models), "teachers/stacked": int(stacked)}
 
     def _fresh(self, env: Env) -> Weights:
         return Weights.init(env.server_spec, seed_of(env.seed, "student", env.round), env.device, env.dtype)
@@ -166,6 +192,44 @@ class DataFree(Aggregator):
 
     def outcome(self, state: State) -> Outcome:
         return Outcome((state["student"],), self.delivers)
+
+
+def _check_stackable(env: Env) -> None:
+    """Refuse teachers that cannot run as one: of several architectures, or with what torch.vmap does not know."""
+    specs = list(dict.fromkeys(env.spec_of(client) for client in range(env.num_clients)))
+    reason = "they differ in architecture"
+    if len(specs) == 1:
+        model = Weights.init(specs[0], seed_of("stacked"), env.device, env.dtype)
+        inputs = torch.zeros(2, *env.input_shape, device=env.device, dtype=env.dtype)
+        try:
+            Ensemble([model, model], stacked=True)(inputs)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+        else:
+            return
+    raise ConfigError(
+        f"teachers cannot be stacked: {reason}",
+        where="aggregator.teachers",
+        expected="auto or looped",
+        got="stacked",
+        do="set aggregator.teachers=auto",
+    )
+
+
+def _check_bf16(env: Env) -> None:
+    """Refuse types that autocast leaves alone and devices that do not have bfloat16."""
+    cuda = env.device.type == "cuda"
+    reason = f"{env.device} has none" if cuda and not torch.cuda.is_bf16_supported(including_emulation=False) else None
+    if env.dtype != torch.float32:
+        reason = f"autocast leaves {env.dtype} as it is"
+    if reason:
+        raise ConfigError(
+            f"bfloat16 cannot be used: {reason}",
+            where="aggregator.precision",
+            expected="float32, or dtype=float32 on a device with bfloat16",
+            got="bf16",
+            do="set aggregator.precision=float32",
+        )
 
 
 def _ended(state: State) -> State:

@@ -99,10 +99,10 @@ class Dense(Replay):
         how = terms_of, self.generator, self.lr_generator, self.T_G
         if self.variant == "bank":
             spec = generator_spec(env.input_shape, self.nz, self.ngf)
-            made = generate(spec, seed_of(env.seed, "generator", env.round, env.step), z, *how)
+            made = generate(spec, seed_of(env.seed, "generator", env.round, env.step), z, *how, self.precision)
             return made.images, named(made.lowest), own
         generator = own["generator"]
-        images_of = generated_by(generator)
+        images_of = generated_by(generator, self.precision)
         made = synthesise(generator.params, own["optimizer"], lambda params: images_of({**params, "z": z}), *how)
         after = Weights(generator.spec, made.learned, generator.buffers)
         with torch.no_grad():

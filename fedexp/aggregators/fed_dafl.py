@@ -39,7 +39,7 @@ class FedDafl(DataFree):
     """An epoch is `iterations` joint steps. Logs ``synthesis/loss``, ``oh``, ``ie`` and ``a``, the epoch's means, besides.
 
     Args:
-        iterations: joint steps an epoch; b: images a step.
+        iterations: joint steps an epoch, each on b images.
         lr_generator: step size of the generator; generator: its optimizer.
         nz, ngf: `fedexp.distillation.generator.Generator`, drawn once.
         w_oh, w_ie, w_a: weights of L_oh, L_ie and L_a (0: teachers need no penultimate features).
@@ -47,7 +47,6 @@ class FedDafl(DataFree):
 
     tau: float = 1.0
     iterations: int = 120
-    b: int = 128
     lr_generator: float = 1e-3
     generator: Optimizer = field(default_factory=Adam)
     nz: int = 256
@@ -62,7 +61,6 @@ class FedDafl(DataFree):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         for name in ("w_oh", "w_ie", "w_a"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
-        require(self.b >= 2, f"b must be at least 2, got {self.b}")
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         generator_spec(input_shape, self.nz, self.ngf)
@@ -102,7 +100,7 @@ class _Game:
         method, env = self._method, self._env
         random = torch_generator(env.seed, "z", env.round, env.step)
         noise = torch.randn(method.iterations, method.b, method.nz, generator=random).to(env.device, env.dtype)
-        images_of = generated_by(self.generator)
+        images_of = generated_by(self.generator, method.precision)
         for z in noise:
 
             def loss_of(params: Tree, z: Tensor = z) -> Tensor:

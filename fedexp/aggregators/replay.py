@@ -31,13 +31,12 @@ class Replay(DataFree):
     besides.
 
     Args:
-        b: images an epoch; B: of a distillation batch, the last one may be short, but not a single image.
+        B: images of a distillation batch, the last one may be short, but not a single image.
         views: of the images in distillation, `fedexp.distillation.views.Views`.
         rounding: of pixels to 8 bits.
         keep_bank: in later rounds; false: it is emptied.
     """
 
-    b: int = 128
     B: int = 128
     views: Views = "clients"
     rounding: Rounding = "round"
@@ -45,7 +44,7 @@ class Replay(DataFree):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(min(self.b, self.B) >= 2, f"b and B must be at least 2, got b={self.b}, B={self.B}")
+        require(self.B >= 2, f"B must be at least 2, got {self.B}")
 
     def begin(self, own: State, env: Env) -> State:
         return {"bank": own["bank"] if self.keep_bank and own else []}

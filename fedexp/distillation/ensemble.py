@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,29 +31,48 @@ class Shown(NamedTuple):
 
 
 class Ensemble:
-    """m teachers of any architectures, in evaluation mode, one after the other; nothing of them is ever changed.
+    """m teachers of any architectures, in evaluation mode; nothing of them is ever changed.
 
     Args:
         teachers: f^1 ... f^m.
         at_once: how many may hold activations for a gradient at a time; the others' are computed again when it is taken.
             None: all, and nothing is computed twice.
+        stacked: those run as one network, their tensors side by side along a first axis; they must have one architecture.
+            False: one after the other.
+        bf16: networks run under autocast; what they show is in the inputs' type, statistics are formed in it.
     """
 
-    def __init__(self, teachers: Sequence[Weights], at_once: int | None = None) -> None:
+    def __init__(
+        self, teachers: Sequence[Weights], at_once: int | None = None, *, stacked: bool = False, bf16: bool = False
+    ) -> None:
         require(len(teachers) > 0, "an ensemble needs a teacher")
         first = next(iter(teachers[0].params.values()))
         self._nets = {spec: Net(spec, first.device, first.dtype) for spec in dict.fromkeys(t.spec for t in teachers)}
         for net in self._nets.values():
             net.train(False)
         self._teachers = list(teachers)
-        self._at_once = at_once or len(teachers)
+        self._at_once, self._bf16 = at_once or len(teachers), bf16
+        self._stacks: dict[int, tuple[Tree, Tree]] = {}
+        if stacked:
+            require(len(self._nets) == 1, "stacked teachers must have one architecture")
+            self._stacks = {start: _stack(self._part(start)) for start in self._starts}
 
     def __len__(self) -> int:
         return len(self._teachers)
 
+    @property
+    def _starts(self) -> range:
+        """Where parts begin."""
+        return range(0, len(self), self._at_once)
+
+    def _part(self, start: int) -> list[Weights]:
+        return self._teachers[start : start + self._at_once]
+
     def each(self, inputs: Tensor) -> Tensor:
         """(m, b, C) logits of every teacher."""
-        return torch.stack([self._nets[t.spec](t.params, t.buffers, inputs) for t in self._teachers])
+        if self._stacks:
+            return torch.cat([self._together(start, inputs, False, False)[0] for start in self._starts])
+        return torch.stack([self._alone(teacher, inputs, False, False)[0] for teacher in self._teachers])
 
     def __call__(self, inputs: Tensor, weights: Tensor | None = None) -> Tensor:
         """(b, C) ensemble logits of normalised inputs, as in `show`."""
@@ -70,7 +90,7 @@ class Ensemble:
         m = len(self)
         shares = inputs.new_full((m,), 1 / m) if weights is None else shares_of(weights)
         sums = partial(self._sums, shares=shares, norms=norms, features=features)
-        starts = range(0, m, self._at_once)
+        starts = self._starts
         if len(starts) > 1 and torch.is_grad_enabled() and inputs.requires_grad:
             logits, statistics, activation = _InParts.apply(inputs, sums, starts)  # type: ignore[no-untyped-call]
         else:
@@ -79,15 +99,46 @@ class Ensemble:
 
     def _sums(self, inputs: Tensor, start: int, *, shares: Tensor, norms: bool, features: bool) -> Sums:
         """Over the teachers of the part from `start` on: of weighted logits, of distances of statistics, of activations."""
+        if self._stacks:
+            each, distances, sizes = self._together(start, inputs, norms, features)
+            weighted = each * shares[start : start + len(each), None, None]
+            return weighted.sum(0), distances.sum(), -sizes.sum()
         logits, statistics, activation = [], inputs.new_zeros(()), inputs.new_zeros(())
-        for teacher, share in zip(self._teachers[start : start + self._at_once], shares[start:], strict=False):
-            net = self._nets[teacher.spec]
-            seen = net.observe(teacher.params, teacher.buffers, inputs, norms=norms, features=features)
-            logits.append(seen.output * share)
-            statistics = statistics + distance_of_statistics(seen.norms, teacher.buffers)
-            if seen.features is not None:
-                activation = activation - seen.features.abs().mean()
+        for teacher, share in zip(self._part(start), shares[start:], strict=False):
+            output, distance, size = self._alone(teacher, inputs, norms, features)
+            logits.append(output * share)
+            statistics, activation = statistics + distance, activation - size
         return torch.stack(logits).sum(0), statistics, activation
+
+    def _together(self, start: int, inputs: Tensor, norms: bool, features: bool) -> Sums:
+        """`_seen` of the k teachers of a part, along a first axis: (k, b, C), (k,) and (k,)."""
+        (net,) = self._nets.values()
+        one = partial(self._seen, net, inputs, norms, features)
+        try:
+            found: Sums = torch.vmap(one)(*self._stacks[start])
+        finally:
+            net.release()
+        return found
+
+    def _alone(self, teacher: Weights, inputs: Tensor, norms: bool, features: bool) -> Sums:
+        return self._seen(self._nets[teacher.spec], inputs, norms, features, teacher.params, teacher.buffers)
+
+    def _seen(self, net: Net, inputs: Tensor, norms: bool, features: bool, params: Tree, buffers: Tree) -> Sums:
+        """One teacher's logits (b, C), distance of statistics and mean absolute feature; scalars are 0 if not asked for."""
+        with torch.autocast(inputs.device.type, torch.bfloat16) if self._bf16 else nullcontext():
+            seen = net.observe(params, buffers, inputs, norms=norms, features=features)
+        nothing = inputs.new_zeros(())
+        size = nothing if seen.features is None else seen.features.to(inputs.dtype).abs().mean()
+        return seen.output.to(inputs.dtype), nothing + distance_of_statistics(seen.norms, buffers), size
+
+
+def _stack(teachers: Sequence[Weights]) -> tuple[Tree, Tree]:
+    """Their parameters and buffers, each tensor with a leading axis."""
+    params, buffers = teachers[0].params, teachers[0].buffers
+    return (
+        {name: torch.stack([teacher.params[name] for teacher in teachers]) for name in params},
+        {name: torch.stack([teacher.buffers[name] for teacher in teachers]) for name in buffers},
+    )
 
 
 def shares_of(weights: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedexp.core.aggregator import State
 from fedexp.core.errors import FedexpError
 from fedexp.core.net import Net
+from fedexp.core.numerics import Precision
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
@@ -105,18 +106,23 @@ def generate(
     optimizer: Optimizer,
     lr: float,
     steps: int,
+    precision: Precision = "float32",
 ) -> Synthesis:
     """`synthesise` by a generator of `spec`, drawn under `seed`, together with its noise `z` (b, nz)."""
     generator = Weights.init(spec, seed, z.device, z.dtype)
     learned = {**generator.params, "z": z}
     state = optimizer.init(learned)
-    return synthesise(learned, state, generated_by(generator), terms_of, optimizer, lr, steps)
+    return synthesise(learned, state, generated_by(generator, precision), terms_of, optimizer, lr, steps)
 
 
-def generated_by(generator: Weights) -> Callable[[Tree], Tensor]:
-    """Images of a tree of such a generator's parameters and the noise ``z`` (b, nz); in training mode."""
+def generated_by(generator: Weights, precision: Precision = "float32") -> Callable[[Tree], Tensor]:
+    """Images of a tree of such a generator's parameters and the noise ``z`` (b, nz); in training mode.
+
+    Args:
+        precision: of the generator's pass, `fedexp.core.net.Net`.
+    """
     first = next(iter(generator.params.values()))
-    net = Net(generator.spec, first.device, first.dtype)
+    net = Net(generator.spec, first.device, first.dtype, precision)
     net.train()
     buffers = {name: value.clone() for name, value in generator.buffers.items()}  # which training mode changes
 

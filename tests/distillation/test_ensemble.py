@@ -1,4 +1,4 @@
-"""Teachers together: mean logits, statistics at BatchNorms' inputs, parts that are computed twice; generator, bank, views."""
+"""Teachers together: mean logits, statistics at BatchNorms' inputs, parts, stacks, bfloat16; generator, bank, views."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fedexp.core.net import Net
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.data.augment import Augment
 from fedexp.distillation import ensemble as ensembles
+from fedexp.distillation import stacking
 from fedexp.distillation.bank import samples_of, stored
 from fedexp.distillation.ensemble import Ensemble
 from fedexp.distillation.generator import generator_spec
@@ -38,6 +39,11 @@ def teacher(node: dict[str, Any], seed: int) -> Weights:
         for name, value in weights.buffers.items()
     }
     return Weights(weights.spec, weights.params, buffers)
+
+
+def single(model: Weights) -> Weights:
+    cast = lambda tree: {k: v.float() if v.is_floating_point() else v for k, v in tree.items()}  # noqa: E731
+    return Weights(model.spec, cast(model.params), cast(model.buffers))
 
 
 def inputs(seed: int = 0, b: int = 6) -> torch.Tensor:
@@ -130,6 +136,87 @@ def test_in_parts_the_same_with_one_more_pass(at_once: int, monkeypatch: pytest.
     assert float(whole[2]) == pytest.approx(-sum(means) / 5)
     for model, old in zip(models, before, strict=True):
         assert all(torch.equal(value, old[name]) for name, value in {**model.params, **model.buffers}.items())
+
+
+def all_shown(ensemble: Ensemble, x: torch.Tensor, weights: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """Logits, statistics, activation, the gradient of a loss of all three, and every teacher's logits."""
+    leaf = x.clone().requires_grad_()
+    shown = ensemble.show(leaf, weights, norms=True, features=True)
+    loss = shown.logits.square().sum() + 0.7 * shown.statistics + 0.3 * shown.activation
+    return [value.detach() for value in (*shown, *torch.autograd.grad(loss, leaf), ensemble.each(x))]
+
+
+@pytest.mark.parametrize("node", [CNN, RESNET, PLAIN], ids=["cnn", "resnet", "mlp"])
+@pytest.mark.parametrize("at_once", [None, 2])
+def test_stacked_the_same_as_one_after_the_other(node: dict[str, Any], at_once: int | None) -> None:
+    models, x = [teacher(node, seed) for seed in range(3)], inputs(b=4)
+    before = [trees.clone({**model.params, **model.buffers}) for model in models]
+    stacked = Ensemble(models, at_once, stacked=True)
+    weights = torch.tensor([0.1, 0.6, 0.3], dtype=DTYPE)
+    for shares in (None, weights):
+        for a, b in zip(all_shown(stacked, x, shares), all_shown(Ensemble(models), x, shares), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(stacked(x), Ensemble(models)(x), rtol=1e-9, atol=1e-11)
+    for model, old in zip(models, before, strict=True):
+        assert all(torch.equal(value, old[name]) for name, value in {**model.params, **model.buffers}.items())
+
+
+def test_several_architectures_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single teacher and a CPU's, too, and there nothing is timed; where it may gain, stacking must by a twentieth."""
+    mixed, alike, x = [teacher(CNN, 0), teacher(PLAIN, 1)], [teacher(PLAIN, seed) for seed in range(2)], inputs()
+    with pytest.raises(ValueError, match="one architecture"):
+        Ensemble(mixed, stacked=True)
+    times: list[tuple[bool, float | None]] = []
+
+    def seconds(ensemble: Ensemble, inputs: torch.Tensor) -> float:
+        stacked, time = times.pop(0)
+        assert bool(ensemble._stacks) == stacked
+        if time is None:
+            raise torch.cuda.OutOfMemoryError
+        return time
+
+    monkeypatch.setattr(stacking, "seconds", seconds)
+    choose = lambda running, models: stacking.stacks(running, models, None, False, x)  # noqa: E731
+    assert choose("stacked", alike) and not choose("looped", alike) and not choose("auto", alike)
+    monkeypatch.setattr(stacking, "_TIMED_ON", ("cpu",))
+    assert not choose("auto", mixed) and not choose("auto", alike[:1]) and not choose("looped", alike)
+    for stacked, chosen in ((0.94, True), (0.96, False), (None, False)):
+        times[:] = [(False, 1.0), (True, stacked)]
+        assert choose("auto", alike) == chosen and not times
+
+
+def test_a_pass_is_timed_after_one_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.1, 1.0, 3.0, 5.0, 6.5])
+    monkeypatch.setattr(stacking.time, "perf_counter", lambda: next(clock))
+    assert stacking.seconds(Ensemble([teacher(CNN, 0)]), inputs(), repeats=2) == 1.5
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_in_bfloat16_near_with_statistics_in_single_precision(
+    stacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Switched off, autocast is never entered, and each teacher's numbers are its own to the bit."""
+    models = [single(teacher(CNN, seed)) for seed in range(3)]
+    x = inputs().float()
+    exact = all_shown(Ensemble(models, stacked=stacked), x)
+    types: list[torch.dtype] = []
+    measure = ensembles.distance_of_statistics
+    monkeypatch.setattr(
+        ensembles,
+        "distance_of_statistics",
+        lambda norms, buffers: (types.extend(value.dtype for value in norms.values()), measure(norms, buffers))[1],
+    )
+    rounded = all_shown(Ensemble(models, 2, stacked=stacked, bf16=True), x)
+    assert set(types) == {torch.bfloat16}  # what BatchNorms saw
+    for a, b in zip(rounded, exact, strict=True):
+        assert a.dtype == torch.float32 and a.isfinite().all() and not torch.equal(a, b)
+        assert (a - b).norm() < 0.03 * b.norm()
+    values = torch.randn(64, 2, 3, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+    buffers = {"n.running_mean": torch.zeros(2), "n.running_var": torch.ones(2)}
+    assert torch.equal(measure({"n": values}, buffers), measure({"n": values.float()}, buffers))
+    monkeypatch.setattr(torch, "autocast", lambda *args: pytest.fail("autocast"))
+    again = all_shown(Ensemble(models, stacked=stacked), x)
+    assert all(torch.equal(a, b) for a, b in zip(again, exact, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,8 @@ class Tall(nn.Module):
         (["task=cvae", "model=cvae"], "compares logits of classes"),
         (["+architectures.models.tall={_target_: tests.methods.test_dense.Tall}", "architectures.clients=[tall]"],
          "output does not fit"),
-        (["aggregator.b=1"], "b and B must be at least 2"),
+        (["aggregator.b=1"], "b must be at least 2"),
+        (["aggregator.B=1"], "B must be at least 2"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_in_words(overrides: list[str], words: str) -> None:
