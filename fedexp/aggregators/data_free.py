@@ -51,8 +51,8 @@ class DataFree(Aggregator):
         at_once: `fedexp.distillation.ensemble.Ensemble`.
         teachers: run ``stacked`` or ``looped``, one after the other; ``auto`` is `fedexp.distillation.stacking`'s choice for the
             first cohort, kept in the state.
-        precision: ``bf16``: autocast in the teachers' passes and the generator's; losses, statistics and the student stay as
-            they are.
+        precision: ``bf16``: autocast in the teachers' passes, looped, and the generator's; losses, statistics and the student
+            stay as they are.
     """
 
     T: int = 200
@@ -71,6 +71,10 @@ class DataFree(Aggregator):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name} must be positive, got {value}")
         require(self.b >= 2, f"b must be at least 2, got {self.b}")  # BatchNorm has no variance of one
+        require(
+            self.precision == "float32" or self.teachers != "stacked",
+            "teachers=stacked does not run in precision=bf16: set teachers=looped",
+        )
 
     @property
     def needs(self) -> Needs:
@@ -152,7 +156,8 @@ class DataFree(Aggregator):
         stacked = state["stacked"]
         if stacked is None:
             inputs = torch.zeros(self.b, *env.input_shape, device=env.device, dtype=env.dtype)
-            stacked = stacks(self.teachers, models, self.at_once, self.precision == "bf16", inputs)
+            running = "looped" if self.precision == "bf16" else self.teachers
+            stacked = stacks(running, models, self.at_once, inputs)
         started = {
             **state,
             "epoch": 1,

@@ -39,7 +39,8 @@ class Ensemble:
             None: all, and nothing is computed twice.
         stacked: those run as one network, their tensors side by side along a first axis; they must have one architecture.
             False: one after the other.
-        bf16: networks run under autocast; what they show is in the inputs' type, statistics are formed in it.
+        bf16: networks run under autocast, which does not reach convolutions of stacks; what they show is in the inputs' type,
+            and statistics are formed in it.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Ensemble:
         self._stacks: dict[int, tuple[Tree, Tree]] = {}
         if stacked:
             require(len(self._nets) == 1, "stacked teachers must have one architecture")
+            require(not bf16, "stacked teachers do not run in bf16")
             self._stacks = {start: _stack(self._part(start)) for start in self._starts}
 
     def __len__(self) -> int:

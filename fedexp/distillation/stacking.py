@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal
 
 import torch
@@ -25,19 +24,17 @@ _REPEATS = 5
 _GAIN = 0.95  # of the time in turn: what gains less is no reason to stack
 
 
-def stacks(running: Running, teachers: Sequence[Weights], at_once: int | None, bf16: bool, inputs: Tensor) -> bool:
-    """Whether `teachers` shall run stacked on inputs like `inputs` (b, ...); those of several architectures never do.
+def stacks(running: Running, teachers: Sequence[Weights], at_once: int | None, inputs: Tensor) -> bool:
+    """Whether `teachers`, `at_once` of them, shall run stacked on inputs like `inputs` (b, ...).
 
-    Args:
-        at_once, bf16: `Ensemble`'s.
+    With ``auto`` those of several architectures run one after the other.
     """
     alike = len({teacher.spec for teacher in teachers}) == 1
     if running != "auto" or not alike or len(teachers) == 1 or inputs.device.type not in _TIMED_ON:
         return running == "stacked"
-    build = partial(Ensemble, teachers, at_once, bf16=bf16)
-    in_turn = seconds(build(stacked=False), inputs)
+    in_turn = seconds(Ensemble(teachers, at_once), inputs)
     try:
-        return seconds(build(stacked=True), inputs) < _GAIN * in_turn
+        return seconds(Ensemble(teachers, at_once, stacked=True), inputs) < _GAIN * in_turn
     except RuntimeError:  # the network cannot be stacked, or stacks do not fit into memory
         return False
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedexp.core.aggregator import State
+from fedexp.core.data import FederatedData
 from fedexp.core.runner import run
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.weights import Weights
@@ -22,10 +23,13 @@ SMALL = ("rounds=1", "clients=3", "aggregator.T=3", "aggregator.b=6")
 SIZES = (12, 9, 8)
 
 
-def small_world(method: str, *overrides: str, model: dict[str, Any] = CNN) -> World:
+def small_world(
+    method: str, *overrides: str, model: dict[str, Any] = CNN, data: FederatedData | None = None
+) -> World:
     """Batches of the bank, where there is one, are of 4 images."""
     short = () if method == "fed_dafl" else ("aggregator.B=4",)
-    return make_world(f"method={method}", *SMALL, *short, *overrides, data=make_data(SIZES, images=True), model=model)
+    data = data or make_data(SIZES, images=True)
+    return make_world(f"method={method}", *SMALL, *short, *overrides, data=data, model=model)
 
 
 def states(world: World) -> tuple[list[State], list[dict[str, float]]]:

@@ -20,12 +20,15 @@ from fedexp.core import trees
 from fedexp.core.data import FederatedData, Partition, Samples
 from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.net import Net
+from fedexp.core.runner import run
 from fedexp.core.seeds import seed_of
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation import synthesis
 from fedexp.distillation.ensemble import Ensemble
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.views import View
+from fedexp.engines.serial import Serial
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.running import execute as running
 from fedexp.running.execute import Interrupted, execute
@@ -34,6 +37,7 @@ from fedexp.server_training.optimizers import cosine
 from fedexp.storage.files import read_json, read_jsonl
 from tests.methods.distilled_world import (
     CNN,
+    SIZES,
     assert_student,
     divergence,
     fresh_student,
@@ -46,7 +50,7 @@ from tests.methods.distilled_world import (
     small_world,
     states,
 )
-from tests.world import CPU, MLP, make_world
+from tests.world import CPU, MLP, make_data, make_world
 
 TINY = ("aggregator.T_G=3", "aggregator.nz=4", "aggregator.ngf=3", "aggregator.lr_generator=0.05")
 GENERATOR = generator_spec((1, 4, 4), 4, 3)
@@ -245,6 +249,68 @@ def test_the_step_size_follows_half_a_cosine_over_the_epochs(monkeypatch: pytest
     assert seen == [cosine(0.01, epoch, 3) for epoch in range(3)] and seen[0] == 0.01 > seen[2] > 0
 
 
+@pytest.mark.parametrize("chosen", [True, False])
+def test_how_teachers_run_is_chosen_once_and_kept(chosen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a run resumed from any step, too; the last bits aside it is the same student."""
+    world = small_world("dense", *TINY, "rounds=2", "aggregator.T=1")
+    expected, rows = states(world)
+    assert [row.get("teachers/stacked") for row in rows] == [0, None, 0, None]
+    asked, built = list[bool](), list[bool]()
+    build = data_free.Ensemble
+    monkeypatch.setattr(data_free, "stacks", lambda *args: asked.pop())
+    monkeypatch.setattr(
+        data_free, "Ensemble", lambda *args, **how: (built.append(how["stacked"]), build(*args, **how))[1]
+    )
+    students = []
+    for killed in (1, 3, 4):
+        asked.append(chosen)
+        begun = list(itertools.islice(run(world.aggregator, world.env, Serial(), world.data), killed))
+        students.append(world.run(begun[-1].after).state["student"])
+        assert not asked and set(built) == {chosen}
+    for student in students:
+        assert same(student, students[0])
+    for name, value in students[0].params.items():
+        torch.testing.assert_close(value, expected[-1]["student"].params[name], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", ["dense", "dense_paper_literal", "fed_dafl", "fed_adi", "co_boosting"])
+def test_in_bfloat16_it_learns_nearly_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Teachers and generator alone, the student's passes are exact; switched off, autocast is never entered."""
+    keys = ["dtype=float32", "aggregator.T=1"]
+    keys += {"fed_adi": ["aggregator.N_inv=2"], "fed_dafl": [*TINY[1:3], "aggregator.iterations=2"]}.get(method, TINY[:3])
+    data = make_data(SIZES, images=True)
+    data = replace(data, train=replace(data.train, dtype=torch.float32), test=replace(data.test, dtype=torch.float32))
+    bf16, exact = (
+        small_world(method, *keys, f"aggregator.precision={precision}", data=data) for precision in ("bf16", "float32")
+    )
+    found: list[str] = []
+    run_module = Net._run
+
+    def witnessed(self: Net, module: nn.Module, *args: Any) -> torch.Tensor:
+        def hook(layer: nn.Module, args: Any, output: torch.Tensor) -> None:
+            if output.dtype == torch.bfloat16:
+                found.append(type(self._module).__name__ + " training" * self._module.training)
+
+        handles = [part.register_forward_hook(hook) for part in module.modules() if isinstance(part, nn.Conv2d)]
+        try:
+            return run_module(self, module, *args)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    monkeypatch.setattr(Net, "_run", witnessed)
+    near, rows = states(bf16)
+    assert set(found) == {"ConvNet"} | ({"Generator training"} if method != "fed_adi" else set())
+    monkeypatch.setattr(torch, "autocast", lambda *args: pytest.fail("autocast"))
+    after, _ = states(exact)
+    assert all(np.isfinite(value) for row in rows for value in row.values())
+    for name, value in after[-1]["student"].params.items():
+        rounded = near[-1]["student"].params[name]
+        assert rounded.dtype == torch.float32
+        torch.testing.assert_close(rounded, value, rtol=0.05, atol=0.02)
+    assert not same(near[-1]["student"], after[-1]["student"])
+
+
 def test_an_empty_cohort_changes_nothing() -> None:
     world = small_world("dense", *TINY)
     begun = world.aggregator.init(world.env)
@@ -271,6 +337,7 @@ class Tall(nn.Module):
         (["task=cvae", "model=cvae"], "compares logits of classes"),
         (["+architectures.models.tall={_target_: tests.methods.test_dense.Tall}", "architectures.clients=[tall]"],
          "output does not fit"),
+        (["aggregator.teachers=stacked", "aggregator.precision=bf16"], "does not run in precision=bf16"),
         (["aggregator.b=1"], "b must be at least 2"),
         (["aggregator.B=1"], "B must be at least 2"),
     ],
@@ -280,7 +347,19 @@ def test_what_cannot_work_is_refused_in_words(overrides: list[str], words: str) 
         Experiment.of(compose(["method=dense", "partition=iid", *overrides]))
 
 
-def test_worlds_that_cannot_work_are_refused_in_words() -> None:
+class Choosy(nn.Module):
+    """Looks at numbers to decide what to compute."""
+
+    def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(16, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self.output(x.flatten(1))
+        return logits if logits.sum() > 0 else -logits
+
+
+def test_worlds_that_cannot_work_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     aggregator, shape = Dense(), (1, 6, 6)
     with pytest.raises(ConfigError, match="cannot make samples of this shape"):
         aggregator.check(ModelSpec.of(MLP, shape, 3), shape)
@@ -293,6 +372,21 @@ def test_worlds_that_cannot_work_are_refused_in_words() -> None:
         replace(aggregator, student_start="fedavg").init(mixed)
     with pytest.raises(ConfigError, match="in a second round clients start from the student"):
         aggregator.init(replace(mixed, rounds=2))
+    together = replace(aggregator, teachers="stacked")
+    with pytest.raises(ConfigError, match="cannot be stacked: they differ in architecture"):
+        together.init(mixed)
+    together.init(replace(mixed, specs=Specs(env.server_spec, (ModelSpec.of(MLP, (1, 4, 4), 3),))))  # but the server's
+    choosy = ModelSpec.of({"_target_": "tests.methods.test_dense.Choosy"}, (1, 4, 4), 3)
+    with pytest.raises(ConfigError, match="cannot be stacked: "):
+        together.init(replace(env, specs=Specs(choosy)))
+    rounded = replace(aggregator, precision="bf16")
+    with pytest.raises(ConfigError, match="autocast leaves torch.float64 as it is"):
+        rounded.init(env)
+    single = replace(env, dtype=torch.float32)
+    rounded.init(single)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **how: False)
+    with pytest.raises(ConfigError, match="cuda has none"):
+        rounded.init(replace(single, device=torch.device("cuda")))
 
 
 def test_killed_while_images_are_made_and_in_distillation_it_has_the_same_bits(
