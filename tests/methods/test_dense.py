@@ -277,7 +277,9 @@ def test_how_teachers_run_is_chosen_once_and_kept(chosen: bool, monkeypatch: pyt
 def test_in_bfloat16_it_learns_nearly_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Teachers and generator alone, the student's passes are exact; switched off, autocast is never entered."""
     keys = ["dtype=float32", "aggregator.T=1"]
-    keys += {"fed_adi": ["aggregator.N_inv=2"], "fed_dafl": [*TINY[1:3], "aggregator.iterations=2"]}.get(method, TINY[:3])
+    keys += {"fed_adi": ["aggregator.N_inv=2"], "fed_dafl": [*TINY[1:3], "aggregator.iterations=2"]}.get(
+        method, TINY[:3]
+    )
     data = make_data(SIZES, images=True)
     data = replace(data, train=replace(data.train, dtype=torch.float32), test=replace(data.test, dtype=torch.float32))
     bf16, exact = (
@@ -380,7 +382,7 @@ def test_worlds_that_cannot_work_are_refused_in_words(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match="cannot be stacked: "):
         together.init(replace(env, specs=Specs(choosy)))
     rounded = replace(aggregator, precision="bf16")
-    with pytest.raises(ConfigError, match="autocast leaves torch.float64 as it is"):
+    with pytest.raises(ConfigError, match="autocast leaves"):
         rounded.init(env)
     single = replace(env, dtype=torch.float32)
     rounded.init(single)
