@@ -37,8 +37,9 @@ class DataFree(Aggregator):
 
     The outcome is the student, the server's network; it is traced after every epoch, series ``student``, and
     ``student/loss``, the epoch's mean, and ``student/steps`` are logged. A killed run repeats the epoch that it was killed in.
-    State: the round, its finished steps, the student, its optimizer, the teachers (kept models) and, under ``own``, what the
-    method itself keeps.
+    A round's first step logs ``teachers/stacked``, 0 or 1.
+    State: the round, its finished steps, whether teachers run stacked, the student, its optimizer, the teachers (kept models)
+    and, under ``own``, what the method itself keeps.
 
     Args:
         T: server epochs a round; ``limit.server_steps`` bounds them.

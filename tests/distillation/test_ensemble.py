@@ -194,7 +194,7 @@ def test_a_pass_is_timed_after_one_that_does_not_count(monkeypatch: pytest.Monke
 
 
 def test_in_bfloat16_near_with_statistics_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switched off, autocast is never entered, and each teacher's numbers are its own to the bit."""
+    """Switched off, autocast is never entered, and logits are the modules' to the bit."""
     models = [single(teacher(CNN, seed)) for seed in range(3)]
     x = inputs().float()
     exact = all_shown(Ensemble(models), x)
@@ -216,6 +216,8 @@ def test_in_bfloat16_near_with_statistics_in_single_precision(monkeypatch: pytes
     monkeypatch.setattr(torch, "autocast", lambda *args: pytest.fail("autocast"))
     again = all_shown(Ensemble(models), x)
     assert all(torch.equal(a, b) for a, b in zip(again, exact, strict=True))
+    each = torch.stack([model.module()(x) for model in models])
+    assert torch.equal(exact[4], each) and torch.equal(exact[0], (each * torch.full((3, 1, 1), 1 / 3)).sum(0))
 
 
 @pytest.mark.parametrize(
