@@ -23,9 +23,7 @@ SMALL = ("rounds=1", "clients=3", "aggregator.T=3", "aggregator.b=6")
 SIZES = (12, 9, 8)
 
 
-def small_world(
-    method: str, *overrides: str, model: dict[str, Any] = CNN, data: FederatedData | None = None
-) -> World:
+def small_world(method: str, *overrides: str, model: dict[str, Any] = CNN, data: FederatedData | None = None) -> World:
     """Batches of the bank, where there is one, are of 4 images."""
     short = () if method == "fed_dafl" else ("aggregator.B=4",)
     data = data or make_data(SIZES, images=True)
