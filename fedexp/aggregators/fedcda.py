@@ -31,7 +31,7 @@ from fedexp.aggregators.mean import Mean
 from fedexp.core import trees
 from fedexp.core.aggregator import State
 from fedexp.core.build import require
-from fedexp.core.env import Env
+from fedexp.core.env import Env, Extent
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
 from fedexp.core.seeds import numpy_generator
@@ -91,17 +91,17 @@ class FedCDA(Mean):
         """Rounds of the base method, of `rounds` in all."""
         return self.warm_up if isinstance(self.warm_up, int) else round(self.warm_up * rounds)
 
-    def _check_world(self, env: Env) -> None:
-        if self.warm_up_rounds(env.rounds) > env.rounds:
+    def check_extent(self, extent: Extent) -> None:
+        if self.warm_up_rounds(extent.rounds) > extent.rounds:
             raise ConfigError(
                 "the warm-up is longer than the run",
                 where="aggregator.warm_up",
-                expected=f"at most rounds={env.rounds}, or a fraction such as 0.25",
+                expected=f"at most rounds={extent.rounds}, or a fraction such as 0.25",
                 got=self.warm_up,
             )
         if not self._searches:
             return
-        m, groups = env.sampling.m, self._groups(env)
+        m, groups = extent.sampling.m, self._groups(extent)
         if self.strategy == "approximate" and 1 < m < groups:  # one client is one group, whatever B
             raise ConfigError(
                 "there are more groups than participants",
@@ -110,7 +110,8 @@ class FedCDA(Mean):
                 got=self.B,
                 do="lower aggregator.B, or raise clients_per_round",
             )
-        most = env.num_clients if env.sampling.kind == "bernoulli" else int(m)
+        coins = extent.sampling.kind == "bernoulli"
+        most = extent.clients if coins else int(m)
         size = -(-most // groups)
         if self.K**size > MOST_COMBINATIONS:
             raise ConfigError(
@@ -118,14 +119,13 @@ class FedCDA(Mean):
                 where="aggregator.B" if self.strategy == "approximate" else "aggregator.strategy",
                 expected=f"at most {MOST_COMBINATIONS:,} combinations a group",
                 do="set aggregator.strategy=approximate with more groups (aggregator.B), or a smaller aggregator.K"
-                + ("; sampling=fixed bounds the clients of a round" if env.sampling.kind == "bernoulli" else ""),
+                + ("; sampling=fixed bounds the clients of a round" if coins else ""),
             )
 
-    def _groups(self, env: Env) -> int:
-        return 1 if self.strategy == "optimal" else env.server_steps(self.B)
+    def _groups(self, world: Env | Extent) -> int:
+        return 1 if self.strategy == "optimal" else world.server_steps(self.B)
 
     def init(self, env: Env) -> State:
-        self._check_world(env)
         base = super().init(env)
         start: Weights = base["weights"]
         caches: dict[str, Any] = {}

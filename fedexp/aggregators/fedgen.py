@@ -92,7 +92,14 @@ class FedGen(Mean):
 
     @property
     def needs(self) -> Needs:
-        return super().needs | Needs((Demand("task", Classification, "generates features of classes"),))
+        from fedexp.trainers import fedgen  # which builds on this file
+
+        return super().needs | Needs(
+            (
+                Demand("task", Classification, "generates features of classes"),
+                Demand("trainer", fedgen.FedGen, "teaches a generator for clients that fit its features"),
+            )
+        )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         head_of(spec, input_shape)

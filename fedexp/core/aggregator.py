@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedexp.core.env import Env
+from fedexp.core.env import Env, Extent
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.needs import Needs
 from fedexp.core.outcome import Delivers, Outcome
@@ -58,6 +58,9 @@ class Aggregator(ABC):
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         """Refuse a model that the method cannot merge, before anything is loaded; `ConfigError` says why."""
+
+    def check_extent(self, extent: Extent) -> None:
+        """Refuse rounds, clients or cohorts that the method cannot work with, before anything is loaded; `ConfigError` says why."""
 
     def done(self, state: State, env: Env) -> bool:
         """Whether the run is over before the step at ``env.round``, ``env.step``."""

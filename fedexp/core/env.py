@@ -52,6 +52,25 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Extent:
+    """What is known of a run before its data are loaded.
+
+    Args:
+        rounds, clients: how many; who takes part is drawn by `sampling`.
+        limit_server_steps: ``limit.server_steps``; methods ask `server_steps`.
+    """
+
+    rounds: int
+    clients: int
+    sampling: Sampling
+    limit_server_steps: int | None = None
+
+    def server_steps(self, wanted: int) -> int:
+        """How many steps a method's server work may take that would take `wanted`: fewer in smoke forms."""
+        return min(wanted, self.limit_server_steps or wanted)
+
+
+@dataclass(frozen=True)
 class Specs:
     """Who has which network.
 

@@ -36,6 +36,7 @@ class Needs:
         validation: the config must cut a validation share; an aggregator gets it as ``env.validation``.
         update_norms: RoundStats.squared_norms must be filled.
         same_architecture: every client and the server must have one network (whatever averages or matches models).
+        global_model: clients must receive a model of several clients', not the one they last trained.
         local_steps: the numbers of local steps must be known, so models from elsewhere will not do.
     """
 
@@ -45,6 +46,7 @@ class Needs:
     validation: bool = False
     update_norms: bool = False
     same_architecture: bool = False
+    global_model: bool = False
     local_steps: bool = False
 
     def __or__(self, other: Needs) -> Needs:

@@ -17,7 +17,7 @@ from fedexp.core.budget import Budget
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
-from fedexp.core.env import Env, Sampling, Specs
+from fedexp.core.env import Env, Extent, Sampling, Specs
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.core.model_check import check_model
 from fedexp.core.needs import Needs
@@ -108,6 +108,7 @@ class Experiment:
             _check_model(spec, self.input_shape, outputs, device)
             self.trainer.check(spec, self.input_shape)
             self.aggregator.check(spec, self.input_shape)
+        self.aggregator.check_extent(self.extent)
         if self.stored_models is not None:
             classes, dtype = self.dataset.num_classes, getattr(torch, self.config.dtype)
             self.stored_models.check(self.config.clients, self.specs, dtype, classes, self.trainer)
@@ -119,6 +120,13 @@ class Experiment:
     @property
     def needs(self) -> Needs:
         return self.trainer.needs | self.aggregator.needs | self.server_optimizer.needs
+
+    @property
+    def extent(self) -> Extent:
+        """Rounds, clients and cohorts, as the config has them: a split that drops clients has fewer."""
+        config = self.config
+        sampling = Sampling(config.sampling, min(config.cohort, config.clients))
+        return Extent(config.rounds, config.clients, sampling, config.limit.server_steps)
 
     @property
     def has_validation(self) -> bool:

@@ -49,6 +49,15 @@ def check_needs(
             _check_demand(names[group], demand, config, {**plugins, "task": task})
         _check_data(names[group], plugin.needs, config, proxy)
         _check_specs(names[group], plugin.needs, specs)
+    own = aggregator.delivers != "model" or not aggregator.communicates
+    lone = [names[group] for group, plugin in plugins.items() if plugin.needs.global_model]
+    if lone and own:
+        raise ConfigError(
+            f"{lone[0]} sets a client's model against the one it receives, and with {names['aggregator']} they are the same",
+            where="aggregator",
+            got=type(aggregator).__name__,
+            do="set aggregator=mean, or trainer=sgd",
+        )
     users = [names[group] for group, plugin in plugins.items() if plugin.needs.validation]
     users += ["headline.rule=best_on_val"] if config.headline.rule == "best_on_val" else []
     if users and not validation:

@@ -45,7 +45,8 @@ class Moon(Trainer):
 
     @property
     def needs(self) -> Needs:
-        return Needs((Demand("task", Classification, "adds its term to the cross-entropy of class labels"),))
+        demand = Demand("task", Classification, "adds its term to the cross-entropy of class labels")
+        return Needs((demand,), global_model=self.mu > 0)
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         if self.mu:

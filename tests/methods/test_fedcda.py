@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from fedexp.aggregators.fedcda import Entry, FedCDA, Selection, products
-from fedexp.core.data import FederatedData
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
 from fedexp.core.runner import Snapshot, next_jobs, run
 from fedexp.core.weights import Weights
 from fedexp.engines.serial import Serial
+from fedexp.running.experiment import Experiment
 from fedexp.storage.kept_models import KeptModels
 from fedexp.storage.tensors import TensorStore
 from tests.world import CPU, World, assert_same, make_data, make_world, resumed
@@ -259,10 +260,9 @@ def test_resumed_and_kept_on_disk_are_straight_where_older_models_are_chosen(tmp
         assert_same([other.state["sum"]], [expected.state["sum"]])
 
 
-def refusal(*overrides: str, data: FederatedData | None = None, m: float | None = None) -> str:
+def refusal(*overrides: str) -> str:
     with pytest.raises(ConfigError) as error:
-        world = make_world("method=fedcda", *overrides, data=data, m=m)
-        world.aggregator.init(world.env)
+        Experiment.of(compose(["method=fedcda", "rounds=3", *overrides]))
     return str(error.value)
 
 
@@ -275,13 +275,14 @@ def test_what_cannot_be_is_refused_before_training() -> None:
     assert "at most 1.0" in refusal("aggregator.warm_up=1.5")
     longer = refusal("aggregator.warm_up=4")
     assert "longer than the run" in longer and "rounds=3" in longer
-    groups = refusal("aggregator.B=3", m=2)
+    groups = refusal("aggregator.B=3", "clients_per_round=0.2")
     assert "more groups than participants" in groups and "at most 2" in groups
-    crowd = make_data((2,) * 20)
-    assert "3^20 combinations" in refusal("aggregator.strategy=optimal", data=crowd)
-    assert "3^17 combinations" in refusal("aggregator.B=1", data=crowd, m=17)
+    assert "3^20 combinations" in refusal("aggregator.strategy=optimal", "clients=20")
+    assert "3^17 combinations" in refusal("aggregator.B=1", "clients=20", "clients_per_round=17")
     coins = ("sampling=bernoulli", "clients_per_round=10")  # everyone may come
-    assert "sampling=fixed bounds" in refusal("aggregator.B=1", *coins, data=crowd)
+    assert "sampling=fixed bounds" in refusal("aggregator.B=1", "clients=20", *coins)
+    small = ["method=fedcda", "clients_per_round=2", "limit.server_steps=2"]  # a smoke form has fewer groups, too
+    assert Experiment.of(compose(small)).extent.clients == 10
 
 
 def test_models_without_a_loss_are_refused_where_it_counts() -> None:

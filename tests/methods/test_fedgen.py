@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedexp.aggregators.fedgen import FedGen, generator_spec, head_of
+from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.kernel import StepNoise
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.weights import ModelSpec
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
+from fedexp.running.experiment import Experiment
 from tests.engines.compare import assert_same_results, second_round_jobs
 from tests.methods.server_world import models_near
 from tests.methods.test_distilling import params_of, world_of
@@ -171,6 +173,11 @@ class Maps(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.output(x)
+
+
+def test_clients_that_have_no_use_for_the_generator_are_refused() -> None:
+    with pytest.raises(ConfigError, match="FedGen teaches a generator for clients that fit its features"):
+        Experiment.of(compose(["method=fedgen", "trainer=sgd"]))
 
 
 def test_networks_without_a_head_on_vectors_are_refused() -> None:
