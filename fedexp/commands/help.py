@@ -38,5 +38,5 @@ def _groups(folders: tuple[Path, ...]) -> Iterator[tuple[str, list[str]]]:
             name, _, option = path.relative_to(folder).with_suffix("").as_posix().partition("/")
             found.setdefault(name, set()).add(option)
     for name, options in sorted(found.items()):
-        if name != "table":  # never part of a config
+        if name not in ("table", "tuned"):  # never part of a config
             yield name, sorted(options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Formatter
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.report.report import Form, Method, Role, Value
+from fedexp.tables.tuning import load_tuning
 
 Where = dict[str, Any]  # key -> value or list of values; `method` is a key, too
 
@@ -277,6 +278,7 @@ class Table:
         published: ``{file, table}``, where those rows came from.
         given: keys that are left to the user (a local file's path, say) and the cells that have them: overrides of these do not
             make the runs others than the table's.
+        tuned: a file of ``conf/tuned``, whose methods have a second column each (`with_tuned`).
         drawings: figures made from the runs (`fedexp.tables.drawing.Drawing`), each a node with a ``_target_``.
     """
 
@@ -305,6 +307,7 @@ class Table:
     reference: tuple[dict[str, Any], ...] = ()
     published: dict[str, str] = field(default_factory=dict)
     given: dict[str, Where] = field(default_factory=dict)
+    tuned: str | None = None
     drawings: tuple[dict[str, Any], ...] = ()
     name: str = ""
 
@@ -445,6 +448,33 @@ def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
     return all(cell[key] in value if isinstance(value, list) else cell[key] == value for key, value in where.items())
 
 
+def with_tuned(table: Table) -> Table:
+    """The table with a column of ours beside every method that its tuning sweeps, with the coefficient that was chosen.
+
+    One that is not chosen yet has no runs, and says so.
+    """
+    if table.tuned is None:
+        return table
+    tuning, columns = load_tuning(table.tuned), []
+    for key in tuning.sweeps:
+        _known(key, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
+        base, setting = table.columns[key], tuning.setting(key)
+        rules = [rule for one in (table, table.reduced) if one for rule in one.rules if "method" in rule.where]
+        own = [override for rule in rules if fits(rule.where, tuning.cell, key) for override in rule.overrides]
+        column = replace(
+            base,
+            key=f"{key}_tuned",
+            label=f"{base.label}, tuned" + (f" ({setting[0]})" if setting else ""),
+            role="ours",
+            overrides=setting and (*(base.overrides or ()), *own, *setting),
+            why="" if setting else f"not chosen yet: scripts/tune.py {table.tuned} {key} writes conf/tuned",
+            where={**base.where, **tuning.where},
+            equals=None,
+        )
+        columns.append(column)
+    return replace(table, methods=(*table.methods, *columns))
+
+
 def table_names() -> dict[str, Path]:
     """``<paper>/<table>`` of every table, built in or in ``./conf/table``, and its file."""
     found = {}
@@ -479,7 +509,7 @@ def read_table(path: Path, name: str) -> Table:
     if not isinstance(node, dict):
         raise ConfigError("a table's file must be a mapping", where=str(path), got=type(node).__name__)
     try:
-        return build(Table, {**node, "name": name}, "")
+        return with_tuned(build(Table, {**node, "name": name}, ""))
     except ConfigError as error:
         inside = error.facts.get("where")
         error.facts["where"] = f"{path}" + (f", {inside}" if inside and inside != "config" else "")
