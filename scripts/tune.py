@@ -1,4 +1,4 @@
-"""Choose one coefficient of every method on held-out data of one cell, and write it into ``conf/tuned``, so that no digit is typed.
+"""Choose one coefficient of every method on held-out data of one cell, and write it into ``conf/tuned``.
 
     python scripts/tune.py NAME [METHOD ...] [key=value ...] [--out FILE]
 
@@ -15,10 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 import fedexp
-from fedexp.core.errors import ConfigError, FedexpError, suggest
+from fedexp.core.errors import ConfigError, DataError, FedexpError, StorageError, suggest
 from fedexp.tables.cells import key_of, slots
 from fedexp.tables.lookup import read_path
 from fedexp.tables.schema import load_table
@@ -43,21 +41,41 @@ def overrides_of(tuning: Tuning, method: str, extra: Sequence[str] = ()) -> list
 
 def tune(tuning: Tuning, method: str, extra: Sequence[str]) -> Found:
     """Run what is missing of a method's sweep; the first of the best points."""
-    runs = overrides_of(tuning, method, extra)
-    values = tuple(read_path(fedexp.run(overrides, say=print).result, tuning.by) for overrides in runs)
-    return Found(values, tuning.sweeps[method].points[values.index(max(values))])
+    values = tuple(_value(overrides, tuning.by) for overrides in overrides_of(tuning, method, extra))
+    done = [value for value in values if value is not None]
+    if not done:
+        raise FedexpError("all runs of a sweep failed", where=method, got=tuning.sweeps[method].over)
+    return Found(values, tuning.sweeps[method].points[values.index(max(done))])
+
+
+def _value(overrides: Sequence[str], by: str) -> float | None:
+    """The number that chooses; None of a run that fails, as one that diverges does."""
+    try:
+        run = fedexp.run(overrides, say=print)
+    except (ConfigError, DataError, StorageError):
+        raise
+    except FedexpError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return None
+    return read_path(run.result, by)
 
 
 def text_of(head: str, found: dict[str, Found]) -> str:
     """The file: what a person wrote, and what was found, a line a method."""
-    lines = [f"  {name}: {{values: {[round(v, 4) for v in one.values]}, chosen: {one.chosen}}}" for name, one in found.items()]
+    lines = [f"  {name}: {{values: {_listed(one.values)}, chosen: {one.chosen}}}" for name, one in found.items()]
     return "\n".join([head.partition(MARK)[0].rstrip("\n"), MARK, "found:", *lines, ""])
+
+
+def _listed(values: Sequence[float | None]) -> str:
+    return f"[{', '.join('null' if value is None else f'{value:.4f}' for value in values)}]"
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help=f"of conf/tuned: {', '.join(tuned_files())}")
-    parser.add_argument("rest", nargs="*", metavar="METHOD | key=value", help="these methods alone; overrides of all runs")
+    parser.add_argument(
+        "rest", nargs="*", metavar="METHOD | key=value", help="these methods alone; overrides of all runs"
+    )
     parser.add_argument("--out", type=Path, help="another file than conf/tuned's")
     options = parser.parse_intermixed_args(arguments)
     extra = [text for text in options.rest if "=" in text]
@@ -69,7 +87,9 @@ def main(arguments: Sequence[str]) -> int:
             if method not in tuning.sweeps:
                 raise ConfigError(f"'{method}' is not swept", where=str(path), do=suggest(method, tuning.sweeps))
         if options.out is None and any(key_of(override) not in ELSEWHERE for override in extra):
-            raise ConfigError("other runs than the file's find other numbers", got=" ".join(extra), do="give --out FILE")
+            raise ConfigError(
+                "other runs than the file's find other numbers", got=" ".join(extra), do="give --out FILE"
+            )
         found, out = dict(tuning.found), options.out or path
         for method in wanted:
             found[method] = tune(tuning, method, extra)

@@ -60,7 +60,7 @@ class Aggregator(ABC):
         """Refuse a model that the method cannot merge, before anything is loaded; `ConfigError` says why."""
 
     def check_extent(self, extent: Extent) -> None:
-        """Refuse rounds, clients or cohorts that the method cannot work with, before anything is loaded; `ConfigError` says why."""
+        """Refuse rounds or cohorts that the method cannot work with, before anything is loaded; `ConfigError` says why."""
 
     def done(self, state: State, env: Env) -> bool:
         """Whether the run is over before the step at ``env.round``, ``env.step``."""

@@ -27,9 +27,9 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Found:
-    """The number at every point of a sweep, and the point that was chosen."""
+    """The number at every point of a sweep, none where its run failed (it diverged), and the point that was chosen."""
 
-    values: tuple[float, ...]
+    values: tuple[float | None, ...]
     chosen: int | float
 
 

@@ -11,10 +11,10 @@ import yaml
 
 import scripts.tune as command
 from fedexp.config.compose import compose
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.tables.cells import slots
 from fedexp.tables.schema import Table, load_table
-from fedexp.tables.tuning import load_tuning, tuned_files
+from fedexp.tables.tuning import Found, load_tuning, tuned_files
 from tests.tables.test_schema import TINY
 
 TABLE = {**TINY, "methods": TINY["methods"][:2], "reference": [], "tuned": "mine"} | {
@@ -83,6 +83,8 @@ def test_the_script_writes_the_best_point(mine: Path, tmp_path: Path, monkeypatc
     def run(overrides: tuple[str, ...], say: object) -> SimpleNamespace:
         asked.append({*overrides})
         lr = next(float(o.partition("=")[2]) for o in overrides if o.startswith("local.lr="))
+        if lr > 0.3:
+            raise FedexpError("client 3 diverged")
         return SimpleNamespace(result={"metrics": {"val/global/acc": 0.5 - abs(lr - 0.2)}})
 
     monkeypatch.setattr(command.fedexp, "run", run)
@@ -95,7 +97,7 @@ def test_the_script_writes_the_best_point(mine: Path, tmp_path: Path, monkeypatc
     assert all({"seed=7", "eval.held_out=50", "init=same", "local.lr_decay=0.5"} < one for one in asked)
     text = mine.read_text()
     assert text.startswith("# by hand") and text.count(command.MARK) == 1 and trial.read_text() == text
-    assert load_tuning("mine").found["local"].chosen == 0.2
+    assert load_tuning("mine").found["local"] == Found((0.4, 0.5, None), 0.2)
     assert "local.lr=0.2" in column(load_table("my/tiny"))[2, "same"]
 
 
