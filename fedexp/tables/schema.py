@@ -455,7 +455,7 @@ def with_tuned(table: Table) -> Table:
     """
     if table.tuned is None:
         return table
-    tuning, columns = load_tuning(table.tuned), []
+    tuning, columns = load_tuning(table.tuned), list(table.methods)
     for key in tuning.sweeps:
         _known(key, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
         base, setting = table.columns[key], tuning.setting(key)
@@ -472,7 +472,7 @@ def with_tuned(table: Table) -> Table:
             equals=None,
         )
         columns.append(column)
-    return replace(table, methods=(*table.methods, *columns))
+    return replace(table, methods=tuple(columns))
 
 
 def table_names() -> dict[str, Path]:
