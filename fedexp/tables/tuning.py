@@ -26,7 +26,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Found:
+class Swept:
     """The number at every point of a sweep, none where its run failed (it diverged), and the point that was chosen."""
 
     values: tuple[float | None, ...]
@@ -42,7 +42,7 @@ class Tuning:
         overrides: what holds samples out; seed: of the runs, none of the table's.
         by: what chooses, a path in result.json; the highest counts, of equal ones the first point's.
         where: rows of a table that have the second columns.
-        sweeps: by column; found: by column, written by ``scripts/tune.py``.
+        sweeps: by column; results: by column, written by ``scripts/tune.py``.
     """
 
     table: str
@@ -52,19 +52,19 @@ class Tuning:
     by: str
     where: dict[str, Any]
     sweeps: dict[str, Sweep]
-    found: dict[str, Found] = field(default_factory=dict)
+    results: dict[str, Swept] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require("val/" in self.by, f"by: a number of held-out data has val/ in its path, got {self.by}")
-        for method, found in self.found.items():
+        for method, results in self.results.items():
             sweep = self.sweeps.get(method)
-            fitting = sweep is not None and found.chosen in sweep.points and len(found.values) == len(sweep.points)
-            require(fitting, f"found.{method} is of other points: run scripts/tune.py again")
+            fitting = sweep is not None and results.chosen in sweep.points and len(results.values) == len(sweep.points)
+            require(fitting, f"results.{method} is of other points: run scripts/tune.py again")
 
     def setting(self, method: str) -> tuple[str, ...] | None:
         """The overrides that were chosen for a column; None where none were."""
-        found = self.found.get(method)
-        return None if found is None else (f"{self.sweeps[method].over}={found.chosen}",)
+        results = self.results.get(method)
+        return None if results is None else (f"{self.sweeps[method].over}={results.chosen}",)
 
 
 def tuned_files() -> Mapping[str, Path]:

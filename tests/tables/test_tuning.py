@@ -14,7 +14,7 @@ from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.tables.cells import slots
 from fedexp.tables.schema import Table, load_table
-from fedexp.tables.tuning import Found, load_tuning, tuned_files
+from fedexp.tables.tuning import Swept, load_tuning, tuned_files
 from tests.tables.test_schema import TINY
 
 TABLE = {**TINY, "methods": TINY["methods"][:2], "reference": [], "tuned": "mine"} | {
@@ -53,7 +53,7 @@ def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) 
     missing = load_table("my/tiny")
     assert column(missing) == {(2, "same"): (), (3, "same"): (), (4, "same"): ()}
     assert "not chosen yet: scripts/tune.py mine local" in missing.columns["local_tuned"].why
-    mine.write_text(yaml.safe_dump(TUNING | {"found": {"local": {"values": [0.3, 0.6, 0.5], "chosen": 0.2}}}))
+    mine.write_text(yaml.safe_dump(TUNING | {"results": {"local": {"values": [0.3, 0.6, 0.5], "chosen": 0.2}}}))
     table = load_table("my/tiny")
     first = column(table)[2, "same"]
     assert {"method=local", "local.lr=0.2", "local.lr_decay=0.5"} < {*first}  # the method's own rules are this column's
@@ -63,8 +63,8 @@ def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) 
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"found": {"local": {"values": [0.3, 0.6], "chosen": 0.2}}}, "of other points"),
-    ({"found": {"local": {"values": [0.3, 0.6, 0.5], "chosen": 0.3}}}, "of other points"),
+    ({"results": {"local": {"values": [0.3, 0.6], "chosen": 0.2}}}, "of other points"),
+    ({"results": {"local": {"values": [0.3, 0.6, 0.5], "chosen": 0.3}}}, "of other points"),
     ({"by": "metrics.test/global/acc"}, "held-out data has val/"),
     ({"sweeps": {"locl": {"over": "local.lr", "points": [1, 2]}}}, "did you mean 'local'"),
     ({"sweeps": {"local": {"over": "local.lr", "points": [1, 1]}}}, "each once"),
@@ -92,12 +92,12 @@ def test_the_script_writes_the_best_point(mine: Path, tmp_path: Path, monkeypatc
     assert command.main(["mine", "rounds=2"]) == 2 and not asked  # a trial does not become the paper's
     assert command.main(["mine", "lcal"]) == 2
     trial = tmp_path / "trial.yaml"
-    assert command.main(["mine", "rounds=2", "--out", str(trial)]) == 0 and "found" not in mine.read_text()
+    assert command.main(["mine", "rounds=2", "--out", str(trial)]) == 0 and "results" not in mine.read_text()
     assert command.main(["mine", "local"]) == command.main(["mine"]) == 0
     assert all({"seed=7", "eval.held_out=50", "init=same", "local.lr_decay=0.5"} < one for one in asked)
     text = mine.read_text()
     assert text.startswith("# by hand") and text.count(command.MARK) == 1 and trial.read_text() == text
-    assert load_tuning("mine").found["local"] == Found((0.4, 0.5, None), 0.2)
+    assert load_tuning("mine").results["local"] == Swept((0.4, 0.5, None), 0.2)
     assert "local.lr=0.2" in column(load_table("my/tiny"))[2, "same"]
 
 
