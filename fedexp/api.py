@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedexp.core.errors import ConfigError, StorageError
-from fedexp.storage.files import read_json, read_jsonl
+from fedexp.storage.files import read_json
+from fedexp.storage.run_folder import rows_of
 from fedexp.storage.stored_run import StoredRun, find_run
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """A row a step, most methods' rounds: ``round``, ``step``, ``train/loss``, ``test/global/acc`` ..."""
-        return read_jsonl(self.folder / "metrics.jsonl")
+        return rows_of(self.folder, StoredRun(self.folder).result)
 
     @cached_property
     def models(self) -> tuple[Weights, ...]:

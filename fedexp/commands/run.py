@@ -85,7 +85,8 @@ def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
 
     name = hashlib.blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
     folders = [RunFolder.of(config) for config in configs]
-    done = sum(folder.result() is not None and config["reuse"] for folder, config in zip(folders, configs, strict=True))
+    rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
+    done = sum(row["status"] == "done" and config["reuse"] for row, config in zip(rows, configs, strict=True))
     print(f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True)
     arguments = ["--multirun", *overrides]  # flags first: its parser wants overrides in one piece
     code = run_sweep(f"sweep-{name}", len(configs), lambda: run_hydra(arguments))
@@ -97,13 +98,17 @@ def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
 
 
 def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:
-    from fedexp.storage.files import read_json
+    from fedexp.core.errors import StorageError
+    from fedexp.storage.stored_run import read_mapping
 
-    status = read_json(folder.path / "status.json") or {"status": "queued", "error": None}
-    result = folder.result()
+    status = read_mapping(folder.path / "status.json")
+    try:
+        result = folder.result()
+    except StorageError as error:
+        result, status = None, {"status": "damaged", "error": error.what}
     return {
         "overrides": config["overrides"],
-        "status": "done" if result is not None else status["status"],
+        "status": "done" if result is not None else status.get("status", "queued"),
         "error": status.get("error"),
         "headline": (result or {}).get("headline"),
         "folder": str(folder.path),

@@ -18,7 +18,14 @@ from fedexp.core.errors import ConfigError, StorageError
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
 from fedexp.tracking.terminal import console, memory_text, size_text
 
-_COLOURS = {"done": "green", "running": "cyan", "failed": "red", "stale": "yellow", "interrupted": "yellow"}
+_COLOURS = {
+    "done": "green",
+    "running": "cyan",
+    "failed": "red",
+    "damaged": "red",
+    "stale": "yellow",
+    "interrupted": "yellow",
+}
 
 
 def main() -> None:
@@ -58,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         help="delete what is not needed; shows what it would do unless --yes is given",
         description="Deletes the kinds of files that are named. A run that is being executed is never touched.",
     )
-    clean.add_argument("--failed", action="store_true", help="runs that failed")
+    clean.add_argument("--failed", action="store_true", help="runs that failed or are damaged")
     clean.add_argument("--stale", action="store_true", help="runs that died without a word (their process is gone)")
     clean.add_argument("--old-code", action="store_true", help="runs that today's code would not reuse")
     clean.add_argument("--set-aside", action="store_true", help="files that reuse=false moved aside (<code>.<k>)")
@@ -263,8 +270,8 @@ def _disposable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | Non
     """What of `run` the flags cover, and why."""
     if options.set_aside and run.is_aside:
         return run.path, "set aside"
-    if options.failed and run.status == "failed":
-        return run.path, "failed"
+    if options.failed and run.status in ("failed", "damaged"):
+        return run.path, run.status
     if options.stale and run.status == "stale":
         return run.path, "stale"
     if options.old_code and run.is_of_other_code():

@@ -149,6 +149,7 @@ def _own(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
 def _run(options: argparse.Namespace) -> int:
     from fedexp.commands.errors import JOB_ERROR
     from fedexp.commands.launching import multirun, run_sweep
+    from fedexp.tables.record import FAILED
     from fedexp.tables.watch import Watch
 
     request = _Request(options)
@@ -157,7 +158,7 @@ def _run(options: argparse.Namespace) -> int:
     _check(request, todo)
     methods = {job.overrides: slot.method for slot in request.cells for job in slot.jobs}
     waiting = [(methods[job.overrides], request.cell_runs[job.overrides].folder) for job in todo]
-    failed = sum(request.cell_runs[job.overrides].status == "failed" for job in todo)
+    failed = sum(request.cell_runs[job.overrides].status in FAILED for job in todo)
     again = f" ({failed} failed before)" if failed else ""
     absent = sum(not slot.jobs for slot in request.cells)
     without = f"; {absent} cells have no method yet" if absent else ""
@@ -329,6 +330,7 @@ def _state(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     """What there is of a table's full form."""
     from fedexp.tables.cells import slots
     from fedexp.tables.lookup import Finder, find
+    from fedexp.tables.record import FAILED
     from fedexp.tables.schema import load_table
 
     table = load_table(name)
@@ -336,7 +338,7 @@ def _state(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     cell_runs = find(cells, Finder())
     statuses = [run.status for run in cell_runs.values()]
     unready = sorted({run.error for run in cell_runs.values() if not run.config})
-    done, failed = statuses.count("done"), statuses.count("failed")
+    done, failed = statuses.count("done"), sum(map(statuses.count, FAILED))
     state = "done" if done == len(cell_runs) else f"{failed} failed" if failed else "missing" if not done else "in part"
     return {
         "table": name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -19,7 +20,7 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.trees import Tree, digest
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.identity import code_hash
-from fedexp.storage.tensors import recalled, save_tree
+from fedexp.storage.tensors import recalled, remember
 
 _BATCH = 128  # images a forward pass; fixed, so that last bits do not depend on it
 
@@ -42,13 +43,19 @@ def featured(
     else:
         key = _key(given, weights)
         path = memo / key[:2] / f"{key}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(memo / f"{key}.lock") as lock:  # of a sweep's runs one computes them
-            stored = recalled(path, like.x.device)
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # a folder that cannot be written: each computes its own
+                path.parent.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context(FileLock(memo / f"{key}.lock"))  # of a sweep's runs one computes them
+                stack.callback(Path(lock.lock_file).unlink, missing_ok=True)
+            damaged = "stored features were damaged: they are computed again"
+            stored = recalled(path, like.x.device, lambda: note(damaged))
             tree = stored[0] if stored else _extract(given, weights, note)
             if stored is None:
-                save_tree(path, tree)
-            Path(lock.lock_file).unlink(missing_ok=True)
+                try:
+                    remember(path, tree)
+                except OSError as error:
+                    note(f"features cannot be kept in {memo} ({error.strerror or error})")
     parts = {name: Samples(tree[name], samples.y, dtype=samples.dtype) for name, samples in given.items()}
     val, proxy = parts.get("val"), parts.get("proxy")
     return replace(data, train=parts["train"], test=parts["test"], val=val, proxy=proxy)

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedexp.core.probe import Probe
 from fedexp.core.trees import Tree, Trees, digest, joined, part_of
 from fedexp.core.weights import Weights
 from fedexp.storage.identity import probe_code_hash
-from fedexp.storage.tensors import recalled, save_tree
+from fedexp.storage.tensors import recalled, remember
 
 
 class Memo(Engine):
@@ -34,6 +34,8 @@ class Memo(Engine):
         inner: the engine that trains what is missing.
         root: folder shared by runs; max_gb: the least recently used entries go beyond it.
         numerics, code: part of every key, so other bits or other code never pass for these.
+
+    A folder that cannot be used, or an entry that is damaged, costs time and a note.
 
     A key holds the start's digest, the trainer, task, budget, seed, broadcast trees, the client's state and its samples,
     byte for byte. Of several processes that ask for the same jobs, one trains them and the others wait.
@@ -47,6 +49,7 @@ class Memo(Engine):
         self._written = 0
         self._recalled = 0  # local steps of the hits, which nobody executed
         self._base = json.dumps([asdict(numerics), code])
+        self._told: set[str] = set()
 
     @property
     def stacked_steps(self) -> int:
@@ -66,9 +69,7 @@ class Memo(Engine):
         parts = self.inner.split(jobs, data)
         keys = self._keys(jobs, parts, data)
         together = hashlib.blake2b("".join(keys).encode(), digest_size=16).hexdigest()
-        self.root.mkdir(parents=True, exist_ok=True)
-        lock = self.root / f"{together}.lock"
-        with FileLock(lock):
+        with self._locked(self.root / f"{together}.lock"):
             known = [self._answers(job, key, data) for job, key in zip(jobs, keys, strict=True)]
             asked = [
                 replace(job, probes=tuple(probe for probe in job.probes if probe.name not in answers))
@@ -81,8 +82,37 @@ class Memo(Engine):
                         if probe.name in result.probes:
                             self._save(_answer_key(key, probe), result.probes[probe.name], {})
                     yield replace(result, probes={**answers, **result.probes})
-            lock.unlink(missing_ok=True)  # who waits for it finds everything trained
         self._evict()
+
+    @contextlib.contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        """Held by the one process that trains these jobs; in a folder that cannot be written each does."""
+        lock = FileLock(path)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except OSError as error:
+            self._unusable(error)
+            yield
+            return
+        try:
+            yield
+            with contextlib.suppress(OSError):
+                path.unlink()  # who waits for it finds everything trained
+        finally:
+            lock.release()
+
+    def _unusable(self, error: OSError) -> None:
+        self._tell("unusable", f"cannot be written ({error.strerror or error}): client work is not kept")
+
+    def _damaged(self) -> None:
+        self._tell("damaged", "has damaged entries: they are deleted and computed again")
+
+    def _tell(self, kind: str, text: str) -> None:
+        """Once a kind."""
+        if kind not in self._told:
+            self._told.add(kind)
+            self.note(f"the memo {self.root} {text}")
 
     def _results(
         self, jobs: Sequence[ClientJob], keys: list[str], parts: list[list[int]], data: FederatedData
@@ -117,7 +147,7 @@ class Memo(Engine):
         """Those to the job's probes that lie beside the model of this key."""
         answers = {}
         for probe in job.probes:
-            found = recalled(self._path(_answer_key(key, probe)), data.train.x.device)
+            found = recalled(self._path(_answer_key(key, probe)), data.train.x.device, self._damaged)
             if found is not None:
                 answers[probe.name], _ = found
         return answers
@@ -149,7 +179,10 @@ class Memo(Engine):
     def _save(self, key: str, tree: Tree, facts: dict[str, Any]) -> None:
         """Nothing where this call of `map` has written as much as the folder may hold."""
         if self._written < self.max_bytes:
-            self._written += save_tree(self._path(key), tree, facts)
+            try:
+                self._written += remember(self._path(key), tree, facts)
+            except OSError as error:
+                self._unusable(error)
 
     def _save_model(self, key: str, result: ClientResult, seconds: float) -> None:
         parts = {"params": result.weights.params, "buffers": result.weights.buffers}
@@ -166,7 +199,7 @@ class Memo(Engine):
         self._save(key, joined(parts), facts)
 
     def _load(self, key: str, job: ClientJob, data: FederatedData) -> ClientResult | None:
-        found = recalled(self._path(key), data.train.x.device)
+        found = recalled(self._path(key), data.train.x.device, self._damaged)
         if found is None:
             return None
         tree, facts = found
@@ -193,7 +226,8 @@ class Memo(Engine):
         for _, size, path in sorted(entries):
             if total <= self.max_bytes:
                 return
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
             total -= size
 
 

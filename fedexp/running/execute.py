@@ -186,9 +186,9 @@ class _Run:
             env = experiment.env(data, device)
             checkpoint = Checkpoint(path, device, experiment.config.state.memory_gb)
             env = replace(env, models=checkpoint.models)
-            snapshot, offset = checkpoint.load() or (None, 0)
+            snapshot, mark = checkpoint.load() or (None, None)
             stack.callback(checkpoint.close)
-            journal = stack.enter_context(contextlib.closing(Journal(path, offset, attempt)))
+            journal = stack.enter_context(contextlib.closing(Journal(path, mark, attempt)))
             snapshot = snapshot or Snapshot(0, experiment.aggregator.init(env), checkpoint.client_states)
             self._check_stored_models(experiment, env, data, snapshot)
             engine = RunEngine(experiment, self.raw, self.folder, numerics, self.note)
@@ -337,6 +337,7 @@ class _Run:
                 **data.partition.info,
             },
             "test_data_in_training": data.test_data_in_training,
+            "metrics_sha256": journal.mark[1],
             "hashes": self.folder.hashes,
             "numerics": asdict(engine.numerics),
             "environment": read_json(path / "environment.json"),
@@ -389,12 +390,12 @@ class _Saver:
 
     def __init__(self, checkpoint: Checkpoint, journal: Journal, snapshot: Snapshot) -> None:
         self._checkpoint, self._journal = checkpoint, journal
-        self._pending: tuple[Snapshot, int] | None = None
+        self._pending: tuple[Snapshot, tuple[int, str]] | None = None
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 
     def note(self, step: Recorded) -> None:
         """A step whose row is in the journal."""
-        self._pending = step.after, self._journal.length
+        self._pending = step.after, self._journal.mark
 
     def waited(self, unit: str) -> float:
         """Steps or seconds since the last save."""
@@ -405,9 +406,9 @@ class _Saver:
     def save(self) -> None:
         if self._pending is None:
             return
-        snapshot, length = self._pending
+        snapshot, mark = self._pending
         self._journal.secure()
-        self._checkpoint.save(snapshot, set(), length)  # its client states lie there
+        self._checkpoint.save(snapshot, set(), mark)  # its client states lie there
         self._pending = None
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 

@@ -110,6 +110,7 @@ class RunEngine(Engine):
         if config.memo.enabled and config.reuse:
             root = Path(config.output_root).expanduser().resolve() / "memo"
             self._engine = Memo(engine, root, config.memo.max_gb, self.numerics, training_code_hash(self._raw))
+            self._engine.note = self._note
         self._settling = time.perf_counter() - began
         return self._engine
 

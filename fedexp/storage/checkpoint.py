@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedexp.core.client_states import After, committed
 from fedexp.core.runner import Snapshot
 from fedexp.storage.client_states import StoredClientStates
-from fedexp.storage.files import read_json, write_text
+from fedexp.storage.files import damaged, read_json, write_text
 from fedexp.storage.kept_models import KeptModels
 from fedexp.storage.tensors import TensorStore, decode, encode, references
 
-_VERSION = 2
+_VERSION = 3
 
 
 class Checkpoint:
@@ -37,8 +39,8 @@ class Checkpoint:
         self.client_states = StoredClientStates(folder / "checkpoint" / "client_states", device, limit)
         self.models = KeptModels(self._store, device, lambda: limit - self.client_states.bytes)
 
-    def save(self, snapshot: Snapshot, changed: set[int], offset: int) -> None:
-        """Write `snapshot`; `offset` is the length of the metrics file it belongs to. Atomic: a crash leaves the last one.
+    def save(self, snapshot: Snapshot, changed: set[int], journal: Any) -> None:
+        """Write `snapshot`; `journal` (JSON) says how far the metrics file belongs to it. Atomic: a crash leaves the last one.
 
         Of a snapshot whose client_states do not lie here, those of the `changed` clients are taken over.
         """
@@ -52,18 +54,18 @@ class Checkpoint:
         manifest = {
             "version": _VERSION,
             "step": snapshot.step,
-            "metrics_offset": offset,
+            "journal": journal,
             "state": encode(snapshot.state, self._store.put, self.models.name_of),
             "client_states": self.client_states.flush(),
         }
         names = set(references(manifest["state"]))
         self.models.saved = self.models.saved | names  # interrupted below, either checkpoint may be the last
-        write_text(self._manifest, json.dumps(manifest))
+        write_text(self._manifest, json.dumps({**manifest, "sha256": _sha256(manifest)}))
         self.client_states.secured()
         self.models.secure(names)
 
-    def load(self) -> tuple[Snapshot, int] | None:
-        """The last snapshot and its metrics offset, or None before the first save. What was written since is deleted.
+    def load(self) -> tuple[Snapshot, Any] | None:
+        """The last snapshot and its `journal`, or None before the first save. What was written since is deleted.
 
         Kept models are not read before they are asked for.
 
@@ -71,17 +73,23 @@ class Checkpoint:
             StorageError: a file is missing or damaged; a single one's damage may show only when it is read.
         """
         manifest = read_json(self._manifest)
-        if manifest is None or manifest["version"] != _VERSION:
+        if manifest is None or manifest.get("version") != _VERSION:
             self.client_states.restore(None)
             self.models.secure(set())
             return None
+        if manifest.pop("sha256", None) != _sha256(manifest):
+            raise damaged(self._manifest)
         self.client_states.restore(manifest["client_states"])
         self.models.secure(set(references(manifest["state"])))
         get = cache(partial(self._store.get, device=self._device))  # a tree in two places is read once
         state = decode(manifest["state"], get, self.models.stored)
-        return Snapshot(manifest["step"], state, self.client_states), manifest["metrics_offset"]
+        return Snapshot(manifest["step"], state, self.client_states), manifest["journal"]
 
     def close(self) -> None:
         """Delete what the last save does not refer to."""
         self.client_states.close()
         self.models.secure(self.models.saved)
+
+
+def _sha256(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()

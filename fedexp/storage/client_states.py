@@ -12,7 +12,7 @@ import torch
 
 from fedexp.core.client_states import ClientStates
 from fedexp.core.errors import StorageError
-from fedexp.core.trees import Tree, Trees, joined, num_bytes
+from fedexp.core.trees import Tree, Trees, digest, joined, num_bytes
 from fedexp.storage.tensors import read_facts, save_tree
 
 _MOST = 128  # states a segment: few files and flushes, yet short headers to read one state
@@ -44,6 +44,8 @@ class StoredClientStates(ClientStates):
         self._obsolete = list(self._on_disk())  # segments that only the last checkpoint refers to
         self._durable = max(self._on_disk(), default=0)  # segments up to here may belong to the last checkpoint
         self._first = self._next = self._durable + 1
+        self._inherited = self._durable  # segments up to here were not written by this object
+        self._verified: set[tuple[int, int]] = set()  # of those: (segment, client)
 
     def put(self, client: int, state: Trees) -> None:
         old = self._held.get(client)
@@ -96,9 +98,11 @@ class StoredClientStates(ClientStates):
         self._held, self._unsaved, self.bytes, self._obsolete = {}, {}, 0, []
         self._place, self._live, self._written, self._dead = {}, {}, {}, 0
         self._first, self._next, self._durable = first, last + 1, last
+        self._inherited, self._verified = last, set()
         for number in sorted(self._on_disk()):
-            layout = self._layout(number)
-            self._enter(number, [int(client) for client in layout])
+            with self._open(number) as (_, facts):
+                clients = [int(client) for client in facts["layout"]]
+            self._enter(number, clients)
         if range_ and len(self._place) != range_["clients"]:
             raise _unusable(self.folder)
 
@@ -133,10 +137,12 @@ class StoredClientStates(ClientStates):
         number = self._next
         tree: Tree = {}
         layout: dict[str, dict[str, list[str]]] = {}
+        digests: dict[str, str] = {}
         for client, state in states.items():
             layout[str(client)] = {group: list(inner) for group, inner in state.items()}
+            digests[str(client)] = digest(joined(state))
             tree |= joined({f"{client}/{group}": inner for group, inner in state.items()})
-        save_tree(self._path(number), tree, {"layout": layout})
+        save_tree(self._path(number), tree, {"layout": layout, "digests": digests})
         self._next = number + 1
         self._enter(number, list(states))
 
@@ -173,31 +179,33 @@ class StoredClientStates(ClientStates):
             self._write(part)
 
     def _in_use(self, number: int) -> Iterator[tuple[int, Trees]]:
-        clients = [int(c) for c in self._layout(number) if self._place.get(int(c)) == number]
+        with self._open(number) as (_, facts):
+            clients = [int(c) for c in facts["layout"] if self._place.get(int(c)) == number]
         yield from self._read(number, clients).items()
 
     def _read(self, number: int, clients: Iterable[int]) -> dict[int, Trees]:
-        with self._open(number) as (file, layout):
-            return {
-                client: {
+        """States of a segment; those that another process wrote are verified when they are first read."""
+        states: dict[int, Trees] = {}
+        with self._open(number) as (file, facts):
+            for client in clients:
+                states[client] = state = {
                     group: {name: file.get_tensor(f"{client}/{group}/{name}") for name in names}
-                    for group, names in layout[str(client)].items()
+                    for group, names in facts["layout"][str(client)].items()
                 }
-                for client in clients
-            }
-
-    def _layout(self, number: int) -> dict[str, Any]:
-        with self._open(number) as (_, layout):
-            return layout
+                if number <= self._inherited and (number, client) not in self._verified:
+                    if digest(joined(state)) != facts["digests"][str(client)]:
+                        raise ValueError(f"client {client}'s state is not the one that was written")
+                    self._verified.add((number, client))
+        return states
 
     @contextlib.contextmanager
     def _open(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """A segment's file, and the names of the tensors of each group of each client in it."""
+        """A segment's file and its facts: by client, the names of the tensors of each group, and the state's digest."""
         path = self._path(number)
         try:
             with safetensors.safe_open(path, framework="pt", device=str(self._device)) as file:
-                yield file, read_facts(file)["layout"]
-        except (FileNotFoundError, safetensors.SafetensorError) as error:
+                yield file, read_facts(file)
+        except (FileNotFoundError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
             raise _unusable(path) from error
 
     def _on_disk(self) -> dict[int, Path]:

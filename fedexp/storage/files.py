@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedexp.core.errors import StorageError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -41,19 +43,38 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in `path`, or None where there is no such file."""
+    """The value in `path`, or None where there is no such file; a `StorageError` names one that is damaged."""
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
         return None
+    except ValueError as error:  # of a codec, too
+        raise damaged(path, str(error)) from error
+
+
+def damaged(path: Path, how: str | None = None) -> StorageError:
+    """The error for a file that does not hold what was written."""
+    return StorageError(
+        f"{path.name} is damaged",
+        where=str(path),
+        got=how,
+        do="restore the file, or start the run afresh with reuse=false",
+    )
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file; a last line that a crash cut short is left out."""
+    """The rows of a JSON-lines file; a last line that a crash cut short is left out.
+
+    Raises:
+        StorageError: another line is damaged.
+    """
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    try:
+        lines = path.read_text().split("\n")
+        return [json.loads(line) for line in lines[:-1] if line]
+    except ValueError as error:
+        raise damaged(path, str(error)) from error
 
 
 def file_sha256(file: Path) -> str:

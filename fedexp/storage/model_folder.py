@@ -186,10 +186,7 @@ def _reason(error: Exception) -> str:
 
 
 def _read_clients(path: Path) -> Clients | None:
-    try:
-        stored = read_json(path)
-    except ValueError as error:
-        raise StorageError(f"{CLIENTS} is not JSON: {error}", where=str(path)) from error
+    stored = read_json(path)
     if stored is None:
         return None
     if not isinstance(stored, dict):

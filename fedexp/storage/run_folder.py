@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import socket
@@ -13,8 +14,9 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from fedexp.core.errors import StorageError
-from fedexp.storage.files import read_json, read_jsonl, write_json
+from fedexp.storage.files import damaged, file_sha256, read_json, read_jsonl, write_json
 from fedexp.storage.identity import code_hash, config_hash
+from fedexp.storage.stored_run import damage, read_mapping
 
 Status = Literal["queued", "running", "done", "failed", "interrupted"]
 
@@ -48,7 +50,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
-            owner = read_json(self.path / "status.json") or {}
+            owner = self._state()
             who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
             if on_running == "fail":
                 raise StorageError(
@@ -65,12 +67,14 @@ class RunFolder:
                 where=str(self.path),
                 do="set output_root to a folder that can be written",
             ) from error
-        if self.hashes:
-            try:
+        try:
+            if self.hashes:
                 self._compare(self.once(_IDENTITY, self.hashes))
-            except BaseException:
-                self.release()
-                raise
+        except BaseException:
+            self.release()
+            raise
+        if what := damage(self.path, "status.json"):
+            announce(f"{what}: it is written anew")
 
     def _compare(self, found: Any) -> None:
         if self.hashes and found != self.hashes:
@@ -86,9 +90,14 @@ class RunFolder:
         self._lock.release()
 
     def result(self) -> dict[str, Any] | None:
-        """The stored result of a finished run; a `StorageError` where it is another run's."""
-        stored: dict[str, Any] | None = read_json(self.path / "result.json")
-        if stored is None or stored["status"] != "done":
+        """The stored result of a finished run; a `StorageError` where it is damaged, or another run's."""
+        path = self.path / "result.json"
+        stored: dict[str, Any] | None = read_json(path)
+        if stored is None:
+            return None
+        if not isinstance(stored, dict) or not {"status", "hashes"} <= set(stored):
+            raise damaged(path)
+        if stored["status"] != "done":
             return None
         self._compare(stored["hashes"])
         return stored
@@ -107,7 +116,7 @@ class RunFolder:
         return aside
 
     def set_status(self, status: Status, **facts: Any) -> None:
-        previous = read_json(self.path / "status.json") or {}
+        previous = self._state()
         write_json(
             self.path / "status.json",
             {
@@ -126,13 +135,16 @@ class RunFolder:
     def set_done(self) -> None:
         """The result is there: say so, also after a crash between the two."""
         result = self.result()
-        status = read_json(self.path / "status.json") or {}
-        if result is not None and status.get("status") != "done":
+        if result is not None and self._state().get("status") != "done":
             self.set_status("done", round=result["rounds"], rounds=result["rounds"])
 
     @property
     def attempt(self) -> int:
-        return int((read_json(self.path / "status.json") or {}).get("attempt", 0))
+        return int(self._state().get("attempt", 0))
+
+    def _state(self) -> dict[str, Any]:
+        """What status.json says, which is written anew all the time: nothing where it is damaged."""
+        return read_mapping(self.path / "status.json")
 
     def once(self, name: str, value: Any) -> Any:
         """Write `value` to JSON file `name` unless it exists; returns what the file holds."""
@@ -148,16 +160,29 @@ def _first_of_all(entry: Path) -> int:
     return {"result.json": 0, "checkpoint": 1}.get(entry.name, 2)
 
 
+def rows_of(folder: Path, result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of ``metrics.jsonl`` that a finished run's `result` was made from; a `StorageError` where they were altered."""
+    path = folder / "metrics.jsonl"
+    digest = result.get("metrics_sha256")
+    if digest is not None and (not path.exists() or file_sha256(path) != digest):
+        raise damaged(path)
+    return read_jsonl(path)
+
+
 class Journal:
     """``metrics.jsonl`` (deterministic) and ``timing.jsonl`` of a run.
 
     Args:
         folder: the run's.
-        offset: length of the metrics file that the resumed checkpoint covers; what lies beyond is cut off and computed
-            again, to the same bytes.
+        mark: what `mark` was when the resumed checkpoint was saved; what lies beyond is cut off and computed again, to the
+            same bytes.
+
+    Raises:
+        StorageError: what the checkpoint covers is not there as it was written.
     """
 
-    def __init__(self, folder: Path, offset: int, attempt: int) -> None:
+    def __init__(self, folder: Path, mark: tuple[int, str] | None, attempt: int) -> None:
+        offset, digest = mark or (0, None)
         path = folder / "metrics.jsonl"
         path.touch()
         if path.stat().st_size < offset:
@@ -169,6 +194,9 @@ class Journal:
                 do="restore the file, or start afresh with reuse=false",
             )
         os.truncate(path, offset)
+        self._digest = hashlib.sha256(path.read_bytes())
+        if digest is not None and self._digest.hexdigest() != digest:
+            raise damaged(path)
         self.rows: list[dict[str, Any]] = read_jsonl(path)
         self._metrics = path.open("ab")
         timing = folder / "timing.jsonl"
@@ -179,8 +207,10 @@ class Journal:
 
     def append(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        self._metrics.write((json.dumps(row) + "\n").encode())
+        line = (json.dumps(row) + "\n").encode()
+        self._metrics.write(line)
         self._metrics.flush()
+        self._digest.update(line)
 
     def time(self, round: int, step: int, seconds: dict[str, float], **facts: Any) -> None:
         """What a step took by phase, and other facts that another run of it need not repeat."""
@@ -195,9 +225,9 @@ class Journal:
         self._timing.flush()
 
     @property
-    def length(self) -> int:
-        """Bytes of metrics so far, which a checkpoint stores."""
-        return self._metrics.tell()
+    def mark(self) -> tuple[int, str]:
+        """Bytes of metrics so far and their sha256, which a checkpoint stores."""
+        return self._metrics.tell(), self._digest.hexdigest()
 
     def secure(self) -> None:
         """Flush the metrics to disk."""

@@ -61,8 +61,13 @@ class StoredRun:
 
     @cached_property
     def status(self) -> str:
-        """That of status.json; ``stale`` where it says running and nobody holds the lock; ``unknown`` without one."""
+        """That of status.json; ``stale`` where it says running and nobody holds the lock; ``unknown`` without one.
+
+        ``damaged`` where it, or the result of a run that is done, cannot be read.
+        """
         status = str(self.state.get("status", "unknown"))
+        if status in ("unknown", "done") and damage(self.path):
+            return "damaged"
         return "stale" if status == "running" and not self.is_locked() else status
 
     def is_locked(self) -> bool:
@@ -192,9 +197,17 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
     try:
         value = read_json(path)
-    except (OSError, ValueError):
+    except (OSError, StorageError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def damage(folder: Path, *names: str) -> str:
+    """Says which of a run's records cannot be read, of `names` or of all that are looked up later; empty if all can."""
+    for name in names or ("result.json", "status.json"):
+        if (folder / name).exists() and not read_mapping(folder / name):
+            return f"{name} is damaged"
+    return ""
 
 
 def weigh(path: Path) -> int:

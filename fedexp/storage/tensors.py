@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +38,13 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
     # One key: several are written in random order.
     about = {"fedexp": json.dumps({"order": list(tree), **(facts or {})})}
     with replacing(path) as part:  # straight from the tensors' memory
-        safetensors.torch.save_file(data, part, metadata=about)
+        try:
+            safetensors.torch.save_file(data, part, metadata=about)
+        except safetensors.SafetensorError as error:
+            code = re.search(r"os error (\d+)", str(error))  # of the system: no space left, say
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
         return part.stat().st_size
 
 
@@ -45,14 +55,44 @@ def load_tree(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]]:
         return {key: file.get_tensor(key) for key in facts.pop("order")}, facts
 
 
-def recalled(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]] | None:
-    """As `load_tree`, and marked as used now, for caches let go of what was not used longest. None: absent or damaged."""
+def remember(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
+    """As `save_tree`, for `recalled`: sealed with a digest of tree and facts."""
+    size = save_tree(path, tree, {**(facts or {}), _SEAL: _seal(tree, facts or {})})
+    _trusted.add(path)
+    return size
+
+
+def recalled(
+    path: Path, device: torch.device, dropped: Callable[[], None] = lambda: None
+) -> tuple[Tree, dict[str, Any]] | None:
+    """What `remember` wrote, marked as used now (caches let go of what was not used longest). None: absent or damaged.
+
+    What another process wrote is verified when it is first read; what is damaged is deleted, and `dropped` is called.
+    """
     try:
-        found = load_tree(path, device)
-        path.touch()
-    except (FileNotFoundError, safetensors.SafetensorError):
+        tree, facts = load_tree(path, device)
+        seal = facts.pop(_SEAL)
+        if path not in _trusted and seal != _seal(tree, facts):
+            raise ValueError("another content than was sealed")
+    except FileNotFoundError:
         return None
-    return found
+    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError):
+        with contextlib.suppress(OSError):
+            path.unlink()
+        dropped()
+        return None
+    _trusted.add(path)
+    with contextlib.suppress(OSError):  # a folder that may only be read
+        path.touch()
+    return tree, facts
+
+
+_SEAL = "seal"
+_trusted: set[Path] = set()  # files whose content this process wrote or has verified
+
+
+def _seal(tree: Tree, facts: dict[str, Any]) -> str:
+    return hashlib.sha256(f"{digest(tree)} {json.dumps(facts)}".encode()).hexdigest()[:40]
 
 
 def read_facts(file: Any) -> dict[str, Any]:
@@ -67,6 +107,7 @@ class TensorStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._glimpsed: set[int] = set()  # of what was put
+        self._trusted: set[str] = set()  # names of what was written or verified here
 
     def put(self, tree: Tree, name: str | None = None) -> str:
         """Store `tree` unless it is there; returns its name, which is computed if it is not known.
@@ -84,16 +125,27 @@ class TensorStore:
                 save_tree(written, tree)
             name = hashed.result()
             written.replace(self._path(name))
+            self._trusted.add(name)
         name = name or digest(tree)
         if not self._path(name).exists():
             save_tree(self._path(name), tree)
+            self._trusted.add(name)
         self._glimpsed.add(glimpse)
         return name
 
     def get(self, name: str, device: torch.device) -> Tree:
+        """What is stored under `name`; what another process wrote is compared with its name when it is first read.
+
+        Raises:
+            StorageError: the file is missing or damaged.
+        """
         try:
-            return load_tree(self._path(name), device)[0]
-        except (FileNotFoundError, safetensors.SafetensorError) as error:
+            tree = load_tree(self._path(name), device)[0]
+            if name not in self._trusted and digest(tree) != name:
+                raise ValueError("another content than its name says")
+            self._trusted.add(name)
+            return tree
+        except (FileNotFoundError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
             raise StorageError(
                 "a stored tensor file is missing or damaged",
                 where=str(self._path(name)),

@@ -15,7 +15,7 @@ from fedexp.tables.claims import judged
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.lookup import CellRun
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.record import Record, RunRecord, draw_of
+from fedexp.tables.record import FAILED, Record, RunRecord, draw_of
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Agreement, Cell, Form, Picture, Report, Summary
 from fedexp.tables.schema import Grid, Table, fits
@@ -139,7 +139,7 @@ def _cell(table: Table, slot: Slot, runs: Sequence[RunRecord], reduced: str, ext
         if column.equals and fits(column.equals.where, slot.conditions, slot.method)
         else "",
         runs=tuple(run.run for run in done),
-        failed=tuple(dict.fromkeys(f"{run.run}: {run.error}" for run in runs if run.status == "failed")),
+        failed=tuple(dict.fromkeys(f"{run.run}: {run.error}" for run in runs if run.status in FAILED)),
         reduced=reduced if done else "",
     )
     cell = _judged(cell, table, _objection(runs, reduced, extra))
@@ -217,7 +217,7 @@ def _objection(runs: Iterable[RunRecord], reduced: str, extra: Sequence[str]) ->
 
 
 def _why_not_run(runs: Sequence[RunRecord]) -> str:
-    failed = next((run for run in runs if run.status == "failed"), None)
+    failed = next((run for run in runs if run.status in FAILED), None)
     if failed is not None:
         return f"failed: {failed.error}"
     return next((run.error for run in runs if run.error), "no run is done")

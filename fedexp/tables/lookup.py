@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.config.compose import compose
-from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.errors import ConfigError, FedexpError, StorageError
 from fedexp.storage.files import read_json
 from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import RunFolder
-from fedexp.storage.stored_run import read_mapping
+from fedexp.storage.stored_run import damage, read_mapping
 from fedexp.tables.cells import Job, Slot
 
 _CODE = re.compile(r"[0-9a-f]{8}")
@@ -30,7 +30,7 @@ class CellRun:
         result: its result.json; empty unless it is done.
         other_code: the result was made by other code than today's.
         others: folders of results that other code made, newest first.
-        status: done | failed | missing | running | interrupted ...; error: of a run that failed, in one line.
+        status: done | failed | damaged | missing | running | interrupted ...; error: of a run that failed, in one line.
         altered: the user's own overrides make it another run than the table's.
     """
 
@@ -64,11 +64,17 @@ class Finder:
         run = RunFolder.of(config)
         folder = run.path
         others = tuple(_other_results(folder))
-        result, other = run.result() or {}, False
+        other = False
         state = read_mapping(folder / "status.json")
-        if not result and self._any_code and others:
-            folder, other = others[0], True
-            result = RunFolder(folder).result() or {}
+        try:
+            result = run.result() or {}
+            if not result and self._any_code and others:
+                folder, other = others[0], True
+                result = RunFolder(folder).result() or {}
+        except StorageError as error:
+            result, state = {}, {"status": "damaged", "error": error.what}
+        if not result and not state and (what := damage(folder)):
+            state = {"status": "damaged", "error": what}
         return CellRun(
             job,
             folder,

@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.core.build import locate
-from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.errors import ConfigError, FedexpError, StorageError
 from fedexp.data.dataset import Dataset
-from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
+from fedexp.storage.files import read_json, write_json, write_text
 from fedexp.storage.identity import config_hash
+from fedexp.storage.run_folder import rows_of
 from fedexp.tables.cells import Job, Slot
 from fedexp.tables.claims import Curve, Curves, Place
 from fedexp.tables.lookup import CellRun, read_value, traced
 from fedexp.tables.report.report import Form, Picture, Value
 from fedexp.tables.schema import Table
 
+FAILED = ("failed", "damaged")  # statuses of runs that were there and gave nothing
 RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
 
 
@@ -34,7 +36,7 @@ class RunRecord:
         point: of the column's grid; empty without one.
         value: in the table's unit; None where there is none, for the reason `error`.
         by: what chooses among the grid's points, where that is another number.
-        status: done | failed | missing ...
+        status: done | failed | damaged | missing ...
         run: its folder, relative to the output root.
         altered: the user's own overrides make it another run than the table's.
         other_code: made by other code than today's; others: how many results other code has made.
@@ -145,9 +147,20 @@ def recorded(
                 configs[row.config] = {key: value for key, value in run.config.items() if key not in _ELSEWHERE}
             runs[place, slot.method, row.draw, row.point] = row
             for name, curve, axis in needed if run.result else ():
-                if name == slot.method and curve is not None and (points := _curve(run, curve, axis)):
+                if name != slot.method or curve is None:
+                    continue
+                try:
+                    points = _curve(run, curve, axis)
+                except StorageError as error:
+                    runs[place, slot.method, row.draw, row.point] = _damaged(row, error)
+                    break
+                if points:
                     curves[place, name, row.draw, curve] = [(x, table.headline.scale * y) for x, y in points]
     return replace(asked, runs=runs, curves=curves, configs=configs)
+
+
+def _damaged(row: RunRecord, error: StorageError) -> RunRecord:
+    return replace(row, value=None, by=None, status="damaged", error=error.what)
 
 
 _ELSEWHERE = ("overrides", "output_root", "data_root", "logger")  # of the machine, or said by the rest
@@ -173,6 +186,8 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
         row = replace(row, value=read_value(run, path.format(**filled)) * table.headline.scale)
         if column.grid is not None and column.grid.by is not None:
             row = replace(row, by=read_value(run, column.grid.by.format(**filled)))
+    except StorageError as error:
+        return _damaged(row, error)
     except FedexpError as error:
         row = replace(row, value=None, error=error.what)
     about = result.get("environment", {})
@@ -207,7 +222,7 @@ def _lossy(config: Mapping[str, Any]) -> str:
 def _curve(run: CellRun, name: str, axis: str) -> Curve:
     """Empty where the run has none: the claim that needs it stays open."""
     try:
-        rows = read_jsonl(run.folder / "metrics.jsonl") if axis == "round" else traced(run.folder, 1)
+        rows = rows_of(run.folder, run.result) if axis == "round" else traced(run.folder, 1)
     except ConfigError:
         return []
     return [(float(row[axis]), float(row[name])) for row in rows if name in row]

@@ -76,6 +76,7 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
         rows: overrides, status, error, headline and folder of every job.
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
@@ -89,17 +90,19 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
         headline = row["headline"]
         value = f"{headline['metric']} {headline['value']:.4f}" if headline else "-"
         own = " ".join(o for o in row["overrides"] if o not in shared)
-        table.add_row(str(number), own, row["status"], value)
+        table.add_row(str(number), escape(own), row["status"], value)
     console.print(table)
     counts = Counter(row["status"] for row in rows)
     console.print(", ".join(f"{number} {status}" for status, number in sorted(counts.items())))
-    errors = Counter(row["error"] for row in rows if row["status"] == "failed")
+    bad = [row for row in rows if row["status"] in ("failed", "damaged")]
+    errors = Counter(row["error"] for row in bad)
     for error, number in errors.most_common():
         console.print(f"{number} failed: {error}", style="red", markup=False)
-        for row in rows:
-            if row["status"] == "failed" and row["error"] == error:
+        for row in bad:
+            if row["error"] == error:
                 console.print(f"  again: fedexp {shlex.join(row['overrides'])}", markup=False, soft_wrap=True)
-                console.print(f"  log:   {row['folder']}/error.txt", markup=False, soft_wrap=True)
+                log = row["folder"] if row["status"] == "damaged" else f"{row['folder']}/error.txt"
+                console.print(f"  log:   {log}", markup=False, soft_wrap=True)
 
 
 def memory_text(peak: Mapping[str, int]) -> str:

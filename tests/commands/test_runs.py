@@ -81,7 +81,7 @@ def test_list_without_runs_and_with_damaged_files(tmp_path: Path, capsys: pytest
     for name in ("status.json", "result.json", "config.yaml"):
         (folder / name).write_text('{"cut')
     (row,) = listed(tmp_path, capsys)
-    assert (row["status"], row["method"], row["dataset"]) == ("unknown", "fedavg", "digits")
+    assert (row["status"], row["method"], row["dataset"]) == ("damaged", "fedavg", "digits")
 
 
 def test_show_by_path_by_part_and_nearest_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,9 +103,9 @@ def test_damaged_checkpoint_is_an_error_that_helps(tmp_path: Path) -> None:
 
 
 def test_journal_is_cut_at_the_checkpoint(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, 0, 1)
+    journal = Journal(tmp_path, None, 1)
     journal.append({"round": 1})
-    covered = journal.length
+    covered = journal.mark
     journal.append({"round": 2})
     journal.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -120,7 +120,7 @@ def test_journal_is_cut_at_the_checkpoint(tmp_path: Path) -> None:
 
 def test_a_torn_timing_line_does_not_spoil_the_next(tmp_path: Path) -> None:
     (tmp_path / "timing.jsonl").write_text('{"round": 1}\n{"rou')
-    journal = Journal(tmp_path, 0, 2)
+    journal = Journal(tmp_path, None, 2)
     journal.time(2, 0, {"train": 0.5})
     journal.close()
     assert [row["round"] for row in read_jsonl(tmp_path / "timing.jsonl")] == [1, 2]
@@ -270,7 +270,7 @@ def test_what_replaces_a_file_is_on_disk_first(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Path, "replace", lambda path, target: done.append("renamed") or replace(path, target))
     write_text(tmp_path / "a.txt", "new")
     assert done == [f".a.txt.{os.getpid()}.part", "renamed"]
-    journal = Journal(tmp_path, 0, 1)
+    journal = Journal(tmp_path, None, 1)
     journal.append({"step": 1})
     journal.secure()
     journal.close()

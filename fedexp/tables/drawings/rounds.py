@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
-from fedexp.storage.files import read_jsonl
+from fedexp.storage.run_folder import rows_of
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.panels import Curve, Panels
 from fedexp.tables.lookup import read_path
@@ -48,7 +48,7 @@ class Rounds(Drawing):
         return read_path(run.result, "headline.value") * self.scale
 
     def _curve(self, run: DrawnRun) -> Curve:
-        rows = read_jsonl(run.folder / "metrics.jsonl")
+        rows = rows_of(run.folder, run.result)
         points = {float(row["round"]): self.scale * row[self.metric] for row in rows if self.metric in row}
         if not points:
             known = dict.fromkeys(key for row in rows for key in row)
