@@ -102,7 +102,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
     from fedexp.config.compose import compose
     from fedexp.core.build import build
-    from fedexp.data.dataset import Dataset, fingerprint
+    from fedexp.data.dataset import Dataset
 
     config = compose([f"dataset={options.dataset}", *options.overrides])
     root = _root(options.root, config)
@@ -115,7 +115,7 @@ def _prepare(options: argparse.Namespace) -> int:
             counts = np.bincount(y.numpy(), minlength=dataset.num_classes)
             held = f"{counts.min():,} to {counts.max():,} of each class"
         print(f"{split:<6} {len(y):>9,} samples, {shape}, {held}")
-    print(f"sha256 {fingerprint(arrays)}")
+    print(f"sha256 {arrays.fingerprint}")
     print(f"{dataset.name} is ready" + (f" under {root}" if dataset.expected_files(root) else " (embedded)"))
     return 0
 

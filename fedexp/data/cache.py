@@ -6,20 +6,23 @@ import contextlib
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from fedexp.storage.files import replacing
 
 FOLDER = ".fedexp"
+_fingerprints: dict[Path, str] = {}  # by entry: of what this process decoded or looked up
 
 
 class ArrayCache:
     """``<root>/.fedexp/<name>-<key>.safetensors``, where the key follows the sources' names, sizes and times.
 
-    A root that cannot be written means no cache and one warning; a damaged entry is decoded again.
+    A root that cannot be written means no cache and one warning; a damaged entry is decoded again. Beside the arrays lies
+    their fingerprint.
 
     Args:
         root: data root.
@@ -40,28 +43,44 @@ class ArrayCache:
             digest.update(f"\n{name}\0{size}\0{mtime}".encode())
         return self.folder / f"{self.name}-{digest.hexdigest()[:16]}.safetensors"
 
-    def load(self, files: list[Path]) -> dict[str, Tensor] | None:
-        """The stored tensors, or None."""
+    def load(self, files: list[Path]) -> tuple[dict[str, Tensor], str] | None:
+        """The stored tensors and their fingerprint, which is not compared here; or None."""
+        return self._read(files, lambda file: {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+
+    def known(self, files: list[Path]) -> str | None:
+        """The fingerprint alone: what the present state of `files` held when it was read."""
+        if not all(file.exists() for file in files):
+            return None
+        path = self.path(files)
+        if path not in _fingerprints and (found := self._read(files, lambda file: {})):
+            _fingerprints[path] = found[1]
+        return _fingerprints.get(path)
+
+    def _read(
+        self, files: list[Path], take: Callable[[Any], dict[str, Tensor]]
+    ) -> tuple[dict[str, Tensor], str] | None:
         if not self.folder.is_dir() or not all(file.exists() for file in files):
             return None
         path = self.path(files)
         if not path.exists():
             return None
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        from safetensors import SafetensorError, safe_open
 
         try:
-            return load_file(path)
-        except (SafetensorError, OSError):
+            with safe_open(path, framework="pt") as file:
+                return take(file), file.metadata()["sha256"]
+        except (SafetensorError, OSError, TypeError, KeyError):
             return None  # written over by the next `store`
 
-    def store(self, files: list[Path], tensors: dict[str, Tensor]) -> None:
+    def store(self, files: list[Path], tensors: dict[str, Tensor], fingerprint: str) -> None:
         """Write the entry whole or not at all."""
         from safetensors.torch import save_file
 
+        path = self.path(files)
+        _fingerprints[path] = fingerprint
         try:
-            with replacing(self.path(files)) as part:
-                save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
+            with replacing(path) as part:
+                save_file({name: t.contiguous() for name, t in tensors.items()}, part, metadata={"sha256": fingerprint})
                 part.chmod(0o644)  # data roots are shared
         except OSError as error:
             warnings.warn(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,6 +42,16 @@ class Arrays:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over names, dtypes, shapes and bytes of the arrays."""
+        digest = hashlib.sha256()
+        for name, value in self.tensors().items():
+            tensor = value.contiguous()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(ABC):
@@ -62,7 +73,7 @@ class Dataset(ABC):
     download: bool = False
 
     targets: ClassVar[Targets] = "labels"  # what `read` returns as train_y and test_y
-    pinned: ClassVar[bool] = False  # does the config alone say which samples these are?
+    pinned: ClassVar[bool] = False  # does the config alone say which samples these are? Not where files are read
     # Are these the bits the papers used? (False: a re-encoding; no number is reproduced)
     faithful: ClassVar[bool] = True
     has_owners: ClassVar[bool] = False  # does `read` say whose each training sample is? partition=natural needs it
@@ -131,21 +142,37 @@ class Dataset(ABC):
         if not (self.cache_version and files):
             return verify(self, self.read(root, download))
         cache = ArrayCache(root, self.name, self.recipe())
-        stored = cache.load(files)
+        stored = _stored(cache, files)
         if stored is None:
             with cache.lock():  # of several jobs at once one downloads and decodes, the others take its result
-                stored = cache.load(files)
+                stored = _stored(cache, files)
                 if stored is None:
                     arrays = verify(self, self.read(root, download))
-                    cache.store(files, arrays.tensors())
+                    cache.store(files, arrays.tensors(), arrays.fingerprint)
                     return arrays
-        return verify(self, Arrays(**stored))
+        return verify(self, stored)
+
+    def content(self, root: Path, download: bool) -> str:
+        """The fingerprint of what `load` returns; with a cache it is known as long as the files keep their sizes and times."""
+        files = self.expected_files(root)
+        known = ArrayCache(root, self.name, self.recipe()).known(files) if self.cache_version and files else None
+        return known or self.load(root, download).fingerprint
 
     def recipe(self) -> tuple[str, ...]:
         """Everything but the files that decides what `read` returns."""
         outside = {"mean", "std", "augment", "download"}  # applied to batches, or irrelevant once the files are there
         own = tuple(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in outside)
         return (f"{type(self).__module__}.{type(self).__qualname__}", str(self.cache_version), *own)
+
+
+def _stored(cache: ArrayCache, files: list[Path]) -> Arrays | None:
+    """What the cache holds for `files`; None where that is nothing, or not what was stored."""
+    found = cache.load(files)
+    if found is None:
+        return None
+    tensors, sha256 = found
+    arrays = Arrays(**tensors)
+    return arrays if arrays.fingerprint == sha256 else None
 
 
 def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
@@ -204,13 +231,3 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
 def labels_of(y: Tensor) -> np.ndarray:
     """(n,) int64: labels as they are; zeros for masks, whose images are all of one class."""
     return y.numpy() if y.dim() == 1 else np.zeros(len(y), np.int64)
-
-
-def fingerprint(arrays: Arrays) -> str:
-    """sha256 over names, dtypes, shapes and bytes of the arrays."""
-    digest = hashlib.sha256()
-    for name, value in arrays.tensors().items():
-        tensor = value.contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -14,7 +14,7 @@ from fedexp.core.build import require
 from fedexp.core.data import FederatedData, Partition, Samples
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.core.seeds import numpy_generator
-from fedexp.data.dataset import Dataset, fingerprint, labels_of
+from fedexp.data.dataset import Dataset, labels_of
 from fedexp.data.partition import CutPartition, Partitioner, validate
 
 UNLABELLED = -1
@@ -167,13 +167,13 @@ def federate(
         partition=partition,
         test=samples(arrays.test_x, arrays.test_y, test_at),
         num_classes=dataset.num_classes,
-        fingerprint=fingerprint(arrays),
+        fingerprint=arrays.fingerprint,
         labels=labels,
         val=val,
         proxy=server,
         proxy_source=proxy.source,
         proxy_dataset=None if proxy.dataset is None else proxy.dataset.name,
-        proxy_fingerprint=None if other is None else fingerprint(other),
+        proxy_fingerprint=None if other is None else other.fingerprint,
         after_split=generator.get_state(legacy=False),
     )
 

@@ -27,8 +27,6 @@ class TinyImageNet(Dataset):
     of the WordNet ids in sorted order. Grey images become RGB.
     """
 
-    pinned: ClassVar[bool] = True
-
     num_classes: int = 200
     shape: tuple[int, ...] = (3, 64, 64)
 

@@ -48,8 +48,6 @@ class TorchvisionSet(Dataset):
         source: which of them.
     """
 
-    pinned: ClassVar[bool] = True
-
     source: Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN"]
 
     can_download: ClassVar[bool] = True

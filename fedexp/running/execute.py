@@ -94,8 +94,7 @@ def _check_data(config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     experiment = Experiment.of(config)
     if experiment.dataset.pinned and (experiment.proxy.dataset is None or experiment.proxy.dataset.pinned):
         return
-    data = experiment.load(torch.device("cpu"))
-    found = [data.fingerprint, data.proxy_fingerprint]
+    found = experiment.data_content()
     expected = [stored["partition"][name] for name in ("data_sha256", "proxy_sha256")]
     if found != expected:
         raise StorageError(

@@ -176,6 +176,15 @@ class Experiment:
             dtype=getattr(torch, config.dtype),
         )
 
+    def data_content(self) -> list[str | None]:
+        """What `load`'s data and those of a proxy's own data set are, by their fingerprints; read only if files changed."""
+        root, download = Path(self.config.data_root).expanduser(), self.dataset.download
+        other = self.proxy.dataset
+        return [
+            self.dataset.content(root, download),
+            None if other is None else other.content(root, download or other.download),
+        ]
+
     def prepare(self, data: FederatedData, note: Callable[[str], None]) -> FederatedData:
         """What is trained on: `data`, or their features where the model has a frozen extractor."""
         if self.extractor is None:

@@ -11,7 +11,7 @@ import torch
 from fedexp.core.data import POOLED, FederatedData, Partition, Samples
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.data.augment import Augment
-from fedexp.data.dataset import Arrays, Dataset, fingerprint
+from fedexp.data.dataset import Arrays, Dataset
 from fedexp.data.digits import Digits
 from fedexp.data.federated import Proxy, balanced, cut_validation, federate
 from fedexp.data.partition import Partitioner
@@ -151,7 +151,7 @@ def test_a_proxy_of_another_data_set_takes_nothing_away(source: Any, size: float
     assert all(start <= number < start + 60 for number in numbers(data.proxy))
     assert numbers(data.train) == numbers(plain.train) and numbers(data.test) == numbers(plain.test)
     assert data.partition.sha256 == plain.partition.sha256 and data.fingerprint == plain.fingerprint
-    assert data.proxy_dataset == "others" and data.proxy_fingerprint == fingerprint(Others().read(Path(), False))
+    assert data.proxy_dataset == "others" and data.proxy_fingerprint == Others().read(Path(), False).fingerprint
     assert set(data.proxy.y.tolist()) == {-1}
     expected = (data.proxy.x - 100.0) / 50.0  # by the clients' statistics, not by its own
     torch.testing.assert_close(data.proxy.inputs(slice(None)), expected, rtol=1e-6, atol=1e-4)
@@ -298,9 +298,9 @@ def test_digits_are_normalised_to_their_own_statistics() -> None:
 def test_the_fingerprint_sees_every_array() -> None:
     arrays = Numbered().read(Path(), False)
     names = ("train_x", "train_y", "test_x", "test_y")
-    prints = {fingerprint(arrays)}
+    prints = {arrays.fingerprint}
     for name in names:
         parts = {other: getattr(arrays, other).clone() for other in names}
         parts[name][0] += 1
-        prints.add(fingerprint(Arrays(**parts)))
+        prints.add(Arrays(**parts).fingerprint)
     assert len(prints) == 5

@@ -12,7 +12,7 @@ import torch
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.data.carvana import Carvana
-from fedexp.data.dataset import fingerprint, verify
+from fedexp.data.dataset import verify
 from fedexp.data.federated import UNLABELLED
 from fedexp.data.shapes_masks import ShapesMasks
 from fedexp.running.experiment import Experiment
@@ -52,7 +52,7 @@ def test_carvanas_photos_and_masks_are_read_and_cars_withheld(tmp_path: Path) ->
     more = Carvana(shape=(3, 8, 12), test_fraction=0.6).load(tmp_path, download=False)
     assert len(more.train_y) == 2
     again = Carvana(shape=(3, 8, 12)).load(tmp_path, download=False)  # from the cache
-    assert fingerprint(again) == fingerprint(arrays)
+    assert again.fingerprint == arrays.fingerprint
 
 
 def test_a_resized_masks_pixel_is_the_cars_where_half_of_it_is(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_shapes_have_their_masks_and_a_smaller_set_is_the_beginning_of_a_larger_
     larger = replace(SMALL, samples=12).load(Path(), download=False)
     assert torch.equal(larger.train_x[:9], arrays.train_x) and torch.equal(larger.train_y[:9], arrays.train_y)
     assert not torch.equal(arrays.train_x[:4], arrays.test_x)
-    assert fingerprint(replace(SMALL, seed=1).load(Path(), download=False)) != fingerprint(arrays)
+    assert replace(SMALL, seed=1).load(Path(), download=False).fingerprint != arrays.fingerprint
     plain = ShapesMasks(shape=(3, 32, 32), samples=100, noise=0.0).load(Path(), download=False)
     share = plain.train_y.double().mean((1, 2))
     assert share.min() > 0.02 and share.max() < 0.6

@@ -13,7 +13,7 @@ import torch
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.data.cifar10_jpeg import Cifar10Jpeg
-from fedexp.data.dataset import Dataset, fingerprint
+from fedexp.data.dataset import Dataset
 from fedexp.data.domainnet import DomainNet
 from fedexp.data.femnist import Femnist
 from fedexp.data.partitions.natural import Natural
@@ -52,8 +52,8 @@ def test_femnist_reads_leafs_files(tmp_path: Path) -> None:
         assert np.array_equal(arrays.train_x[mine].reshape(-1, 784).numpy(), written[f"train/{user}"])
     assert sorted(arrays.test_y.tolist()) == sorted(labels[0] for labels in WRITERS.values())
     again = Femnist().load(tmp_path, download=False)  # from the cache, owners included
-    assert any((tmp_path / ".fedexp").glob("femnist-*.safetensors")) and fingerprint(again) == fingerprint(arrays)
-    assert fingerprint(replace(arrays, train_owner=None)) != fingerprint(arrays)
+    assert any((tmp_path / ".fedexp").glob("femnist-*.safetensors")) and again.fingerprint == arrays.fingerprint
+    assert replace(arrays, train_owner=None).fingerprint != arrays.fingerprint
 
 
 def test_femnist_digits_alone(tmp_path: Path) -> None:

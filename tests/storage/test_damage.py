@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from fedexp.core.errors import StorageError
 from fedexp.core.runner import Snapshot
 from fedexp.core.trees import clone
 from fedexp.core.weights import ModelSpec, Weights
+from fedexp.data import cache
+from fedexp.data.torchvision_sets import TorchvisionSet
 from fedexp.running.execute import execute
 from fedexp.storage import tensors
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.run_folder import Journal, RunFolder, rows_of
+from tests.data.idx import write_mnist
 
 CPU = torch.device("cpu")
 QUICK = ["rounds=1", "clients=2", "model.hidden=[4]", "limit.train=40", "limit.test=20"]
@@ -182,3 +186,33 @@ def test_a_truncated_status_is_written_anew(root: Path) -> None:
     _, said = start()
     assert any("status.json" in text for text in said)
     assert json.loads(path.read_text())["status"] == "done"
+
+
+def test_altered_labels_do_not_get_the_true_datas_result(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = root.parent / "data"
+    write_mnist(data)
+    mnist = ["dataset=mnist", "model=mlp", "partition=iid", f"data_root={data}", "limit.train=null", "limit.test=null"]
+    first, _ = start(*mnist)
+    loads: list[int] = []
+    load = TorchvisionSet.load
+    monkeypatch.setattr(TorchvisionSet, "load", lambda *args, **more: loads.append(1) or load(*args, **more))
+    again, _ = start(*mnist)
+    assert again["metrics"] == first["metrics"] and not loads  # remembered by size and time
+    monkeypatch.setattr(cache, "_fingerprints", {})  # as a new process
+    start(*mnist)
+    assert not loads
+    labels = data / "MNIST/raw/train-labels-idx1-ubyte"
+    flip(labels)
+    os.utime(labels, ns=(0, labels.stat().st_mtime_ns + 1_000_000))
+    with pytest.raises(StorageError, match="other data"):
+        start(*mnist)
+
+
+def test_a_flipped_bit_of_decoded_arrays_is_decoded_again(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    dataset = TorchvisionSet(source="MNIST", num_classes=10, shape=(1, 28, 28))
+    first = dataset.load(tmp_path, download=False).fingerprint
+    (entry,) = (tmp_path / ".fedexp").glob("*.safetensors")
+    flip(entry)
+    assert dataset.load(tmp_path, download=False).fingerprint == first
+    assert dataset.load(tmp_path, download=False).fingerprint == first == dataset.content(tmp_path, download=False)
