@@ -8,22 +8,19 @@ import traceback
 from collections.abc import Callable
 
 from fedexp.core.errors import FedexpError
+from fedexp.tracking.outlet import lasting_output
 
 USAGE_ERROR, JOB_ERROR = 2, 1
 
 
 def guarded(work: Callable[[], int]) -> int:
     """Run `work`; its exit code, or that of an error of the user's, which is told."""
-    try:
-        code = work()
-        sys.stdout.flush()  # what breaks shall break here
-        return code
-    except FedexpError as error:
-        tell(error)
-        return USAGE_ERROR
-    except BrokenPipeError:  # `fedexp-runs list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    with lasting_output():
+        try:
+            return work()
+        except FedexpError as error:
+            tell(error)
+            return USAGE_ERROR
 
 
 def tell(error: FedexpError) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedexp.commands.errors import JOB_ERROR
 from fedexp.core.errors import FedexpError
+from fedexp.tracking.outlet import lasting_output
 
 
 def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
@@ -84,6 +85,7 @@ def run_hydra(arguments: list[str]) -> int:
     return 0
 
 
+@lasting_output()
 def sweep_job(config: Any) -> float:
     """One job of a sweep, called by Hydra's launchers, possibly in another process. Returns the headline value."""
     from hydra.core.hydra_config import HydraConfig

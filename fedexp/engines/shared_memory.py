@@ -35,8 +35,14 @@ class Segment:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._views: dict[Place, Tensor] = {}
 
+    @property
+    def closed(self) -> bool:
+        return self.fd < 0
+
     def reserve(self, size: int) -> None:
-        """Make room for `size` bytes; views of the smaller segment stay valid."""
+        """Make room for `size` bytes; views of the smaller segment stay valid. A closed one has none: ValueError."""
+        if self.closed:
+            raise ValueError("the segment is closed")
         if size > len(self._bytes):
             if size > os.fstat(self.fd).st_size:
                 os.ftruncate(self.fd, -(-(size + size // 4) // _GROWTH) * _GROWTH)
@@ -67,8 +73,11 @@ class Segment:
         return self._map[offset : offset + length]
 
     def close(self) -> None:
-        """Let go; tensors that still look at it keep their memory."""
-        os.close(self.fd)
+        """Let go, once; tensors that still look at it keep their memory."""
+        if self.closed:
+            return
+        fd, self.fd = self.fd, -1  # the number is soon another file's
+        os.close(fd)
         self._views, self._bytes, self._map = {}, torch.empty(0, dtype=torch.uint8), None
 
 

@@ -93,7 +93,7 @@ class StoredModels:
             )
         wanted = [specs.of(client) for client in self.clients.clients]
         for number, (stored, spec) in enumerate(zip(self.folder.specs, wanted, strict=True)):
-            if (stored.arch, stored.arguments) != (spec.arch, spec.arguments):
+            if stored.arch != spec.arch or stored.arguments != spec.arguments:  # in this order: a file imports nothing
                 raise ConfigError(
                     f"model {number} of the folder, client {self.clients.clients[number]}'s, is another network",
                     where="architectures.clients" if specs.clients else "model",

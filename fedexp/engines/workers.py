@@ -180,7 +180,8 @@ class _Pool:
                     self._hand_out(work)
                 yield work.take()
         finally:
-            wire.write_header(self.board, 0)  # chunks that nobody waits for any more are not begun
+            if not self.board.closed:  # a stream may outlive its engine, in the traceback of an error
+                wire.write_header(self.board, 0)  # chunks that nobody waits for any more are not begun
 
     @property
     def size(self) -> int:

@@ -44,6 +44,7 @@ from fedexp.storage.tensors import load_tree, save_tree
 from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.feed import Feed
 from fedexp.tracking.logger import Logger, RunInfo
+from fedexp.tracking.outlet import lasting_output
 from fedexp.tracking.progress import Progress
 
 
@@ -55,6 +56,7 @@ class Interrupted(BaseException):
         self.exit_code = 128 + signum
 
 
+@lasting_output()
 def execute(
     config: Mapping[str, Any], *, group: str | None = None, say: Callable[[str], None] | None = print
 ) -> dict[str, Any]:

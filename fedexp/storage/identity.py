@@ -126,7 +126,7 @@ def targets(node: Any) -> Iterator[str]:
 @functools.cache
 def _module(name: str, even_installed: bool) -> tuple[str, tuple[str, ...]] | None:
     """(fingerprint, imported names) of a module's source; None where there is no source, or it is a library's."""
-    spec = _find(name)
+    spec = find_module(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     if not even_installed and any(Path(spec.origin).is_relative_to(home) for home in _LIBRARIES):
@@ -138,13 +138,13 @@ def _module(name: str, even_installed: bool) -> tuple[str, tuple[str, ...]] | No
     return hashlib.blake2b(ast.dump(tree).encode(), digest_size=16).hexdigest(), imported
 
 
-def _find(name: str) -> importlib.machinery.ModuleSpec | None:
+def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
     """Where a module's source lies, without importing its parents (`importlib.util.find_spec` would)."""
     parent = name.rpartition(".")[0]
     if not parent:
         try:
             return importlib.util.find_spec(name)
-        except ValueError:  # a module without a spec: __main__
+        except (ImportError, ValueError):  # a module without a spec: __main__; no name of a module
             return None
     locations = _locations(parent)
     try:
@@ -155,7 +155,7 @@ def _find(name: str) -> importlib.machinery.ModuleSpec | None:
 
 def _locations(package: str) -> list[str]:
     """Folders in which a package's modules lie."""
-    spec = _find(package)
+    spec = find_module(package)
     if spec is not None:
         return list(spec.submodule_search_locations or ())
     parent, _, name = package.rpartition(".")

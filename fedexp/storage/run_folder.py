@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import json
 import os
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ Status = Literal["queued", "running", "done", "failed", "interrupted"]
 
 
 _IDENTITY = "identity.json"
+_LONGEST = 80  # letters of a name in a folder's
 
 
 class RunFolder:
@@ -40,7 +42,7 @@ class RunFolder:
     def of(cls, config: Mapping[str, Any]) -> RunFolder:
         """``<output_root>/runs/<method>-<dataset>-<confighash16>/<codehash8>`` of a resolved config."""
         hashes = {"config": config_hash(config), "code": code_hash(config)}
-        name = f"{config['method']}-{config['choices'].get('dataset', 'data')}-{hashes['config'][:16]}"
+        name = f"{_plain(config['method'])}-{_plain(config['choices'].get('dataset', 'data'))}-{hashes['config'][:16]}"
         root = Path(config["output_root"]).expanduser().resolve()
         return cls(root / "runs" / name / hashes["code"][:8], hashes)
 
@@ -153,6 +155,11 @@ class RunFolder:
             write_json(self.path / name, value)
             return value
         return stored
+
+
+def _plain(name: object) -> str:
+    """`name` as a part of one folder's name: an option may lie in a subfolder of its group, and a method be called anything."""
+    return re.sub(r"[^\w.+=-]+", "_", str(name))[:_LONGEST].lstrip(".")
 
 
 def _first_of_all(entry: Path) -> int:

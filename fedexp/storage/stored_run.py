@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import difflib
-import importlib.util
 import os
 import re
 import sys
@@ -133,9 +132,11 @@ class StoredRun:
 
     def is_of_other_code(self) -> bool:
         """Whether today's code has another fingerprint. False where that cannot be told: a plug-in that is not found."""
-        from fedexp.storage.identity import code_hash, targets
+        from fedexp.storage.identity import code_hash, find_module, targets
 
-        if not self.config or not all(_is_importable(module) for module in targets(self.config)):
+        if str(Path.cwd()) not in sys.path and "" not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))  # where `fedexp` looks for the user's modules, too
+        if not self.config or not all(find_module(module) for module in targets(self.config)):
             return False
         return code_hash(self.config)[:8] != self.path.name.partition(".")[0]
 
@@ -180,15 +181,6 @@ def find_run(root: Path, name: str) -> StoredRun:
         expected="a run folder, or a part of its name",
         do=f"did you mean '{known[near[0]]}'?" if near else "fedexp-runs list shows what there is (--root: elsewhere)",
     )
-
-
-def _is_importable(module: str) -> bool:
-    if str(Path.cwd()) not in sys.path and "" not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # where `fedexp` looks for the user's modules, too
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -166,6 +166,16 @@ def test_old_code_is_what_today_would_not_reuse(tmp_path: Path) -> None:
     assert [folder.exists() for folder in (now, old, elsewhere)] == [True, False, True]
 
 
+def test_clean_imports_nothing_that_a_stored_config_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "__init__.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    (tmp_path / "foreign" / "part.py").write_text("")
+    folder = make(tmp_path, "done", config={"trainer": {"_target_": "foreign.part.Mine"}})
+    assert run_command(["clean", "--root", str(tmp_path), "--old-code", "--yes"]) == 0
+    assert not folder.exists() and not (tmp_path / "imported").exists()
+
+
 def test_clean_memo_keeps_what_belongs_to_running_jobs(tmp_path: Path) -> None:
     (tmp_path / "memo" / "ab").mkdir(parents=True)
     for name in ("ab/abc.safetensors", "ab/.abd.safetensors.1.part", "x.lock"):

@@ -23,6 +23,7 @@ from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
 from fedexp.probes.class_counts import ClassCounts, counts
 from fedexp.storage.model_folder import ModelFolder
+from fedexp.storage.tensors import load_tree, save_tree
 
 MLP = ["model.hidden=[6]"]
 
@@ -253,6 +254,17 @@ def test_damaged_models_are_told(stored: Path, capsys: pytest.CaptureFixture[str
     (local / "model.safetensors").write_bytes(b"nothing")
     assert run_command(command(f"client_models.path={local}")) == 2
     assert "no models can be read here" in capsys.readouterr().err
+
+
+def test_what_a_file_calls_its_network_is_not_imported(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = copied(stored)
+    Path("foreign.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    tree, facts = load_tree(folder / "model.safetensors", torch.device("cpu"))
+    facts["specs"] = [spec | {"arch": "foreign.Net"} for spec in facts["specs"]]
+    save_tree(folder / "model.safetensors", tree, facts)
+    assert run_command(command("client_models.path=copied")) == 2
+    assert "foreign.Net" in capsys.readouterr().err
+    assert not Path("imported").exists()
 
 
 def test_a_changed_network_is_told(

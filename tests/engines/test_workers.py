@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -367,6 +368,25 @@ def test_no_process_outlives_its_run(signum: int) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in children):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_stream_that_outlives_its_engine_writes_to_no_file(tmp_path: Path) -> None:
+    """As in the traceback of an error: the number of the engine's closed memory is another file's by then."""
+    world = make_world("method=fedavg", data=make_data((12, 12, 12)))
+    engine = opened(1)
+    stream = engine.map(jobs_of(world), world.data)
+    next(stream)
+    assert engine._pool is not None
+    number = engine._pool.board.fd
+    engine.close()
+    with contextlib.ExitStack() as files:
+        while (file := files.enter_context((tmp_path / "other").open("wb"))).fileno() < number:
+            pass
+        file.write(b"x" * 64)
+        file.flush()
+        stream.close()
+        assert file.fileno() == number and (tmp_path / "other").read_bytes() == b"x" * 64
+    engine.close()
 
 
 def test_a_closed_engine_leaves_nothing_and_says_nothing() -> None:

@@ -18,6 +18,7 @@ from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.files import read_jsonl, write_text
 from fedexp.storage.kept_models import KeptModels
 from fedexp.storage.run_folder import Journal, RunFolder
+from fedexp.storage.stored_run import find_runs
 from fedexp.storage.tensors import TensorStore, decode, encode, load_tree, save_tree
 
 CPU = torch.device("cpu")
@@ -260,6 +261,17 @@ def test_address_names_method_and_data(tmp_path: Path) -> None:
     path = RunFolder.of(config).path
     assert path.parent.parent == tmp_path.resolve() / "runs"
     assert path.parent.name.startswith("fedavg-digits-")
+
+
+def test_a_name_is_one_folder_under_runs(tmp_path: Path) -> None:
+    """An option in a subfolder of its group; a method that is called like a path."""
+    config = compose([f"output_root={tmp_path}"])
+    for method, dataset in (("fedavg", "sub/mine"), ("../../../x", "digits"), ("x" * 300, "..")):
+        named = {**config, "method": method, "choices": {**config["choices"], "dataset": dataset}}
+        folder = RunFolder.of(named)
+        folder.acquire("fail", print)
+        folder.release()
+        assert folder.path in [run.path for run in find_runs(tmp_path.resolve())]
 
 
 def test_what_replaces_a_file_is_on_disk_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
