@@ -63,12 +63,12 @@ def _show(options: argparse.Namespace) -> int:
     counts = data.class_counts()
     out = console()
     title = _title(config)
-    out.print(title, style="bold")
+    out.print(title, style="bold", markup=False)
     out.print(partition_table(counts))
     for line in _facts(data):
-        out.print(line, soft_wrap=True)
+        out.print(line, soft_wrap=True, markup=False)
     draw_partition(counts, options.out, title)
-    out.print(f"picture    {options.out}", soft_wrap=True)
+    out.print(f"picture    {options.out}", soft_wrap=True, markup=False)
     return 0
 
 
@@ -122,6 +122,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     from fedexp.config.compose import compose
@@ -140,13 +141,13 @@ def _list(options: argparse.Namespace) -> int:
             config = compose([f"dataset={name}"])
             dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
         except FedexpError as error:
-            table.add_row(name, "", "", f"cannot be built: {error.what}")
+            table.add_row(name, "", "", escape(f"cannot be built: {error.what}"))
             continue
         root = _root(options.root, config)
         files = dataset.expected_files(root)
         missing = [file for file in files if not file.exists()]
         state = "embedded" if not files else f"there, under {root}" if not missing else f"absent: {missing[0]}"
-        table.add_row(name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), state)
+        table.add_row(name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), escape(state))
     console().print(table)
     return 0
 

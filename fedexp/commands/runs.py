@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import itertools
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +15,7 @@ from typing import Any
 
 from fedexp.commands.errors import guarded
 from fedexp.core.errors import ConfigError, StorageError
+from fedexp.storage.files import litter, passing, sweep
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
 from fedexp.tracking.terminal import console, memory_text, size_text
 
@@ -106,7 +107,9 @@ def _list(options: argparse.Namespace) -> int:
         )
     out = console()
     out.print(table)
-    out.print(f"{len(runs)} runs, {size_text(sum(run.size for run in runs))} under {options.root / 'runs'}")
+    out.print(
+        f"{len(runs)} runs, {size_text(sum(run.size for run in runs))} under {options.root / 'runs'}", markup=False
+    )
     return 0
 
 
@@ -174,7 +177,7 @@ def _show(options: argparse.Namespace) -> int:
     add("files", ", ".join(f"{path.name}{'/' if path.is_dir() else ''} {size_text(weigh(path))}" for path in files))
     add("size", size_text(run.size))
     out = console()
-    out.print(run.name, style="bold")
+    out.print(run.name, style="bold", markup=False)
     out.print(table)
     out.print(f"folder: {run.path}", markup=False, soft_wrap=True)
     return 0
@@ -254,6 +257,12 @@ def _clean(options: argparse.Namespace) -> int:
         if options.yes:
             with contextlib.suppress(OSError):  # other runs of the same config are still there
                 run.path.parent.rmdir()
+    for left in _litter(options.root):
+        size = weigh(left)
+        freed += size
+        print(f"{_verb(options)} {size_text(size):>8}  {left}  (left by a process that was killed)")
+        if options.yes:
+            sweep(left)
     if options.memo:
         count, size = _clean_memo(options.root / "memo", options.yes)
         freed += size
@@ -282,9 +291,14 @@ def _disposable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | Non
     return None, ""
 
 
+def _litter(root: Path) -> Iterator[Path]:
+    for folder in itertools.chain(root.glob("runs/*"), root.glob("runs/*/*"), root.glob("memo/??")):
+        yield from litter(folder)
+
+
 def _delete(folder: Path) -> None:
     """Rename, then delete: a half-deleted run is never taken for a run."""
-    doomed = folder.with_name(f".{folder.name}.{os.getpid()}.deleted")
+    doomed = passing(folder, "deleted")
     folder.rename(doomed)
     shutil.rmtree(doomed)
 

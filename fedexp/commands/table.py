@@ -308,6 +308,7 @@ def _list(options: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=2))
         return 0
     from rich import box
+    from rich.markup import escape
     from rich.table import Table as Rich
 
     from fedexp.tables.gather import duration
@@ -321,7 +322,7 @@ def _list(options: argparse.Namespace) -> int:
         data = ", ".join(f"{name}{'' if there else ' (absent)'}" for name, there in row["data"].items())
         cost = duration(row["seconds"]) if row["done"] else "-"
         texts = (row["table"], f"{row['paper'].split(',')[0]}, {row['source']}", row["cells"], row["runs"], row["done"])
-        table.add_row(*map(str, texts), str(row["failed"]), data, cost, row["state"])
+        table.add_row(*(escape(str(text)) for text in (*texts, row["failed"], data, cost, row["state"])))
     console().print(table)
     return 0
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedexp.storage.files import replacing
+from fedexp.storage.files import litter, replacing, sweep
 
 FOLDER = ".fedexp"
 _fingerprints: dict[Path, str] = {}  # by entry: of what this process decoded or looked up
@@ -78,6 +78,8 @@ class ArrayCache:
 
         path = self.path(files)
         _fingerprints[path] = fingerprint
+        for left in litter(self.folder):
+            sweep(left)
         try:
             with replacing(path) as part:
                 save_file({name: t.contiguous() for name, t in tensors.items()}, part, metadata={"sha256": fingerprint})

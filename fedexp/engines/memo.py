@@ -23,6 +23,7 @@ from fedexp.core.numerics import Numerics
 from fedexp.core.probe import Probe
 from fedexp.core.trees import Tree, Trees, digest, joined, part_of
 from fedexp.core.weights import Weights
+from fedexp.storage.files import litter, sweep
 from fedexp.storage.identity import probe_code_hash
 from fedexp.storage.tensors import recalled, remember
 
@@ -214,7 +215,10 @@ class Memo(Engine):
         )
 
     def _evict(self) -> None:
-        """Delete the least recently used entries beyond the cap."""
+        """Delete the least recently used entries beyond the cap, and what killed processes left."""
+        for folder in self.root.glob("??"):
+            for path in litter(folder):
+                sweep(path)
         entries = []
         for path in self.root.glob("*/*.safetensors"):
             try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
+import os
 import signal
 import threading
 import time
@@ -75,7 +77,14 @@ def execute(
     addressed = time.perf_counter() - began
     own = config["reuse"]
     announce = say or (lambda text: None)
-    folder.acquire(config["on_running"], announce)
+    try:
+        folder.acquire(config["on_running"], announce)
+    except StorageError:  # a folder that may only be read, say
+        if not own or (stored := folder.result()) is None:
+            raise
+        _check_data(config, stored)
+        announce(f"already done: {folder.path}")
+        return {**stored, "folder": str(folder.path)}
     try:
         if own and (stored := folder.result()) is not None:
             folder.set_done()
@@ -108,6 +117,29 @@ def _check_data(config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         )
 
 
+_OF_THE_MACHINE = {
+    errno.ENOSPC: "free some space, or set output_root to another disk",
+    errno.EDQUOT: "free some space, or set output_root to another disk",
+    errno.EFBIG: "raise the limit of files' sizes (ulimit -f)",
+    errno.EPERM: "set output_root to a folder that can be written",
+    errno.EACCES: "set output_root to a folder that can be written",
+    errno.EROFS: "set output_root to a folder that can be written",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit of open files",
+}
+
+
+def _told(error: BaseException, folder: Path) -> BaseException:
+    """What the machine refuses, in words; other errors as they are."""
+    if not isinstance(error, OSError) or error.errno not in _OF_THE_MACHINE:
+        return error
+    return StorageError(
+        f"the run cannot go on: {os.strerror(error.errno)}",
+        where=str(error.filename or folder),
+        do=f"{_OF_THE_MACHINE[error.errno]}; then the same command resumes this run",
+    )
+
+
 class _Notes:
     """What the user is shown besides results; all of it is in the run's log as well.
 
@@ -121,7 +153,7 @@ class _Notes:
 
     def __call__(self, text: str) -> None:
         self._say(text)
-        with self._log.open("a") as log:
+        with contextlib.suppress(OSError), self._log.open("a") as log:  # it was said
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager
@@ -157,15 +189,19 @@ class _Run:
             return self._execute(attempt)
         except (KeyboardInterrupt, Interrupted):
             if self.folder.result() is None:
-                self.folder.set_status("interrupted")
+                self.folder.set_ended("interrupted")
             else:
                 self.folder.set_done()
             raise
         except BaseException as error:
-            text = str(error) if isinstance(error, FedexpError) else f"{type(error).__name__}: {error}"
-            write_text(self.folder.path / "error.txt", "".join(traceback.format_exception(error)))
-            self.folder.set_status("failed", error=text.splitlines()[0] if text else type(error).__name__)
-            raise
+            told = _told(error, self.folder.path)
+            text = str(told) if isinstance(told, FedexpError) else f"{type(told).__name__}: {told}"
+            with contextlib.suppress(OSError):  # of a full disk, say: then the status has to do
+                write_text(self.folder.path / "error.txt", "".join(traceback.format_exception(error)))
+            self.folder.set_ended("failed", error=text.splitlines()[0] if text else type(told).__name__)
+            if told is error:
+                raise
+            raise told from error
 
     def _execute(self, attempt: int) -> dict[str, Any]:
         """Set up, go through the steps that are left, write the result."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
+import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedexp.core.errors import StorageError
 
@@ -18,7 +22,7 @@ from fedexp.core.errors import StorageError
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary neighbour to write: in the end flushed to disk and renamed over `path`, after an error deleted."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = passing(path, "part")
     try:
         yield part
         with part.open("rb+") as file:
@@ -26,6 +30,44 @@ def replacing(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def passing(path: Path, kind: Literal["part", "deleted"]) -> Path:
+    """A neighbour of `path` that this process makes and removes: what is not whole yet, or no more. It bears our name."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{kind}")
+
+
+def litter(folder: Path, ours: bool = False) -> Iterator[Path]:
+    """Such neighbours in `folder`, where killed processes of this machine left them.
+
+    Args:
+        ours: look into its folders, too; all of them are left ones, for nobody else works there.
+    """
+    for path in folder.rglob(".*") if ours else folder.glob(".*"):
+        if (found := _PASSING.fullmatch(path.name)) and (ours or _is_left(found[1], int(found[2]))):
+            yield path
+
+
+def sweep(path: Path) -> None:
+    """Delete a file or a folder; another process may be quicker."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+_PASSING = re.compile(r"\.(.+)\.(\d+)\.(?:part|deleted)")
+
+
+def _is_left(name: str, pid: int) -> bool:
+    if not name.endswith(f".{socket.gethostname()}"):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def write_bytes(path: Path, data: bytes) -> None:

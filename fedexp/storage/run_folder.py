@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from fedexp.core.errors import StorageError
-from fedexp.storage.files import damaged, file_sha256, read_json, read_jsonl, write_json
+from fedexp.storage.files import damaged, file_sha256, litter, read_json, read_jsonl, sweep, write_json
 from fedexp.storage.identity import code_hash, config_hash
 from fedexp.storage.stored_run import damage, read_mapping
 
@@ -64,19 +65,27 @@ class RunFolder:
             announce(f"the same run is being executed by {who}: waiting for its result")
             self._lock.acquire()
         except OSError as error:
-            raise StorageError(
-                f"the run folder cannot be used: {error.strerror or error}",
-                where=str(self.path),
-                do="set output_root to a folder that can be written",
-            ) from error
+            raise self._unusable(error) from error
         try:
+            for path in [*litter(self.path, ours=True), *litter(self.path.parent)]:
+                sweep(path)
             if self.hashes:
                 self._compare(self.once(_IDENTITY, self.hashes))
+        except OSError as error:
+            self.release()
+            raise self._unusable(error) from error
         except BaseException:
             self.release()
             raise
         if what := damage(self.path, "status.json"):
             announce(f"{what}: it is written anew")
+
+    def _unusable(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"the run folder cannot be used: {error.strerror or error}",
+            where=str(self.path),
+            do="set output_root to a folder that can be written",
+        )
 
     def _compare(self, found: Any) -> None:
         if self.hashes and found != self.hashes:
@@ -133,6 +142,17 @@ class RunFolder:
                 **facts,
             },
         )
+
+    def set_ended(self, status: Literal["failed", "interrupted"], **facts: Any) -> None:
+        """As `set_status`; where no file can be written any more, one word of the old one is replaced in its place."""
+        try:
+            self.set_status(status, **facts)
+        except OSError:
+            with contextlib.suppress(OSError), (self.path / "status.json").open("rb+") as file:
+                text = file.read().replace(b'"running"', f'"{status}"'.encode())
+                file.seek(0)
+                file.write(text)
+                file.truncate()
 
     def set_done(self) -> None:
         """The result is there: say so, also after a crash between the two."""

@@ -20,6 +20,7 @@ from fedexp.storage.run_folder import rows_of
 from fedexp.tables.cells import Job, Slot
 from fedexp.tables.claims import Curve, Curves, Place
 from fedexp.tables.lookup import CellRun, read_value, traced
+from fedexp.tables.report.csv import inert
 from fedexp.tables.report.report import Form, Picture, Value
 from fedexp.tables.schema import Table
 
@@ -335,7 +336,7 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
-    writer.writerows(rows)
+    writer.writerows(map(inert, row) for row in rows)
     return text.getvalue()
 
 
@@ -344,6 +345,8 @@ def _text(value: Any) -> str:
 
 
 def _value(text: str, kind: str) -> Any:
+    if text.startswith("'") and inert(text[1:]) == text:
+        text = text[1:]
     if kind.startswith("float"):
         return float(text) if text else None
     if kind == "bool":

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from filelock import FileLock
 
 from fedexp.commands.run import run_command
+from fedexp.commands.runs import run_command as runs_command
 from fedexp.config.compose import compose
 from fedexp.core.errors import StorageError
 from fedexp.core.runner import Snapshot
@@ -20,7 +26,7 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.data import cache
 from fedexp.data.torchvision_sets import TorchvisionSet
 from fedexp.running.execute import execute
-from fedexp.storage import tensors
+from fedexp.storage import run_folder, tensors
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.run_folder import Journal, RunFolder, rows_of
 from tests.data.idx import write_mnist
@@ -146,9 +152,6 @@ def test_a_memo_that_cannot_be_written_ends_no_run(root: Path) -> None:
 
 
 def test_a_memo_on_a_full_disk_ends_no_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> int:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr("fedexp.engines.memo.remember", full)
     result, said = start()
     assert result["status"] == "done"
@@ -216,3 +219,88 @@ def test_a_flipped_bit_of_decoded_arrays_is_decoded_again(tmp_path: Path) -> Non
     flip(entry)
     assert dataset.load(tmp_path, download=False).fingerprint == first
     assert dataset.load(tmp_path, download=False).fingerprint == first == dataset.content(tmp_path, download=False)
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EPERM, errno.EMFILE])
+def test_what_the_machine_refuses_is_said_in_words(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fedexp.storage.checkpoint.write_text", refused)
+    assert run_command(QUICK) == 1
+    told = capsys.readouterr().err
+    assert os.strerror(code) in told and "Traceback" not in told
+    (path,) = root.glob("runs/*/*/status.json")
+    assert json.loads(path.read_text())["status"] == "failed"
+
+
+def test_on_a_full_disk_the_status_is_not_left_running(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(QUICK)
+    folder = RunFolder.of(config)
+    folder.acquire("fail", print)
+    for status in ("failed", "interrupted"):
+        folder.set_status("running")
+        with monkeypatch.context() as patch:
+            patch.setattr(run_folder, "write_json", full)
+            folder.set_ended(status)  # type: ignore[arg-type]
+        assert json.loads((folder.path / "status.json").read_text())["status"] == status
+    folder.release()
+
+
+def test_a_tensor_file_on_a_full_disk_is_the_systems_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: Any, **__: Any) -> None:
+        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", no_space)
+    with pytest.raises(OSError, match="No space left") as caught:
+        tensors.save_tree(tmp_path / "x.safetensors", {"x": torch.ones(1)})
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_under_a_root_that_is_read_only_a_finished_runs_result_is_returned(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    first, _ = start()
+    monkeypatch.setattr(FileLock, "acquire", read_only)
+    assert start()[0] == first
+    with pytest.raises(StorageError, match="cannot be used"):
+        start("seed=1")
+
+
+def test_what_a_killed_process_left_goes_at_the_next_launch(root: Path) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    dead, alive = (f"{socket.gethostname()}.{pid}" for pid in (process.pid, os.getppid()))
+    path = RunFolder.of(compose(QUICK)).path
+    memo = root / "memo" / "ab"
+    gone = [
+        path / f".status.json.{dead}.part",
+        path / "trace" / f".1.json.{alive}.part",  # the folder is locked by us
+        path.with_name(f".{path.name}.{dead}.deleted") / "result.json",
+        memo / f".x.safetensors.{dead}.part",
+    ]
+    kept = [
+        path.with_name(f".{path.name}.{alive}.deleted") / "result.json",
+        memo / f".x.safetensors.{alive}.part",
+        memo / f".x.safetensors.elsewhere.{process.pid}.part",
+    ]
+    for file in (*gone, *kept):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    start()
+    assert not any(file.exists() for file in gone) and all(file.exists() for file in kept)
+    for file in gone[2:]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    assert runs_command(["clean", "--root", str(root), "--stale"]) == 0 and all(file.exists() for file in gone[2:])
+    assert runs_command(["clean", "--root", str(root), "--stale", "--yes"]) == 0
+    assert not any(file.exists() for file in gone) and all(file.exists() for file in kept)

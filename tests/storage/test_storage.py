@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -281,7 +282,7 @@ def test_what_replaces_a_file_is_on_disk_first(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "fsync", lambda file: done.append(Path(f"/proc/self/fd/{file}").readlink().name))
     monkeypatch.setattr(Path, "replace", lambda path, target: done.append("renamed") or replace(path, target))
     write_text(tmp_path / "a.txt", "new")
-    assert done == [f".a.txt.{os.getpid()}.part", "renamed"]
+    assert done == [f".a.txt.{socket.gethostname()}.{os.getpid()}.part", "renamed"]
     journal = Journal(tmp_path, None, 1)
     journal.append({"step": 1})
     journal.secure()

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from fedexp.tables.report import texts
-from fedexp.tables.report.csv import to_csv
+from fedexp.tables.report.csv import inert, to_csv
 from fedexp.tables.report.latex import latex
 from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.page import page
@@ -220,6 +220,22 @@ def test_long_labels_and_conditions_wrap_and_are_never_cut(width: int) -> None:
 def test_labels_are_never_markup() -> None:
     whole = printed(mixed(judged("lower"), methods=(Method("ours", "[red]A[/red]", role="proposed"),)), 40)
     assert "[red]A[/red]" in whole
+
+
+def test_labels_and_conditions_are_neither_html_nor_formulas(tmp_path: Path) -> None:
+    method, link = Method("ours", '<img src="x">', role="proposed"), '=HYPERLINK("x")'
+    shown = mixed(cell({"row": "<b>1"}, "ours", 50.0), methods=(method,))
+    assert not re.search(r"(?<!\\)<(img|b)", markdown(shown))
+    line = to_csv(mixed(judged("lower"), methods=(replace(method, label=link),))).splitlines()[1]
+    assert f'"\'{link.replace(chr(34), chr(34) * 2)}"' in line
+    assert [inert(text) for text in ("-1.5 -2.0", "-inf", "+x", "@y", "", 3)] == [
+        "-1.5 -2.0",
+        "-inf",
+        "'+x",
+        "'@y",
+        "",
+        3,
+    ]
 
 
 def test_csv_has_what_was_judged() -> None:

@@ -9,17 +9,30 @@ from typing import Any
 from fedexp.tables.report import layout
 from fedexp.tables.report.report import Report
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBERS = ("paper", "paper_sd", "mean", "sd", "n", "delta")
 _JUDGED = ("verdict", "reason", "near", "settles", "deterministic", "same_as", "reduced")
 
 
 def to_csv(report: Report) -> str:
-    """All numbers at full precision; values, seeds and runs joined by blanks."""
+    """All numbers at full precision; values, seeds and runs joined by blanks. Texts are `inert`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns(report))
-    writer.writerows(lines(report))
+    writer.writerow(map(inert, columns(report)))
+    writer.writerows(map(inert, line) for line in lines(report))
     return text.getvalue()
+
+
+def inert(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula gets an apostrophe in front; numbers stay as they are."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and not _is_numbers(value) else value
+
+
+def _is_numbers(text: str) -> bool:
+    try:
+        return bool([float(part) for part in text.split()])
+    except ValueError:
+        return False
 
 
 def columns(report: Report) -> list[str]:

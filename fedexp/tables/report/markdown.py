@@ -69,7 +69,7 @@ def _problems(report: Report) -> Iterator[str]:
     failures = dict.fromkeys(failure for cell in report.cells for failure in cell.failed)
     for reason in dict.fromkeys(cell.reason for cell in absent):
         places = [_place(cell, report) for cell in absent if cell.reason == reason]
-        yield f"- not run: {_plain(reason)} ({_few(places)})"
+        yield f"- not run: {_plain(reason)} ({_plain(_few(places))})"
     for failure in failures:
         yield f"- failed: {_plain(failure)}"
     if absent or failures:
@@ -114,7 +114,7 @@ def _table(report: Report) -> Iterator[str]:
     yield _row(["---:"] * len(report.keys) + [":---"] * len(report.methods) + ["---:"] * agreement)
     for row, entries in texts.shown(report):
         cells = [_cell(entry, reference) for entry in entries]
-        yield _row([*texts.conditions(row, report), *cells, *([texts.rho(row)] if agreement else [])])
+        yield _row([*map(_plain, texts.conditions(row, report)), *cells, *([texts.rho(row)] if agreement else [])])
 
 
 def _cell(entry: Shown | None, reference: bool) -> str:
