@@ -21,6 +21,13 @@ def guarded(work: Callable[[], int]) -> int:
         except FedexpError as error:
             tell(error)
             return USAGE_ERROR
+        except OSError as error:
+            from fedexp.storage.files import refused
+
+            if (told := refused(error)) is None:
+                raise
+            tell(told)
+            return JOB_ERROR
 
 
 def tell(error: FedexpError) -> None:

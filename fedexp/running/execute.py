@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
-import os
 import signal
 import threading
 import time
@@ -39,7 +37,7 @@ from fedexp.running.steps import Recorded, reached, steps
 from fedexp.running.summary import summarise
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
-from fedexp.storage.files import read_json, read_jsonl, write_json, write_text
+from fedexp.storage.files import read_json, read_jsonl, refused, write_json, write_text
 from fedexp.storage.model_folder import Clients, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder
 from fedexp.storage.tensors import load_tree, save_tree
@@ -117,29 +115,6 @@ def _check_data(config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         )
 
 
-_OF_THE_MACHINE = {
-    errno.ENOSPC: "free some space, or set output_root to another disk",
-    errno.EDQUOT: "free some space, or set output_root to another disk",
-    errno.EFBIG: "raise the limit of files' sizes (ulimit -f)",
-    errno.EPERM: "set output_root to a folder that can be written",
-    errno.EACCES: "set output_root to a folder that can be written",
-    errno.EROFS: "set output_root to a folder that can be written",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "raise the system's limit of open files",
-}
-
-
-def _told(error: BaseException, folder: Path) -> BaseException:
-    """What the machine refuses, in words; other errors as they are."""
-    if not isinstance(error, OSError) or error.errno not in _OF_THE_MACHINE:
-        return error
-    return StorageError(
-        f"the run cannot go on: {os.strerror(error.errno)}",
-        where=str(error.filename or folder),
-        do=f"{_OF_THE_MACHINE[error.errno]}; then the same command resumes this run",
-    )
-
-
 class _Notes:
     """What the user is shown besides results; all of it is in the run's log as well.
 
@@ -194,7 +169,7 @@ class _Run:
                 self.folder.set_done()
             raise
         except BaseException as error:
-            told = _told(error, self.folder.path)
+            told = refused(error, self.folder.path) or error
             text = str(told) if isinstance(told, FedexpError) else f"{type(told).__name__}: {told}"
             with contextlib.suppress(OSError):  # of a full disk, say: then the status has to do
                 write_text(self.folder.path / "error.txt", "".join(traceback.format_exception(error)))

@@ -21,7 +21,7 @@ from fedexp.engines.memo import Memo
 from fedexp.engines.shares import thread_budget
 from fedexp.running.experiment import Experiment, check_device, choose_numerics
 from fedexp.running.peak_memory import near_limit, probe_memory
-from fedexp.storage.files import write_json
+from fedexp.storage.files import damaged, write_json
 from fedexp.storage.identity import training_code_hash
 from fedexp.storage.run_folder import RunFolder
 
@@ -32,7 +32,10 @@ def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None
     """Those of the run's first launch, when they are what the config asks for; the engine is open until it is settled."""
     wanted = choose_numerics(config)
     stored = folder.once(_FILE, asdict(wanted))
-    first = Numerics(**stored)
+    try:
+        first = Numerics(**stored)
+    except TypeError as error:
+        raise damaged(folder.path / _FILE, str(error)) from error
     check_device(first.device)
     asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != stored[k]}
     if asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -101,6 +102,29 @@ def damaged(path: Path, how: str | None = None) -> StorageError:
         where=str(path),
         got=how,
         do="restore the file, or start the run afresh with reuse=false",
+    )
+
+
+_REFUSALS = {
+    errno.ENOSPC: "free some space, or write to another disk",
+    errno.EDQUOT: "free some space, or write to another disk",
+    errno.EFBIG: "raise the limit of files' sizes (ulimit -f)",
+    errno.EPERM: "use a folder that can be written (output_root)",
+    errno.EACCES: "use a folder that can be written (output_root)",
+    errno.EROFS: "use a folder that can be written (output_root)",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit of open files",
+}
+
+
+def refused(error: BaseException, where: Path | None = None) -> StorageError | None:
+    """In words what the machine refuses, for want of space, permission or file numbers; None where `error` is something else."""
+    if not isinstance(error, OSError) or error.errno not in _REFUSALS:
+        return None
+    return StorageError(
+        f"the work cannot go on: {os.strerror(error.errno)}",
+        where=str(error.filename or where) if error.filename or where else None,
+        do=f"{_REFUSALS[error.errno]}; then the same command goes on from here",
     )
 
 

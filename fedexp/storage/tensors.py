@@ -21,7 +21,7 @@ from fedexp.core.errors import StorageError
 from fedexp.core.kept import Kept
 from fedexp.core.trees import Tree, digest
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.storage.files import replacing
+from fedexp.storage.files import damaged, replacing
 
 
 def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
@@ -49,10 +49,13 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
 
 
 def load_tree(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]]:
-    """What `save_tree` wrote: the tree in its order, and the facts."""
-    with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
-        facts = read_facts(file)
-        return {key: file.get_tensor(key) for key in facts.pop("order")}, facts
+    """What `save_tree` wrote: the tree in its order, and the facts; a `StorageError` names a damaged file."""
+    try:
+        with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
+            facts = read_facts(file)
+            return {key: file.get_tensor(key) for key in facts.pop("order")}, facts
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path, str(error)) from error
 
 
 def remember(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
@@ -71,12 +74,12 @@ def recalled(
     """
     try:
         tree, facts = load_tree(path, device)
-        seal = facts.pop(_SEAL)
-        if path not in _trusted and seal != _seal(tree, facts):
-            raise ValueError("another content than was sealed")
-    except FileNotFoundError:
+        seal = facts.pop(_SEAL, None)  # files of earlier versions have none
+        if seal and path not in _trusted and seal != _seal(tree, facts):
+            raise damaged(path)
+    except OSError:
         return None
-    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError):
+    except StorageError:
         with contextlib.suppress(OSError):
             path.unlink()
         dropped()
@@ -142,10 +145,10 @@ class TensorStore:
         try:
             tree = load_tree(self._path(name), device)[0]
             if name not in self._trusted and digest(tree) != name:
-                raise ValueError("another content than its name says")
+                raise damaged(self._path(name), "another content than its name says")
             self._trusted.add(name)
             return tree
-        except (FileNotFoundError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (FileNotFoundError, StorageError) as error:
             raise StorageError(
                 "a stored tensor file is missing or damaged",
                 where=str(self._path(name)),

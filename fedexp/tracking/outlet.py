@@ -20,7 +20,7 @@ def lasting_output() -> Iterator[None]:
     before = sys.stdout, sys.stderr
     if None in before:
         _occupy()
-    sys.stdout, sys.stderr = (s if isinstance(s, _Lasting) else _Lasting(s) for s in before)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = (s if isinstance(s, _Lasting) else _Lasting(s) for s in before)
     try:
         yield
     finally:
