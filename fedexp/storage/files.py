@@ -89,10 +89,10 @@ def read_json(path: Path) -> Any:
     """The value in `path`, or None where there is no such file; a `StorageError` names one that is damaged."""
     try:
         return json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:  # of a codec, too
-        raise damaged(path, str(error)) from error
+        raise damaged(path, f"it is not JSON: {error}") from error
 
 
 def damaged(path: Path, how: str | None = None) -> StorageError:
@@ -101,7 +101,7 @@ def damaged(path: Path, how: str | None = None) -> StorageError:
         f"{path.name} is damaged",
         where=str(path),
         got=how,
-        do="restore the file, or start the run afresh with reuse=false",
+        do="restore the file; a run is started afresh with reuse=false",
     )
 
 

@@ -284,7 +284,7 @@ def test_help_and_import_load_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_reader_that_leaves_is_no_error_of_ours() -> None:
+def test_a_reader_that_leaves_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
@@ -296,7 +296,7 @@ def test_a_reader_that_leaves_is_no_error_of_ours() -> None:
         check=False,
     )
     os.close(write)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_help_lists_every_group_and_the_users_own_options(capsys) -> None:
