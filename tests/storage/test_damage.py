@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from filelock import FileLock
 
+from fedexp.commands.errors import guarded
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
 from fedexp.config.compose import compose
@@ -29,6 +30,8 @@ from fedexp.running.execute import execute
 from fedexp.storage import run_folder, tensors
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.run_folder import Journal, RunFolder, rows_of
+from fedexp.tables.cells import Job
+from fedexp.tables.lookup import Finder
 from tests.data.idx import write_mnist
 
 CPU = torch.device("cpu")
@@ -134,6 +137,9 @@ def test_a_damaged_memo_heals_itself(root: Path, monkeypatch: pytest.MonkeyPatch
     sound = [clone(tensors.load_tree(path, CPU)[0]) for path in entries]
     for path in entries:
         flip(path)
+    third = next((root / "memo").glob("*")) / "entry.safetensors"
+    tensors.save_tree(third, {"x": torch.ones(1)})
+    assert tensors.recalled(third, CPU) is not None  # of an earlier version: it has no seal
     monkeypatch.setattr(tensors, "_trusted", set())  # as a new process
     again, said = start()
     assert again["metrics"] == first["metrics"]
@@ -170,12 +176,29 @@ def test_one_runs_truncated_result_stops_no_sweep(root: Path, capsys: pytest.Cap
     assert str(path) in told.err and "Traceback" not in told.out + told.err
 
 
-@pytest.mark.parametrize("name", ["numerics.json", "data.json"])
-def test_a_truncated_file_of_a_run_is_named(root: Path, name: str) -> None:
+@pytest.mark.parametrize("text", ['{"cut', "[]"])
+def test_a_tables_cell_with_a_damaged_run_is_named(root: Path, text: str) -> None:
+    result, _ = start()
+    overrides = tuple(QUICK)
+    job = Job(0, {}, overrides, overrides)
+    assert Finder()(job).status == "done"
+    folder = Path(result["folder"])
+    (folder / "result.json").write_text(text)
+    found = Finder()(job)
+    assert (found.status, found.error, found.result) == ("damaged", "result.json is damaged", {})
+    (folder / "result.json").unlink()
+    (folder / "status.json").write_text(text)
+    assert (Finder()(job).status, Finder()(job).error) == ("damaged", "status.json is damaged")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("numerics.json", '{"cut'), ("data.json", '{"cut'), ("numerics.json", "{}")]
+)
+def test_a_truncated_file_of_a_run_is_named(root: Path, name: str, text: str) -> None:
     config = compose(QUICK)
     folder = RunFolder.of(config)
     folder.path.mkdir(parents=True)
-    (folder.path / name).write_text('{"cut')
+    (folder.path / name).write_text(text)
     with pytest.raises(StorageError, match=name):
         execute(config, say=None)
     state = json.loads((folder.path / "status.json").read_text())
@@ -238,6 +261,11 @@ def test_what_the_machine_refuses_is_said_in_words(
     assert os.strerror(code) in told and "Traceback" not in told
     (path,) = root.glob("runs/*/*/status.json")
     assert json.loads(path.read_text())["status"] == "failed"
+
+
+def test_commands_say_in_words_what_the_machine_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(full) == 1  # type: ignore[arg-type]
+    assert "No space left" in capsys.readouterr().err
 
 
 def test_on_a_full_disk_the_status_is_not_left_running(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fedexp.core.errors import ConfigError, DataError
-from fedexp.storage.files import write_json
+from fedexp.storage.files import write_json, write_text
 from fedexp.tables.cells import Job, Slot, slots
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.gather import drawn, make_report, with_pictures
@@ -334,6 +334,10 @@ def test_a_claim_without_its_curves_stays_open(tmp_path: Path) -> None:
     write_json(one.runs[one.cells[0].jobs[0].overrides].folder / "trace" / "1.json", [{"step": 1, "mean_v/acc": 0.5}])
     again = asked(tmp_path, claims=[{**CLAIM, **curve}])
     assert again.record.curves == {} and again.report.claims[0].state == "open"
+    write_text(one.runs[one.cells[0].jobs[0].overrides].folder / "trace" / "1.json", "[{")
+    again = asked(tmp_path, claims=[{**CLAIM, **curve, "a": ["local"], "b": ["ensemble"]}])
+    damaged = next(run for run in again.record.runs.values() if run.status == "damaged")
+    assert damaged.error == "1.json is damaged" and any("1.json" in text for text in again.report.cells[0].failed)
 
 
 def test_a_claim_about_rows_that_are_not_asked_for_stays_open(tmp_path: Path) -> None:
