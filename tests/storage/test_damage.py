@@ -260,7 +260,8 @@ def test_what_the_machine_refuses_is_said_in_words(
     told = capsys.readouterr().err
     assert os.strerror(code) in told and "Traceback" not in told
     (path,) = root.glob("runs/*/*/status.json")
-    assert json.loads(path.read_text())["status"] == "failed"
+    state = json.loads(path.read_text())
+    assert (state["status"], state["error"]) == ("failed", f"the work cannot go on: {os.strerror(code)}")
 
 
 def test_commands_say_in_words_what_the_machine_refuses(capsys: pytest.CaptureFixture[str]) -> None:
