@@ -341,7 +341,7 @@ class Tall(nn.Module):
     [
         (["aggregator.T=0"], "T must be positive"),
         (["task=cvae", "model=cvae"], "compares logits of classes"),
-        (["+architectures.models.tall={_target_: tests.methods.test_dense.Tall}", "architectures.clients=[tall]"],
+        (["+architectures.models.tall={_target_: tests.methods.test_dense.Tall}", "architectures.clients=[tall]", "rounds=1"],
          "output does not fit"),
         (["aggregator.teachers=stacked", "aggregator.precision=bf16"], "does not run in precision=bf16"),
         (["aggregator.b=1"], "b must be at least 2"),
