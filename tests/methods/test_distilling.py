@@ -153,7 +153,7 @@ def test_of_networks_that_differ_a_fresh_student_follows_all(augment: bool) -> N
     """Each client starts from a network of its own kind; the student, of another, takes autograd's step towards their mean."""
     changes = {"student_start": "fresh", "augment": augment, "epochs": 1, "optimizer": Sgd(), "lr": 0.7}
     world = world_of("feddf_matched", "rounds=1", **changes)
-    kinds = [ModelSpec.of({**MLP, "hidden": [width]}, (1, 2, 2), 3) for width in (5, 6)]
+    kinds = [ModelSpec.of({**MLP, "hidden": widths}, (1, 2, 2), 3) for widths in ([], [6, 5])]
     env = replace(world.env, specs=Specs(world.env.server_spec, tuple(kinds)))
     world.env = replace(env, domain=replace(env.domain, augment=Same() if augment else None))
     begun = world.aggregator.init(world.env)
@@ -168,7 +168,8 @@ def test_of_networks_that_differ_a_fresh_student_follows_all(augment: bool) -> N
     expected = {name: (value - 0.7 * value.grad).detach() for name, value in student.named_parameters()}
     assert_same(params_of(state), [expected], 1e-9)
     assert logged[0]["clients"] == 4 and len(logged) == 2
-    assert world.aggregator.update(begun, [], world.env)[1] == {"clients": 0}
+    unchanged, metrics = world.aggregator.update(begun, [], world.env)
+    assert unchanged["weights"] is begun["weights"] and metrics == {"clients": 0}
 
 
 def test_on_a_clients_own_samples_a_fresh_student_becomes_that_client() -> None:

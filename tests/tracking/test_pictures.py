@@ -19,6 +19,7 @@ from tests.tracking.test_trackers import ROWS, FakeRun, info
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_grid_is_drawn_to_the_pixel(tmp_path: Path, channels: int) -> None:
     images = torch.randint(256, (2, 3, channels, 4, 5), generator=torch.Generator().manual_seed(0))
+    draw_pictures({"later": images / 255}, tmp_path, 17)
     draw_pictures({"made": images / 255}, tmp_path, 7)
     (path,) = pictures_of(tmp_path, 7).values()
     found = np.rint(255 * imread(path))
@@ -29,7 +30,7 @@ def test_a_grid_is_drawn_to_the_pixel(tmp_path: Path, channels: int) -> None:
             np.testing.assert_array_equal(shown, np.broadcast_to(images[row, column].permute(1, 2, 0), shown.shape))
     first = path.read_bytes()
     draw_pictures({"made": images / 255}, tmp_path, 7)
-    assert path.read_bytes() == first and pictures_of(tmp_path, 17) == {}
+    assert path.read_bytes() == first
 
 
 def test_wandb_has_pictures_with_their_row_after_a_resume_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
