@@ -10,19 +10,22 @@ from torch import Tensor
 from torch.nn import functional
 
 _WHITE = 1.0
+_SIDE = 64  # pixels of the picture that a small image is enlarged to, as far as whole numbers go
 
 
 def draw_pictures(grids: Mapping[str, Tensor], folder: Path, step: int) -> None:
     """``pictures/<name>_<step>.png`` in the run `folder`, for the step with that number in metrics.jsonl.
 
     Args:
-        grids: by name, (rows, columns, c, H, W) images in [0, 1]: of 3 channels in colour, else the grey mean of all. A pixel
-            of an image is one of the picture, with a white line between images.
+        grids: by name, (rows, columns, c, H, W) images in [0, 1]: of 3 channels in colour, else the grey mean of all. Pixels
+            of small images are squares of the picture; a white line is between images.
     """
     from matplotlib.image import imsave
 
     for name, grid in grids.items():
-        images = functional.pad(grid.detach().float().cpu(), (0, 1, 0, 1), value=_WHITE)
+        factor = max(1, _SIDE // max(grid.shape[-2:]))
+        images = grid.detach().float().cpu().repeat_interleave(factor, -1).repeat_interleave(factor, -2)
+        images = functional.pad(images, (0, 1, 0, 1), value=_WHITE)
         rows, columns, c, height, width = images.shape
         sheet = images.permute(0, 3, 1, 4, 2).reshape(rows * height, columns * width, c)[:-1, :-1]
         if c != 3:
