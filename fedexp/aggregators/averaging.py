@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,11 +41,13 @@ class Averaging(Aggregator):
 
     weights: Literal["samples", "uniform"] = "samples"
 
-    averages_updates: ClassVar[bool] = True
-
     @property
     def needs(self) -> Needs:
         return Needs(same_architecture=True)
+
+    @property
+    def averages_updates(self) -> bool:
+        return True
 
     def cohort(self, env: Env) -> list[int]:
         """Who trains in this round."""
@@ -85,7 +87,7 @@ class Averaging(Aggregator):
         }
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
-        own_start = env.init == "different" and env.first
+        own_start = env.first and (env.init == "different" or len(env.specs.distinct) > 1)
         return [
             env.job(client, env.initial_weights(client) if own_start else state["weights"], state["shared"])
             for client in self.cohort(env)

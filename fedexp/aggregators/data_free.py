@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,8 +23,9 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
 from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.pictures import by_class
 from fedexp.distillation.stacking import Running, stacks
-from fedexp.distillation.student import distil
+from fedexp.distillation.student import distil, fresh_student
 from fedexp.server_training.optimizers import Optimizer, Sgd, cosine
 from fedexp.tasks.classification import Classification
 
@@ -79,44 +80,20 @@ class DataFree(Aggregator):
 
     @property
     def needs(self) -> Needs:
-        return Needs((Demand("task", Classification, "compares logits of classes"),))
+        return Needs(
+            (Demand("task", Classification, "compares logits of classes"),),
+            same_architecture=self.student_start == "fedavg",
+            broadcasts=True,
+            images=True,
+        )
 
     def init(self, env: Env) -> State:
-        self._check(env)
-        work = {"student": self._fresh(env), "optimizer": {}, "teachers": [], "own": {}}
-        return {"round": 0, "epoch": 0, "stacked": None, **work}
-
-    def _check(self, env: Env) -> None:
-        if env.domain.pixel_range != (0.0, 1.0):
-            raise ConfigError(
-                "images are made on the server, and the data set's samples have no range of pixels",
-                where="dataset",
-                expected="8-bit images",
-                got=f"floating-point samples of shape {env.input_shape}",
-                do="choose a data set of images, or another method",
-            )
-        if len(env.specs.distinct) > 1:
-            self._check_one_architecture(env)
         if self.teachers == "stacked":
             _check_stackable(env)
         if self.precision == "bf16":
             _check_bf16(env)
-
-    def _check_one_architecture(self, env: Env) -> None:
-        """Networks differ: refuse what starts one from another."""
-        average = self.student_start == "fedavg"
-        if not average and env.rounds == 1:
-            return
-        names = ", ".join(spec.arch.rpartition(".")[2] for spec in env.specs.distinct)
-        raise ConfigError(
-            "the student starts from the mean of models that differ in architecture"
-            if average
-            else "in a second round clients start from the student, and networks differ in architecture",
-            where="aggregator.student_start" if average else "rounds",
-            expected="fresh or previous" if average else "1",
-            got=names,
-            do="set aggregator.student_start=fresh" if average else "set rounds=1, or architectures.clients=null",
-        )
+        work = {"student": fresh_student(env), "optimizer": {}, "teachers": [], "own": {}}
+        return {"round": 0, "epoch": 0, "stacked": None, **work}
 
     def position(self, state: State, step: int) -> tuple[int, int]:
         return state["round"], state["epoch"]
@@ -153,7 +130,7 @@ class DataFree(Aggregator):
         if self.student_start == "fedavg":
             student = averaged(models)
         elif self.student_start == "fresh" and env.round:
-            student = self._fresh(env)
+            student = fresh_student(env)
         stacked = state["stacked"]
         if stacked is None:
             inputs = torch.zeros(self.b, *env.input_shape, device=env.device, dtype=env.dtype)
@@ -170,9 +147,6 @@ class DataFree(Aggregator):
         }
         return started, {"clients": len(models), "teachers/stacked": int(stacked)}
 
-    def _fresh(self, env: Env) -> Weights:
-        return Weights.init(env.server_spec, seed_of(env.seed, "student", env.round), env.device, env.dtype)
-
     def begin(self, own: State, env: Env) -> State:
         """What the method keeps, ``state["own"]``, at the start of a round; `own` is what the last one left."""
         return {}
@@ -184,6 +158,14 @@ class DataFree(Aggregator):
         Args:
             lr: of the student.
         """
+
+    @abstractmethod
+    def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
+        """(n, c, H, W) images in [0, 1] to look at after a round, the oldest first, and (n,) their classes."""
+
+    def pictures(self, state: State, env: Env) -> Mapping[str, Tensor]:
+        """``synthetic``: images that the student learned from, a row a class."""
+        return {"synthetic": by_class(*self.made(state, env), env.num_classes)} if state["own"] else {}
 
     def taught(
         self, state: State, inputs: Iterable[Tensor], teach: Teach, lr: float, env: Env

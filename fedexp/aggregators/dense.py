@@ -33,6 +33,7 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation.ensemble import Ensemble
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.losses import Mask, boundary_support
+from fedexp.distillation.pictures import generated
 from fedexp.distillation.student import answers
 from fedexp.distillation.synthesis import Terms, generate, generated_by, named, synthesise
 from fedexp.distillation.views import View, Views
@@ -89,6 +90,11 @@ class Dense(Replay):
         inputs = View.of(self.views, env, "distillation").inputs(images, 0)
         state, taught = self.taught({**state, "own": own}, [inputs], ensemble, lr, env)
         return state, {**made, **taught}
+
+    def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
+        if self.variant == "bank":
+            return super().made(state, env)
+        return generated(state["own"]["generator"], state["student"], self.nz, env)
 
     def synthesise(
         self, labels: Tensor, student: Weights, ensemble: Ensemble, own: State, env: Env

@@ -28,6 +28,7 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation.ensemble import Ensemble
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.losses import information_entropy, one_hot
+from fedexp.distillation.pictures import generated
 from fedexp.distillation.synthesis import Terms, generated_by, named
 from fedexp.distillation.views import View
 from fedexp.server_training.gradients import value_and_grad
@@ -80,6 +81,9 @@ class FedDafl(DataFree):
         means = {name: float(torch.stack([row[name] for row in game.rows]).mean()) for name in game.rows[0]}
         own = {"generator": game.generator, "optimizer": game.optimizer}
         return {**state, "own": own}, {**named(means), **taught}
+
+    def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
+        return generated(state["own"]["generator"], state["student"], self.nz, env)
 
 
 class _Game:

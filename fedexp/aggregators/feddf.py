@@ -3,17 +3,19 @@
 Reference: Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020, Algorithm 1: the
 mean of the clients' models is trained, on unlabelled proxy data, towards ``softmax(1/m sum_k logits_k(x))`` by the
 Kullback-Leibler divergence. Up: y_i. Down: w. Proxy data that stay as they are meet every teacher once: its logits are summed
-as it comes in, and no teacher is kept. With ``augment`` the teachers are, and see every batch.
+as it comes in, and no teacher is kept. With ``augment`` the teachers are, and see every batch. Of one shot, models may be of
+any architectures: the student, the server's network, then starts afresh (``student_start=fresh``), and nothing is averaged.
 
 The published code's defaults differ from the commands that it names for the paper; both values stand in the presets. Its
 ``avg_losses``, the mean of the divergences from each teacher, has the gradient of ``average=probs``: the target enters
 linearly, up to a constant. Left out, and off there: teachers weighted by validation accuracy, teachers below chance dropped.
+With several architectures its students, one of each, start from the mean of their own kind: not here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -25,7 +27,6 @@ from fedexp.aggregators.server_trained import Part, network, proxy_of
 from fedexp.core.aggregator import State
 from fedexp.core.build import require
 from fedexp.core.env import Env
-from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
 from fedexp.core.kernel import StepNoise
 from fedexp.core.needs import Needs
@@ -35,6 +36,7 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
 from fedexp.distillation.losses import kl
+from fedexp.distillation.student import fresh_student
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.server_training.forward import logits_of
 
@@ -42,6 +44,8 @@ from fedexp.server_training.forward import logits_of
 @dataclass(frozen=True)
 class FedDF(Distilling):
     """Args:
+    student_start: its weights at the start of a round: ``fedavg`` (the clients' mean) or ``fresh`` (an initialisation of its
+        own); fresh, neither `weights` nor a trainer's server half or a server optimizer has an effect.
     average: of teachers' ``logits`` or ``probs``.
     temperature: tau; divides the logits of teachers and student; the loss has no factor tau^2.
     validate_every: optimizer steps between two measurements of the student's accuracy on the validation samples; the best
@@ -50,6 +54,7 @@ class FedDF(Distilling):
     augment: proxy batches pass the random transform of the clients' training batches; each teacher then runs on every one.
     """
 
+    student_start: Literal["fedavg", "fresh"] = "fedavg"
     average: Literal["logits", "probs"] = "logits"
     temperature: float = 1.0
     validate_every: int | None = None
@@ -68,31 +73,37 @@ class FedDF(Distilling):
 
     @property
     def needs(self) -> Needs:
-        return super().needs | Needs(validation=self.validate_every is not None)
+        needs = super().needs | Needs(
+            validation=self.validate_every is not None, augmented=self.augment, broadcasts=True
+        )
+        return replace(needs, same_architecture=self.averages_updates)
+
+    @property
+    def averages_updates(self) -> bool:
+        return self.student_start == "fedavg"
 
     def stretch(self, env: Env) -> int:
         return self.validate_every or super().stretch(env)
 
-    def init(self, env: Env) -> State:
-        if self.augment and env.domain.augment is None:
-            raise ConfigError(
-                "the clients' training batches pass no random transform, so proxy batches cannot pass it",
-                where="aggregator.augment",
-                expected="false, or a data set with dataset.augment",
-                got="true",
-            )
-        return super().init(env)
+    def first_step(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        if self.student_start == "fedavg":
+            return super().first_step(state, results, env)
+        m = sum(1 for _ in results)
+        if not m:  # every sampled client was skipped: the round changes nothing
+            return state, {"clients": 0}
+        student = fresh_student(env)
+        return {**state, "weights": student, "evaluated": student}, {"clients": m}
 
     def watched(
         self, results: Iterable[ClientResult], start: Weights, gathered: State, env: Env
     ) -> Iterator[ClientResult]:
-        net = network(env.server_spec, env.device, env.dtype)
-        net.train(False)
         gathered |= {"teachers": [], "ensemble": _Ensemble(self.average, self.temperature)}
         for result in results:
             if self.augment:
                 gathered["teachers"].append(env.keep(result.weights))
             else:
+                net = network(result.weights.spec, env.device, env.dtype)
+                net.train(False)
                 gathered["ensemble"].hear(logits_of(net, result.weights, proxy_of(env)))
             yield result
 
@@ -107,13 +118,13 @@ class FedDF(Distilling):
             return
         assert env.domain.augment is not None
         noise = StepNoise(seed_of(env.seed, "server", env.round, "augmentation"), env.device)
-        teachers, judge = [kept.load() for kept in work["teachers"]], net.beside(net.spec)
+        teachers = [kept.load() for kept in work["teachers"]]
         for step, _, inputs in parts:
             noise.step = step
             seen, ensemble = env.domain.augment(inputs, noise), _Ensemble(self.average, self.temperature)
             with torch.no_grad():
                 for teacher in teachers:
-                    ensemble.hear(judge(teacher.params, teacher.buffers, seen))
+                    ensemble.hear(net.beside(teacher.spec)(teacher.params, teacher.buffers, seen))
             yield step, seen, ensemble.target()
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Metrics
+from fedexp.core.trainer import Trainer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights, by_spec
 from fedexp.probes.class_counts import ClassCounts, counts
@@ -61,6 +62,10 @@ class FeatureGenerator(nn.Module):
 def generator_spec(classes: int, noise: int, hidden: int, features: int) -> ModelSpec:
     sizes = {"classes": classes, "features": features, "hidden": hidden, "noise": noise}
     return ModelSpec(f"{__name__}.{FeatureGenerator.__name__}", tuple(sizes.items()))
+
+
+class FeatureTrainer(Trainer):
+    """A client's side of `FedGen`: fits the generator's features."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +97,10 @@ class FedGen(Mean):
 
     @property
     def needs(self) -> Needs:
-        from fedexp.trainers import fedgen  # which builds on this file
-
         return super().needs | Needs(
             (
                 Demand("task", Classification, "generates features of classes"),
-                Demand("trainer", fedgen.FedGen, "teaches a generator for clients that fit its features"),
+                Demand("trainer", FeatureTrainer, "teaches a generator for clients that fit its features"),
             )
         )
 

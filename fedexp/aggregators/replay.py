@@ -59,6 +59,10 @@ class Replay(DataFree):
         state, taught = self.taught({**state, "own": {**own, "bank": bank}}, inputs, teach, lr, env)
         return state, {**made, **taught, "bank": len(samples)}
 
+    def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
+        bank = samples_of(state["own"]["bank"], env.domain)
+        return bank.x / 255, bank.y
+
     def labels(self, env: Env) -> Tensor:
         """(b,) int64 y of the epoch's images, uniform over the classes, ascending."""
         random = torch_generator(env.seed, "labels", env.round, env.step)

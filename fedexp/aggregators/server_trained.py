@@ -1,7 +1,8 @@
 """What methods have in common whose server trains on data of its own between a round's mean and the next round.
 
 A round's first step is FedAvg's; each further one is a stretch of optimizer steps on the server, so that a run resumes between
-two of them. Server state: FedAvg's, and within a round what the method made of the cohort.
+two of them; the model is traced after every stretch, series ``student``. Server state: FedAvg's, and within a round what the
+method made of the cohort.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import StepNoise
 from fedexp.core.needs import Needs
 from fedexp.core.net import Net
+from fedexp.core.outcome import Outcome
 from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
@@ -70,6 +72,10 @@ class ServerTrained(Mean):
             start: the round's global model, w^t.
         """
         yield from results
+
+    def first_step(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        """FedAvg's step: the state whose ``weights`` server training starts from."""
+        return super().update(state, results, env)
 
     @abstractmethod
     def begin(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
@@ -127,7 +133,7 @@ class ServerTrained(Mean):
         gathered: dict[str, Any] = {}
         start: Weights = state["weights"]
         watched = self.watched(results, start, gathered, env) if self.total(env) else results
-        new, metrics = super().update(state, watched, env)
+        new, metrics = self.first_step(state, watched, env)
         if not metrics["clients"] or not self.total(env):
             return {**new, "round": env.round + 1, "stage": 0, "work": {}}, metrics
         work = {"taken": 0, **self.begin(gathered, start, new["weights"], env)}
@@ -148,6 +154,8 @@ class ServerTrained(Mean):
         over = until == self.total(env) or self.stopped(work)
         if over:
             weights = self.end(weights, work, env)
+        if env.trace.wants(env.step):
+            env.trace(env.step, {"student": Outcome((weights,), self.delivers)}, values=metrics)
         where = {"round": env.round + 1, "stage": 0, "work": {}} if over else {"stage": env.step + 1, "work": work}
         return {**state, "weights": weights, "evaluated": weights, **where}, metrics
 

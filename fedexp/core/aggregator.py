@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from fedexp.core.env import Env, Extent
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -23,13 +25,17 @@ State = dict[str, Any]
 class Aggregator(ABC):
     """What the server does. All state is in the `State` value; a plug-in keeps none of its own."""
 
-    averages_updates: ClassVar[bool] = False  # do trainers' server halves and server optimizers take effect?
     delivers: ClassVar[Delivers] = "model"  # the kind of its outcome, at any time
     communicates: ClassVar[bool] = True  # do models travel every round? (False: no bytes are counted)
 
     @property
     def needs(self) -> Needs:
         return Needs()
+
+    @property
+    def averages_updates(self) -> bool:
+        """Whether trainers' server halves and server optimizers take effect."""
+        return False
 
     @abstractmethod
     def init(self, env: Env) -> State:
@@ -55,6 +61,10 @@ class Aggregator(ABC):
     @abstractmethod
     def outcome(self, state: State) -> Outcome:
         """What would be delivered if the run ended now."""
+
+    def pictures(self, state: State, env: Env) -> Mapping[str, Tensor]:
+        """What there is to look at after a round's last step: by name, a grid (rows, columns, c, H, W) of images in [0, 1]."""
+        return {}
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         """Refuse a model that the method cannot merge, before anything is loaded; `ConfigError` says why."""

@@ -37,6 +37,9 @@ class Needs:
         update_norms: RoundStats.squared_norms must be filled.
         same_architecture: every client and the server must have one network (whatever averages or matches models).
         global_model: clients must receive a model of several clients', not the one they last trained.
+        broadcasts: clients start from the server's model from the second round on, so of several rounds likewise.
+        images: samples must be 8-bit images (whatever makes images of its own); augmented: training batches must pass a random
+            transform.
         local_steps: the numbers of local steps must be known, so models from elsewhere will not do.
     """
 
@@ -47,6 +50,9 @@ class Needs:
     update_norms: bool = False
     same_architecture: bool = False
     global_model: bool = False
+    broadcasts: bool = False
+    images: bool = False
+    augmented: bool = False
     local_steps: bool = False
 
     def __or__(self, other: Needs) -> Needs:

@@ -73,6 +73,7 @@ class Dataset(ABC):
     download: bool = False
 
     targets: ClassVar[Targets] = "labels"  # what `read` returns as train_y and test_y
+    pixels: ClassVar[bool] = True  # are samples 8 bits a value? (False: floating point)
     pinned: ClassVar[bool] = False  # does the config alone say which samples these are? Not where files are read
     # Are these the bits the papers used? (False: a re-encoding; no number is reproduced)
     faithful: ClassVar[bool] = True
@@ -195,8 +196,11 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
 
         if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
             raise fail("samples and labels must be torch tensors", "two tensors", f"{type(x)}, {type(y)}")
-        if x.dtype != torch.uint8 and not x.dtype.is_floating_point:
-            raise fail("samples have the wrong dtype", "uint8 (0..255) or floating point", x.dtype)
+        if (x.dtype != torch.uint8) if dataset.pixels else (not x.dtype.is_floating_point):
+            expected = "uint8 (0..255)" if dataset.pixels else "floating point"
+            raise fail(
+                "samples have the wrong dtype", f"{expected}, as the class's pixels = {dataset.pixels} says", x.dtype
+            )
         if tuple(x.shape[1:]) != dataset.shape:
             raise fail("samples have the wrong shape", f"(n, {', '.join(map(str, dataset.shape))})", tuple(x.shape))
         masks = dataset.targets == "masks"

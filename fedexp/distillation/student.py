@@ -1,4 +1,4 @@
-"""The student: one pass of distillation, and how it answers while images are made."""
+"""The student: its initialisation, one pass of distillation, and how it answers while images are made."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.aggregator import State
+from fedexp.core.env import Env
 from fedexp.core.kernel import StepNoise
 from fedexp.core.net import Net
+from fedexp.core.seeds import seed_of
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.distillation.losses import kl
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Optimizer
+
+
+def fresh_student(env: Env) -> Weights:
+    """The server's network under a seed of the round's own."""
+    return Weights.init(env.server_spec, seed_of(env.seed, "student", env.round), env.device, env.dtype)
 
 
 def distil(

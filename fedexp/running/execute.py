@@ -45,6 +45,7 @@ from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.feed import Feed
 from fedexp.tracking.logger import Logger, RunInfo
 from fedexp.tracking.outlet import lasting_output
+from fedexp.tracking.pictures import draw_pictures
 from fedexp.tracking.progress import Progress
 
 
@@ -283,6 +284,10 @@ class _Run:
                     began = time.perf_counter()
                     with phase("log"):
                         self._store_trace(step)
+                        if step.ends_round:
+                            at = env.at(step.row["round"] - 1, step.within)
+                            grids = experiment.aggregator.pictures(snapshot.state, at)
+                            draw_pictures(grids, self.folder.path, snapshot.step)
                         journal.append(step.row)
                         saver.note(step)
                         feed.log(step.row)
@@ -325,7 +330,9 @@ class _Run:
         began = time.perf_counter()
         path = self.folder.path
         config = experiment.config
-        summary = summarise(journal.rows, experiment)
+        paths = sorted((path / "trace").glob("*.json"), key=lambda path: int(path.stem))
+        traced = [{"round": int(path.stem), **row} for path in paths for row in read_json(path) or []]
+        summary = summarise(journal.rows, experiment, traced)
         save_outcome(outcome, Clients.of(outcome, config.clients, data), path)
         if journal.rows:
             draw_curve(journal.rows, path / "curve.png", self._title())

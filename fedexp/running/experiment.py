@@ -98,7 +98,16 @@ class Experiment:
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
         plugins = (self.trainer, self.aggregator, self.server_optimizer)
         check_validation(self.config.eval.held_out, bool(self.partitioner.val_fraction))
-        check_needs(self.config, *plugins, self.proxy, self.has_validation, self.specs, self.task)
+        check_needs(
+            self.config,
+            *plugins,
+            proxy=self.proxy,
+            validation=self.has_validation,
+            specs=self.specs,
+            task=self.task,
+            dataset=self.dataset,
+            images=self.dataset.pixels and self.extractor is None,
+        )
         check_metrics(self)
         outputs = self.task.output_shape(self.dataset.num_classes, self.dataset.shape)
         device = _chosen(self.config.device).partition(":")[0]

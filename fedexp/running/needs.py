@@ -14,6 +14,7 @@ from fedexp.core.needs import Demand, Needs
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Task
 from fedexp.core.trainer import Trainer
+from fedexp.data.dataset import Dataset
 from fedexp.data.federated import Proxy
 from fedexp.server_optimizers.sgd import Sgd
 
@@ -29,8 +30,14 @@ def check_needs(
     validation: bool,
     specs: Specs,
     task: Task,
+    dataset: Dataset,
+    images: bool,
 ) -> None:
-    """Hold what plug-ins need against each other, and against the config."""
+    """Hold what plug-ins need against each other, and against the config.
+
+    Args:
+        images: networks see the 8-bit images of `dataset`, neither other samples nor features.
+    """
     plugins: Plugins = {"trainer": trainer, "aggregator": aggregator, "server_optimizer": server_optimizer}
     names = {group: f"{group.replace('_', ' ')} {type(plugin).__name__}" for group, plugin in plugins.items()}
     for one, other in combinations(plugins, 2):
@@ -48,7 +55,8 @@ def check_needs(
         for demand in plugin.needs.demands:
             _check_demand(names[group], demand, config, {**plugins, "task": task})
         _check_data(names[group], plugin.needs, config, proxy)
-        _check_specs(names[group], plugin.needs, specs)
+        _check_samples(names[group], plugin.needs, dataset, images)
+        _check_specs(names[group], plugin.needs, config, specs)
     own = aggregator.delivers != "model" or not aggregator.communicates
     lone = [names[group] for group, plugin in plugins.items() if plugin.needs.global_model]
     if lone and own:
@@ -106,14 +114,43 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
         )
 
 
-def _check_specs(name: str, needs: Needs, specs: Specs) -> None:
-    if needs.same_architecture and len(specs.distinct) > 1:
+def _check_samples(name: str, needs: Needs, dataset: Dataset, images: bool) -> None:
+    if needs.images and not images:
+        raise ConfigError(
+            f"{name} makes images on the server, and what networks are fed here has no range of pixels",
+            where="dataset",
+            expected="8-bit images, and a model without a frozen extractor",
+            got=f"data set '{dataset.name}'" + (", as features" if dataset.pixels else ", floating-point samples"),
+            do="choose another data set or model, or another method",
+        )
+    if needs.augmented and dataset.augment is None:
+        raise ConfigError(
+            f"{name} passes its batches through the clients' random transform, and their training batches pass none",
+            where="dataset.augment",
+            expected="flips or crops, e.g. {flip: 0.5, crop_padding: 4}",
+            got="null",
+        )
+
+
+def _check_specs(name: str, needs: Needs, config: Config, specs: Specs) -> None:
+    if len(specs.distinct) == 1:
+        return
+    got = ", ".join(spec.arch.rpartition(".")[2] for spec in specs.distinct)
+    if needs.same_architecture:
         raise ConfigError(
             f"{name} averages or matches models: the server and all clients must have one architecture",
             where="architectures",
             expected="one model for all",
-            got=", ".join(spec.arch.rpartition(".")[2] for spec in specs.distinct),
+            got=got,
             do="set architectures.clients=null architectures.server=null",
+        )
+    if needs.broadcasts and config.rounds > 1:
+        raise ConfigError(
+            f"{name} starts clients from the server's model in the second round, and networks differ in architecture",
+            where="rounds",
+            expected="1",
+            got=got,
+            do="set rounds=1, or architectures.clients=null architectures.server=null",
         )
 
 

@@ -11,17 +11,22 @@ from fedexp.core.errors import FedexpError
 from fedexp.running.experiment import Experiment
 
 
-def summarise(rows: Sequence[dict[str, Any]], experiment: Experiment) -> dict[str, Any]:
+def summarise(
+    rows: Sequence[dict[str, Any]], experiment: Experiment, traced: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
     """The result's metrics.
 
     Args:
         rows: ``metrics.jsonl``.
+        traced: iterations within rounds, ``trace/<round>.json``, in their order, each with its ``round``.
 
     ``best`` looks at the test set over rounds and is an oracle: it is also listed under ``oracle/`` and is never the
     headline. ``last_10`` has the values of the last ten evaluated rounds (fewer, if there are fewer), so that several runs'
     can be pooled, ``mean_last_10`` and ``std_last_10`` their mean and their deviation (divided by their number, as NumPy's).
     ``rounds_to`` has the first evaluated round that reaches each of ``headline.targets``, infinity where none does; its keys
-    have two decimals (0.30) or as many as the target (0.385).
+    have two decimals (0.30) or as many as the target (0.385). ``traced`` has, of the headline's metric in every traced series
+    of one model, the ``last`` and the ``best`` value and of the latter ``at``, round and iteration; a best one on test data
+    is listed under ``oracle/``, too.
     """
     name, rule, stop = experiment.headline, experiment.config.headline.rule, experiment.config.stop.target
     higher = experiment.task.higher_is_better
@@ -43,6 +48,8 @@ def summarise(rows: Sequence[dict[str, Any]], experiment: Experiment) -> dict[st
         watch = name.replace("test/", "val/", 1)
         value = (max if higher(name) else min)(evaluated, key=lambda row: row[watch])[name]
 
+    within = _traced(traced, name.rpartition("/")[2], higher(name))
+
     def first(metric: str, target: float) -> int | None:
         return next((row["round"] for row in evaluated if experiment.meets(metric, row.get(metric), target)), None)
 
@@ -54,10 +61,29 @@ def summarise(rows: Sequence[dict[str, Any]], experiment: Experiment) -> dict[st
         "std_last_10": {key: statistics.pstdev(values) for key, values in tail.items()},
         "last_10": tail,
         **{f"oracle/{key}": value for key, value in best.items() if key.startswith("test/")},
+        **within,
         "rounds": rows[-1]["round"],
         "rounds_to_target": None if stop is None else first(experiment.stop_metric, stop),
         "rounds_to": {_named(target): first(name, target) or math.inf for target in experiment.config.headline.targets},
     }
+
+
+def _traced(rows: Sequence[dict[str, Any]], metric: str, higher_is_better: bool) -> dict[str, Any]:
+    """Last and best of each series; empty where nothing was traced."""
+    last: dict[str, float] = {}
+    best: dict[str, float] = {}
+    at: dict[str, list[int]] = {}
+    for row in rows:
+        for key, value in row.items():
+            if key.rpartition("/")[2] != metric or not isinstance(value, float) or math.isnan(value):
+                continue
+            last[key] = value
+            if key not in best or (value > best[key] if higher_is_better else value < best[key]):
+                best[key], at[key] = value, [row["round"], row["iteration"]]
+    if not last:
+        return {}
+    oracles = {f"oracle/{key}": value for key, value in best.items() if "/val/" not in key}
+    return {"traced": {"last": last, "best": best, "at": at}, **oracles}
 
 
 def _named(target: float) -> str:

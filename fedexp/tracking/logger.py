@@ -58,7 +58,10 @@ class Logger(ABC):
 
     @abstractmethod
     def log(self, row: dict[str, Any]) -> None:
-        """One step; ``row["round"]`` and ``row["step"]`` (finished steps in all) count from 1."""
+        """One step; ``row["round"]`` and ``row["step"]`` (finished steps in all) count from 1.
+
+        Its pictures are on disk by then: `fedexp.tracking.pictures.pictures_of`.
+        """
 
     @abstractmethod
     def close(self, status: str, result: dict[str, Any] | None) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fedexp.core.errors import ConfigError
 from fedexp.tracking.logger import Logger, RunInfo
+from fedexp.tracking.pictures import pictures_of
 
 
 @dataclass
@@ -19,6 +21,7 @@ class TensorBoard(Logger):
     """
 
     _writer: Any = field(init=False, default=None, repr=False)
+    _folder: Path = field(init=False, default=Path(), repr=False)
 
     def check(self) -> None:
         if importlib.util.find_spec("tensorboard") is None:
@@ -32,6 +35,7 @@ class TensorBoard(Logger):
         """Begin a new event file with the rows of earlier attempts."""
         from torch.utils.tensorboard import SummaryWriter
 
+        self._folder = run.folder
         folder = run.folder / "tensorboard"
         for earlier in folder.glob("events.out.tfevents.*"):
             earlier.unlink()
@@ -42,10 +46,14 @@ class TensorBoard(Logger):
             self.log(row)
 
     def log(self, row: dict[str, Any]) -> None:
-        """One scalar a metric, at ``step``, the finished steps."""
+        """One scalar a metric and the pictures, at ``step``, the finished steps."""
+        from matplotlib.image import imread
+
         for name, value in row.items():
             if name not in ("round", "step") and isinstance(value, int | float):
                 self._writer.add_scalar(name, value, row["step"])
+        for name, path in pictures_of(self._folder, row["step"]).items():
+            self._writer.add_image(f"pictures/{name}", imread(path), row["step"], dataformats="HWC")
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
         """Flush to disk, with the headline as text."""

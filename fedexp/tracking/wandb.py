@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedexp.tracking.logger import Logger, RunInfo
+from fedexp.tracking.pictures import pictures_of
 
 _EXIT_CODES = {"done": 0, "interrupted": 130}  # anything else failed: 1
 _NAME, _TAG = 128, 64  # lengths W&B accepts
@@ -38,6 +39,7 @@ class Wandb(Logger):
     entity: str | None = None
     mode: Literal["offline", "online"] = "offline"
     _run: Any = field(init=False, default=None, repr=False)
+    _folder: Path = field(init=False, default=Path(), repr=False)
     _sent: int = field(init=False, default=0, repr=False)  # steps up to here are in W&B already
 
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
@@ -46,6 +48,7 @@ class Wandb(Logger):
             import wandb
 
             self._run = self._start(wandb, run)
+        self._folder = run.folder
         with _lock:
             _open.add(id(self))
         self._run.define_metric("*", step_metric="step")  # of which a round may have several
@@ -61,9 +64,12 @@ class Wandb(Logger):
                 shutil.rmtree(part, ignore_errors=True)
 
     def log(self, row: dict[str, Any]) -> None:
-        """Send one round, unless W&B has it."""
+        """Send one round, with its pictures, unless W&B has it."""
         if row["step"] > self._sent:
-            self._run.log(row, step=row["step"], commit=True)  # now, not with the next step
+            pictures = {
+                f"pictures/{name}": _image(path) for name, path in pictures_of(self._folder, row["step"]).items()
+            }
+            self._run.log({**row, **pictures}, step=row["step"], commit=True)  # now, not with the next step
             self._sent = row["step"]
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
@@ -136,6 +142,12 @@ class Wandb(Logger):
             config=flat_config(run.config),
             settings=wandb.Settings(**known),
         )
+
+
+def _image(path: Path) -> Any:
+    import wandb
+
+    return wandb.Image(str(path))
 
 
 def _alone() -> bool:

@@ -20,12 +20,12 @@ from fedexp.core.build import require
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Ctx, Measured, Trainer
+from fedexp.core.trainer import Ctx, Measured
 from fedexp.core.trees import Tree
 
 
 @dataclass(frozen=True)
-class FedGen(Trainer):
+class FedGen(fedgen.FeatureTrainer):
     """Args:
     alpha, beta: of the terms in round 0, where they are not in force yet; decay: their factor a round; floor: what they do
         not fall below. A coefficient of 0 stays 0.

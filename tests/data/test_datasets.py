@@ -5,7 +5,7 @@ import hashlib
 import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -276,6 +276,10 @@ class Declared(Digits):
     """Three classes of 1 x 2 x 2."""
 
 
+class Floating(Declared):
+    pixels = False
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -285,8 +289,11 @@ class Declared(Digits):
         ({"train_y": (torch.arange(6) % 3).int()}, "wrong form"),
         ({"test_y": torch.tensor([0, 1, 3])}, "out of range"),
         ({"test_y": torch.tensor([0, -1, 2])}, "out of range"),
-        ({"test_x": torch.zeros(0, 1, 2, 2), "test_y": torch.zeros(0, dtype=torch.int64)}, "is empty"),
-        ({"train_x": torch.full((6, 1, 2, 2), float("nan"))}, "NaN"),
+        (
+            {"test_x": torch.zeros(0, 1, 2, 2, dtype=torch.uint8), "test_y": torch.zeros(0, dtype=torch.int64)},
+            "is empty",
+        ),
+        ({"train_x": torch.zeros(6, 1, 2, 2)}, "pixels = True"),
         ({"train_x": np.zeros((6, 1, 2, 2))}, "torch tensors"),
     ],
 )
@@ -298,9 +305,20 @@ def test_content_that_is_not_what_was_declared(change: dict[str, Any], message: 
     assert ("test" if "test_y" in change else "train") in str(caught.value)
 
 
+def test_floating_point_samples_are_declared_and_finite() -> None:
+    dataset, arrays = Floating(num_classes=3, shape=(1, 2, 2)), good()
+    floats = replace(arrays, train_x=arrays.train_x / 2, test_x=arrays.test_x / 2)
+    verify(dataset, floats)
+    for wrong, message in ((arrays, "pixels = False"), (replace(floats, test_x=floats.test_x / 0), "NaN")):
+        with pytest.raises(DataError, match=message):
+            verify(dataset, wrong)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mine(Dataset):
     """A user's data set: a field of its own, floating-point samples."""
+
+    pixels: ClassVar[bool] = False
 
     points: int
     num_classes: int = 2

@@ -1,8 +1,8 @@
 """From arrays to clients: limits, proxy, partition, validation, each disjoint from the others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,6 +22,8 @@ from fedexp.data.partitions.iid import Iid
 @dataclass(frozen=True, kw_only=True)
 class Numbered(Dataset):
     """Every sample is its own number, so that it can be recognised wherever it went. Test numbers start at 10,000."""
+
+    pixels: ClassVar[bool] = False
 
     num_classes: int = 4
     shape: tuple[int, ...] = (1,)
@@ -134,12 +136,18 @@ class Others(Numbered):
     num_classes: int = 5
     mean: tuple[float, ...] = (7.0,)
     std: tuple[float, ...] = (3.0,)
-    eight_bits: bool = False
 
     def read(self, root: Path, download: bool) -> Arrays:
         x, y = torch.arange(20_000, 20_060).float()[:, None], torch.arange(60) % 5
-        arrays = Arrays(x, y, x[:20] + 10_000, y[:20])
-        return Arrays(x.byte(), y, x[:20].byte(), y[:20]) if self.eight_bits else arrays
+        return Arrays(x, y, x[:20] + 10_000, y[:20])
+
+
+class EightBits(Others):
+    pixels = True
+
+    def read(self, root: Path, download: bool) -> Arrays:
+        arrays = super().read(root, download)
+        return replace(arrays, train_x=arrays.train_x.byte(), test_x=arrays.test_x.byte())
 
 
 @pytest.mark.parametrize(("source", "size", "count"), [("train", 40, 40), ("train", 1.0, 60), ("test", 0.5, 10)])
@@ -188,7 +196,7 @@ def test_a_proxy_that_does_not_fit_is_refused(proxy: Proxy, words: str) -> None:
 
 def test_eight_bit_and_floating_point_samples_do_not_mix() -> None:
     with pytest.raises(DataError, match="no common unit"):
-        make(proxy=Proxy("train", 9, dataset=Others(eight_bits=True)))
+        make(proxy=Proxy("train", 9, dataset=EightBits()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

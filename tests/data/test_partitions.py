@@ -134,6 +134,18 @@ def test_disjoint_complete_and_a_function_of_the_seed(scheme: Partitioner, seed:
         assert scheme.split(labels, 10, 12, rng(seed + 7)).sha256 != partition.sha256
 
 
+def test_the_smaller_alpha_the_further_are_clients_from_the_pool() -> None:
+    """Total variation of class shares, the mean over clients and 20 seeds; nobody has fewer than ten samples."""
+    labels, distances = uneven_labels(), []
+    pool = np.bincount(labels) / len(labels)
+    for alpha in (0.1, 0.5, 5.0):
+        splits = [Dirichlet(alpha=alpha).split(labels, 10, 8, rng(seed)) for seed in range(20)]
+        assert all(split.sizes.min() >= 10 for split in splits)
+        counts = np.concatenate([class_counts(split, labels, 10) for split in splits])
+        distances.append((np.abs(counts / counts.sum(1, keepdims=True) - pool).sum(1) / 2).mean())
+    assert distances[0] > distances[1] > distances[2] > 0
+
+
 @pytest.mark.parametrize("scheme", [Iid(), DirichletPerClient(alpha=0.2), Shards(shards=2)], ids=lambda s: s.name)
 def test_balanced_schemes_have_equal_sizes(scheme: Partitioner) -> None:
     sizes = scheme.split(uneven_labels(3001), 10, 8, rng()).sizes

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ from fedexp.distillation.views import View
 from fedexp.engines.serial import Serial
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.running import execute as running
-from fedexp.running.execute import Interrupted, execute
+from fedexp.running.execute import execute
 from fedexp.running.experiment import Experiment
 from fedexp.server_training.optimizers import cosine
 from fedexp.storage.files import read_json, read_jsonl
@@ -50,6 +53,7 @@ from tests.methods.distilled_world import (
     small_world,
     states,
 )
+from tests.nursery import Forked
 from tests.world import CPU, MLP, make_data, make_world
 
 TINY = ("aggregator.T_G=3", "aggregator.nz=4", "aggregator.ngf=3", "aggregator.lr_generator=0.05")
@@ -337,7 +341,7 @@ class Tall(nn.Module):
     [
         (["aggregator.T=0"], "T must be positive"),
         (["task=cvae", "model=cvae"], "compares logits of classes"),
-        (["+architectures.models.tall={_target_: tests.methods.test_dense.Tall}", "architectures.clients=[tall]"],
+        (["+architectures.models.tall={_target_: tests.methods.test_dense.Tall}", "architectures.clients=[tall]", "rounds=1"],
          "output does not fit"),
         (["aggregator.teachers=stacked", "aggregator.precision=bf16"], "does not run in precision=bf16"),
         (["aggregator.b=1"], "b must be at least 2"),
@@ -347,6 +351,24 @@ class Tall(nn.Module):
 def test_what_cannot_work_is_refused_in_words(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Experiment.of(compose(["method=dense", "partition=iid", *overrides]))
+
+
+def test_worlds_that_cannot_work_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="cannot make samples of this shape"):
+        Dense().check(ModelSpec.of(MLP, (1, 6, 6), 3), (1, 6, 6))
+    config = compose(["method=dense", "partition=iid"])
+    mine = {"_target_": "tests.data.test_datasets.Mine", "points": 8, "shape": [1, 8, 8]}
+    with pytest.raises(ConfigError, match="no range of pixels") as told:
+        Experiment.of({**config, "dataset": mine})
+    assert told.value.facts["got"] == "data set 'mine', floating-point samples"
+    with pytest.raises(ConfigError, match="no range of pixels"):
+        Experiment.of(compose(["method=dense", "dataset=cifar10", "model=resnet18_features"]))
+    for overrides, words in (
+        (["rounds=1", "aggregator.student_start=fedavg"], "must have one architecture"),
+        (["rounds=2"], "starts clients from the server's model in the second round"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            Experiment.of(compose(["method=dense", "architectures.clients=[mlp,cnn_mnist]", *overrides]))
 
 
 class Choosy(nn.Module):
@@ -361,19 +383,9 @@ class Choosy(nn.Module):
         return logits if logits.sum() > 0 else -logits
 
 
-def test_worlds_that_cannot_work_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    aggregator, shape = Dense(), (1, 6, 6)
-    with pytest.raises(ConfigError, match="cannot make samples of this shape"):
-        aggregator.check(ModelSpec.of(MLP, shape, 3), shape)
-    with pytest.raises(ConfigError, match="no range of pixels"):
-        aggregator.init(make_world("method=fedavg").env)
-    env = small_world("dense").env
+def test_how_teachers_cannot_run_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    aggregator, env = Dense(), small_world("dense").env
     mixed = replace(env, specs=Specs(env.server_spec, (ModelSpec.of(MLP, (1, 4, 4), 3), env.server_spec)))
-    aggregator.init(mixed)
-    with pytest.raises(ConfigError, match="mean of models that differ"):
-        replace(aggregator, student_start="fedavg").init(mixed)
-    with pytest.raises(ConfigError, match="in a second round clients start from the student"):
-        aggregator.init(replace(mixed, rounds=2))
     together = replace(aggregator, teachers="stacked")
     with pytest.raises(ConfigError, match="cannot be stacked: they differ in architecture"):
         together.init(mixed)
@@ -391,10 +403,24 @@ def test_worlds_that_cannot_work_are_refused_in_words(monkeypatch: pytest.Monkey
         rounded.init(replace(single, device=torch.device("cuda")))
 
 
+def _killed(config: dict[str, Any], place: str, name: str, call: int) -> None:
+    """In a process of its own, which kills itself in call number `call`, from 0, of a function that `place` uses."""
+    count, module = iter(range(100)), import_module(place)
+    whole = getattr(module, name)
+
+    def dying(*args: Any) -> Any:
+        if next(count) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(*args)
+
+    setattr(module, name, dying)
+    execute(config, say=None)
+
+
 def test_killed_while_images_are_made_and_in_distillation_it_has_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two client networks teach a third; the run is stopped within its third and fourth step."""
+    """Two client networks teach a third; processes die by kill -9 within the third and the fifth step."""
     monkeypatch.setattr(running, "draw_curve", lambda rows, path, title: None)
     wide = "+architectures.models.wide={_target_: fedexp.models.mlp.MLP, hidden: [9]}"
     config = compose(
@@ -404,29 +430,56 @@ def test_killed_while_images_are_made_and_in_distillation_it_has_the_same_bits(
     )  # fmt: skip
 
     def files(result: dict[str, Any]) -> list[bytes]:
-        return [(Path(result["folder"]) / name).read_bytes() for name in ("metrics.jsonl", "model.safetensors")]
+        names = ("metrics.jsonl", "model.safetensors", "trace/1.json", "pictures/synthetic_5.png")
+        return [(Path(result["folder"]) / name).read_bytes() for name in names]
 
     straight = execute(config, say=None)
     again = {**config, "output_root": str(tmp_path / "b")}
-    for place, name, call in ((synthesis, "value_and_grad", 5), (data_free, "distil", 2)):
-        count, whole = iter(range(100)), getattr(place, name)
-
-        def dying(*args: Any, count: Any = count, whole: Any = whole, call: int = call) -> Any:
-            if next(count) == call:
-                raise Interrupted(15)
-            return whole(*args)
-
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            patch.setattr(place, name, dying)
-            execute(again, say=None)
+    for place, name, call, done in ((synthesis, "value_and_grad", 5, 2), (data_free, "distil", 2, 4)):
+        process = Forked(tmp_path, _killed, again, place.__name__, name, call)
+        told = process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL, told
+        (journal,) = (tmp_path / "b").glob("runs/*/*/metrics.jsonl")
+        assert len(read_jsonl(journal)) == done and not (journal.parent / "pictures").exists()
     resumed = execute(again, say=None)
     assert resumed["attempts"] == 3 and files(resumed) == files(straight)
     rows = read_jsonl(Path(resumed["folder"]) / "metrics.jsonl")
     traced = read_json(Path(resumed["folder"]) / "trace" / "1.json")
     assert [row["iteration"] for row in traced] == [1, 2, 3, 4]
-    assert traced[-1]["student/acc"] == rows[-1]["test/global/acc"]
     assert [row["synthesis/ce"] for row in traced] == [row["synthesis/ce"] for row in rows[1:]]
+    students = resumed["traced"]
+    assert students["last"]["student/acc"] == rows[-1]["test/global/acc"] == traced[-1]["student/acc"]
+    assert resumed["oracle/student/acc"] == max(row["student/acc"] for row in traced)
     assert json.loads((Path(resumed["folder"]) / "result.json").read_text())["bytes"]["up"] > 0
+
+
+def test_pictures_are_the_rounds_last_images_of_each_class() -> None:
+    world = small_world("dense", *TINY, "aggregator.T=9")
+    state = states(world)[0][-1]
+    grid = world.aggregator.pictures(state, world.env)["synthetic"]
+    bank = [(x, int(y)) for batch in state["own"]["bank"] for x, y in zip(batch["x"], batch["y"], strict=True)]
+    assert grid.shape == (3, 8, 1, 4, 4)
+    for number, row in enumerate(grid):
+        found = [x for x, y in bank if y == number][-8:]
+        assert len(found) == 8 and torch.equal((row * 255).round().byte(), torch.stack(found))
+    empty = small_world("dense", *TINY)
+    assert empty.aggregator.pictures(empty.aggregator.init(empty.env), empty.env) == {}
+
+
+@pytest.mark.parametrize("method", ["dense_paper_literal", "fed_dafl"])
+def test_a_generators_pictures_are_filed_as_the_student_sees_them(method: str) -> None:
+    few = ["aggregator.nz=4", "aggregator.ngf=3", "aggregator.T=1"]
+    few += ["aggregator.iterations=2"] if method == "fed_dafl" else ["aggregator.T_G=2"]
+    world = small_world(method, *few)
+    state = states(world)[0][-1]
+    grid = world.aggregator.pictures(state, world.env)["synthetic"]
+    student = world.aggregator.outcome(state).models[0].module().eval()
+    shown = 0
+    for number, row in enumerate(grid):
+        images = row[(row < 1).flatten(1).any(1)]
+        shown += len(images)
+        assert torch.equal(student(normalised(images)).argmax(1), torch.full((len(images),), number))
+    assert shown >= 8 and torch.equal(grid, world.aggregator.pictures(state, world.env)["synthetic"])
 
 
 def shapes(count: int, seed: int, share: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,16 +14,20 @@ from torch import Tensor, nn
 
 from fedexp.aggregators import feddf
 from fedexp.config.compose import compose
+from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError
 from fedexp.core.net import Net
+from fedexp.core.seeds import seed_of
+from fedexp.core.trace import Trace
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.running.experiment import Experiment
 from fedexp.server_training.forward import recomputed_statistics
 from fedexp.server_training.optimizers import Sgd
 from tests.methods.server_world import models_near, module_of, round_of, stored_after_every_step
-from tests.world import CPU, World, assert_same, make_data, make_world
+from tests.world import CPU, MLP, World, assert_same, make_data, make_world
 
 NORMED = {"_target_": "tests.methods.test_distilling.Normed"}
+MIXED = ["architectures.clients=[mlp,mlp_nafi_100]"]
 MASKS = ["task=segmentation", "partition=iid", "dataset=shapes_masks", "model=unet"]
 
 
@@ -142,9 +146,64 @@ def test_teachers_that_see_every_batch_say_the_same_of_the_same() -> None:
     world.env = replace(world.env, domain=replace(world.env.domain, augment=Shifted()))
     start = world.env.initial_weights()
     assert_same(params_of(round_of(world, [start] * 2)[0]), [start.params], 1e-12)
-    with pytest.raises(ConfigError, match="no random transform"):
-        world = world_of("feddf", augment=True)
-        world.aggregator.init(world.env)
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_of_networks_that_differ_a_fresh_student_follows_all(augment: bool) -> None:
+    """Each client starts from a network of its own kind; the student, of another, takes autograd's step towards their mean."""
+    changes = {"student_start": "fresh", "augment": augment, "epochs": 1, "optimizer": Sgd(), "lr": 0.7}
+    world = world_of("feddf_matched", "rounds=1", **changes)
+    kinds = [ModelSpec.of({**MLP, "hidden": widths}, (1, 2, 2), 3) for widths in ([], [6, 5])]
+    env = replace(world.env, specs=Specs(world.env.server_spec, tuple(kinds)))
+    world.env = replace(env, domain=replace(env.domain, augment=Same() if augment else None))
+    begun = world.aggregator.init(world.env)
+    starts = [job.start for job in world.aggregator.plan(begun, world.env)]
+    assert [start.spec for start in starts] == [*kinds, *kinds]
+    teachers = [models_near(start, 1)[0] for start in starts]
+    state, logged = round_of(world, teachers)
+    x = proxy_inputs(world)
+    target = torch.stack([module_of(teacher)(x).detach() for teacher in teachers]).mean(0).softmax(1)
+    student = module_of(Weights.init(world.env.server_spec, seed_of(0, "student", 0), CPU, torch.float64))
+    (target * (target.log() - student(x).log_softmax(1))).sum(1).mean().backward()
+    expected = {name: (value - 0.7 * value.grad).detach() for name, value in student.named_parameters()}
+    assert_same(params_of(state), [expected], 1e-9)
+    assert logged[0]["clients"] == 4 and len(logged) == 2
+    unchanged, metrics = world.aggregator.update(begun, [], world.env)
+    assert unchanged["weights"] is begun["weights"] and metrics == {"clients": 0}
+
+
+def test_on_a_clients_own_samples_a_fresh_student_becomes_that_client() -> None:
+    """The longer it is taught, the closer it comes, and in the end it says what the client says as often as never before."""
+    alone = make_world("method=fedavg", "rounds=10", data=make_data((60,)))
+    teacher = alone.run().state["weights"]
+    said = module_of(teacher)(alone.data.train.inputs(slice(None))).detach()
+    distances, agreement = [], []
+    for epochs in (0, 5, 25, 125):
+        world = world_of("feddf", student_start="fresh", epochs=epochs, optimizer=Sgd(momentum=0.9), lr=0.3)
+        world.env = replace(world.env, proxy=alone.data.train)
+        student = module_of(round_of(world, [teacher])[0]["weights"])
+        answers = student(alone.data.train.inputs(slice(None))).detach()
+        p = torch.distributions.Categorical(logits=said)
+        distances.append(torch.distributions.kl_divergence(p, torch.distributions.Categorical(logits=answers)).mean())
+        agreement.append((answers.argmax(1) == said.argmax(1)).double().mean())
+    assert distances == sorted(distances, reverse=True)
+    assert agreement[-1] == max(agreement) > agreement[0]
+
+
+def test_the_student_is_traced_after_every_stretch() -> None:
+    world = world_of("feddf", "rounds=1", epochs=3, batch_size=4)
+    seen: dict[int, Any] = {}
+
+    class Watching(Trace):
+        def wants(self, iteration: int) -> bool:
+            return iteration != 2
+
+        def __call__(self, iteration: int, outcomes: Any, clients: Any = (), values: Any = None) -> None:
+            seen[iteration] = outcomes["student"].models[0], values
+
+    world.env = replace(world.env, trace=Watching())
+    state, logged = round_of(world, models_near(world.env.initial_weights(), 2))
+    assert list(seen) == [1, 3] and seen[3][0] is state["weights"] and seen[1][1] == logged[1]
 
 
 def test_the_best_student_is_delivered_and_patience_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,6 +337,10 @@ def test_recomputed_statistics_are_torchs() -> None:
 @pytest.mark.parametrize(("method", "overrides", "words"), [
     *((method, MASKS, "Classification") for method in ("feddf", "fedbe", "fedgen", "moon")),
     ("feddf", ["proxy.source=none", "proxy.size=0"], "needs server data"),
+    ("feddf", ["aggregator.augment=true"], "their training batches pass none"),
+    ("feddf", MIXED, "must have one architecture"),
+    ("feddf", [*MIXED, "aggregator.student_start=fresh"], "in the second round, and networks differ"),
+    ("feddf", ["aggregator.student_start=fresh", "server_optimizer=fedadam"], "server optimizer has no effect"),
     ("feddf", ["aggregator.temperature=0"], "temperature must be positive"),
     ("feddf", ["aggregator.steps=10"], "set one of steps and epochs"),
     ("feddf", ["aggregator.patience=10"], "patience has no effect"),

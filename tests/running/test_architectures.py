@@ -141,11 +141,12 @@ class Padded(torch.nn.Module):
 
 @pytest.mark.parametrize("method", sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml")))
 def test_what_averages_or_matches_needs_one_architecture(method: str) -> None:
-    """Refused although the data are not even there; what distils without data takes any."""
+    """Refused although the data are not even there; what distils without data takes any in one shot."""
     free = method.startswith(("local", "ensemble", "dense", "fed_dafl", "fed_adi", "co_boosting"))
     error, words = (DataError, "nowhere") if free else (ConfigError, "one architecture")
     with pytest.raises(error, match=words):
-        Experiment.of(compose([f"method={method}", "dataset=mnist", "data_root=nowhere", "clients=5", CYCLE]))
+        shots = ["rounds=1"] if free else []
+        Experiment.of(compose([f"method={method}", "dataset=mnist", "data_root=nowhere", "clients=5", CYCLE, *shots]))
 
 
 def test_fedsyns_five_networks() -> None:
@@ -161,6 +162,9 @@ def test_fedsyns_five_networks() -> None:
     for method in ("average", "fedavg"):
         with pytest.raises(ConfigError, match="one architecture"):
             Experiment.of(compose(["experiment=fedsyn/table3", f"method={method}", "data_root=nowhere"]))
+    with pytest.raises(DataError, match="nowhere"):
+        fresh = ["method=feddf_matched", "aggregator.student_start=fresh"]
+        Experiment.of(compose(["experiment=fedsyn/table3", *fresh, "data_root=nowhere"]))
 
 
 def test_one_architecture_is_one_however_it_is_named() -> None:

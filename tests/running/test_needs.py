@@ -121,7 +121,16 @@ def checked(*needs: Needs, server_optimizer=None, proxy=None, validation=False, 
         wanted = needs[number] if number < len(needs) else Needs()
         plugins.append(type(kind.__name__, (kind,), {"needs": property(lambda self, wanted=wanted: wanted)})())
     base = Experiment.of(compose([]))
-    check_needs(replace(base.config, **config), *plugins, proxy or Proxy(), validation, base.specs, base.task)
+    check_needs(
+        replace(base.config, **config),
+        *plugins,
+        proxy=proxy or Proxy(),
+        validation=validation,
+        specs=base.specs,
+        task=base.task,
+        dataset=base.dataset,
+        images=True,
+    )
 
 
 def test_needs_that_agree_unite() -> None:

@@ -1,0 +1,34 @@
+"""What a server's images look like: a few of each class, and those of a generator that keeps none."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedexp.core.env import Env
+from fedexp.core.seeds import torch_generator
+from fedexp.core.weights import Weights
+from fedexp.distillation.student import answers
+from fedexp.distillation.synthesis import generated_by
+from fedexp.distillation.views import View
+
+_COLUMNS = 8
+_DRAWN = 16  # images of a generator for each class, whichever they turn out to be of
+
+
+def by_class(images: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+    """(num_classes, 8, c, H, W): the last 8 of `images` (n, c, H, W) in [0, 1] of each class; white where there are fewer."""
+    grid = images.new_ones(num_classes, _COLUMNS, *images.shape[1:])
+    for number, row in enumerate(grid):
+        found = images[classes == number][-_COLUMNS:]
+        row[: len(found)] = found
+    return grid
+
+
+@torch.no_grad()
+def generated(generator: Weights, student: Weights, nz: int, env: Env) -> tuple[Tensor, Tensor]:
+    """(n, c, H, W) images of fresh noise (n, `nz`), and the classes (n,) that the student sees in them."""
+    random = torch_generator(env.seed, "pictures", env.round)
+    z = torch.randn(_DRAWN * env.num_classes, nz, generator=random).to(env.device, env.dtype)
+    images = generated_by(generator)({**generator.params, "z": z})
+    return images, answers(student)(View.of("none", env, "pictures").inputs(images, 0)).argmax(1)

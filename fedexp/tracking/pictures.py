@@ -1,0 +1,41 @@
+"""Pictures of a round: grids of images, a PNG each, under ``pictures`` in the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_WHITE = 1.0
+_SIDE = 64  # pixels of the picture that a small image is enlarged to, as far as whole numbers go
+
+
+def draw_pictures(grids: Mapping[str, Tensor], folder: Path, step: int) -> None:
+    """``pictures/<name>_<step>.png`` in the run `folder`, for the step with that number in metrics.jsonl.
+
+    Args:
+        grids: by name, (rows, columns, c, H, W) images in [0, 1]: of 3 channels in colour, else the grey mean of all. Pixels
+            of small images are squares of the picture; a white line is between images.
+    """
+    from matplotlib.image import imsave
+
+    for name, grid in grids.items():
+        factor = max(1, _SIDE // max(grid.shape[-2:]))
+        images = grid.detach().float().cpu().repeat_interleave(factor, -1).repeat_interleave(factor, -2)
+        images = functional.pad(images, (0, 1, 0, 1), value=_WHITE)
+        rows, columns, c, height, width = images.shape
+        sheet = images.permute(0, 3, 1, 4, 2).reshape(rows * height, columns * width, c)[:-1, :-1]
+        if c != 3:
+            sheet = sheet.mean(2, keepdim=True).expand(-1, -1, 3)
+        path = folder / "pictures" / f"{name}_{step}.png"
+        path.parent.mkdir(exist_ok=True)
+        imsave(path, (sheet.clamp(0, 1) * 255).round().to(torch.uint8).numpy())
+
+
+def pictures_of(folder: Path, step: int) -> dict[str, Path]:
+    """The files that `draw_pictures` wrote for `step`, by name."""
+    paths = sorted((folder / "pictures").glob(f"*_{step}.png"))
+    return {path.stem.rpartition("_")[0]: path for path in paths}
