@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -102,8 +104,18 @@ def part_of(tree: Tree, part: str) -> Tree:
 def digest(tree: Tree) -> str:
     """Hash of names, types, shapes and bytes."""
     state = hashlib.sha256()  # in hardware: about as fast as a disk takes the bytes
+    for part in _bytes_of(tree):
+        state.update(part)
+    return state.hexdigest()[:40]
+
+
+def checksum(tree: Tree) -> int:
+    """CRC-32 of names, types, shapes and bytes: shows damage, at a fraction of a digest's cost; no name for a content."""
+    return functools.reduce(lambda crc, part: zlib.crc32(part, crc), _bytes_of(tree), 0)
+
+
+def _bytes_of(tree: Tree) -> Iterator[bytes | memoryview]:
     for name, value in tree.items():
         data = value.detach().contiguous().cpu()
-        state.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
-        state.update(data.reshape(-1).view(torch.uint8).numpy().data)
-    return state.hexdigest()[:40]
+        yield f"{name}|{data.dtype}|{tuple(data.shape)}|".encode()
+        yield data.reshape(-1).view(torch.uint8).numpy().data

@@ -12,7 +12,7 @@ import torch
 
 from fedexp.core.client_states import ClientStates
 from fedexp.core.errors import StorageError
-from fedexp.core.trees import Tree, Trees, digest, joined, num_bytes
+from fedexp.core.trees import Tree, Trees, checksum, joined, num_bytes
 from fedexp.storage.tensors import read_facts, save_tree
 
 _MOST = 128  # states a segment: few files and flushes, yet short headers to read one state
@@ -137,12 +137,12 @@ class StoredClientStates(ClientStates):
         number = self._next
         tree: Tree = {}
         layout: dict[str, dict[str, list[str]]] = {}
-        digests: dict[str, str] = {}
+        checksums: dict[str, int] = {}
         for client, state in states.items():
             layout[str(client)] = {group: list(inner) for group, inner in state.items()}
-            digests[str(client)] = digest(joined(state))
+            checksums[str(client)] = checksum(joined(state))
             tree |= joined({f"{client}/{group}": inner for group, inner in state.items()})
-        save_tree(self._path(number), tree, {"layout": layout, "digests": digests})
+        save_tree(self._path(number), tree, {"layout": layout, "checksums": checksums})
         self._next = number + 1
         self._enter(number, list(states))
 
@@ -193,14 +193,14 @@ class StoredClientStates(ClientStates):
                     for group, names in facts["layout"][str(client)].items()
                 }
                 if number <= self._inherited and (number, client) not in self._verified:
-                    if digest(joined(state)) != facts["digests"][str(client)]:
+                    if checksum(joined(state)) != facts["checksums"][str(client)]:
                         raise ValueError(f"client {client}'s state is not the one that was written")
                     self._verified.add((number, client))
         return states
 
     @contextlib.contextmanager
     def _open(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """A segment's file and its facts: by client, the names of the tensors of each group, and the state's digest."""
+        """A segment's file and its facts: by client, the names of the tensors of each group, and the state's checksum."""
         path = self._path(number)
         try:
             with safetensors.safe_open(path, framework="pt", device=str(self._device)) as file:
