@@ -74,8 +74,9 @@ def _parser() -> argparse.ArgumentParser:
                               epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib")  # fmt: skip
     run.set_defaults(run=_run)
     report = commands.add_parser("report", parents=[shared], help="report what is there; runs nothing")
-    report.add_argument("--from", dest="record", type=Path, metavar="DIR",
-                        help="a record of runs, which need not exist any more; files are written with --out alone")  # fmt: skip
+    report.add_argument("--from", dest="records", type=Path, nargs="+", metavar="DIR",
+                        help="a record of runs, which need not exist any more; further records add what it lacks; files "
+                             "are written with --out alone")  # fmt: skip
     report.set_defaults(run=_report)
     return parser
 
@@ -181,11 +182,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    return _strict(options, _finish(_Request(options)) if options.record is None else _again(options))
+    return _strict(options, _again(options) if options.records else _finish(_Request(options)))
 
 
 def _again(options: argparse.Namespace) -> Report:
-    """The report of a record."""
+    """The report of a record, or of several."""
     from fedexp.tables import record
     from fedexp.tables.cells import slots
     from fedexp.tables.gather import make_report, with_pictures
@@ -199,9 +200,10 @@ def _again(options: argparse.Namespace) -> Report:
             "a record says itself which cells it has", where="--from", got=", ".join(asked), do="leave them out"
         )
     table = load_table(options.name)
-    found = record.read(table, options.record)
+    first, *others = (record.read(table, folder) for folder in options.records)
+    found = record.completed(first, others)
     cells = slots(table, found.form, only=found.only, seeds=found.seeds, extra=found.extra)
-    report = with_pictures(make_report(table, cells, found), record.pictures(found, options.record), found.missed)
+    report = with_pictures(make_report(table, cells, found), record.pictures(found, options.records[0]), found.missed)
     _show(report, table, found, options.out)
     return report
 

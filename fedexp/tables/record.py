@@ -229,6 +229,29 @@ def _curve(run: CellRun, name: str, axis: str) -> Curve:
     return [(float(row[axis]), float(row[name])) for row in rows if name in row]
 
 
+def completed(record: Record, others: Iterable[Record]) -> Record:
+    """`record`, whose cells and form they are, with the runs that it lacks from `others`.
+
+    Raises:
+        ConfigError: another one is of another form, or was made with other seeds or overrides.
+    """
+    runs, curves, configs = dict(record.runs), dict(record.curves), dict(record.configs)
+    for other in others:
+        for name in ("form", "seeds", "extra"):
+            if getattr(other, name) != getattr(record, name):
+                raise ConfigError(
+                    f"records of different {name} make no common report",
+                    where="--from",
+                    expected=str(getattr(record, name)),
+                    got=str(getattr(other, name)),
+                )
+        lacking = {key: run for key, run in other.runs.items() if key not in runs or runs[key].value is None}
+        runs |= lacking
+        curves |= {key: curve for key, curve in other.curves.items() if key not in curves}
+        configs |= {run.config: other.configs[run.config] for run in lacking.values() if run.config in other.configs}
+    return replace(record, runs=runs, curves=curves, configs=configs)
+
+
 # --- files
 
 

@@ -18,7 +18,7 @@ from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.gather import drawn, make_report, with_pictures
 from fedexp.tables.lookup import CellRun, read_path, read_value
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.record import Record, pictures, read, recorded, write
+from fedexp.tables.record import Record, completed, pictures, read, recorded, write
 from fedexp.tables.report.files import report_folder, write_report
 from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.report import Picture, Report
@@ -238,6 +238,24 @@ def test_what_the_table_has_got_since_the_record_is_missing_from_it(tmp_path: Pa
     assert [(c.method, c.n) for c in made.cells[:4]] == [("local", 2), ("ensemble", 2), ("dense", 0), ("plain", 0)]
     assert made.form == "partial" and dict(made.facts)["runs"] == "8 of 14"
     assert [c.mean for c in made.cells[:2]] == [c.mean for c in old.report.cells[:2]]
+
+
+def test_a_record_is_completed_with_what_others_have_and_it_lacks(tmp_path: Path) -> None:
+    whole = asked(tmp_path)
+    own = {key: run for key, run in whole.record.runs.items() if key[1] == "local"}
+    wrong = {key: replace(run, value=0.0) for key, run in own.items()}
+    empty = {
+        key: replace(run, value=None, status="missing") for key, run in whole.record.runs.items() if key not in own
+    }
+    first = replace(
+        whole.record, runs={**own, **empty}, configs={name: {} for name in {r.config for r in own.values()}}
+    )
+    other = replace(whole.record, runs={**whole.record.runs, **wrong})
+    together = completed(first, [other])
+    assert make_report(whole.table, whole.cells, together) == whole.report
+    assert together.configs.keys() == whole.record.configs.keys()
+    with pytest.raises(ConfigError, match="records of different seeds"):
+        completed(first, [replace(other, seeds=[7])])
 
 
 SCORES = {"0.5": (0.60, 0.70), "1": (0.65, 0.55)}  # of a grid's points: on test data, on held-out data
