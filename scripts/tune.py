@@ -11,9 +11,12 @@ find belongs elsewhere, to ``--out``.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import yaml
 
 import fedexp
 from fedexp.core.errors import ConfigError, DataError, FedexpError, StorageError, suggest
@@ -57,13 +60,21 @@ def _value(overrides: Sequence[str], by: str) -> float | None:
     except FedexpError as error:
         print(f"failed: {error}", file=sys.stderr)
         return None
-    return read_path(run.result, by)
+    value = float(read_path(run.result, by))
+    return None if math.isnan(value) else value
 
 
 def text_of(head: str, results: dict[str, Swept]) -> str:
     """The file: what a person wrote, and the results, a line a method."""
-    lines = [f"  {name}: {{values: {_listed(one.values)}, chosen: {one.chosen}}}" for name, one in results.items()]
+    lines = [
+        f"  {name}: {{values: {_listed(one.values)}, chosen: {_text(one.chosen)}}}" for name, one in results.items()
+    ]
     return "\n".join([head.partition(MARK)[0].rstrip("\n"), MARK, "results:", *lines, ""])
+
+
+def _text(value: float) -> str:
+    """As YAML reads a number: 1e-05 would be a string."""
+    return yaml.safe_dump(value).partition("\n")[0]
 
 
 def _listed(values: Sequence[float | None]) -> str:

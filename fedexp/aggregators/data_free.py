@@ -37,8 +37,8 @@ class DataFree(Aggregator):
     """A round's first step trains the clients; each of its T further steps is an epoch of the method on the server.
 
     The outcome is the student, the server's network; it is traced after every epoch, series ``student``, and
-    ``student/loss``, the epoch's mean, and ``student/steps`` are logged. A killed run repeats the epoch that it was killed in.
-    A round's first step logs ``teachers/stacked``, 0 or 1.
+    ``distillation/loss``, the epoch's mean, and ``distillation/steps`` are logged. A killed run repeats the epoch that it was
+    killed in. A round's first step logs ``teachers/stacked``, 0 or 1.
     State: the round, its finished steps, whether teachers run stacked, the student, its optimizer, the teachers (kept models)
     and, under ``own``, what the method itself keeps.
 
@@ -161,10 +161,10 @@ class DataFree(Aggregator):
 
     @abstractmethod
     def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
-        """(n, c, H, W) images in [0, 1] to look at after a round, the oldest first, and (n,) their classes."""
+        """(n, c, H, W) images to look at after a round, the oldest first, 8 bits a value or in [0, 1], and (n,) their classes."""
 
     def pictures(self, state: State, env: Env) -> Mapping[str, Tensor]:
-        """``synthetic``: images that the student learned from, a row a class."""
+        """``synthetic``: images of the bank, or fresh ones of a generator that keeps none, a row a class."""
         return {"synthetic": by_class(*self.made(state, env), env.num_classes)} if state["own"] else {}
 
     def taught(
@@ -175,7 +175,7 @@ class DataFree(Aggregator):
         student, optimizer, losses = distil(
             state["student"], state["optimizer"], inputs, teach, self.student, lr, self.tau, noise
         )
-        metrics = {"student/loss": float(losses.mean()), "student/steps": len(losses)}
+        metrics = {"distillation/loss": float(losses.mean()), "distillation/steps": len(losses)}
         return {**state, "student": student, "optimizer": optimizer}, metrics
 
     def outcome(self, state: State) -> Outcome:

@@ -102,7 +102,8 @@ class FedCDA(Mean):
         if not self._searches:
             return
         m, groups = extent.sampling.m, self._groups(extent)
-        if self.strategy == "approximate" and 1 < m < groups:  # one client is one group, whatever B
+        fixed = extent.sampling.kind != "bernoulli"  # else m is a mean
+        if self.strategy == "approximate" and fixed and 1 < m < groups:  # one client is one group, whatever B
             raise ConfigError(
                 "there are more groups than participants",
                 where="aggregator.B",
@@ -110,8 +111,7 @@ class FedCDA(Mean):
                 got=self.B,
                 do="lower aggregator.B, or raise clients_per_round",
             )
-        coins = extent.sampling.kind == "bernoulli"
-        most = extent.clients if coins else int(m)
+        most = int(m) if fixed else extent.clients
         size = -(-most // groups)
         if self.K**size > MOST_COMBINATIONS:
             raise ConfigError(
@@ -119,7 +119,7 @@ class FedCDA(Mean):
                 where="aggregator.B" if self.strategy == "approximate" else "aggregator.strategy",
                 expected=f"at most {MOST_COMBINATIONS:,} combinations a group",
                 do="set aggregator.strategy=approximate with more groups (aggregator.B), or a smaller aggregator.K"
-                + ("; sampling=fixed bounds the clients of a round" if coins else ""),
+                + ("" if fixed else "; sampling=fixed bounds the clients of a round"),
             )
 
     def _groups(self, world: Env | Extent) -> int:

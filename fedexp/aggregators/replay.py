@@ -61,7 +61,7 @@ class Replay(DataFree):
 
     def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
         bank = samples_of(state["own"]["bank"], env.domain)
-        return bank.x / 255, bank.y
+        return bank.x, bank.y
 
     def labels(self, env: Env) -> Tensor:
         """(b,) int64 y of the epoch's images, uniform over the classes, ascending."""

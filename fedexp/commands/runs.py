@@ -66,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
         help="delete what is not needed; shows what it would do unless --yes is given",
         description="Deletes the kinds of files that are named. A run that is being executed is never touched.",
     )
-    clean.add_argument("--failed", action="store_true", help="runs that failed or are damaged")
+    clean.add_argument("--failed", action="store_true", help="runs that failed")
+    clean.add_argument("--damaged", action="store_true", help="runs whose result or status cannot be read")
     clean.add_argument("--stale", action="store_true", help="runs that died without a word (their process is gone)")
     clean.add_argument("--old-code", action="store_true", help="runs that today's code would not reuse")
     clean.add_argument("--set-aside", action="store_true", help="files that reuse=false moved aside (<code>.<k>)")
@@ -233,7 +234,7 @@ def _hash(run: StoredRun, name: str) -> str:
 
 
 def _clean(options: argparse.Namespace) -> int:
-    kinds = ("failed", "stale", "old_code", "set_aside", "checkpoints", "memo")
+    kinds = ("failed", "damaged", "stale", "old_code", "set_aside", "checkpoints", "memo")
     if not any(getattr(options, kind) for kind in kinds):
         flags = ", ".join("--" + kind.replace("_", "-") for kind in kinds)
         raise ConfigError("nothing was chosen to be deleted", expected=f"one or more of {flags}")
@@ -279,10 +280,8 @@ def _disposable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | Non
     """What of `run` the flags cover, and why."""
     if options.set_aside and run.is_aside:
         return run.path, "set aside"
-    if options.failed and run.status in ("failed", "damaged"):
+    if run.status in ("failed", "damaged", "stale") and getattr(options, run.status):
         return run.path, run.status
-    if options.stale and run.status == "stale":
-        return run.path, "stale"
     if options.old_code and run.is_of_other_code():
         return run.path, "made by other code"
     checkpoint = run.path / "checkpoint"
@@ -292,13 +291,15 @@ def _disposable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | Non
 
 
 def _litter(root: Path) -> Iterator[Path]:
-    for folder in itertools.chain(root.glob("runs/*"), root.glob("runs/*/*"), root.glob("memo/??")):
+    idle = (run.path for run in find_runs(root) if not run.is_locked())
+    for folder in itertools.chain(root.glob("runs/*"), idle, root.glob("memo/??")):
         yield from litter(folder)
 
 
 def _delete(folder: Path) -> None:
     """Rename, then delete: a half-deleted run is never taken for a run."""
     doomed = passing(folder, "deleted")
+    sweep(doomed)  # left by a process with our number
     folder.rename(doomed)
     shutil.rmtree(doomed)
 

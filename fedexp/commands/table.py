@@ -74,9 +74,9 @@ def _parser() -> argparse.ArgumentParser:
                               epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib")  # fmt: skip
     run.set_defaults(run=_run)
     report = commands.add_parser("report", parents=[shared], help="report what is there; runs nothing")
-    report.add_argument("--from", dest="records", type=Path, nargs="+", metavar="DIR",
-                        help="a record of runs, which need not exist any more; further records add what it lacks; files "
-                             "are written with --out alone")  # fmt: skip
+    report.add_argument("--from", dest="records", type=Path, action="append", metavar="DIR",
+                        help="a record of runs, which need not exist any more; given again: a record that adds what the "
+                             "first one lacks; files are written with --out alone")  # fmt: skip
     report.set_defaults(run=_report)
     return parser
 

@@ -14,14 +14,19 @@ from fedexp.distillation.views import View
 
 _COLUMNS = 8
 _DRAWN = 16  # images of a generator for each class, whichever they turn out to be of
+_AT_ONCE = 128
 
 
 def by_class(images: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """(num_classes, 8, c, H, W): the last 8 of `images` (n, c, H, W) in [0, 1] of each class; white where there are fewer."""
-    grid = images.new_ones(num_classes, _COLUMNS, *images.shape[1:])
+    """(num_classes, 8, c, H, W) in [0, 1]: the last 8 of `images` (n, c, H, W) of each class; white where there are fewer.
+
+    Args:
+        images: 8 bits a value, or in [0, 1]; classes: (n,) of them.
+    """
+    grid = torch.ones(num_classes, _COLUMNS, *images.shape[1:], device=images.device)
     for number, row in enumerate(grid):
-        found = images[classes == number][-_COLUMNS:]
-        row[: len(found)] = found
+        last = images[(classes == number).nonzero().flatten()[-_COLUMNS:]]
+        row[: len(last)] = last / 255 if last.dtype == torch.uint8 else last
     return grid
 
 
@@ -29,6 +34,7 @@ def by_class(images: Tensor, classes: Tensor, num_classes: int) -> Tensor:
 def generated(generator: Weights, student: Weights, nz: int, env: Env) -> tuple[Tensor, Tensor]:
     """(n, c, H, W) images of fresh noise (n, `nz`), and the classes (n,) that the student sees in them."""
     random = torch_generator(env.seed, "pictures", env.round)
-    z = torch.randn(_DRAWN * env.num_classes, nz, generator=random).to(env.device, env.dtype)
-    images = generated_by(generator)({**generator.params, "z": z})
-    return images, answers(student)(View.of("none", env, "pictures").inputs(images, 0)).argmax(1)
+    noise = torch.randn(_DRAWN * env.num_classes, nz, generator=random).to(env.device, env.dtype)
+    images_of, answer, view = generated_by(generator), answers(student), View.of("none", env, "pictures")
+    images = [images_of({**generator.params, "z": z}) for z in torch.split(noise, _AT_ONCE)]
+    return torch.cat(images), torch.cat([answer(view.inputs(part, 0)).argmax(1) for part in images])

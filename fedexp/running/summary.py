@@ -48,7 +48,7 @@ def summarise(
         watch = name.replace("test/", "val/", 1)
         value = (max if higher(name) else min)(evaluated, key=lambda row: row[watch])[name]
 
-    within = _traced(traced, name.rpartition("/")[2], higher(name))
+    within = _traced(traced, name.rpartition("/")[2], experiment.task.metric_names, higher(name))
 
     def first(metric: str, target: float) -> int | None:
         return next((row["round"] for row in evaluated if experiment.meets(metric, row.get(metric), target)), None)
@@ -68,14 +68,18 @@ def summarise(
     }
 
 
-def _traced(rows: Sequence[dict[str, Any]], metric: str, higher_is_better: bool) -> dict[str, Any]:
-    """Last and best of each series; empty where nothing was traced."""
+def _traced(
+    rows: Sequence[dict[str, Any]], metric: str, names: Sequence[str], higher_is_better: bool
+) -> dict[str, Any]:
+    """Last and best of each series, which has all metrics `names`; empty where nothing was traced."""
     last: dict[str, float] = {}
     best: dict[str, float] = {}
     at: dict[str, list[int]] = {}
     for row in rows:
         for key, value in row.items():
-            if key.rpartition("/")[2] != metric or not isinstance(value, float) or math.isnan(value):
+            series, _, ending = key.rpartition("/")
+            whole = ending == metric and all(f"{series}/{name}" in row for name in names)
+            if not whole or not isinstance(value, float) or math.isnan(value):
                 continue
             last[key] = value
             if key not in best or (value > best[key] if higher_is_better else value < best[key]):

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -39,13 +40,15 @@ def passing(path: Path, kind: Literal["part", "deleted"]) -> Path:
 
 
 def litter(folder: Path, ours: bool = False) -> Iterator[Path]:
-    """Such neighbours in `folder`, where killed processes of this machine left them.
+    """Such neighbours in `folder`, where killed processes of this machine left them, an hour ago at least.
+
+    In containers that share a machine's name, numbers of live processes may be unknown here; they do not take an hour.
 
     Args:
         ours: look into its folders, too; all of them are left ones, for nobody else works there.
     """
     for path in folder.rglob(".*") if ours else folder.glob(".*"):
-        if (found := _PASSING.fullmatch(path.name)) and (ours or _is_left(found[1], int(found[2]))):
+        if (found := _PASSING.fullmatch(path.name)) and (ours or _is_left(path, found[1], int(found[2]))):
             yield path
 
 
@@ -57,16 +60,17 @@ def sweep(path: Path) -> None:
 
 
 _PASSING = re.compile(r"\.(.+)\.(\d+)\.(?:part|deleted)")
+_LEFT_SECONDS = 3600
 
 
-def _is_left(name: str, pid: int) -> bool:
-    if not name.endswith(f".{socket.gethostname()}"):
-        return False
+def _is_left(path: Path, name: str, pid: int) -> bool:
     try:
+        if not name.endswith(f".{socket.gethostname()}") or time.time() - path.lstat().st_mtime < _LEFT_SECONDS:
+            return False
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:
+    except (OSError, OverflowError):
         return False
     return False
 
@@ -109,9 +113,9 @@ _REFUSALS = {
     errno.ENOSPC: "free some space, or write to another disk",
     errno.EDQUOT: "free some space, or write to another disk",
     errno.EFBIG: "raise the limit of files' sizes (ulimit -f)",
-    errno.EPERM: "use a folder that can be written (output_root)",
-    errno.EACCES: "use a folder that can be written (output_root)",
-    errno.EROFS: "use a folder that can be written (output_root)",
+    errno.EPERM: "make it readable and writable, or use another place",
+    errno.EACCES: "make it readable and writable, or use another place",
+    errno.EROFS: "make it readable and writable, or use another place",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the system's limit of open files",
 }
@@ -124,7 +128,7 @@ def refused(error: BaseException, where: Path | None = None) -> StorageError | N
     return StorageError(
         f"the work cannot go on: {os.strerror(error.errno)}",
         where=str(error.filename or where) if error.filename or where else None,
-        do=f"{_REFUSALS[error.errno]}; then the same command goes on from here",
+        do=f"{_REFUSALS[error.errno]}; then give the same command again",
     )
 
 

@@ -220,10 +220,10 @@ class Journal:
                 got=f"{path.stat().st_size} bytes",
                 do="restore the file, or start afresh with reuse=false",
             )
-        os.truncate(path, offset)
-        self._digest = hashlib.sha256(path.read_bytes())
+        self._digest = hashlib.sha256(path.read_bytes()[:offset])
         if digest is not None and self._digest.hexdigest() != digest:
             raise damaged(path)
+        os.truncate(path, offset)
         self.rows: list[dict[str, Any]] = read_jsonl(path)
         self._metrics = path.open("ab")
         timing = folder / "timing.jsonl"

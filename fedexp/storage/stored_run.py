@@ -62,10 +62,10 @@ class StoredRun:
     def status(self) -> str:
         """That of status.json; ``stale`` where it says running and nobody holds the lock; ``unknown`` without one.
 
-        ``damaged`` where it, or the result of a run that is done, cannot be read.
+        ``damaged`` where the result of a run that is done, or without a result status.json, is.
         """
-        status = str(self.state.get("status", "unknown"))
-        if status in ("unknown", "done") and damage(self.path):
+        status = str(self.state.get("status", "done" if self.result else "unknown"))
+        if not self.result and status in ("unknown", "done") and damage(self.path):
             return "damaged"
         return "stale" if status == "running" and not self.is_locked() else status
 
@@ -195,9 +195,20 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def damage(folder: Path, *names: str) -> str:
-    """Says which of a run's records cannot be read, of `names` or of all that are looked up later; empty if all can."""
+    """Says which of a run's records is damaged, of `names` or of all that are looked up later; empty if none is.
+
+    What cannot be read for another reason (permissions) may be whole.
+    """
+    from fedexp.storage.files import read_json
+
     for name in names or ("result.json", "status.json"):
-        if (folder / name).exists() and not read_mapping(folder / name):
+        try:
+            value = read_json(folder / name)
+        except StorageError:
+            return f"{name} is damaged"
+        except OSError:
+            continue
+        if value is not None and not (isinstance(value, dict) and value):
             return f"{name} is damaged"
     return ""
 

@@ -245,9 +245,14 @@ def completed(record: Record, others: Iterable[Record]) -> Record:
                     expected=str(getattr(record, name)),
                     got=str(getattr(other, name)),
                 )
-        lacking = {key: run for key, run in other.runs.items() if key not in runs or runs[key].value is None}
+        lacking = {
+            key: run
+            for key, run in other.runs.items()
+            if key not in runs or (runs[key].value is None and run.value is not None)
+        }
+        places = {(place, method, draw) for place, method, draw, _ in lacking}
         runs |= lacking
-        curves |= {key: curve for key, curve in other.curves.items() if key not in curves}
+        curves |= {key: curve for key, curve in other.curves.items() if key[:3] in places}
         configs |= {run.config: other.configs[run.config] for run in lacking.values() if run.config in other.configs}
     return replace(record, runs=runs, curves=curves, configs=configs)
 

@@ -10,24 +10,53 @@ import contextlib
 import io
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """Meanwhile neither ``sys.stdout`` nor ``sys.stderr`` fails: once it cannot be written, what follows is dropped."""
-    before = sys.stdout, sys.stderr
-    if None in before:
-        _occupy()
-    sys.stdout, sys.stderr = (s if isinstance(s, _Lasting) else _Lasting(s) for s in before)
+    """Meanwhile neither ``sys.stdout`` nor ``sys.stderr`` fails: once it cannot be written, what follows is dropped.
+
+    What the stream's encoding lacks is written as an escape. Nested and overlapping uses (threads) end with the last one.
+    """
+    _USES.enter()
     try:
         yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()  # what breaks shall break here
-        sys.stdout, sys.stderr = before
+        _USES.leave()
+
+
+class _Uses:
+    """The process's streams, wrapped from the first use to the end of the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        self._before: tuple[Any, Any] = (None, None)
+
+    def enter(self) -> None:
+        with self._lock:
+            self._number += 1
+            if self._number > 1:
+                return
+            self._before = sys.stdout, sys.stderr
+            if None in self._before:
+                _occupy()
+            sys.stdout, sys.stderr = map(_Lasting, self._before)
+
+    def leave(self) -> None:
+        with self._lock:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()  # what breaks shall break here
+            self._number -= 1
+            if not self._number:
+                sys.stdout, sys.stderr = self._before
+
+
+_USES = _Uses()
 
 
 class _Lasting:
@@ -38,7 +67,11 @@ class _Lasting:
 
     def write(self, text: str) -> int:
         try:
-            self._stream.write(text)
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                encoding = self._stream.encoding
+                self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except (OSError, ValueError):
             self._leave()
         return len(text)
@@ -60,9 +93,10 @@ class _Lasting:
 
     def _leave(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # what it has buffered would fail again when Python ends
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+            if (number := self._stream.fileno()) in (1, 2):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, number)
+                os.close(nowhere)
         self._stream = _Nowhere()
 
 
@@ -74,5 +108,5 @@ class _Nowhere(io.TextIOBase):
 def _occupy() -> None:
     """Open what is closed of the standard descriptors, or a run's file would get the number that libraries print to."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
+        os.set_inheritable(fd, True)  # the files of child processes, too
     os.close(fd)

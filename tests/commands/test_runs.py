@@ -82,6 +82,16 @@ def test_list_without_runs_and_with_damaged_files(tmp_path: Path, capsys: pytest
         (folder / name).write_text('{"cut')
     (row,) = listed(tmp_path, capsys)
     assert (row["status"], row["method"], row["dataset"]) == ("damaged", "fedavg", "digits")
+    assert run_command(["clean", "--failed", "--stale", "--yes", "--root", str(tmp_path)]) == 0 and folder.exists()
+    assert run_command(["clean", "--damaged", "--yes", "--root", str(tmp_path)]) == 0 and not folder.exists()
+
+
+def test_a_finished_run_with_a_damaged_status_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(tmp_path, "done")
+    (folder / "status.json").write_text('{"cut')
+    (row,) = listed(tmp_path, capsys)
+    assert row["status"] == "done"
+    assert run_command(["clean", "--damaged", "--yes", "--root", str(tmp_path)]) == 0 and folder.exists()
 
 
 def test_show_by_path_by_part_and_nearest_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

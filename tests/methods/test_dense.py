@@ -514,4 +514,4 @@ def test_the_student_learns_from_images_alone() -> None:
     after, rows = states(world)
     outcome = world.aggregator.outcome(after[-1])
     assert Evaluator(world.experiment.task, 200)(outcome, test, "test")["test/global/acc"] > 0.45
-    assert rows[-1]["student/loss"] < rows[1]["student/loss"] / 2
+    assert rows[-1]["distillation/loss"] < rows[1]["distillation/loss"] / 2

@@ -44,7 +44,8 @@ def test_of_what_was_traced_within_rounds_the_last_and_the_best() -> None:
     """Per series and share; those on test data are oracles, numbers of other names and of single clients are not looked at."""
     curve = [(1, 1, 0.2), (1, 2, 0.7), (2, 1, 0.6), (2, 2, 0.7), (2, 3, 0.4)]
     traced = [
-        {"round": r, "iteration": i, "a/acc": v, "a/loss": 1 - v, "a/val/acc": 1 - v, "locals/acc": [0.9, v]}
+        {"round": r, "iteration": i, "a/acc": v, "a/loss": 1 - v, "a/val/acc": 1 - v, "a/val/loss": v, "b/loss": 0.1}
+        | {"locals/acc": [0.9, v], "locals/loss": [0.1, v]}
         for r, i, v in curve
     ]
     rows = [{"round": 1, "step": 1, ACC: 0.4, LOSS: 0.6}]
@@ -54,6 +55,7 @@ def test_of_what_was_traced_within_rounds_the_last_and_the_best() -> None:
     assert found["traced"]["at"] == {"a/acc": [1, 2], "a/val/acc": [1, 1]}
     assert found["oracle/a/acc"] == 0.7 and "oracle/a/val/acc" not in found
     down = summarise(rows, Experiment.of(compose([f"headline.metric={LOSS}"])), traced)["traced"]
+    assert "b/loss" not in down["last"]  # a training loss, no evaluation
     assert down["best"]["a/loss"] == pytest.approx(0.3) and down["at"]["a/loss"] == [1, 2]
     assert "traced" not in summary([0.5])
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,13 @@ def test_under_a_root_that_is_read_only_a_finished_runs_result_is_returned(
         start("seed=1")
 
 
+def _age(file: Path, recent: Path) -> None:
+    """Two hours old, its folder too, but for `recent`."""
+    if file != recent:
+        for path in (file, file.parent) if file.parent.name.endswith(".deleted") else (file,):
+            os.utime(path, (time.time() - 7200,) * 2)
+
+
 def test_what_a_killed_process_left_goes_at_the_next_launch(root: Path) -> None:
     process = subprocess.Popen(["true"])
     process.wait()
@@ -317,7 +325,9 @@ def test_what_a_killed_process_left_goes_at_the_next_launch(root: Path) -> None:
         path.with_name(f".{path.name}.{dead}.deleted") / "result.json",
         memo / f".x.safetensors.{dead}.part",
     ]
+    recent = memo / f".y.safetensors.{dead}.part"  # of a container with our name, perhaps
     kept = [
+        recent,
         path.with_name(f".{path.name}.{alive}.deleted") / "result.json",
         memo / f".x.safetensors.{alive}.part",
         memo / f".x.safetensors.elsewhere.{process.pid}.part",
@@ -325,11 +335,22 @@ def test_what_a_killed_process_left_goes_at_the_next_launch(root: Path) -> None:
     for file in (*gone, *kept):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
+        _age(file, recent)
     start()
     assert not any(file.exists() for file in gone) and all(file.exists() for file in kept)
     for file in gone[2:]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
+        _age(file, recent)
+    locked = path / f".data.json.{dead}.part"
+    locked.touch()
+    _age(locked, recent)
+    with FileLock(path / "lock"):  # of a run that is being executed
+        assert runs_command(["clean", "--root", str(root), "--set-aside", "--yes"]) == 0 and locked.exists()
+    for file in gone[2:]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        _age(file, recent)
     assert runs_command(["clean", "--root", str(root), "--stale"]) == 0 and all(file.exists() for file in gone[2:])
     assert runs_command(["clean", "--root", str(root), "--stale", "--yes"]) == 0
     assert not any(file.exists() for file in gone) and all(file.exists() for file in kept)

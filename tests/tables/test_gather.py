@@ -254,6 +254,9 @@ def test_a_record_is_completed_with_what_others_have_and_it_lacks(tmp_path: Path
     together = completed(first, [other])
     assert make_report(whole.table, whole.cells, together) == whole.report
     assert together.configs.keys() == whole.record.configs.keys()
+    failed = {key: replace(run, value=None, status="failed") for key, run in whole.record.runs.items()}
+    bare = replace(whole.record, runs=empty | {key: replace(run, value=None) for key, run in own.items()})
+    assert all(run.status == "failed" for run in completed(replace(whole.record, runs=failed), [bare]).runs.values())
     with pytest.raises(ConfigError, match="records of different seeds"):
         completed(first, [replace(other, seeds=[7])])
 

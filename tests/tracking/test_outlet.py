@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
@@ -32,7 +33,8 @@ def test_a_run_goes_on_without_a_reader(tmp_path: Path, monkeypatch: pytest.Monk
     (status,) = tmp_path.glob("outputs/runs/*/*/status.json")
     assert '"done"' in status.read_text()
     if kind == "pipe":
-        sys.stdout.close()
+        with contextlib.suppress(BrokenPipeError):  # what it still holds; a process's own stdout is at rest by then
+            sys.stdout.close()
 
 
 def test_what_can_be_read_is_read(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,11 +45,36 @@ def test_what_can_be_read_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert sys.stdout is before and capsys.readouterr() == ("said\n", "told\n")
 
 
-def test_closed_descriptors_are_no_files_numbers() -> None:
-    """Else what a library prints would land in a run's files."""
-    code = (
-        "import os, sys\nfrom fedexp.tracking.outlet import lasting_output\n"
-        "with lasting_output():\n    sys.exit(os.open(os.devnull, os.O_RDONLY) <= 2)"
+def test_what_the_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
+    with lasting_output():
+        print("before")
+        print("\u2020")
+        print("after")
+    assert raw.getvalue() == b"before\n\\u2020\nafter\n"
+
+
+def test_overlapping_uses_end_with_the_last() -> None:
+    before = sys.stdout
+    first, second = lasting_output(), lasting_output()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert sys.stdout is not before
+    second.__exit__(None, None, None)
+    assert sys.stdout is before
+
+
+def test_closed_descriptors_are_no_files_numbers(tmp_path: Path) -> None:
+    """Else what a library prints would land in a run's files, or in a child process's."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, subprocess, sys\n"
+        "from fedexp.tracking.outlet import lasting_output\n"
+        "first = 'import os; os._exit(os.open(os.devnull, os.O_RDONLY))'\n"
+        "with lasting_output():\n"
+        "    child = subprocess.run([sys.executable, '-c', first]).returncode\n"
+        "    sys.exit(min(os.open(os.devnull, os.O_RDONLY), child) <= 2)\n"
     )
-    command = f"{sys.executable} -c '{code}' >&- 2>&-"
-    assert subprocess.run(command, shell=True, check=False).returncode == 0
+    assert subprocess.run(f"{sys.executable} {script} >&- 2>&-", shell=True, check=False).returncode == 0
