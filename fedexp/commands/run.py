@@ -108,7 +108,11 @@ def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:
         result, status = None, {"status": "damaged", "error": error.what}
     return {
         "overrides": config["overrides"],
-        "status": "done" if result is not None else status.get("status", "queued"),
+        "status": "done"
+        if result is not None
+        else status["status"]
+        if status.get("status", "done") != "done"
+        else "queued",
         "error": status.get("error"),
         "headline": (result or {}).get("headline"),
         "folder": str(folder.path),

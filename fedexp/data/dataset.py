@@ -153,11 +153,16 @@ class Dataset(ABC):
                     return arrays
         return verify(self, stored)
 
-    def content(self, root: Path, download: bool) -> str:
-        """The fingerprint of what `load` returns; with a cache it is known as long as the files keep their sizes and times."""
+    def content(self, root: Path) -> str | None:
+        """The fingerprint of what `load` returns; with a cache it is known as long as the files keep their sizes and times.
+
+        None where files are absent: nothing is fetched for a comparison.
+        """
         files = self.expected_files(root)
+        if not all(file.exists() for file in files):
+            return None
         known = ArrayCache(root, self.name, self.recipe()).known(files) if self.cache_version and files else None
-        return known or self.load(root, download).fingerprint
+        return known or self.load(root, download=False).fingerprint
 
     def recipe(self) -> tuple[str, ...]:
         """Everything but the files that decides what `read` returns."""

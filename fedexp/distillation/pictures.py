@@ -23,7 +23,8 @@ def by_class(images: Tensor, classes: Tensor, num_classes: int) -> Tensor:
     Args:
         images: 8 bits a value, or in [0, 1]; classes: (n,) of them.
     """
-    grid = torch.ones(num_classes, _COLUMNS, *images.shape[1:], device=images.device)
+    dtype = torch.float32 if images.dtype == torch.uint8 else images.dtype
+    grid = torch.ones(num_classes, _COLUMNS, *images.shape[1:], device=images.device, dtype=dtype)
     for number, row in enumerate(grid):
         last = images[(classes == number).nonzero().flatten()[-_COLUMNS:]]
         row[: len(last)] = last / 255 if last.dtype == torch.uint8 else last

@@ -186,13 +186,12 @@ class Experiment:
         )
 
     def data_content(self) -> list[str | None]:
-        """What `load`'s data and those of a proxy's own data set are, by their fingerprints; read only if files changed."""
-        root, download = Path(self.config.data_root).expanduser(), self.dataset.download
-        other = self.proxy.dataset
-        return [
-            self.dataset.content(root, download),
-            None if other is None else other.content(root, download or other.download),
-        ]
+        """What `load`'s data and those of a proxy's own data set are, by their fingerprints; read only if files changed.
+
+        None for what is absent.
+        """
+        root, other = Path(self.config.data_root).expanduser(), self.proxy.dataset
+        return [self.dataset.content(root), None if other is None else other.content(root)]
 
     def prepare(self, data: FederatedData, note: Callable[[str], None]) -> FederatedData:
         """What is trained on: `data`, or their features where the model has a frozen extractor."""

@@ -140,8 +140,9 @@ class StoredClientStates(ClientStates):
         checksums: dict[str, int] = {}
         for client, state in states.items():
             layout[str(client)] = {group: list(inner) for group, inner in state.items()}
-            checksums[str(client)] = checksum(joined(state))
-            tree |= joined({f"{client}/{group}": inner for group, inner in state.items()})
+            own = {name: value.cpu() for name, value in joined(state).items()}
+            checksums[str(client)] = checksum(own)
+            tree |= joined({str(client): own})
         save_tree(self._path(number), tree, {"layout": layout, "checksums": checksums})
         self._next = number + 1
         self._enter(number, list(states))

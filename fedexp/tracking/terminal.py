@@ -95,14 +95,16 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
     counts = Counter(row["status"] for row in rows)
     console.print(", ".join(f"{number} {status}" for status, number in sorted(counts.items())))
     bad = [row for row in rows if row["status"] in ("failed", "damaged")]
-    errors = Counter(row["error"] for row in bad)
-    for error, number in errors.most_common():
-        console.print(f"{number} failed: {error}", style="red", markup=False)
+    errors = Counter((row["status"], row["error"]) for row in bad)
+    for (status, error), number in errors.most_common():
+        console.print(f"{number} {status}: {error}", style="red", markup=False)
         for row in bad:
-            if row["error"] == error:
-                console.print(f"  again: fedexp {shlex.join(row['overrides'])}", markup=False, soft_wrap=True)
-                log = row["folder"] if row["status"] == "damaged" else f"{row['folder']}/error.txt"
-                console.print(f"  log:   {log}", markup=False, soft_wrap=True)
+            if (row["status"], row["error"]) == (status, error):
+                damaged = status == "damaged"
+                again = shlex.join([*row["overrides"], *(["reuse=false"] if damaged else [])])
+                console.print(f"  again: fedexp {again}", markup=False, soft_wrap=True)
+                log = f"files: {row['folder']}" if damaged else f"log:   {row['folder']}/error.txt"
+                console.print(f"  {log}", markup=False, soft_wrap=True)
 
 
 def memory_text(peak: Mapping[str, int]) -> str:

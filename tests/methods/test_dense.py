@@ -118,14 +118,14 @@ def test_algorithm_1_keeps_its_generator_and_takes_one_step_an_epoch() -> None:
         divergence(teachers(x).detach(), student(x), 1.0).mean().backward()
         slow.step()
         assert_student(student, world, after[epoch])
-    assert [row["student/steps"] for row in rows[1:]] == [1, 1, 1] and "bank" not in after[-1]["own"]
+    assert [row["distillation/steps"] for row in rows[1:]] == [1, 1, 1] and "bank" not in after[-1]["own"]
 
 
 def test_the_bank_grows_by_a_batch_an_epoch_and_the_student_passes_over_all() -> None:
     world = small_world("dense", *TINY, "aggregator.b=5", "aggregator.B=4")
     after, rows = states(world)
     assert [row["bank"] for row in rows[1:]] == [5, 10, 15]
-    assert [row["student/steps"] for row in rows[1:]] == [1, 3, 4]  # of five images the fifth alone is no batch
+    assert [row["distillation/steps"] for row in rows[1:]] == [1, 3, 4]  # of five images the fifth alone is no batch
     for before, now in itertools.pairwise(after[1:]):
         old, new = before["own"]["bank"], now["own"]["bank"]
         assert len(new) == len(old) + 1

@@ -115,3 +115,8 @@ def test_every_sweep_is_of_keys_that_exist_and_has_the_first_columns_point(name:
         assert node in sweep.points
         runs = zip(sweep.points, command.overrides_of(tuning, method), strict=True)
         assert all(f"{sweep.over}={point}" in run for point, run in runs)
+
+
+def test_small_numbers_are_read_back_as_numbers() -> None:
+    text = command.text_of("", {"one": Swept((0.5, None), 1e-05)})
+    assert yaml.safe_load(text)["results"]["one"] == {"values": [0.5, None], "chosen": 1e-05}
