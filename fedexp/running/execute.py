@@ -74,29 +74,34 @@ def execute(
     began = time.perf_counter()
     folder = RunFolder.of(config)
     addressed = time.perf_counter() - began
-    own = config["reuse"]
     announce = say or (lambda text: None)
     try:
         folder.acquire(config["on_running"], announce)
     except StorageError:  # a folder that may only be read, say
-        if not own or (stored := folder.result()) is None:
+        if (stored := _reusable(config, folder)) is None:
             raise
-        _check_data(config, stored)
         announce(f"already done: {folder.path}")
-        return {**stored, "folder": str(folder.path)}
+        return stored
     try:
-        if own and (stored := folder.result()) is not None:
+        if (stored := _reusable(config, folder)) is not None:
             folder.set_done()
-            _check_data(config, stored)
             announce(f"already done: {folder.path}")
-            return {**stored, "folder": str(folder.path)}  # it may have been moved
-        if not own and (aside := folder.set_aside()) is not None:
+            return stored
+        if not config["reuse"] and (aside := folder.set_aside()) is not None:
             announce(f"reuse=false: earlier files moved to {aside}")
         with terminable():
             note = _Notes(folder.path / "run.log", say)
             return _Run(config, folder, group, note, {"setup": addressed}).execute()
     finally:
         folder.release()
+
+
+def _reusable(config: Mapping[str, Any], folder: RunFolder) -> dict[str, Any] | None:
+    """The folder's result, if it may stand for the run."""
+    if not config["reuse"] or (stored := folder.result()) is None:
+        return None
+    _check_data(config, stored)
+    return {**stored, "folder": str(folder.path)}  # it may have been moved
 
 
 def _check_data(config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
