@@ -13,7 +13,7 @@ from fedexp.core.budget import Budget
 from fedexp.core.data import Samples
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob
-from fedexp.core.kernel import Vectors, batch_ranges, batches, clipped, train_client
+from fedexp.core.kernel import StepNoise, Vectors, batch_ranges, batches, clipped, train_client
 from fedexp.core.net import Net
 from fedexp.core.trainer import Ctx, Trainer
 from fedexp.core.trees import Tree
@@ -152,9 +152,25 @@ def test_job_is_left_alone_and_gives_the_same_bits_again() -> None:
 
 
 def test_dropout_draws_from_the_job() -> None:
-    a, b, c = (train(make_job(SMALL, seed=s)) if s != 7 else train(make_job(SMALL)) for s in (7, 7, 7))
-    assert all(torch.equal(a.weights.params[k], b.weights.params[k]) for k in a.weights.params)
-    assert a.metrics == b.metrics == c.metrics
+    """Of samples that are all alike, at a step size of zero, a step's loss depends on its masks alone."""
+    spec = ModelSpec(MLP.arch, (("dropout", 0.5), *MLP.kwargs))
+    samples = replace(make_data((20,)).train, x=torch.ones(20, 1, 2, 2).double(), y=torch.zeros(20).long())
+    job = make_job(spec, lr=0.0, batch_size=20)
+    first, again, other = (train(replace(job, seed=seed), samples=samples).metrics for seed in (7, 7, 8))
+    assert first == again
+    assert first["loss"] != pytest.approx(other["loss"], rel=1e-6)
+    assert first["loss"] != pytest.approx(first["loss_last_epoch"], rel=1e-6)  # of both steps, and of the second alone
+
+
+def test_random_numbers_are_a_function_of_seed_step_and_name() -> None:
+    def drawn(seed: int, step: int, name: str) -> torch.Tensor:
+        noise = StepNoise(seed, CPU)
+        noise.step = step
+        return noise(name, (4,))
+
+    first = drawn(7, 0, "drop")
+    assert torch.equal(first, drawn(7, 0, "drop"))
+    assert not any(torch.equal(first, drawn(*other)) for other in ((8, 0, "drop"), (7, 1, "drop"), (7, 0, "others")))
 
 
 @pytest.mark.parametrize(("n", "budget", "sizes"), [

@@ -16,11 +16,13 @@ from fedexp.core.kernel import batch_ranges, batches
 from fedexp.core.net import Net
 from fedexp.core.runner import run
 from fedexp.core.task import Batch
+from fedexp.core.trainer import RoundStats, ServerUpdate
 from fedexp.core.trees import Tree
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.running.experiment import Experiment
 from fedexp.tasks.classification import Classification
+from fedexp.trainers.fedcm import FedCM
 from fedexp.trainers.fedmrur import FedMRUR
 from fedexp.trainers.lorentz import squared_distance
 from tests.engines.compare import second_round_jobs
@@ -183,6 +185,14 @@ def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str)
         assert expected["lorentz"] > 1e-4
         assert {name: result.metrics[name] for name in names} == pytest.approx(expected, rel=1e-7)
     assert engine == "serial" or runs.stacked_steps
+
+
+def test_the_momentum_is_over_the_mean_number_of_steps_by_the_models_weights() -> None:
+    """-U / (tau lr) with the round's lr, 0.1, and tau = 0.75 * 8 + 0.25 * 4 = 7."""
+    stats = RoundStats(round=2, N=4, m=2, share=0.5, lr=0.1, lr_0=0.4, p=(0.75, 0.25), tau=(8, 4))
+    mean, applied = {"w": torch.tensor([1.4])}, {"w": torch.tensor([5.0])}
+    after = FedCM(alpha=0.3).update_shared({}, {}, ServerUpdate(mean, applied), stats)
+    torch.testing.assert_close(after["Delta"]["w"], torch.tensor([-2.0]))
 
 
 def test_at_the_received_model_the_term_is_constant() -> None:

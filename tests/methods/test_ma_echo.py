@@ -32,6 +32,7 @@ from tests.world import CPU, MLP, World, answers, assert_same, make_data, make_w
 
 RELEASED = Rule(eta=1.6, step=1.6, shrinkage=1.0, anchored=False, norm=False, C=None)
 ALGORITHM_1 = Rule(eta=1.0, step=1.0, shrinkage=0.5, anchored=False, norm=False, C=0.4)
+PRINTED = replace(ALGORITHM_1, C=1.0)
 RULES = {
     "released": RELEASED,
     "normed": replace(RELEASED, norm=True, eta=0.05, step=0.05),
@@ -293,23 +294,29 @@ def cohort(world: World) -> list[ClientResult]:
     ]
 
 
-def test_a_whole_fusion_is_the_plain_form() -> None:
-    """Every hidden layer by the dense iteration with its bias as a column; the output layer over clients that have a class."""
-    world = make_world("method=ma_echo", "aggregator.T=7", model={**MLP, "hidden": [9, 6]})
+@pytest.mark.parametrize(("method", "rule"), [("ma_echo", RELEASED), ("ma_echo_algorithm1", PRINTED)])
+def test_a_whole_fusion_is_the_plain_form(method: str, rule: Rule) -> None:
+    """Every hidden layer by the dense iteration with its bias as a column; the output layer over clients that have a class.
+
+    Algorithm 1 returns W, and its output layer is the plain mean.
+    """
+    world = make_world(f"method={method}", "aggregator.T=7", model={**MLP, "hidden": [9, 6]})
     results = cohort(world)
     fused, _ = world.aggregator.fuse(results, world.env)  # type: ignore[attr-defined]
     for layer in world.env.layers[:-1]:
         assert layer.bias is not None
         local = [torch.cat([r.weights.params[layer.weight], r.weights.params[layer.bias][:, None]], 1) for r in results]
         P = [K @ K.T for K in (r.probes["projections"][layer.weight] for r in results)]
-        _, V = plain(local, P, torch.stack(local).mean(0), RELEASED, 7)
-        mean = torch.stack(V).mean(0)
-        torch.testing.assert_close(fused.params[layer.weight], mean[:, :-1], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(fused.params[layer.bias], mean[:, -1], rtol=1e-9, atol=1e-9)
+        W, V = plain(local, P, torch.stack(local).mean(0), rule, 7)
+        expected = W if rule is PRINTED else torch.stack(V).mean(0)
+        torch.testing.assert_close(fused.params[layer.weight], expected[:, :-1], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(fused.params[layer.bias], expected[:, -1], rtol=1e-9, atol=1e-9)
     counts = world.data.class_counts()
     output = world.env.layers[-1].weight
     for c in range(world.data.num_classes):
-        rows = [r.weights.params[output][c] for r, n in zip(results, counts, strict=True) if n[c] > 1]
+        rows = [
+            r.weights.params[output][c] for r, n in zip(results, counts, strict=True) if n[c] > 1 or rule is PRINTED
+        ]
         expected = torch.stack(rows).mean(0) if rows else torch.zeros_like(fused.params[output][c])
         torch.testing.assert_close(fused.params[output][c], expected)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -68,13 +69,17 @@ def test_evaluation_does_not_depend_on_its_batches() -> None:
         assert results[0][name] == pytest.approx(results[1][name]) == pytest.approx(results[2][name])
 
 
-def test_different_starts_average_their_updates() -> None:
-    world = make_world("method=local", "init=different", "rounds=1")
-    a, b = world.env.initial_weights(0).params, world.env.initial_weights(1).params
-    assert not torch.equal(
-        a["layers.0.weight"] if "layers.0.weight" in a else next(iter(a.values())), next(iter(b.values()))
-    )
-    assert_same([world.env.initial_weights().params], [make_world("method=local").env.initial_weights().params])
+def test_different_starts_average_the_models() -> None:
+    """The mean of local models that began apart, by samples; from the second round on all begin with it."""
+    mean, alone = (make_world(f"method={method}", "init=different", "rounds=1") for method in ("fedavg", "local"))
+    starts = [mean.env.initial_weights(client).params["hidden.0.weight"] for client in (None, 0, 1)]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(starts, 2))
+    shares = [float(n) / 58 for n in mean.env.sizes]
+    models, snapshot = alone.models(alone.run()), mean.run()
+    expected = {name: sum(p * m[name] for p, m in zip(shares, models, strict=True)) for name in models[0]}
+    assert_same(mean.models(snapshot), [expected], 1e-12)
+    for job in mean.aggregator.plan(snapshot.state, mean.env.at(1)):
+        assert_same([job.start.params], mean.models(snapshot))
 
 
 def test_fedprox_pulls_harder_with_larger_mu() -> None:
