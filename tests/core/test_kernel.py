@@ -195,6 +195,16 @@ def test_every_epoch_sees_every_sample_once_in_a_new_order() -> None:
     assert not torch.equal(seen[0], seen[1])
 
 
+def test_every_batch_is_augmented_anew() -> None:
+    """Of samples that are all alike, batches differ by what the transform drew for their step."""
+    job = make_job(epochs=1, batch_size=4)
+    plain = replace(make_data((8,)).train, x=torch.zeros(8, 1, 2, 2).double())
+    samples = replace(plain, augment=lambda x, noise: x + noise("shift", (len(x), 1, 1, 1)))
+    schedule = list(batch_ranges(8, job.budget, 1))
+    first, second = (b.x for b in batches(job, samples, torch.arange(8), schedule, StepNoise(7, CPU)))
+    assert first.any() and not torch.equal(first, second)
+
+
 def test_a_single_left_over_sample_is_no_batch_for_batchnorm() -> None:
     assert train(make_job(SMALL, epochs=1, batch_size=4), n=9).num_steps == 2
     assert train(make_job(MLP, epochs=1, batch_size=4), n=9).num_steps == 3

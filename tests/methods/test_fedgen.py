@@ -15,6 +15,7 @@ from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.kernel import StepNoise
 from fedexp.core.runner import Snapshot, next_jobs
+from fedexp.core.seeds import torch_generator
 from fedexp.core.weights import ModelSpec
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
@@ -86,6 +87,33 @@ def test_to_the_generator_copies_of_a_client_are_one() -> None:
     assert_same([trained(world, [0] * 3, [COUNTS[0]] * 3)], [trained(world, [0], COUNTS[:1])], 1e-9)
 
 
+def test_the_generators_steps_are_those_of_a_loop_of_torchs() -> None:
+    """In the third round: Adam at a step size that has decayed twice, for classes that somebody has two of, heads as sent."""
+    world = world_of("fedgen", lr_decay=0.5, **SMALL)
+    method: Any = world.aggregator
+    state = method.init(world.env)
+    models, held = models_near(state["weights"], 3, 2.0), torch.tensor([[3, 0, 1], [0, 4, 0], [6, 1, 1]])
+    names, _ = head_of(world.env.server_spec, world.env.input_shape)
+    heads = [{name: model.params[name] for name in names} for model in models]
+    found, _, metrics = method._trained(state, heads, held, world.env.at(2))
+    generator, losses = state["generator"].module().double().train(), []
+    adam = torch.optim.Adam(generator.parameters(), lr=0.05 * 0.25, weight_decay=1e-2)
+    for step in range(4):
+        random = torch_generator(0, "generator", 2, step)
+        y = torch.randint(2, (8,), generator=random)
+        eps = torch.rand(8, 3, generator=random, dtype=torch.float64)
+        z = generator(y, eps)
+        logits = [F.linear(z, head["output.weight"], head["output.bias"]) for head in heads]
+        loss = method.loss(torch.stack(logits), y, held, eps, z)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+    assert metrics["server/loss"] == pytest.approx(sum(losses) / 4)
+    for name, value in generator.state_dict().items():
+        torch.testing.assert_close({**found.params, **found.buffers}[name], value, rtol=1e-7, atol=1e-9)
+
+
 def test_features_are_made_for_classes_that_somebody_has_more_than_one_of() -> None:
     """Nobody has two of anything: the generator stays; clients are told of every class that somebody had."""
     world = world_of("fedgen", **SMALL)
@@ -120,7 +148,7 @@ def test_a_clients_step_is_autograds() -> None:
     for job, result in zip(jobs, Serial().map(jobs, world.data), strict=True):
         index = torch.from_numpy(world.data.partition.of(job.client))
         x, y = world.data.train.inputs(index), world.data.train.y[index]
-        order = torch.randperm(len(index), generator=_generator(job.seed))
+        order = torch.randperm(len(index), generator=torch_generator(job.seed, "order", 0))
         x, y = x[order], y[order]
         shared, noise = job.shared, StepNoise(job.seed, CPU)
         generator = generator_spec(3, noise_size, 6, 8).module().double().eval()
@@ -140,12 +168,6 @@ def test_a_clients_step_is_autograds() -> None:
             torch.testing.assert_close(
                 result.weights.params[name], (value - job.budget.lr * value.grad).detach(), rtol=1e-9, atol=1e-12
             )
-
-
-def _generator(seed: int) -> torch.Generator:
-    from fedexp.core.seeds import torch_generator
-
-    return torch_generator(seed, "order", 0)
 
 
 def test_stacked_clients_draw_their_own_features() -> None:

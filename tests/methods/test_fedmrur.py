@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedexp.aggregators.normalized_mean import amplification
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.kernel import batch_ranges, batches
@@ -326,6 +327,12 @@ def test_the_update_has_the_means_direction_and_the_mean_length() -> None:
     torch.testing.assert_close(U, mean / mean.norm() * length, rtol=1e-12, atol=0)
     assert metrics["server/factor"] == pytest.approx(float(length / mean.norm())) and metrics["server/factor"] > 1
     torch.testing.assert_close(aggregated(moves, N, "aggregator.ascends=true")[0], -U)
+
+
+def test_lengths_are_weighted_as_the_updates_are() -> None:
+    """3/4 * 2 + 1/4 * 6 = 3, over a mean of length 1."""
+    stats = RoundStats(0, 4, 2, 0.5, 0.1, 0.1, p=(0.75, 0.25), tau=(1, 1), squared_norms=(4.0, 36.0))
+    assert amplification({"w": torch.tensor([0.6, 0.8])}, stats) == pytest.approx(3.0)
 
 
 def test_special_cohorts() -> None:
