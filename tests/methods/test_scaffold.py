@@ -94,8 +94,9 @@ def test_under_constant_gradients_momentum_leaves_no_drift(option: str) -> None:
 
 
 def test_both_corrections_coincide_without_momentum() -> None:
-    a = make_world("method=scaffold", "rounds=4")
-    b = make_world("method=scaffold", "trainer.correction=step", "rounds=4")
+    """Also where the step size decays from round to round."""
+    rounds = ("method=scaffold", "rounds=4", "local.lr_decay=0.5")
+    a, b = make_world(*rounds), make_world(*rounds, "trainer.correction=step")
     assert_same(a.models(a.run()), b.models(b.run()), 1e-12)
 
 
