@@ -119,6 +119,14 @@ def test_of_a_static_proxy_every_teacher_sees_each_sample_once(monkeypatch: pyte
     assert len({tuple(each) for each in passes}) == 3
 
 
+def test_every_round_orders_the_proxy_anew() -> None:
+    world = world_of("feddf", epochs=2, batch_size=4)
+    method: Any = world.aggregator
+    net = Net(world.env.server_spec, CPU, torch.float64)
+    orders = [[index.tolist() for _, index, _ in method._parts(0, 6, net, world.env.at(r, 1))] for r in (0, 1)]
+    assert orders[0] != orders[1]
+
+
 @dataclass(frozen=True)
 class Same:
     """A transform of batches that changes nothing."""

@@ -321,6 +321,13 @@ def test_a_whole_fusion_is_the_plain_form(method: str, rule: Rule) -> None:
         torch.testing.assert_close(fused.params[output][c], expected)
 
 
+def test_damping_is_in_the_recursion_or_in_the_update() -> None:
+    for damping, of_recursion in (("recursion", 0.5), ("update", 1.0)):
+        world = make_world("method=ma_echo", "aggregator.mu=1.0", f"aggregator.damping={damping}")
+        projections = world.aggregator.probes(world.env)[0]  # type: ignore[attr-defined]
+        assert projections.damping == of_recursion
+
+
 def test_last_layer_rules() -> None:
     def output(*overrides: str) -> Tensor:
         world = make_world("method=ma_echo", *overrides, data=make_data((20, 12), copies=True))
