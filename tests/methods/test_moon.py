@@ -113,7 +113,8 @@ def test_other_models_leave_the_statistics_alone() -> None:
     after = world.run()
     counters = [w.run().state["weights"].buffers["norm.num_batches_tracked"] for w in (world, plain)]
     assert torch.equal(*counters)
-    assert all("norm.running_mean" in own["buffers"] for own in after.clients.values())
+    kept = [own["buffers"]["norm.num_batches_tracked"] for own in after.clients.values()]
+    assert max(kept) == counters[0]  # those after its training, not the received ones
 
 
 def test_stacked_is_serial() -> None:
