@@ -193,6 +193,8 @@ def test_every_epoch_sees_every_sample_once_in_a_new_order() -> None:
     seen = torch.cat([b.x.flatten() for b in batches(job, samples, torch.arange(10), schedule, None)]).reshape(3, 10)
     assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in seen)
     assert not torch.equal(seen[0], seen[1])
+    other = batches(replace(job, seed=8), samples, torch.arange(10), schedule, None)
+    assert not torch.equal(torch.cat([b.x.flatten() for b in other]), seen.flatten())
 
 
 def test_every_batch_is_augmented_anew() -> None:
@@ -221,6 +223,19 @@ def test_full_gradient_of_a_batchnorm_net_has_no_part_of_one_sample(n: int) -> N
     zeros = {k: torch.zeros_like(v) for k, v in job.start.params.items()}
     result = train(replace(job, state={"c_i": zeros}, shared={"c": zeros}), n=n)
     assert all(bool(v.isfinite().all()) for v in result.state["c_i"].values())
+
+
+def test_the_full_gradient_is_the_mean_over_all_samples() -> None:
+    """513 samples are taken in parts of 257 and 256."""
+    from fedexp.trainers.scaffold import Scaffold
+
+    job, samples = make_job(trainer=Scaffold(option="I"), epochs=None, steps=1), make_data((513,)).train
+    zeros = {k: torch.zeros_like(v) for k, v in job.start.params.items()}
+    found = train(replace(job, state={"c_i": zeros}, shared={"c": zeros}), samples=samples).state["c_i"]
+    module = job.start.module()
+    F.cross_entropy(module(samples.x), samples.y).backward()
+    for name, value in module.named_parameters():
+        torch.testing.assert_close(found[name], value.grad, rtol=1e-9, atol=1e-12)
 
 
 def test_chunks_do_not_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:

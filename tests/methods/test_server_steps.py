@@ -23,7 +23,8 @@ SPEC = ModelSpec("tests.world.Softmax", ())
 
 
 def budget(lr: float = 0.1, momentum: float = 0.0) -> Budget:
-    return Budget(None, 1, 8, "sgd", lr, lr, momentum, 0.0, None)
+    """Of a round whose `lr` is half the first one's."""
+    return Budget(None, 1, 8, "sgd", lr, 2 * lr, momentum, 0.0, None)
 
 
 def stats(norms: tuple[float, ...] = (), lr: float = 0.1, lr_0: float = 0.1) -> RoundStats:
@@ -169,6 +170,14 @@ def test_fednova_round_is_the_formula(momentum: str) -> None:
     for name, old in state["weights"].params.items():
         step = sum(pi * (r.weights.params[name] - old) / ai for pi, ai, r in zip(p, a, results, strict=True))
         torch.testing.assert_close(after[name], old + effective * step, rtol=1e-10, atol=1e-12)
+
+
+def test_fednova_normalises_by_the_lr_of_the_round() -> None:
+    """The third round's 0.1 with a pull of 2: a_i = (1 - 0.8^tau_i) / 0.2."""
+    keys = ("trainer=fedprox", "trainer.mu=2.0", "local.lr=0.4", "local.lr_decay=0.5")
+    world = make_world("method=fednova", *keys)
+    stats = RoundStats(2, 4, 2, 0.5, 0.1, 0.4, p=(0.75, 0.25), tau=(2, 1))
+    assert world.aggregator.factor({}, stats, world.env.at(2)) == pytest.approx(0.75 * 1.8 + 0.25)  # type: ignore[attr-defined]
 
 
 def test_fednova_direction_ignores_how_many_steps_a_client_took() -> None:
