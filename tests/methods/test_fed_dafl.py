@@ -60,7 +60,7 @@ def test_both_learn_in_every_step_as_in_a_loop_of_torchs() -> None:
         assert_student(student, world, after[epoch])
         logged = [rows[epoch][f"synthesis/{name}"] for name in ("loss", "oh", "ie", "a")]
         assert logged == pytest.approx(torch.tensor(terms).double().mean(0).tolist(), rel=1e-6)
-        assert rows[epoch]["student/steps"] == 3
+        assert rows[epoch]["distillation/steps"] == 3
 
 
 def test_the_generator_goes_on_in_later_rounds() -> None:
