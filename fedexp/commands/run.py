@@ -101,18 +101,19 @@ def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:
     from fedexp.core.errors import StorageError
     from fedexp.storage.stored_run import read_mapping
 
-    status = read_mapping(folder.path / "status.json")
+    status = {"status": "queued"} | read_mapping(folder.path / "status.json")
+    result = None
     try:
         result = folder.result()
     except StorageError as error:
-        result, status = None, {"status": "damaged", "error": error.what}
+        status = {"status": "damaged", "error": error.what}
+    if result is not None:
+        status["status"] = "done"
+    elif status["status"] == "done":  # the result is gone: the next launch runs it again
+        status["status"] = "queued"
     return {
         "overrides": config["overrides"],
-        "status": "done"
-        if result is not None
-        else status["status"]
-        if status.get("status", "done") != "done"
-        else "queued",
+        "status": status["status"],
         "error": status.get("error"),
         "headline": (result or {}).get("headline"),
         "folder": str(folder.path),

@@ -18,6 +18,7 @@ import torch
 from filelock import FileLock
 
 from fedexp.commands.errors import guarded
+from fedexp.commands.run import _row as sweep_row
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
 from fedexp.config.compose import compose
@@ -175,6 +176,15 @@ def test_one_runs_truncated_result_stops_no_sweep(root: Path, capsys: pytest.Cap
     told = capsys.readouterr()
     assert "1 done, 1 to run" in told.out and "1 damaged" in told.out and "1 done" in told.out
     assert str(path) in told.err and "Traceback" not in told.out + told.err
+
+
+def test_a_run_whose_result_is_gone_is_to_be_run_again(root: Path) -> None:
+    start()
+    config = compose(QUICK)
+    folder = RunFolder.of(config)
+    assert sweep_row(folder, config)["status"] == "done"
+    (folder.path / "result.json").unlink()
+    assert sweep_row(folder, config)["status"] == "queued"
 
 
 @pytest.mark.parametrize("text", ['{"cut', "[]"])
