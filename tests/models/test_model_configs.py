@@ -25,6 +25,7 @@ EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffer
     "cnn_cifar100": (CIFAR, 1_097_188 - 2_049 * 90, 0),
     "convnet_nafi": (CIFAR, 62_006, 0),
     "lenet": (MNIST, 431_080, 0),
+    "lenet5": (MNIST, 44_426, 0),
     "unet": (CIFAR, 13_383_360 + 7_936 + 650, 54),  # 18 convolutions, their norms, the 1x1
     "cvae": (MNIST, 541_712 + (794 * 512 + 512) + (512 * 256 + 256) + 2 * (256 * 20 + 20), 0),  # decoder, encoder
     "wrn_16_1": (CIFAR, 175_066, 39),
@@ -41,7 +42,7 @@ EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffer
     "resnet34_features": (CIFAR, 21_284_672 + 512 * 256 + 2_560, 108),
 }
 # bare 5x5 convolutions, three bare 3x3 ones, four poolings: 16x16
-NO_DIGITS = {"cnn_mcmahan_valid", "convnet_nafi", "lenet", "unet", "cnn1", "cnn2", "cnn_cifar100"}
+NO_DIGITS = {"cnn_mcmahan_valid", "convnet_nafi", "lenet", "lenet5", "unet", "cnn1", "cnn2", "cnn_cifar100"}
 
 
 def spec(name, shape):
