@@ -321,8 +321,14 @@ def _decisive(names: tuple[str, ...]) -> set[tuple[str, ...]]:
     return {(name,) for name in names} | {
         (key, choice)
         for key, choice in pairs
-        if choice.lstrip("+~").partition("=")[0] in ("experiment", "method", key.lstrip("+~").partition(".")[0])
+        if choice.lstrip("+~").partition("=")[0] in _deciding(key.lstrip("+~").partition(".")[0])
     }
+
+
+def _deciding(group: str) -> tuple[str, ...]:
+    """The groups that decide whether a key of `group` exists; a method chooses three others."""
+    by_method = group in ("trainer", "aggregator", "server_optimizer")
+    return (group, "experiment", *(["method"] if by_method else []))
 
 
 @pytest.mark.parametrize("name", list(table_names()))
