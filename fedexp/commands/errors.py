@@ -21,11 +21,13 @@ def guarded(work: Callable[[], int]) -> int:
         except FedexpError as error:
             tell(error)
             return USAGE_ERROR
-        except OSError as error:
+        except Exception as error:
+            from fedexp.core import users_code
             from fedexp.storage.files import refused
 
-            if (told := refused(error)) is None:
+            if (told := refused(error) or users_code.told(error)) is None:
                 raise
+            told.__cause__ = error
             tell(told)
             return JOB_ERROR
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from fedexp.core.errors import ConfigError, FedexpError, suggest
+from fedexp.core.users_code import TRACED, check_hooks, is_ours, place_of_class, place_of_error, said
 
 T = TypeVar("T")
 
@@ -19,7 +20,8 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
     """Build the dataclass `cls` (or the subclass that ``_target_`` names) from a plain mapping.
 
     Every key must be a field, every value must have the field's type (an int may stand for a float, a list for a tuple;
-    nothing else is cast). A ``ValueError`` of ``__post_init__`` becomes a `ConfigError`.
+    nothing else is cast). A ``ValueError`` of ``__post_init__`` becomes a `ConfigError`, and so does whatever else a plug-in
+    of the user's raises there.
 
     Args:
         cls: a dataclass or an interface.
@@ -35,7 +37,12 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
             where=f"{where}._target_",
             expected="a plug-in written as @dataclass(frozen=True)",
         )
-    hints = typing.get_type_hints(kind)
+    if target is not None:
+        check_hooks(kind, f"{where}._target_")
+    try:
+        hints = typing.get_type_hints(kind)
+    except NameError as error:
+        raise ConfigError(f"the type of a field is not known: {error}", where=place_of_class(kind)) from error
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     for key in values:
         if key not in fields:
@@ -58,6 +65,13 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
         raise
     except ValueError as error:
         raise ConfigError(str(error), where=where or "config") from error
+    except Exception as error:
+        if is_ours(kind.__module__):
+            raise
+        place = place_of_error(error) or place_of_class(kind)
+        raise ConfigError(
+            f"{kind.__name__} cannot be made of its config: {said(error)}", where=f"{place} ({where})", do=TRACED
+        ) from error
 
 
 def locate(path: Any, interface: type, where: str) -> type:
@@ -68,14 +82,23 @@ def locate(path: Any, interface: type, where: str) -> type:
     module_name, _, name = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise  # the module exists, something it imports does not: that traceback is the answer
+    except FedexpError:
+        raise
+    except Exception as error:
+        named = error.name if isinstance(error, ModuleNotFoundError) else None
+        if named is not None and (module_name == named or module_name.startswith(f"{named}.")):
+            raise ConfigError(
+                f"module '{module_name}' was not found",
+                where=place,
+                got=path,
+                do="check the spelling and that its folder is on the Python path (PYTHONPATH, or pip install -e)",
+            ) from error
+        if is_ours(module_name):
+            raise
         raise ConfigError(
-            f"module '{module_name}' was not found",
-            where=place,
-            got=path,
-            do="check the spelling and that its folder is on the Python path (PYTHONPATH, or pip install -e)",
+            f"module '{module_name}' cannot be imported: {said(error)}",
+            where=f"{place_of_error(error) or path} ({place})",
+            do=f"install '{named}', or mend the import; {TRACED}" if named else TRACED,
         ) from error
     found = getattr(module, name, None)
     if not isinstance(found, type):

@@ -62,8 +62,8 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor, num_
     values = {name: value.detach() for name, value in trainable.items()}  # the same memory, unknown to autograd
     noise = StepNoise(job.seed, samples.x.device)
     ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
-    correct = partial(trainer.correct, ctx=ctx) if overrides(trainer, "correct") else None
-    after_step = partial(trainer.after_step, ctx=ctx) if overrides(trainer, "after_step") else None
+    correct = (lambda grad, params: trainer.correct(grad, params, ctx)) if overrides(trainer, "correct") else None
+    after_step = (lambda params: trainer.after_step(params, ctx)) if overrides(trainer, "after_step") else None
     optimizer = LocalOptimizer(budget)
     measured: defaultdict[str, list[Tensor]] = defaultdict(list)
     net.train()

@@ -15,7 +15,9 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import train_client
 from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics, Precision
+from fedexp.core.users_code import place_of_error
 from fedexp.core.weights import by_spec
+from fedexp.engines.global_numbers import class_path, unused
 from fedexp.engines.kernels.kernel import NotStackableError
 
 
@@ -50,9 +52,15 @@ class Serial(Engine):
 
 @contextlib.contextmanager
 def named(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
-    """Turn an unexpected exception into a `ClientError` that names the clients."""
+    """Turn an unexpected exception, or a draw from a global generator, into a `ClientError` that names the clients."""
+    job = jobs[0]
+    plugins = {"trainer": class_path(job.trainer), "task": class_path(job.task), "model": job.start.spec.arch}
+    plugins |= {f"probe {probe.name}": class_path(probe) for probe in job.probes}
+    where = f"{_who(jobs)}, round {job.round + 1}"
+    do = "draw uniform numbers from ctx.noise(name, shape) (a task and an augmentation from `noise`, a probe from its seed)"
     try:
-        yield
+        with unused(plugins, where, do, ClientError):
+            yield
     except (FedexpError, NotStackableError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
@@ -61,11 +69,15 @@ def named(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
 
 def failure(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:
     """What is said of an unexpected `error` while `jobs` were trained; it is the cause."""
-    who = ("client " if len(jobs) == 1 else "clients ") + ", ".join(str(job.client) for job in jobs)
+    who, place = _who(jobs), place_of_error(error)
     sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)
     failed = ClientError(
         f"{who} failed: {type(error).__name__}: {error}",
-        where=f"{who}, {sizes} training samples, lr {jobs[0].budget.lr:g}",
+        where=f"{who}, {sizes} training samples, lr {jobs[0].budget.lr:g}" + (f", {place}" if place else ""),
     )
     failed.__cause__ = error
     return failed
+
+
+def _who(jobs: Sequence[ClientJob]) -> str:
+    return ("client " if len(jobs) == 1 else "clients ") + ", ".join(str(job.client) for job in jobs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedexp.config.compose import compose
+from fedexp.core import users_code
 from fedexp.core.build import build
 from fedexp.core.errors import FedexpError
 from fedexp.running.experiment import Experiment
@@ -19,9 +20,12 @@ def checked(jobs: list[list[str]]) -> list[dict[str, Any]]:
             config = compose(overrides)
             Experiment.of(config)
             build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
-        except FedexpError as error:
+        except Exception as error:
+            told = error if isinstance(error, FedexpError) else users_code.told(error)
+            if told is None:
+                raise
             if len(jobs) > 1:
-                error.facts["where"] = f"job {number} ({' '.join(overrides)}): {error.facts.get('where') or 'config'}"
-            raise
+                told.facts["where"] = f"job {number} ({' '.join(overrides)}): {told.facts.get('where') or 'config'}"
+            raise told from (error if told is not error else error.__cause__)
         configs.append(config)
     return configs

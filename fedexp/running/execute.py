@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fedexp.core import users_code
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
@@ -175,7 +176,8 @@ class _Run:
                 self.folder.set_done()
             raise
         except BaseException as error:
-            told = refused(error, self.folder.path) or error
+            trace = f"the traceback is in {self.folder.path / 'error.txt'}"
+            told = refused(error, self.folder.path) or users_code.told(error, trace) or error
             text = str(told) if isinstance(told, FedexpError) else f"{type(told).__name__}: {told}"
             with contextlib.suppress(OSError):  # of a full disk, say: then the status has to do
                 write_text(self.folder.path / "error.txt", "".join(traceback.format_exception(error)))
@@ -207,7 +209,9 @@ class _Run:
             snapshot, mark = checkpoint.load() or (None, None)
             stack.callback(checkpoint.close)
             journal = stack.enter_context(contextlib.closing(Journal(path, mark, attempt)))
-            snapshot = snapshot or Snapshot(0, experiment.aggregator.init(env), checkpoint.client_states)
+            if snapshot is None:
+                with experiment.server_work("the server's first state"):
+                    snapshot = Snapshot(0, experiment.aggregator.init(env), checkpoint.client_states)
             self._check_stored_models(experiment, env, data, snapshot)
             engine = RunEngine(experiment, self.raw, self.folder, numerics, self.note)
             stack.callback(engine.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from fedexp.core.build import build
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
 from fedexp.core.env import Env, Extent, Sampling, Specs
-from fedexp.core.errors import ConfigError, suggest
+from fedexp.core.errors import ConfigError, DataError, suggest
 from fedexp.core.model_check import check_model
 from fedexp.core.needs import Needs
 from fedexp.core.numerics import Numerics
@@ -29,6 +30,7 @@ from fedexp.core.weights import ModelSpec
 from fedexp.data.dataset import Dataset
 from fedexp.data.federated import Proxy, check_scheme, check_validation, federate
 from fedexp.data.partition import Partitioner
+from fedexp.engines.global_numbers import class_path, unused
 from fedexp.engines.shares import thread_budget
 from fedexp.engines.stored_models import StoredModels
 from fedexp.evaluation.evaluate import metric_names
@@ -169,21 +171,26 @@ class Experiment:
     def load(self, device: torch.device) -> FederatedData:
         """Load and split the data, once, onto `device`."""
         config = self.config
-        return federate(
-            self.dataset,
-            self.partitioner,
-            root=Path(config.data_root).expanduser(),
-            download=self.dataset.download,
-            clients=config.clients,
-            seed_data=config.seed_data,
-            val_fraction=self.partitioner.val_fraction,
-            held_out=config.eval.held_out,
-            proxy=self.proxy,
-            limit_train=config.limit.train,
-            limit_test=config.limit.test,
-            device=device,
-            dtype=getattr(torch, config.dtype),
-        )
+        plugins = {"dataset": class_path(self.dataset), "partition": class_path(self.partitioner)}
+        if self.proxy.dataset is not None:
+            plugins["proxy.dataset"] = class_path(self.proxy.dataset)
+        do = "draw from the generator that `draw` is given, or from fedexp.core.seeds.numpy_generator(name, ...)"
+        with unused(plugins, "reading and splitting the data", do, DataError):
+            return federate(
+                self.dataset,
+                self.partitioner,
+                root=Path(config.data_root).expanduser(),
+                download=self.dataset.download,
+                clients=config.clients,
+                seed_data=config.seed_data,
+                val_fraction=self.partitioner.val_fraction,
+                held_out=config.eval.held_out,
+                proxy=self.proxy,
+                limit_train=config.limit.train,
+                limit_test=config.limit.test,
+                device=device,
+                dtype=getattr(torch, config.dtype),
+            )
 
     def data_content(self) -> list[str | None]:
         """What `load`'s data and those of a proxy's own data set are, by their fingerprints; read only if files changed.
@@ -203,6 +210,17 @@ class Experiment:
         shared = config.memo.enabled and config.reuse
         memo = Path(config.output_root).expanduser().resolve() / "memo" if shared else None
         return featured(data, self.extractor, memo, note)
+
+    def server_work(self, where: str) -> contextlib.AbstractContextManager[None]:
+        """In it, what plug-ins do in the run's own process is refused where it draws from a global generator."""
+        plugins = {
+            "aggregator": class_path(self.aggregator),
+            "server_optimizer": class_path(self.server_optimizer),
+            "trainer": class_path(self.trainer),
+            "task": class_path(self.task),
+            **{f"model {number}": spec.arch for number, spec in enumerate(self.specs.distinct, start=1)},
+        }
+        return unused(plugins, where, "draw from fedexp.core.seeds.torch_generator(env.seed, name, env.round, ...)")
 
     def env(self, data: FederatedData, device: torch.device) -> Env:
         """The world that aggregators see; `data` as `prepare` returned them."""
@@ -300,7 +318,11 @@ def check_metrics(experiment: Experiment) -> None:
         )
 
 
-_check_model = cache(check_model)
+@cache
+def _check_model(spec: ModelSpec, input_shape: tuple[int, ...], output_shape: tuple[int, ...], device: str) -> None:
+    do = "initialise with torch alone, whose generator is seeded for it; random layers: fedexp.core.dropout.Dropout"
+    with unused({"model": spec.arch}, "model", do, ConfigError):
+        check_model(spec, input_shape, output_shape, device)
 
 
 def _limited(config: Config, partitioner: Partitioner) -> Config:

@@ -51,7 +51,8 @@ def steps(
     """The steps that follow `snapshot`, up to the method's end or the first that meets ``stop.target``.
 
     Raises:
-        FedexpError: the server's update left NaN or infinity in the model, or a metric is NaN.
+        FedexpError: the server's update left NaN or infinity in the model, a metric is NaN, or a plug-in drew from a global
+            generator.
     """
     config, aggregator = experiment.config, experiment.aggregator
     evaluator = Evaluator(experiment.task, config.eval.batch_size)
@@ -59,26 +60,27 @@ def steps(
     env = replace(env, trace=tracer)
     following = run(aggregator, env, engine, data, snapshot, config.on_nonfinite, on_client)
     while True:
-        with phase("aggregate"):  # training is nested in it: the server consumes results as they come
-            step = next(following, None)
-        if step is None:
-            return
-        traced = tracer.take()
-        began = time.perf_counter()
-        outcome = aggregator.outcome(step.after.state)
-        if aggregator.delivers == "model":  # clients' own models were checked as they came in
-            bad = trees.nonfinite(outcome.models[0].params)
-            _refuse(
-                None if bad is None else f"the server's update left NaN or infinity in {bad}",
-                step.round,
-                experiment,
-            )
-        row = {"round": step.round + 1, "step": step.after.step, **step.metrics}
-        if step.over or (step.last and (step.round + 1) % config.eval.every == 0):
-            with phase("evaluate"):
-                row |= evaluator(outcome, data.test, "test")
-                if data.val is not None:
-                    row |= evaluator(outcome, data.val, "val")
+        with experiment.server_work("a step of the server"):
+            with phase("aggregate"):  # training is nested in it: the server consumes results as they come
+                step = next(following, None)
+            if step is None:
+                return
+            traced = tracer.take()
+            began = time.perf_counter()
+            outcome = aggregator.outcome(step.after.state)
+            if aggregator.delivers == "model":  # clients' own models were checked as they came in
+                bad = trees.nonfinite(outcome.models[0].params)
+                _refuse(
+                    None if bad is None else f"the server's update left NaN or infinity in {bad}",
+                    step.round,
+                    experiment,
+                )
+            row = {"round": step.round + 1, "step": step.after.step, **step.metrics}
+            if step.over or (step.last and (step.round + 1) % config.eval.every == 0):
+                with phase("evaluate"):
+                    row |= evaluator(outcome, data.test, "test")
+                    if data.val is not None:
+                        row |= evaluator(outcome, data.val, "val")
         lost = [name for name, value in row.items() if math.isnan(value)]  # finite weights may overflow in the network
         _refuse(f"{lost[0]} is NaN" if lost else None, step.round, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}

@@ -10,10 +10,11 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
-import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from fedexp.core.users_code import LIBRARIES, is_ours
 
 # Keys that do not change what is computed, only where, how fast and what is shown. Version the list when it changes.
 NON_SCIENTIFIC_VERSION = 4
@@ -48,8 +49,6 @@ _ALWAYS = (
     "fedexp.engines.memo",
     "fedexp.running.summary",
 )
-
-_LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,25 +91,47 @@ def probe_code_hash(probe: object) -> str:
     return _fingerprint({type(probe).__module__})
 
 
-def _fingerprint(modules: set[str]) -> str:
+def own_modules(config: Mapping[str, Any]) -> dict[str, Source]:
+    """Those modules outside fedexp that `code_hash` covers, by name."""
+    return _walk({name for name in targets(scientific(config)) if not is_ours(name)}, ours=False)
+
+
+@functools.cache
+def imports_random(modules: tuple[str, ...]) -> bool:
+    """Whether a module outside fedexp of `modules`, or of what they import there, imports Python's `random`."""
+    own = _walk({name for name in modules if not is_ours(name)}, ours=False)
+    return any(name.partition(".")[0] == "random" for source in own.values() for name in source.imported)
+
+
+def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:
+    """The sources of `modules` and of what they import, by module.
+
+    Args:
+        ours: follow imports of fedexp's modules, too.
+    """
     roots = sorted(modules)
     tops = {name.partition(".")[0] for name in roots}
-    seen: dict[str, str] = {}
+    seen: dict[str, Source] = {}
     waiting = list(roots)
     while waiting:
         name = waiting.pop()
-        if name in seen:
+        if name in seen or (is_ours(name) and not ours):
             continue
         found = _module(name, name.partition(".")[0] in tops)
         if found is not None:
-            seen[name] = found[0]
-            waiting.extend(found[1])
+            seen[name] = found
+            waiting.extend(found.imported)
+    return seen
+
+
+def _fingerprint(modules: set[str]) -> str:
+    seen = _walk(modules)
     state = hashlib.blake2b(digest_size=16)
     state.update(
         f"torch {importlib.metadata.version('torch').partition('+')[0]} python {sys.version_info[:2]}".encode()
     )
     for name in sorted(seen):
-        state.update(f"{name} {seen[name]}\n".encode())
+        state.update(f"{name} {seen[name].fingerprint}\n".encode())
     return state.hexdigest()
 
 
@@ -123,19 +144,35 @@ def targets(node: Any) -> Iterator[str]:
             yield from targets(value)
 
 
+class Source(NamedTuple):
+    """A module's source.
+
+    Args:
+        fingerprint: of its syntax tree without docstrings and comments; imported: names of modules, and of what is in them.
+        file: where it lies; text: as it was when it was fingerprinted, None of fedexp's own.
+    """
+
+    fingerprint: str
+    imported: tuple[str, ...]
+    file: Path
+    text: str | None
+
+
 @functools.cache
-def _module(name: str, even_installed: bool) -> tuple[str, tuple[str, ...]] | None:
-    """(fingerprint, imported names) of a module's source; None where there is no source, or it is a library's."""
+def _module(name: str, even_installed: bool) -> Source | None:
+    """None where there is no source, or it is a library's."""
     spec = find_module(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
-    if not even_installed and any(Path(spec.origin).is_relative_to(home) for home in _LIBRARIES):
+    if not even_installed and any(Path(spec.origin).is_relative_to(home) for home in LIBRARIES):
         return None
-    tree = ast.parse(Path(spec.origin).read_text())
+    text = Path(spec.origin).read_text()
+    tree = ast.parse(text)
     package = name if spec.submodule_search_locations else name.rpartition(".")[0]
     imported = tuple(dict.fromkeys(_imports(tree, package)))
     _strip_docstrings(tree)
-    return hashlib.blake2b(ast.dump(tree).encode(), digest_size=16).hexdigest(), imported
+    fingerprint = hashlib.blake2b(ast.dump(tree).encode(), digest_size=16).hexdigest()
+    return Source(fingerprint, imported, Path(spec.origin), None if is_ours(name) else text)
 
 
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:

@@ -1,0 +1,128 @@
+"""A user's own code: where in it an error arose, and whether its hooks can be called as their interfaces are."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sysconfig
+import traceback
+from functools import cache, cached_property
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from fedexp.core.errors import ConfigError, FedexpError
+
+LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+TRACED = "HYDRA_FULL_ERROR=1 before the command shows the traceback"
+_OURS = str(Path(__file__).resolve().parents[1])
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module's name is fedexp's own."""
+    return module.partition(".")[0] == "fedexp"
+
+
+def place_of_error(error: BaseException) -> str | None:
+    """``file:line`` in code that is neither fedexp's nor installed, nearest to where `error` arose; None: it never was there."""
+    if isinstance(error, SyntaxError) and _is_users(error.filename):
+        return f"{error.filename}:{error.lineno}"
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((f"{frame.filename}:{frame.lineno}" for frame in frames if _is_users(frame.filename)), None)
+
+
+def _is_users(file: str | None) -> bool:
+    if not file or file.startswith("<"):
+        return False
+    return not any(Path(os.path.abspath(file)).is_relative_to(home) for home in (_OURS, *LIBRARIES))
+
+
+def place_of_class(kind: type) -> str:
+    """``file:line`` of a class, or its name where it has no file."""
+    try:
+        return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+    except (OSError, TypeError):
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def told(error: BaseException, do: str = TRACED) -> FedexpError | None:
+    """In words an exception that a user's own code let out; None where fedexp is at fault, or it is in words already."""
+    if isinstance(error, FedexpError) or (place := place_of_error(error)) is None:
+        return None
+    return FedexpError(f"your code raised {said(error)}", where=place, do=do)
+
+
+def said(error: BaseException) -> str:
+    """An exception's kind and the first line of what it says."""
+    text = str(error.msg if isinstance(error, SyntaxError) else error).partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def check_hooks(kind: type, where: str) -> None:
+    """Refuse a plug-in whose methods cannot be called, with a `ConfigError` that names the line.
+
+    Every method that a class outside fedexp overrides must take the arguments of the one it replaces, in their order; their
+    names are free, further ones have defaults.
+
+    Args:
+        where: the config key that names the class.
+    """
+    problem = _problem(kind)
+    if problem is not None:
+        what, place, expected, got = problem
+        raise ConfigError(what, where=f"{place} ({where})", expected=expected, got=got)
+
+
+@cache
+def _problem(kind: type) -> tuple[str, str, str, str | None] | None:
+    """(what is wrong, where, what was expected, what came instead) of the first hook that cannot be called."""
+    for number, cls in enumerate(kind.__mro__):
+        if is_ours(cls.__module__):
+            continue
+        for name, own in vars(cls).items():
+            above = (base for base in kind.__mro__[number + 1 :] if is_ours(base.__module__) and name in vars(base))
+            replaced = next((vars(base)[name] for base in above), None)
+            if name.startswith("_") or replaced is None:
+                continue
+            if (found := _mismatch(name, own, replaced)) is not None:
+                line = _function(own)
+                place = f"{line.co_filename}:{line.co_firstlineno}" if line else place_of_class(cls)
+                return f"{kind.__name__}.{name} cannot be called as its interface says", place, *found
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        expected = ", ".join(_written(name, getattr(kind, name)) for name in missing)
+        return f"{kind.__name__} lacks {', '.join(missing)}", place_of_class(kind), expected, None
+    return None
+
+
+def _mismatch(name: str, own: Any, replaced: Any) -> tuple[str, str] | None:
+    """(expected, got) where `own` cannot stand for `replaced`."""
+    if isinstance(replaced, property | cached_property):
+        return ("a @property", f"def {name}(...)") if isinstance(own, FunctionType) else None
+    if not isinstance(replaced, FunctionType):
+        return None
+    if not callable(own) and not isinstance(own, staticmethod | classmethod):
+        return _written(name, replaced), f"a {type(own).__name__}"
+    if isinstance(own, FunctionType):
+        parameters = inspect.signature(replaced).parameters.values()
+        given = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        named = {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
+        try:
+            inspect.signature(own).bind(*given, **named)
+        except TypeError:
+            return _written(name, replaced), _written(name, own)
+    return None
+
+
+def _function(own: Any) -> Any:
+    """The code object of a method, in whatever form it stands in its class."""
+    function = getattr(own, "__func__", None) or getattr(own, "fget", None) or own
+    return getattr(function, "__code__", None)
+
+
+def _written(name: str, method: Any) -> str:
+    """``def NAME(ARGUMENTS)``, without types."""
+    if not callable(method):
+        return name
+    parts = inspect.signature(method).parameters.values()
+    return f"def {name}({', '.join(str(p.replace(annotation=p.empty)) for p in parts)})"
