@@ -16,6 +16,7 @@ from typing import Any
 from fedexp.commands.errors import guarded
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.storage.files import litter, passing, sweep
+from fedexp.storage.sources import differences, own_code
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
 from fedexp.tracking.terminal import console, memory_text, size_text
 
@@ -166,7 +167,8 @@ def _show(options: argparse.Namespace) -> int:
     add("traffic", ", ".join(f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()))
     add("local steps", result.get("local_steps"))
     add("steps a second", result.get("steps_per_second") and f"{result['steps_per_second']:.4g}")
-    add("stacked share", result.get("stacked_share") and f"{result['stacked_share']:.0%}")
+    add("stacked share", None if result.get("stacked_share") is None else f"{result['stacked_share']:.0%}")
+    add("engine", "; ".join(result.get("engine_notes") or ()))
     add("peak memory", result.get("peak_memory") and memory_text(result["peak_memory"]))
     add("memory probe", (result.get("memory_probe") or {}).get("text"))
     add("trace", (result.get("profile") or {}).get("trace"))
@@ -174,6 +176,9 @@ def _show(options: argparse.Namespace) -> int:
     add("hashes", _pairs(result.get("hashes")))
     add("numerics", _pairs(result.get("numerics") or read_mapping(run.path / "numerics.json")))
     add("environment", _pairs(result.get("environment") or read_mapping(run.path / "environment.json")))
+    modules, commits = own_code(run.path)
+    add("own code", ", ".join(f"{name} {sha256[:8]}" for name, sha256 in modules.items()))
+    add("own code lies in", ", ".join(f"{home} (commit {at or 'none'})" for home, at in commits.items()))
     files = sorted(path for path in run.path.iterdir() if path.name != "lock")
     add("files", ", ".join(f"{path.name}{'/' if path.is_dir() else ''} {size_text(weigh(path))}" for path in files))
     add("size", size_text(run.size))
@@ -218,6 +223,10 @@ def _diff(options: argparse.Namespace) -> int:
         compare(f"{name} hash", *((run.result.get("hashes") or {}).get(name, _hash(run, name)) for run in (a, b)))
     compare("partition sha256", *((run.result.get("partition") or {}).get("sha256", "-") for run in (a, b)))
     compare("numerics", *(_pairs(read_mapping(run.path / "numerics.json")) or "-" for run in (a, b)))
+    own = [own_code(run.path) for run in (a, b)]
+    for number, label in enumerate(("own code: {}", "commit of {}")):
+        for name in sorted({*own[0][number], *own[1][number]}):
+            compare(label.format(name), *(str(side[number].get(name) or "-")[:16] for side in own))
     add("status", a.status, b.status)
     add("rounds", _rounds(a), _rounds(b))
     add("headline", _headline(a), _headline(b))
@@ -225,6 +234,8 @@ def _diff(options: argparse.Namespace) -> int:
     out.print(table)
     if a.headline and b.headline and a.headline["metric"] == b.headline["metric"]:
         out.print(f"{a.headline['metric']}: {b.headline['value'] - a.headline['value']:+.4f} from first to second")
+    for line in differences(a.path, b.path):
+        out.print(line, markup=False, soft_wrap=True)
     return 0
 
 

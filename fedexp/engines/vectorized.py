@@ -110,7 +110,7 @@ class Vectorized(Engine):
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
         """The stacks; those that fit no kernel stand alone."""
         size = self.jobs_at_once
-        groups: dict[Hashable, list[int]] = {}
+        groups: dict[tuple[int, type[StackKernel] | None, Hashable, int | None], list[int]] = {}
         steps: dict[int, int] = {}
         for i, job in enumerate(jobs):
             block = i // (_WINDOW * size)
@@ -122,7 +122,10 @@ class Vectorized(Engine):
             alike = i if kind is None else (n if kind.same_sizes else None)
             groups.setdefault((block, kind, _signature(job), alike), []).append(i)
         stacks = []
-        for members in groups.values():
+        for (_, kind, *_), members in groups.items():
+            if kind is not None and kind.same_sizes and len(members) == 1 < min(size, len(jobs)):
+                reason = f"where no other has as many samples, for engine.kernel={self._names[-1]} stacks equal sizes"
+                self.note(_one_by_one(jobs[members[0]], reason))
             ordered = sorted(members, key=lambda i: -steps[i])
             number = -(-len(ordered) // size)  # of stacks, all about as large
             bounds = [len(ordered) * i // number for i in range(number + 1)]

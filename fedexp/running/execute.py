@@ -41,6 +41,7 @@ from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, refused, write_json, write_text
 from fedexp.storage.model_folder import Clients, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder
+from fedexp.storage.sources import keep_sources
 from fedexp.storage.tensors import load_tree, save_tree
 from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.feed import Feed
@@ -193,6 +194,7 @@ class _Run:
         (path / "error.txt").unlink(missing_ok=True)
         write_text(path / "config.yaml", _yaml(self.raw))
         write_json(path / "environment.json", environment())
+        keep_sources(self.raw, path)
         experiment = Experiment.of(self.raw)
         numerics = first_numerics(experiment.config, self.folder, self.note)
         keep_freed_memory()
@@ -368,6 +370,7 @@ class _Run:
             "metrics_sha256": journal.mark[1],
             "hashes": self.folder.hashes,
             "numerics": asdict(engine.numerics),
+            "engine_notes": engine.notes,
             "environment": read_json(path / "environment.json"),
             "attempts": self.folder.attempt,
             "folder": str(path),

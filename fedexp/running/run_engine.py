@@ -50,6 +50,7 @@ class RunEngine(Engine):
     Attributes:
         secure: saves the steps so far; called before settling changes the numerics, under which they ran.
         numerics: stored in the run's folder; the engine among them once it is settled.
+        notes: what the engine said of its choices and of what it did instead, each once.
         memory_probe: what `probe_memory` measured on those first jobs; None where memory is plenty.
     """
 
@@ -65,7 +66,8 @@ class RunEngine(Engine):
         self.secure: Callable[[], None] = lambda: None
         self.memory_probe: dict[str, Any] | None = None
         self._experiment, self._raw, self._folder = experiment, raw, folder
-        self._note = cache(note)  # each note once
+        self.notes: list[str] = []
+        self._note = cache(lambda text: (self.notes.append(text), note(text)))  # each note once
         self._engine: Engine | None = None
         self._settling = 0.0
         self._probed_steps = 0

@@ -42,7 +42,8 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     seconds = ", ".join(f"{phase} {s:.2f}" for phase, s in phases.items())
     table.add_row("seconds", f"{result['seconds']['total']:.2f}  ({seconds})")
     if result.get("steps_per_second") is not None:
-        share = f", {result['stacked_share']:.0%} of them stacked" if result["stacked_share"] else ""
+        stacks = "Vectorized" in str(result.get("numerics"))
+        share = f", {result['stacked_share']:.0%} of them stacked" if stacks or result["stacked_share"] else ""
         table.add_row("speed", f"{result['steps_per_second']:.0f} local steps a second of training{share}")
     table.add_row("memory", f"{memory_text(result['peak_memory'])} at its peak")
     table.add_row("traffic", f"down {size_text(result['bytes']['down'])}, up {size_text(result['bytes']['up'])}")

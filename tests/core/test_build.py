@@ -80,11 +80,20 @@ def test_mistakes(node: dict, said: list[str]) -> None:
         assert words in str(caught.value)
 
 
-def test_a_plugin_whose_import_fails_shows_its_own_error(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "fxbroken.py").write_text("import fx_not_installed\n")
+@pytest.mark.parametrize(("source", "line", "said"), [
+    ("\nimport fx_not_installed\n", 2, "No module named 'fx_not_installed'"),
+    ("def f(:\n", 1, "SyntaxError"),
+    ("x = 1\ny = x / 0\n", 2, "ZeroDivisionError"),
+])  # fmt: skip
+def test_a_module_that_cannot_be_imported(
+    source: str, line: int, said: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"fxbroken{line}{len(source)}"
+    (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="fx_not_installed"):
-        build(Plugin, {"_target_": "fxbroken.P"}, "p")
+    with pytest.raises(ConfigError, match=f"'{name}' cannot be imported: .*{said}") as caught:
+        build(Plugin, {"_target_": f"{name}.P"}, "p")
+    assert f"{name}.py:{line} (p._target_)" in str(caught.value)
 
 
 def test_errors_travel_between_processes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 from fedexp.commands.run import run_command
+from fedexp.commands.runs import run_command as runs_command
+from fedexp.storage import identity
 
 QUICK = ["rounds=1", "clients=3", "model.hidden=[4]", "limit.train=60", "limit.test=30"]
 
@@ -93,3 +96,128 @@ def test_an_aggregator_that_does_is_named(method: str, arguments: str, capsys) -
         assert run_command([mine, *QUICK]) == 1
     told = capsys.readouterr().err
     assert "error: aggregator Mine draws from torch" in told and "torch_generator(env.seed" in told, told
+
+
+HOOKS = """
+    from dataclasses import dataclass
+    from {module} import {base}
+
+    @dataclass(frozen=True)
+    class Mine({base}):
+        {body}
+"""
+
+
+@pytest.mark.parametrize(("group", "module", "base", "body", "said"), [
+    ("trainer", "fedexp.trainers.sgd", "Sgd", "def loss(self, model, x): return 0",
+     ["Mine.loss cannot be called", "def loss(self, net, params, buffers, batch, ctx)", "def loss(self, model, x)"]),
+    ("trainer", "fedexp.trainers.sgd", "Sgd", "def needs(self): return None", ["Mine.needs", "a @property"]),
+    ("trainer", "fedexp.trainers.sgd", "Sgd", "correct = 3", ["Mine.correct", "a int"]),
+    ("aggregator", "fedexp.aggregators.mean", "Mean", "def weight(self): return 1",
+     ["Mine.weight", "def weight(self, num_examples)"]),
+    ("aggregator", "fedexp.core.aggregator", "Aggregator", "def init(self, env): return {}",
+     ["Mine lacks outcome, plan, update", "def plan(self, state, env)"]),
+    ("trainer", "fedexp.trainers.sgd", "Sgd", "def __post_init__(self): {}['mu']",
+     ["Mine cannot be made of its config: KeyError: 'mu'"]),
+    ("trainer", "fedexp.trainers.sgd", "Sgd", "rate: Decimal = 0", ["the type of a field is not known", "Decimal"]),
+    ("aggregator", "fedexp.aggregators.mean", "Mean", "def check(self, spec, shape): shape[7]",
+     ["your code raised IndexError", "HYDRA_FULL_ERROR=1"]),
+])  # fmt: skip
+def test_hooks_are_checked_before_anything_starts(
+    group: str, module: str, base: str, body: str, said: list[str], capsys
+) -> None:
+    name = f"hooked_{abs(hash(body))}"
+    future = "from __future__ import annotations" if "Decimal" in body else ""
+    source = future + textwrap.dedent(HOOKS).format(module=module, base=base, body=body)
+    mine = plugin(group, name, source)
+    assert run_command([mine, *QUICK]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and "Traceback" not in told and f"{name}.py:" in told
+    for words in said:
+        assert words in told, told
+    assert not Path("outputs").exists()
+
+
+def test_arguments_may_have_other_names_and_more_with_defaults() -> None:
+    body = "def correct(self, g, w, context, scale=1.0): return g"
+    mine = plugin("trainer", "renamed", HOOKS.format(module="fedexp.trainers.sgd", base="Sgd", body=body))
+    assert run_command([mine, *QUICK]) == 0
+
+
+def test_a_data_set_that_cannot_be_read_is_told_with_its_line(capsys) -> None:
+    body = "def read(self, root, download): return [][1]"
+    source = HOOKS.format(module="fedexp.data.dataset", base="Dataset", body=body)
+    mine = plugin("dataset", "unreadable", source, num_classes=10, shape=[1, 8, 8])
+    assert run_command([mine, *QUICK]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: your code raised IndexError") and "Traceback" not in told
+    assert "unreadable.py:7" in told and "error.txt" in told
+    (trace,) = Path().glob("outputs/runs/*/*/error.txt")
+    assert "return [][1]" in trace.read_text()
+
+
+def test_a_faulty_loss_names_its_line(capsys) -> None:
+    mine = plugin("trainer", "faulty", TRAINER.format(draw="{}['x']"))
+    assert run_command([mine, *QUICK]) == 1
+    assert "faulty.py:9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("draw", "partition", "why"), [
+    ("float(batch.y[0])", "iid", "its loss cannot be vectorised"),
+    ("batch.y[0]", "dirichlet", "where no other has as many samples"),
+])  # fmt: skip
+def test_clients_that_are_not_stacked_are_told_once_and_in_the_result(
+    draw: str, partition: str, why: str, capsys
+) -> None:
+    mine = plugin("trainer", "unstackable", TRAINER.format(draw=draw))
+    stacked = ["engine=vectorized", "engine.kernel=vmap", f"partition={partition}", "rounds=2"]
+    assert run_command([mine, *QUICK, *stacked]) == 0
+    out = capsys.readouterr().out
+    assert out.count(f"clients train one after the other (trainer Mine): {why}") == 1, out
+    assert "0% of them stacked" in out
+    (path,) = Path().glob("outputs/runs/*/*/result.json")
+    result = json.loads(path.read_text())
+    assert why in result["engine_notes"][0] and result["stacked_share"] == 0
+    assert result["engine_notes"][0] in (path.parent / "run.log").read_text()
+
+
+def test_sources_are_kept_once_and_a_difference_is_shown(capsys) -> None:
+    subprocess.run("git init -q . && git config user.name a && git config user.email a@b.c", shell=True, check=True)
+    Path("helpers.py").write_text("SHARE = 1.0\n")
+    source = """
+        from dataclasses import dataclass
+        from fedexp.trainers.sgd import Sgd
+        import helpers
+
+        @dataclass(frozen=True)
+        class Mine(Sgd):
+            def loss(self, net, params, buffers, batch, ctx):
+                return {share} * super().loss(net, params, buffers, batch, ctx)
+        """
+    mine = plugin("trainer", "kept", source.format(share="helpers.SHARE"))
+    subprocess.run("git add kept.py helpers.py && git commit -q -m one", shell=True, check=True)
+    assert run_command([mine, *QUICK]) == 0
+    identity._module.cache_clear()
+    plugin("trainer", "kept", source.format(share="2"))
+    assert run_command([mine, *QUICK]) == 0
+
+    folders = sorted(Path().glob("outputs/runs/*/*"), key=lambda folder: (folder / "sources.json").stat().st_mtime_ns)
+    before, after = (json.loads((folder / "sources.json").read_text()) for folder in folders)
+    assert list(before["modules"]) == ["helpers", "kept"]
+    assert len(list(Path("outputs/sources").iterdir())) == 3  # helpers once
+    commits = [next(iter(facts["commits"].values())) for facts in (before, after)]
+    head = subprocess.run("git rev-parse HEAD", shell=True, capture_output=True, text=True, check=True).stdout.strip()
+    assert head.startswith(commits[0]) and commits[1] == f"{commits[0]}+"
+
+    capsys.readouterr()
+    assert runs_command(["diff", *map(str, folders)]) == 0
+    out = capsys.readouterr().out
+    assert "-        return helpers.SHARE * super()" in out and "+        return 2 * super()" in out
+    assert "SHARE = 1.0" not in out
+    assert runs_command(["show", str(folders[1])]) == 0
+    assert f"commit {commits[1]}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_fedexps_own_code_is_not_copied() -> None:
+    assert run_command(QUICK) == 0
+    assert not Path("outputs/sources").exists() and not list(Path().rglob("sources.json"))

@@ -1,0 +1,96 @@
+"""What is kept of a user's own code: the sources that a run's code hash covers, once by content, and the commits they lie in."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedexp.storage.files import write_bytes, write_json
+from fedexp.storage.identity import own_modules
+from fedexp.storage.stored_run import read_mapping
+
+FILE = "sources.json"
+_KEPT = "sources"  # under output_root
+
+
+def keep_sources(config: Mapping[str, Any], folder: Path) -> None:
+    """Write ``sources.json`` of a run and what it names under ``<output_root>/sources``; neither without code of the user's own.
+
+    Args:
+        config: the resolved one; folder: the run's.
+
+    ``modules`` are file and sha256 by module, ``commits`` the commit by folder, ``+`` where files of the run are not in it as
+    they are; None outside of git.
+    """
+    own = own_modules(config)
+    if not own:
+        return
+    modules, files = {}, {}  # type: dict[str, dict[str, str]], dict[Path, list[Path]]
+    for name, source in sorted(own.items()):
+        content = (source.text or "").encode()
+        sha256 = hashlib.sha256(content).hexdigest()
+        if not (path := _path(folder, sha256)).exists():
+            write_bytes(path, content)
+        modules[name] = {"file": str(source.file), "sha256": sha256}
+        files.setdefault(source.file.parent, []).append(source.file)
+    commits = {str(home): commit(home, inside) for home, inside in sorted(files.items())}
+    write_json(folder / FILE, {"modules": modules, "commits": commits})
+
+
+def _path(folder: Path, sha256: str) -> Path:
+    """Where a source lies that the run in `folder` was made by."""
+    return folder.parents[2] / _KEPT / f"{sha256}.py"
+
+
+def commit(folder: Path, files: list[Path]) -> str | None:
+    """Git commit of the checkout that `folder` lies in, ``+`` where `files` have changes or are not in it; None outside of git."""
+    described = _git(folder, "describe", "--always", "--exclude=*")
+    if not described:
+        return None
+    return described + ("+" if _git(folder, "status", "--porcelain", "--ignored", "--", *map(str, files)) else "")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def own_code(folder: Path) -> tuple[dict[str, str], dict[str, str | None]]:
+    """(sha256 by module, commit by folder) of a run's user's code; empty where it has none, or its record is damaged."""
+    found = read_mapping(folder / FILE)
+    modules = {name: str(facts["sha256"]) for name, facts in (found.get("modules") or {}).items()}
+    return modules, dict(found.get("commits") or {})
+
+
+def differences(a: Path, b: Path) -> Iterator[str]:
+    """Lines of a unified diff of two runs' user's code, module by module."""
+    sides = [own_code(folder)[0] for folder in (a, b)]
+    for name in sorted({*sides[0], *sides[1]}):
+        hashes = [side.get(name) for side in sides]
+        if hashes[0] == hashes[1]:
+            continue
+        texts = [_text(folder, sha256) for folder, sha256 in zip((a, b), hashes, strict=True)]
+        if None in texts:
+            yield f"{name} differs, and what it was is not kept any more"
+            continue
+        labels = [f"{name}  {folder.parent.name}/{folder.name}" for folder in (a, b)]
+        lines = [str(text).splitlines() for text in texts]
+        yield from difflib.unified_diff(*lines, *labels, lineterm="")
+
+
+def _text(folder: Path, sha256: str | None) -> str | None:
+    """A kept source, empty of a module that the run did not have; None where it is gone."""
+    if sha256 is None:
+        return ""
+    try:
+        return _path(folder, sha256).read_text()
+    except OSError:
+        return None
