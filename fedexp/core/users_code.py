@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import sysconfig
 import traceback
 from functools import cache, cached_property
@@ -34,7 +33,7 @@ def place_of_error(error: BaseException) -> str | None:
 def _is_users(file: str | None) -> bool:
     if not file or file.startswith("<"):
         return False
-    return not any(Path(os.path.abspath(file)).is_relative_to(home) for home in (_OURS, *LIBRARIES))
+    return not any(Path(file).absolute().is_relative_to(home) for home in (_OURS, *LIBRARIES))
 
 
 def place_of_class(kind: type) -> str:

@@ -12,6 +12,7 @@ import ctypes
 import random
 from collections.abc import Iterator, Mapping
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,36 +49,61 @@ def _memory(address: int) -> ctypes.Array[ctypes.c_char]:
     return (ctypes.c_char * _MT19937_BYTES).from_address(address)
 
 
-@contextlib.contextmanager
-def unused(
-    plugins: Mapping[str, str], where: str, do: str, error: type[FedexpError] = FedexpError
-) -> Iterator[None]:
-    """Refuse that code in here draws from a global generator, or seeds it.
-
-    Python's own is looked at where a user's module imports `random`: trackers' threads draw from it as well.
+class Plugins(NamedTuple):
+    """What works somewhere.
 
     Args:
-        plugins: what works in here: class paths, by config group.
-        where, do: for the message; error: its kind.
+        paths: class paths, by config group.
+        pythons: whether a user's module among theirs imports `random`; else Python's generator is not looked at, for
+            trackers' threads draw from it, too.
     """
-    pythons = imports_random(tuple(path.rpartition(".")[0] for path in plugins.values()))
-    before = states(pythons)
+
+    paths: Mapping[str, str]
+    pythons: bool
+
+    @classmethod
+    def of(cls, paths: Mapping[str, str]) -> Plugins:
+        return cls(paths, imports_random(tuple(path.rpartition(".")[0] for path in paths.values())))
+
+
+class Watch:
+    """Sees whether `plugins` use a global generator from now on."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        self._plugins = plugins
+        self._before = states(plugins.pythons)
+
+    def used(self) -> list[str]:
+        """Whose generators were drawn from, or seeded."""
+        after = states(self._plugins.pythons)
+        return [] if after == self._before else [name for name in after if after[name] != self._before[name]]
+
+    def refusal(self, where: str, do: str, error: type[FedexpError] = FedexpError) -> FedexpError:
+        """What is said of it; `error`: its kind."""
+        own = {group: path for group, path in self._plugins.paths.items() if not is_ours(path)} or self._plugins.paths
+        who = " or ".join(f"{group} {path.rpartition('.')[2]}" for group, path in own.items())
+        return error(
+            f"{who} draws from {' and '.join(self.used())}'s global generator: "
+            "the run could be neither repeated nor resumed",
+            where=where,
+            expected="random numbers that are a function of names, drawn from generators of their own",
+            do=do,
+        )
+
+
+@contextlib.contextmanager
+def unused(paths: Mapping[str, str], where: str, do: str, error: type[FedexpError] = FedexpError) -> Iterator[None]:
+    """Refuse, with a `FedexpError` of the kind `error`, that the plug-ins of `paths` use a global generator in here."""
+    watch = Watch(Plugins.of(paths))
     yield
-    after = states(pythons)
-    if before == after:
-        return
-    used = " and ".join(name for name in before if before[name] != after[name])
-    own = {group: path for group, path in plugins.items() if not is_ours(path)} or plugins
-    who = " or ".join(f"{group} {path.rpartition('.')[2]}" for group, path in own.items())
-    raise error(
-        f"{who} draws from {used}'s global generator: the run could be neither repeated nor resumed",
-        where=where,
-        expected="random numbers that are a function of names, drawn from generators of their own",
-        do=do,
-    )
+    if watch.used():
+        raise watch.refusal(where, do, error)
 
 
 def class_path(plugin: object) -> str:
     """Dotted path of a plug-in's class."""
-    kind = type(plugin)
+    return path_of(type(plugin))
+
+
+def path_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"

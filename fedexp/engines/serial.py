@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
@@ -17,7 +18,7 @@ from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics, Precision
 from fedexp.core.users_code import place_of_error
 from fedexp.core.weights import by_spec
-from fedexp.engines.global_numbers import class_path, unused
+from fedexp.engines.global_numbers import Plugins, Watch, class_path, path_of
 from fedexp.engines.kernels.kernel import NotStackableError
 
 
@@ -54,17 +55,23 @@ class Serial(Engine):
 def named(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
     """Turn an unexpected exception, or a draw from a global generator, into a `ClientError` that names the clients."""
     job = jobs[0]
-    plugins = {"trainer": class_path(job.trainer), "task": class_path(job.task), "model": job.start.spec.arch}
-    plugins |= {f"probe {probe.name}": class_path(probe) for probe in job.probes}
-    where = f"{_who(jobs)}, round {job.round + 1}"
-    do = "draw uniform numbers from ctx.noise(name, shape) (a task and an augmentation from `noise`, a probe from its seed)"
+    probes = tuple((probe.name, class_path(probe)) for probe in job.probes)
+    watch = Watch(_plugins(type(job.trainer), type(job.task), job.start.spec.arch, probes))
     try:
-        with unused(plugins, where, do, ClientError):
-            yield
+        yield
+        if watch.used():
+            do = "draw from ctx.noise(name, shape) (a task and an augmentation from `noise`, a probe from its seed)"
+            raise watch.refusal(f"{_who(jobs)}, round {job.round + 1}", do, ClientError)
     except (FedexpError, NotStackableError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
         raise failure(jobs, data, error) from error
+
+
+@cache
+def _plugins(trainer: type, task: type, model: str, probes: tuple[tuple[str, str], ...]) -> Plugins:
+    paths = {"trainer": path_of(trainer), "task": path_of(task), "model": model}
+    return Plugins.of(paths | {f"probe {name}": path for name, path in probes})
 
 
 def failure(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:

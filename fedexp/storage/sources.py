@@ -47,7 +47,7 @@ def _path(folder: Path, sha256: str) -> Path:
 
 
 def commit(folder: Path, files: list[Path]) -> str | None:
-    """Git commit of the checkout that `folder` lies in, ``+`` where `files` have changes or are not in it; None outside of git."""
+    """Git commit of the checkout around `folder`, ``+`` where `files` have changes or are not in it; None outside of git."""
     described = _git(folder, "describe", "--always", "--exclude=*")
     if not described:
         return None

@@ -88,6 +88,7 @@ def test_a_run_is_found_again_and_leaves_its_records(capsys, monkeypatch: pytest
         "config.yaml", "environment.json", "partition.safetensors", "metrics.jsonl", "timing.jsonl", "result.json",
         "status.json", "model.safetensors", "curve.png", "checkpoint", "numerics.json", "data.json",
     }  # fmt: skip
+    assert "sources.json" not in names and not Path("outputs/sources").exists()  # of the user's own code alone
     (result,) = results()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]

@@ -198,6 +198,22 @@ def test_errors_are_serials(pools: dict[int, Workers]) -> None:
 
 
 @dataclass(frozen=True)
+class Draws(Trainer):
+    """Draws from the generator of its process."""
+
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, None]:
+        torch.rand(1)
+        return {}, None
+
+
+def test_a_draw_from_a_workers_global_generator_is_refused(pools: dict[int, Workers]) -> None:
+    world = make_world("method=fedavg")
+    jobs = [replace(job, trainer=Draws()) for job in jobs_of(world)]
+    with pytest.raises(ClientError, match="trainer Draws draws from torch's global generator"):
+        next(pools[2].map(jobs, world.data))
+
+
+@dataclass(frozen=True)
 class Dies(Trainer):
     """Its worker is killed while it trains, as often as files in a folder allow."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ from fedexp.commands.runs import run_command as runs_command
 from fedexp.storage import identity
 
 QUICK = ["rounds=1", "clients=3", "model.hidden=[4]", "limit.train=60", "limit.test=30"]
+GUIDE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 
 
 @pytest.fixture(autouse=True)
@@ -79,11 +81,10 @@ def test_a_trainer_that_draws_from_a_global_generator_is_refused(draw: str, whos
         assert words in told, told
 
 
-@pytest.mark.parametrize("engine", ["vectorized engine.kernel=vmap", "workers engine.workers=2"])
-def test_so_it_is_on_other_engines(engine: str, capsys) -> None:
-    mine = plugin("trainer", "draws_elsewhere", TRAINER.format(draw="torch.rand(())"))
+def test_one_that_would_be_stacked_too(capsys) -> None:
+    mine = plugin("trainer", "draws_stacked", TRAINER.format(draw="torch.rand(())"))
     with restored():
-        assert run_command([mine, *QUICK, *f"engine={engine}".split()]) == 1
+        assert run_command([mine, *QUICK, "engine=vectorized", "engine.kernel=vmap", "partition=iid"]) == 1
     assert "error: trainer Mine draws from torch" in capsys.readouterr().err
 
 
@@ -218,6 +219,33 @@ def test_sources_are_kept_once_and_a_difference_is_shown(capsys) -> None:
     assert f"commit {commits[1]}" in " ".join(capsys.readouterr().out.split())
 
 
-def test_fedexps_own_code_is_not_copied() -> None:
-    assert run_command(QUICK) == 0
-    assert not Path("outputs/sources").exists() and not list(Path().rglob("sources.json"))
+def test_data_and_networks_that_draw_are_refused(capsys) -> None:
+    body = "def read(self, root, download): __import__('numpy').random.rand(); return super().read(root, download)"
+    source = HOOKS.format(module="fedexp.data.digits", base="Digits", body=body)
+    mine = plugin("dataset", "drawn", source, num_classes=10, shape=[1, 8, 8])
+    assert run_command([mine, *QUICK]) == 1
+    assert "error: dataset Mine draws from NumPy's global generator" in capsys.readouterr().err
+
+    layer = """
+        import numpy, torch
+        class Mine(torch.nn.Linear):
+            def __init__(self, input_shape, num_classes):
+                super().__init__(64, num_classes)
+                self.bias.data.fill_(numpy.random.rand())
+            def forward(self, x):
+                return super().forward(x.flatten(1))
+        """
+    assert run_command([plugin("model", "noisy", layer), *(q for q in QUICK if "hidden" not in q)]) == 2
+    assert "error: model Mine draws from NumPy's global generator" in capsys.readouterr().err
+
+
+def test_the_guides_trainer_runs(capsys) -> None:
+    blocks = re.findall(r"```(\w*)\n(.*?)```", GUIDE.read_text(), flags=re.S)
+    for kind, text in blocks:
+        if kind in ("python", "yaml"):
+            path = Path(text.splitlines()[0].removeprefix("# "))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    assert run_command(["trainer=anchored", *QUICK]) == 0
+    (row,) = [json.loads(line) for line in next(Path().glob("outputs/runs/*/*/metrics.jsonl")).open()]
+    assert row["train/pull"] > 0
