@@ -29,7 +29,7 @@ State = dict[str, object]  # of the generators by name, to be compared
 def states(pythons: bool = True) -> State:
     """The states of torch's, NumPy's and, if asked for, Python's global generators. Nothing is drawn."""
     found: State = {"torch": torch.default_generator.get_state().numpy().tobytes(), "NumPy": _numpys()}
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["torch"] = found["torch"], *(g.get_state().numpy().tobytes() for g in torch.cuda.default_generators)
     if pythons:
         found["Python"] = random.getstate()
@@ -38,7 +38,7 @@ def states(pythons: bool = True) -> State:
 
 def _numpys() -> object:
     """Read where it lies: `numpy.random.get_state` takes longer than a small client's step."""
-    generator = np.random.get_bit_generator()
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if isinstance(generator, np.random.MT19937):
         return _memory(generator.ctypes.state_address).raw
     return repr(generator.state)  # the user's own choice

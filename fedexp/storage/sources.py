@@ -81,9 +81,9 @@ def differences(a: Path, b: Path) -> Iterator[str]:
         if None in texts:
             yield f"{name} differs, and what it was is not kept any more"
             continue
+        before, after = (str(text).splitlines() for text in texts)
         labels = [f"{name}  {folder.parent.name}/{folder.name}" for folder in (a, b)]
-        lines = [str(text).splitlines() for text in texts]
-        yield from difflib.unified_diff(*lines, *labels, lineterm="")
+        yield from difflib.unified_diff(before, after, labels[0], labels[1], lineterm="")
 
 
 def _text(folder: Path, sha256: str | None) -> str | None:
