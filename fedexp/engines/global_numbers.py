@@ -102,8 +102,5 @@ def unused(paths: Mapping[str, str], where: str, do: str, error: type[FedexpErro
 
 def class_path(plugin: object) -> str:
     """Dotted path of a plug-in's class."""
-    return path_of(type(plugin))
-
-
-def path_of(kind: type) -> str:
+    kind = type(plugin)
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -18,7 +18,7 @@ from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics, Precision
 from fedexp.core.users_code import place_of_error
 from fedexp.core.weights import by_spec
-from fedexp.engines.global_numbers import Plugins, Watch, class_path, path_of
+from fedexp.engines.global_numbers import Plugins, Watch, class_path
 from fedexp.engines.kernels.kernel import NotStackableError
 
 
@@ -56,7 +56,7 @@ def named(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
     """Turn an unexpected exception, or a draw from a global generator, into a `ClientError` that names the clients."""
     job = jobs[0]
     probes = tuple((probe.name, class_path(probe)) for probe in job.probes)
-    watch = Watch(_plugins(type(job.trainer), type(job.task), job.start.spec.arch, probes))
+    watch = Watch(_plugins(class_path(job.trainer), class_path(job.task), job.start.spec.arch, probes))
     try:
         yield
         if watch.used():
@@ -69,8 +69,8 @@ def named(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
 
 
 @cache
-def _plugins(trainer: type, task: type, model: str, probes: tuple[tuple[str, str], ...]) -> Plugins:
-    paths = {"trainer": path_of(trainer), "task": path_of(task), "model": model}
+def _plugins(trainer: str, task: str, model: str, probes: tuple[tuple[str, str], ...]) -> Plugins:
+    paths = {"trainer": trainer, "task": task, "model": model}
     return Plugins.of(paths | {f"probe {name}": path for name, path in probes})
 
 

@@ -67,7 +67,12 @@ class RunEngine(Engine):
         self.memory_probe: dict[str, Any] | None = None
         self._experiment, self._raw, self._folder = experiment, raw, folder
         self.notes: list[str] = []
-        self._note = cache(lambda text: (self.notes.append(text), note(text)))  # each note once
+
+        def once(text: str) -> None:
+            self.notes.append(text)
+            note(text)
+
+        self._note = cache(once)
         self._engine: Engine | None = None
         self._settling = 0.0
         self._probed_steps = 0
