@@ -89,7 +89,7 @@ def test_one_that_would_be_stacked_too(capsys) -> None:
 
 
 @pytest.mark.parametrize(("method", "arguments"), [
-    ("init", "env"), ("update", "state, results, env"), ("outcome", "state"),
+    ("init", "env"), ("update", "state, results, env"),
 ])  # fmt: skip
 def test_an_aggregator_that_does_is_named(method: str, arguments: str, capsys) -> None:
     mine = plugin("aggregator", f"draws_in_{method}", AGGREGATOR.format(method=method, arguments=arguments))
@@ -142,7 +142,7 @@ def test_hooks_are_checked_before_anything_starts(
 def test_arguments_may_have_other_names_and_more_with_defaults() -> None:
     body = "def correct(self, g, w, context, scale=1.0): return g"
     mine = plugin("trainer", "renamed", HOOKS.format(module="fedexp.trainers.sgd", base="Sgd", body=body))
-    assert run_command([mine, *QUICK]) == 0
+    assert run_command([mine, *QUICK, "engine=serial"]) == 0
 
 
 def test_a_data_set_that_cannot_be_read_is_told_with_its_line(capsys) -> None:
