@@ -50,12 +50,13 @@ def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
-    from fedexp.config.compose import hydra_in_use
+    from fedexp.config.compose import check_launcher, hydra_in_use
 
     with hydra_in_use(list(overrides)):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         config = hydra.compose_config("config", list(overrides), run_mode=RunMode.MULTIRUN)
+        check_launcher(config)
         config.hydra.mode = RunMode.MULTIRUN
         callbacks = Callbacks(config)
         context = HydraContext(config_loader=hydra.config_loader, callbacks=callbacks)

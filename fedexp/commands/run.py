@@ -34,6 +34,8 @@ def _run(arguments: list[str]) -> int:
     from fedexp.running.check import checked
 
     compose.register()
+    if (asked := _config_asked(arguments)) is not None:
+        return _print_config(asked)
     if any(argument.partition("=")[0] in HYDRA_FLAGS for argument in arguments):
         return run_hydra(arguments)
     sweep = any(argument in SWEEP_FLAGS for argument in arguments)
@@ -50,6 +52,29 @@ def _run(arguments: list[str]) -> int:
     if not sweep:
         return _single(configs[0])
     return _sweep(overrides, configs)
+
+
+def _config_asked(arguments: list[str]) -> list[str] | None:
+    """The overrides of ``--cfg job``; None where something else is asked, which Hydra answers."""
+    rest = [argument for argument in arguments if argument not in ("--cfg=job", "--resolve")]
+    for flag in ("--cfg", "-c"):
+        if flag in rest and rest[rest.index(flag) + 1 :][:1] == ["job"]:
+            del rest[rest.index(flag) : rest.index(flag) + 2]
+    asked = len(rest) < len([argument for argument in arguments if argument != "--resolve"])
+    return rest if asked and not any(argument.startswith("-") for argument in rest) else None
+
+
+def _print_config(overrides: list[str]) -> int:
+    """The resolved config as YAML, as the run's folder has it."""
+    from omegaconf import OmegaConf
+
+    from fedexp.config.compose import compose
+
+    config = {
+        key: value for key, value in compose(overrides).items() if key not in ("contents", "choices", "overrides")
+    }
+    print(OmegaConf.to_yaml(OmegaConf.create(config)), end="")
+    return 0
 
 
 def _help() -> int:
@@ -80,13 +105,16 @@ def _single(config: dict[str, Any]) -> int:
 def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
     """Hydra's own multirun over checked jobs, with a count before and a table after."""
     from fedexp.commands.launching import run_hydra, run_sweep
+    from fedexp.running.check import check_splits, job_name
     from fedexp.storage.run_folder import RunFolder
     from fedexp.tracking.terminal import print_sweep
 
     name = hashlib.blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
     folders = [RunFolder.of(config) for config in configs]
     rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
-    done = sum(row["status"] == "done" and config["reuse"] for row, config in zip(rows, configs, strict=True))
+    todo = [row["status"] != "done" or not config["reuse"] for row, config in zip(rows, configs, strict=True)]
+    check_splits((job_name(i, configs[i]["overrides"]), configs[i]) for i in range(len(configs)) if todo[i])
+    done = todo.count(False)
     print(f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True)
     arguments = ["--multirun", *overrides]  # flags first: its parser wants overrides in one piece
     code = run_sweep(f"sweep-{name}", len(configs), lambda: run_hydra(arguments))

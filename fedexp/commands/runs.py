@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import itertools
 import json
 import shutil
@@ -98,14 +99,14 @@ def _list(options: argparse.Namespace) -> int:
         colour = _COLOURS.get(run.status, "white")
         table.add_row(
             _plain(run.name),
-            _plain(_choice(run, "method")),
+            _plain(" ".join([_choice(run, "method"), *_swapped(run)])),
             _plain(_choice(run, "dataset")),
             f"[{colour}]{run.status}[/{colour}]",
             _headline(run),
             _rounds(run),
             _age(run.updated),
             size_text(run.size),
-            _plain(" ".join(o for o in run.overrides if not o.startswith(("method=", "dataset=", "output_root=")))),
+            _plain(" ".join(o for o in run.overrides if not o.startswith(_OWN_COLUMN) and o not in _swapped(run))),
         )
     out = console()
     out.print(table)
@@ -121,6 +122,7 @@ def _facts(run: StoredRun) -> dict[str, Any]:
         "folder": str(run.path.resolve()),
         "name": run.name,
         "method": _choice(run, "method"),
+        "swapped": _swapped(run),
         "dataset": _choice(run, "dataset"),
         "status": run.status,
         "error": run.state.get("error"),
@@ -328,6 +330,7 @@ def _clean_memo(folder: Path, delete: bool) -> tuple[int, int]:
 
 
 _ABSENT = object()
+_OWN_COLUMN = ("method=", "dataset=", "output_root=")
 
 
 def _shown(value: Any) -> str:
@@ -347,6 +350,28 @@ def _choice(run: StoredRun, group: str) -> str:
     head = run.path.parent.name.rpartition("-")[0]
     method, _, dataset = head.partition("-")
     return str(run.choices.get(group) or {"method": method, "dataset": dataset}[group])
+
+
+def _swapped(run: StoredRun) -> list[str]:
+    """The parts that are not the method's own, as ``trainer=scaffold``."""
+    own = _parts(_choice(run, "method"))
+    chosen = {part: run.choices.get(part) for part in own}
+    return [f"{part}={option}" for part, option in chosen.items() if option not in (None, own[part])]
+
+
+@functools.cache
+def _parts(method: str) -> dict[str, str]:
+    """What a method's preset pairs; empty where there is no such preset (any more)."""
+    import yaml
+
+    from fedexp.config.folders import conf_dir, user_conf_dir
+
+    for folder in filter(None, (conf_dir(), user_conf_dir())):
+        with contextlib.suppress(OSError, yaml.YAMLError):
+            defaults = (yaml.safe_load((folder / "method" / f"{method}.yaml").read_text()) or {}).get("defaults", [])
+            pairs = [pair for entry in defaults if isinstance(entry, dict) for pair in entry.items()]
+            return {key.removeprefix("override /"): option for key, option in pairs if key.startswith("override /")}
+    return {}
 
 
 def _headline(run: StoredRun) -> str:

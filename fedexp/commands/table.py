@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedexp.commands.errors import guarded
-from fedexp.core.errors import ConfigError, FedexpError, suggest
+from fedexp.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedexp.running.experiment import Experiment
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedexp.tables.lookup import CellRun
     from fedexp.tables.record import Record
     from fedexp.tables.report.report import Form, Report
-    from fedexp.tables.schema import Grid, Table
+    from fedexp.tables.schema import Table
 
 _SWEEP_KEYS = ("hydra", "output_root")  # overrides that the sweep itself must know
 
@@ -150,7 +150,7 @@ def _own(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
 def _run(options: argparse.Namespace) -> int:
     from fedexp.commands.errors import JOB_ERROR
     from fedexp.commands.launching import multirun, run_sweep
-    from fedexp.tables.record import FAILED
+    from fedexp.tables.index import FAILED
     from fedexp.tables.watch import Watch
 
     request = _Request(options)
@@ -225,40 +225,51 @@ def group(options: argparse.Namespace) -> str:
 
 
 def _check(request: _Request, todo: Sequence[Job]) -> None:
-    """Compose and check every job before the first starts; the error names the cell."""
+    """Compose and check every job, and what will be read of it, before the first starts; the error names the cell."""
     from fedexp.config.compose import compose
     from fedexp.core.build import build
+    from fedexp.running.check import check_splits, naming
     from fedexp.running.experiment import Experiment
     from fedexp.tracking.logger import Logger
 
-    grids = [(request.table.columns[slot.method].grid, {job.overrides for job in slot.jobs}) for slot in request.cells]
+    placed: dict[tuple[str, ...], list[tuple[Slot, Job]]] = {}
+    for slot in request.cells:
+        for job in slot.jobs:
+            placed.setdefault(job.overrides, []).append((slot, job))
+    configs = []
     for job in todo:
-        try:
+        name = f"a run of table {request.table.name} ({' '.join(job.overrides)})"
+        with naming(name):
             config = request.cell_runs[job.overrides].config or compose(list(job.overrides))
             experiment = Experiment.of(config)
-            for grid in (grid for grid, runs in grids if job.overrides in runs):
-                _check_choice(grid, experiment)
+            for slot, own in placed[job.overrides]:
+                _check_paths(request.table, slot, own, experiment)
             build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
-        except FedexpError as error:
-            where = error.facts.get("where") or "config"
-            error.facts["where"] = f"a run of table {request.table.name} ({' '.join(job.overrides)}): {where}"
-            raise
+        configs.append((name, config))
+    check_splits(configs)
 
 
-def _check_choice(grid: Grid | None, experiment: Experiment) -> None:
-    """Refuse a choice by a metric that the run will not have."""
-    if grid is None or grid.by is None:
-        return
-    metric = grid.by.removeprefix("metrics.")
-    measured = experiment.metric_names
-    unknown = metric not in measured if metric != grid.by else grid.held_out and not experiment.has_validation
-    if unknown:
-        raise ConfigError(
-            f"the {grid.over} of a grid is chosen by '{grid.by}', which is not measured",
-            where="eval.held_out" if grid.held_out else "methods.grid.by",
-            expected=", ".join(measured),
-            do="set eval.held_out to a number of training samples" if grid.held_out else suggest(metric, measured),
-        )
+def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> None:
+    """Refuse a number that the run will not have, or a choice by one."""
+    from fedexp.tables.paths import check_path
+
+    column = table.columns[slot.method]
+    grid = column.grid
+    for place, path in (
+        ("headline.value", column.value or table.headline.value),
+        ("methods.grid.by", grid and grid.by),
+    ):
+        if path is None:
+            continue
+        if place == "methods.grid.by" and grid is not None and grid.held_out and not experiment.has_validation:
+            raise ConfigError(
+                f"the {grid.over} of a grid is chosen by '{grid.by}', which is not measured",
+                where="eval.held_out",
+                expected=", ".join(experiment.metric_names),
+                do="set eval.held_out to a number of training samples",
+            )
+        filled = {**slot.conditions, **({"point": job.point} if grid is not None else {})}
+        check_path(path.format(**filled), experiment, place)
 
 
 def _finish(request: _Request) -> Report:
@@ -301,11 +312,18 @@ def _show(report: Report, table: Table, record: Record, folder: Path | None) -> 
 
 
 def _list(options: argparse.Namespace) -> int:
-    from fedexp.tables.schema import table_names
+    from fedexp.tables.index import Index
+    from fedexp.tables.schema import load_table, table_names
 
     names = [text for text in options.overrides if "=" not in text and not text.startswith("~")]
     overrides = [text for text in options.overrides if text not in names]
-    rows = [_state(name, overrides) for name in names or table_names()]
+    known = table_names()
+    for name in names:
+        if name not in known:
+            load_table(name)  # says which name is near
+    index = Index(overrides, lambda text: print(text, file=sys.stderr, flush=True))
+    rows = [index.row(name, known[name]) for name in names or known]
+    index.save()
     if options.json:
         print(json.dumps(rows, indent=2))
         return 0
@@ -313,7 +331,7 @@ def _list(options: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table as Rich
 
-    from fedexp.tables.gather import duration
+    from fedexp.tables.report.layout import duration
     from fedexp.tables.report.terminal import console
 
     table = Rich(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -327,55 +345,6 @@ def _list(options: argparse.Namespace) -> int:
         table.add_row(*(escape(str(text)) for text in (*texts, row["failed"], data, cost, row["state"])))
     console().print(table)
     return 0
-
-
-def _state(name: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """What there is of a table's full form."""
-    from fedexp.tables.cells import slots
-    from fedexp.tables.lookup import Finder, find
-    from fedexp.tables.record import FAILED
-    from fedexp.tables.schema import load_table
-
-    table = load_table(name)
-    cells = slots(table, extra=overrides)
-    cell_runs = find(cells, Finder())
-    statuses = [run.status for run in cell_runs.values()]
-    unready = sorted({run.error for run in cell_runs.values() if not run.config})
-    done, failed = statuses.count("done"), sum(map(statuses.count, FAILED))
-    state = "done" if done == len(cell_runs) else f"{failed} failed" if failed else "missing" if not done else "in part"
-    return {
-        "table": name,
-        "paper": table.paper,
-        "source": table.source,
-        "title": table.title,
-        "cells": len(cells),
-        "without_method": sum(not slot.jobs for slot in cells),
-        "runs": len(cell_runs),
-        "done": done,
-        "failed": failed,
-        "data": _data(cell_runs.values()),
-        "seconds": sum(float(run.result["seconds"]["total"]) for run in cell_runs.values() if run.result),
-        "state": state if not unready else f"{state}; {unready[0]}",
-        "forms": ["full", *(form for form in ("reduced", "smoke") if table.shrunk(form))],
-    }
-
-
-def _data(cell_runs: Iterable[CellRun]) -> dict[str, bool]:
-    """The data sets that a table needs, and whether their files are there."""
-    from fedexp.core.build import build
-    from fedexp.data.dataset import Dataset
-
-    there: dict[str, bool] = {}
-    for run in cell_runs:
-        name = str(run.config.get("choices", {}).get("dataset"))
-        if run.config and name not in there:
-            try:
-                dataset = build(Dataset, run.config["dataset"], "dataset")  # type: ignore[type-abstract]
-                files = dataset.expected_files(Path(run.config["data_root"]).expanduser())
-                there[name] = all(file.exists() for file in files)
-            except ConfigError:
-                there[name] = False
-    return there
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.config.pinning import pin
-from fedexp.core.errors import ConfigError, suggest
+from fedexp.core.errors import ConfigError, nearest, suggest
 
 
 class JobFailedError(CompactHydraException):
@@ -83,7 +83,7 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"the config cannot be resolved: {str(error).splitlines()[0]}") from error
+        raise _unresolved(error, config) from error
     assert isinstance(plain, dict)
     plain.pop("hydra", None)
     kept = {str(key): value for key, value in choices.items() if not str(key).startswith("hydra/")}
@@ -171,6 +171,14 @@ def _composed(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
     in a copy.
     """
     parsed = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()).parse_overrides(overrides)
+    for override in parsed:
+        if isinstance(override.value(), list) and _is_group(override.key_or_group, _users_files()):
+            raise ConfigError(
+                f"a run has one {override.key_or_group}, not several",
+                where=override.input_line,
+                expected=f"one option: {override.key_or_group}={override.value()[0]}",
+                do=f"several runs with one each: -m {override.key_or_group}={','.join(map(str, override.value()))}",
+            )
     if any(override.key_or_group == "hydra.searchpath" for override in parsed):
         return _of_groups.__wrapped__(tuple(overrides), "")
     files = _users_files()
@@ -221,10 +229,26 @@ def expand(overrides: list[str]) -> list[list[str]]:
     """
     with hydra_in_use(overrides):
         axes = _axes(overrides)
-        config = hydra_compose("config", overrides=[axis[0] for axis in axes.values()], return_hydra_config=True)
+        chosen = [
+            axis[0] for axis in axes.values() if _names_group(axis[0])
+        ]  # single keys are each job's own, and checked with it
+        own = [override for override in overrides if override.startswith("hydra") and "searchpath" not in override]
+        config = hydra_compose("config", overrides=[*chosen, *own], return_hydra_config=True)
+        check_launcher(config)
         params = config.hydra.sweeper.get("params") or {}  # a sweep that a config file defines; the command line wins
         given = _axes([f"{key}={value}" for key, value in params.items()])
         return [list(job) for job in itertools.product(*(given | axes).values())]
+
+
+def check_launcher(config: DictConfig) -> None:
+    """Refuse what a launcher would only refuse once it starts jobs."""
+    if config.hydra.launcher.get("n_jobs") == 0:
+        raise ConfigError(
+            "no job would ever run",
+            where="hydra.launcher.n_jobs",
+            expected="how many jobs run at once: 1 or more, or -1: as many as there are cores",
+            got=0,
+        )
 
 
 def _axes(overrides: list[str]) -> dict[str, list[str]]:
@@ -287,26 +311,101 @@ def _translated(overrides: list[str]) -> Iterator[None]:
 
 
 def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
-    """'Could not override ...' with the nearest key of the chosen groups."""
+    """'Could not override ...' with the nearest key of what the command line chose."""
     text = str(error)
     if "Ambiguous value" in text:
         return ConfigError("several values for one key", got=" ".join(overrides), do="sweep over them with -m")
-    match = re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^'=]+)", text)
+    match = re.search(r"Could not (override|append to config|delete from config)[^']*'([^'=]+)", text)
     if match is None:
         return ConfigError(text.splitlines()[0], got=" ".join(overrides) or None)
-    key = match.group(1).split("@")[0]
-    chosen = [override for override in overrides if _is_group(override.partition("=")[0], _users_files())]
-    known = list(_dotted(OmegaConf.to_container(_composed(chosen)[0], resolve=False)))
+    key = match.group(2).partition("@")[0]
+    where = next((o for o in overrides if o.lstrip("+~").startswith(key)), None)
+    if (file := re.match(r"In '([^']+)'", text)) is not None:  # a default of a file's that is none from where it stands
+        return ConfigError(
+            f"config file '{file.group(1)}.yaml' overrides '{key}', which is not there",
+            where=f"{file.group(1)}.yaml, defaults",
+            expected="a preset of several groups begins with the line '# @package _global_', and names groups as /trainer",
+            got=match.group(2),
+            do="add the line '# @package _global_' at the top, or correct the name",
+        )
+    chosen = _chosen_firsts(overrides)
+    known = dict(_dotted(OmegaConf.to_container(_composed(chosen)[0], resolve=False)))
+    if key in known and "append" in match.group(1):
+        what, do = f"key '{key}' is there already", f"set it without '+': {(where or key).lstrip('+')}"
+    elif key in known:
+        what, do = text.splitlines()[0].rstrip("."), f"its value is {known[key]}: leave the value out, ~{key}"
+    else:
+        what, do = f"unknown key '{key}'", _nearest(key, known)
+        if key.startswith("hydra.launcher."):
+            do = "choose a launcher that has it: hydra/launcher=joblib"
+    return ConfigError(what, where=where, expected="a key of conf/config.yaml or of a chosen group", do=do)
+
+
+def _chosen_firsts(overrides: list[str]) -> list[str]:
+    """The groups' options among `overrides`; of a sweep over options the first."""
+    chosen = []
+    for override in OverridesParser.create().parse_overrides([o for o in overrides if _names_group(o)]):
+        line = override.input_line or ""
+        if override.is_discrete_sweep():
+            line = f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}"
+        chosen.append(line)
+    return chosen
+
+
+def _names_group(override: str) -> bool:
+    key = override.partition("=")[0].lstrip("+~").partition("@")[0]
+    return key.startswith("hydra.searchpath") or _is_group(key, _users_files())
+
+
+def _nearest(key: str, known: Mapping[str, Any]) -> str:
+    """What was meant by `key`: a key beside it, one of another option of its group, or one of that name elsewhere."""
+    above, _, name = key.rpartition(".")
+    beside = [other for other in known if other.rpartition(".")[0] == above and not other.endswith("._target_")]
+    if (near := nearest(name, (other.rpartition(".")[2] for other in beside))) is not None:
+        return f"did you mean '{above}.{near}'?" if above else f"did you mean '{near}'?"
+    if above and _is_group(above, _users_files()):
+        options = GlobalHydra.instance().config_loader().get_group_options(above)
+        having = {option: near for option in options if (near := nearest(name, _keys_of(above, option))) is not None}
+        has = f"the chosen option has {', '.join(beside) or 'no keys'}"
+        if having:
+            meant = name if name in having.values() else next(iter(having.values()))
+            return f"'{above}.{meant}' is of {above}={'|'.join(o for o in having if having[o] == meant)}; {has}"
+    elif above in known and not beside:
+        return f"'{above}' is a value and has no keys: remove '.{name}'"
+    else:
+        has = f"use one of: {', '.join(sorted(beside))}" if beside else f"'{above}' is no group of keys"
+    leaves = {other.rpartition(".")[2]: other for other in reversed(known)}
+    found = nearest(key, known) or leaves.get(nearest(name, leaves) or "")
+    return f"did you mean '{found}'?" if found else has
+
+
+def _keys_of(group: str, option: str) -> list[str]:
+    """The keys that an option's own file sets."""
+    for folder in filter(None, (conf_dir(), user_conf_dir())):
+        with suppress(OSError, yaml.YAMLError):
+            node = yaml.safe_load((folder / group / f"{option}.yaml").read_text())
+            return [str(key) for key in node if key not in ("_target_", "defaults")] if isinstance(node, dict) else []
+    return []
+
+
+def _unresolved(error: Exception, config: DictConfig) -> ConfigError:
+    """A value that cannot be had, by its key, with what stands there and the nearest key."""
+    text = str(error).splitlines()[0]
+    found = re.search(r"full_key: (\S+)", str(error))
+    key = found.group(1) if found else None
+    missing = re.search(r"Interpolation key '([^']+)' not found", text)
+    raw = OmegaConf.to_container(config, resolve=False)
+    known = dict(_dotted(raw))
     return ConfigError(
-        f"unknown key '{key}'",
-        where=next((o for o in overrides if o.lstrip("+~").startswith(key)), None),
-        expected="a key of conf/config.yaml or of a chosen group",
-        do=suggest(key, known),
+        f"the config cannot be resolved: {text}",
+        where=key,
+        got=None if key is None else known.get(key),
+        do=suggest(missing.group(1), known) if missing and nearest(missing.group(1), known) else None,
     )
 
 
-def _dotted(node: Any, prefix: str = "") -> Iterator[str]:
+def _dotted(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(node, dict):
         for key, value in node.items():
-            yield f"{prefix}{key}"
+            yield f"{prefix}{key}", value
             yield from _dotted(value, f"{prefix}{key}.")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from fedexp.core.build import build, require
+from fedexp.core.errors import ConfigError
 from fedexp.core.numerics import Precision
 
 GROUPS = (
@@ -216,6 +217,27 @@ class StateMemory:
         require(self.memory_gb >= 0, f"state.memory_gb must not be negative, got {self.memory_gb}")
 
 
+def _check_options(config: Mapping[str, Any]) -> None:
+    """Refuse options whose files lack the line that makes them what they are."""
+    for group, option in config.get("choices", {}).items():
+        node = config.get(group)
+        if group in GROUPS and "_target_" not in node:
+            raise ConfigError(
+                f"'{option}' does not say which class it is: its file has no '_target_'",
+                where=f"{group}/{option}.yaml",
+                expected="_target_: package.module.Class, then the class's fields",
+                got=", ".join(map(str, node)) or "an empty file",
+            )
+        if group not in GROUPS and isinstance(node, Mapping):
+            raise ConfigError(
+                f"the keys of '{option}' are not set for the experiment but below '{group}'",
+                where=f"{group}/{option}.yaml",
+                expected="'# @package _global_' in its first line",
+                got=f"{group}: {', '.join(map(str, node))}",
+                do="add that line at the top of the file",
+            )
+
+
 @dataclass(frozen=True)
 class Config:
     """Every key of ``conf/config.yaml`` that is not a group."""
@@ -281,6 +303,7 @@ class Config:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Config:
         """From a resolved config; refuses unknown keys and wrong types."""
+        _check_options(config)
         rest = {k: v for k, v in config.items() if k not in GROUPS and k not in ("contents", "choices", "overrides")}
         return build(cls, rest, "")
 

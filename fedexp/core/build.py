@@ -32,11 +32,7 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
     target = values.pop("_target_", None)
     kind = cls if target is None else locate(target, cls, where)
     if not dataclasses.is_dataclass(kind):
-        raise ConfigError(
-            f"'{kind.__module__}.{kind.__qualname__}' is not a dataclass",
-            where=f"{where}._target_",
-            expected="a plug-in written as @dataclass(frozen=True)",
-        )
+        raise _no_dataclass(kind, where)
     if target is not None:
         check_hooks(kind, f"{where}._target_")
     try:
@@ -46,6 +42,8 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     for key in values:
         if key not in fields:
+            if "__dataclass_fields__" not in vars(kind) and (hasattr(kind, str(key)) or "__init__" in vars(kind)):
+                raise _no_dataclass(kind, where)  # only its base is one
             raise ConfigError(
                 f"unknown key '{key}'",
                 where=f"{where}.{key}" if where else key,
@@ -72,6 +70,15 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
         raise ConfigError(
             f"{kind.__name__} cannot be made of its config: {said(error)}", where=f"{place} ({where})", do=TRACED
         ) from error
+
+
+def _no_dataclass(kind: type, where: str) -> ConfigError:
+    return ConfigError(
+        f"'{kind.__module__}.{kind.__qualname__}' is not a dataclass: its fields cannot be set by a config",
+        where=f"{where}._target_",
+        expected="a plug-in written as @dataclass(frozen=True), without an __init__ of its own",
+        do="write @dataclass(frozen=True) above the class",
+    )
 
 
 def locate(path: Any, interface: type, where: str) -> type:

@@ -71,9 +71,17 @@ class StorageError(FedexpError):
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """'did you mean ...?' for the nearest of `options`, or the list of them where nothing is near."""
-    known = sorted(set(options))
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean '{near[0]}'?"
+    """'did you mean ...?' for the nearest of `options` that is not `name`, or the list of them where nothing is near."""
+    known = sorted({*options} - {name})
+    if (near := nearest(name, known)) is not None:
+        return f"did you mean '{near}'?"
     return f"use one of: {', '.join(known)}" if known else "remove it"
+
+
+def nearest(name: str, options: Iterable[str]) -> str | None:
+    """The option that `name` most likely is: of like letters, or its words' initials (learning_rate: lr); None: none is near."""
+    known = sorted(options)
+    initials = "".join(word[:1] for word in name.split("_"))
+    if len(initials) > 1 and initials in known:
+        return initials
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)

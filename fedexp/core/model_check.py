@@ -13,12 +13,15 @@ from fedexp.core.weights import ModelSpec, Weights, channels_last, computes_chan
 
 def check_model(
     spec: ModelSpec, input_shape: tuple[int, ...], output_shape: tuple[int, ...], device: str = "cpu"
-) -> None:
+) -> bool:
     """Build the network once and run two zeros through it; a `ConfigError` says what does not fit the data set.
 
     Args:
         output_shape: of one sample's output.
         device: the kind of device it will run on. The check itself needs the CPU only.
+
+    Returns:
+        whether it has BatchNorm, which cannot train on one sample.
     """
     try:
         weights = Weights.init(spec, seed_of("check"), torch.device("cpu"), torch.float32)
@@ -54,6 +57,7 @@ def check_model(
             got=f"{tuple(output.shape)} for a batch of 2 from {spec.arch}",
             do="choose another model (unet for masks); constructors of your own are given num_classes and input_shape",
         )
+    return net.has_batch_norm
 
 
 def _check_channels_last(net: Net, weights: Weights, x: Tensor) -> None:

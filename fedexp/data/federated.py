@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from fedexp.core.build import require
 from fedexp.core.data import FederatedData, Partition, Samples
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.core.seeds import numpy_generator
-from fedexp.data.dataset import Dataset, labels_of
+from fedexp.data.dataset import Arrays, Dataset, labels_of
 from fedexp.data.partition import CutPartition, Partitioner, validate
 
 UNLABELLED = -1
@@ -79,23 +80,9 @@ class Proxy:
         return max(1, round(self.size * n)) if isinstance(self.size, float) else self.size
 
 
-def federate(
-    dataset: Dataset,
-    partitioner: Partitioner,
-    *,
-    root: Path,
-    download: bool,
-    clients: int,
-    seed_data: int,
-    val_fraction: float,
-    held_out: int,
-    proxy: Proxy,
-    limit_train: int | None,
-    limit_test: int | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> FederatedData:
-    """Load, check, split, and lay the data on `device` once.
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """Who gets which samples of a data set.
 
     In this order: limits, proxy, what is held out, partition (``RandomState(seed_data)``, untouched by anything else),
     validation cut.
@@ -104,11 +91,81 @@ def federate(
         limit_train, limit_test: keep at most so many samples: the first of each class, class-balanced as far as possible.
         val_fraction: share of each client's samples, rounded; every client keeps one sample or more.
         held_out: training samples that are the validation samples instead, class-balanced as far as possible.
+    """
+
+    partitioner: Partitioner
+    clients: int
+    seed_data: int
+    val_fraction: float
+    held_out: int
+    proxy: Proxy
+    limit_train: int | None
+    limit_test: int | None
+
+    def parts(self, dataset: Dataset, arrays: Arrays, source: Arrays) -> Parts:
+        """The division of `arrays`, by labels and owners alone; the proxy is of `source`. `DataError`: it cannot be."""
+        proxy, seed_data, number = self.proxy, self.seed_data, dataset.num_classes
+        proxy_y = source.test_y if proxy.source == "test" else source.train_y
+        labels, test_labels, proxy_labels = map(labels_of, (arrays.train_y, arrays.test_y, proxy_y))
+        train_at = _limited(labels, self.limit_train, number)
+        test_at = _limited(test_labels, self.limit_test, number)
+        proxy_at = held_at = np.zeros(0, np.int64)
+        if proxy.dataset is not None:
+            whole, classes = np.arange(len(proxy_y)), proxy.dataset.num_classes
+            proxy_at, _ = _take_proxy(proxy, proxy_labels, whole, classes, seed_data)
+        elif proxy.source == "train":
+            proxy_at, train_at = _take_proxy(proxy, labels, train_at, number, seed_data)
+        elif proxy.source == "test":
+            proxy_at, test_at = _take_proxy(proxy, test_labels, test_at, number, seed_data)
+        if self.held_out:
+            held_at, train_at = _hold_out(self.held_out, labels, train_at, number, seed_data)
+        if len(train_at) < len(labels):
+            labels = labels[train_at]
+        kinds = labels
+        if self.partitioner.deals == "owners":
+            check_scheme(dataset, self.partitioner)
+            assert arrays.train_owner is not None  # `verify` saw it
+            kinds, number = arrays.train_owner.numpy()[train_at], int(arrays.train_owner.max()) + 1
+        generator = np.random.RandomState(seed_data)
+        partition = self.partitioner.split(kinds, number, self.clients, generator)
+        if self.val_fraction and not isinstance(partition, CutPartition):
+            partition = cut_validation(partition, self.val_fraction, seed_data)
+            validate(partition, len(labels))
+        return Parts(train_at, test_at, proxy_at, held_at, labels, partition, generator.get_state(legacy=False))
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Ascending positions in the splits of what is trained on, tested on, the server's and held out; the partition of the
+    first, whose labels are `labels`; the state of the generator that drew it, afterwards."""
+
+    train_at: np.ndarray
+    test_at: np.ndarray
+    proxy_at: np.ndarray
+    held_at: np.ndarray
+    labels: np.ndarray
+    partition: Partition
+    after_split: Mapping[str, Any]
+
+
+def federate(
+    dataset: Dataset,
+    division: Division,
+    *,
+    root: Path,
+    download: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> FederatedData:
+    """Load, check, split, and lay the data on `device` once.
+
+    Args:
         dtype: of normalised inputs.
 
     Raises:
         DataError: data are absent, damaged, or cannot be split as asked.
     """
+    proxy = division.proxy
     arrays = dataset.load(root, download)
     other = None if proxy.dataset is None else proxy.dataset.load(root, download or proxy.dataset.download)
     source = other or arrays
@@ -121,31 +178,8 @@ def federate(
             got=proxy_x.dtype,
             do="choose another data set: 8-bit images go with 8-bit images, floating-point samples with their like",
         )
-    labels, test_labels, proxy_labels = map(labels_of, (arrays.train_y, arrays.test_y, proxy_y))
-    train_at = _limited(labels, limit_train, dataset.num_classes)
-    test_at = _limited(test_labels, limit_test, dataset.num_classes)
-    proxy_at = np.zeros(0, np.int64)
-    if proxy.dataset is not None:
-        whole, classes = np.arange(len(proxy_y)), proxy.dataset.num_classes
-        proxy_at, _ = _take_proxy(proxy, proxy_labels, whole, classes, seed_data)
-    elif proxy.source == "train":
-        proxy_at, train_at = _take_proxy(proxy, labels, train_at, dataset.num_classes, seed_data)
-    elif proxy.source == "test":
-        proxy_at, test_at = _take_proxy(proxy, test_labels, test_at, dataset.num_classes, seed_data)
-    if held_out:
-        held_at, train_at = _hold_out(held_out, labels, train_at, dataset.num_classes, seed_data)
-    if len(train_at) < len(labels):
-        labels = labels[train_at]
-    kinds, number = labels, dataset.num_classes
-    if partitioner.deals == "owners":
-        check_scheme(dataset, partitioner)
-        assert arrays.train_owner is not None  # `verify` saw it
-        kinds, number = arrays.train_owner.numpy()[train_at], int(arrays.train_owner.max()) + 1
-    generator = np.random.RandomState(seed_data)
-    partition = partitioner.split(kinds, number, clients, generator)
-    if val_fraction and not isinstance(partition, CutPartition):
-        partition = cut_validation(partition, val_fraction, seed_data)
-        validate(partition, len(labels))
+    parts = division.parts(dataset, arrays, source)
+    partition = parts.partition
 
     def samples(x: Tensor, y: Tensor, at: np.ndarray, training: bool = False) -> Samples:
         if len(at) < len(y):
@@ -153,28 +187,30 @@ def federate(
         augment = dataset.augment if training else None
         return Samples(to_device(x, device), to_device(y, device), dataset.mean, dataset.std, augment, dtype)
 
-    train = samples(arrays.train_x, arrays.train_y, train_at, training=True)
-    val = samples(arrays.train_x, arrays.train_y, held_at) if held_out else None
+    train = samples(arrays.train_x, arrays.train_y, parts.train_at, training=True)
+    val = samples(arrays.train_x, arrays.train_y, parts.held_at) if division.held_out else None
     if isinstance(partition, CutPartition):
-        check_validation(held_out, in_split=True)  # of a file
+        check_validation(division.held_out, in_split=True)  # of a file
         held = torch.from_numpy(partition.held).to(device)
         val = Samples(train.x[held], train.y[held], dataset.mean, dataset.std, None, dtype)
     server = None
     if proxy.source != "none":
-        server = samples(proxy_x, proxy_y if proxy.labelled else torch.full((len(proxy_y),), UNLABELLED), proxy_at)
+        server = samples(
+            proxy_x, proxy_y if proxy.labelled else torch.full((len(proxy_y),), UNLABELLED), parts.proxy_at
+        )
     return FederatedData(
         train=train,
         partition=partition,
-        test=samples(arrays.test_x, arrays.test_y, test_at),
+        test=samples(arrays.test_x, arrays.test_y, parts.test_at),
         num_classes=dataset.num_classes,
         fingerprint=arrays.fingerprint,
-        labels=labels,
+        labels=parts.labels,
         val=val,
         proxy=server,
         proxy_source=proxy.source,
         proxy_dataset=None if proxy.dataset is None else proxy.dataset.name,
         proxy_fingerprint=None if other is None else other.fingerprint,
-        after_split=generator.get_state(legacy=False),
+        after_split=parts.after_split,
     )
 
 

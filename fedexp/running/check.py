@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fedexp.config.compose import compose
 from fedexp.core import users_code
 from fedexp.core.build import build
 from fedexp.core.errors import FedexpError
+from fedexp.data.dataset import Arrays
 from fedexp.running.experiment import Experiment
 from fedexp.tracking.logger import Logger
 
@@ -16,16 +20,49 @@ def checked(jobs: list[list[str]]) -> list[dict[str, Any]]:
     """Compose and check every job before the first starts; the error names the job."""
     configs = []
     for number, overrides in enumerate(jobs):
-        try:
+        with naming(job_name(number, overrides) if len(jobs) > 1 else ""):
             config = compose(overrides)
             Experiment.of(config)
             build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
-        except Exception as error:
-            told = error if isinstance(error, FedexpError) else users_code.told(error)
-            if told is None:
-                raise
-            if len(jobs) > 1:
-                told.facts["where"] = f"job {number} ({' '.join(overrides)}): {told.facts.get('where') or 'config'}"
-            raise told from (error if told is not error else error.__cause__)
         configs.append(config)
     return configs
+
+
+def check_splits(jobs: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Draw every split of several jobs, given as name and config, before the first starts: some cannot be drawn.
+
+    Data sets whose files are not there yet are left to the jobs.
+    """
+    drawn: set[tuple[object, ...]] = set()
+    loaded: dict[tuple[object, ...], Arrays] = {}  # of the last job alone: whole data sets
+    for name, config in jobs:
+        with naming(name):
+            experiment = Experiment.of(config)
+            root, other = Path(experiment.config.data_root).expanduser(), experiment.proxy.dataset
+            sets = {(root, *one.recipe()): one for one in (experiment.dataset, other) if one is not None}
+            key = (*sets, repr(experiment.division))
+            if key in drawn or not all(file.exists() for one in sets.values() for file in one.expected_files(root)):
+                continue
+            drawn.add(key)
+            loaded = {key: loaded.get(key) or one.load(root, download=False) for key, one in sets.items()}
+            arrays = [*loaded.values()]
+            experiment.division.parts(experiment.dataset, arrays[0], arrays[-1])
+
+
+def job_name(number: int, overrides: Sequence[str]) -> str:
+    """As in messages."""
+    return f"job {number} ({' '.join(overrides)})"
+
+
+@contextmanager
+def naming(job: str) -> Iterator[None]:
+    """Errors about one of several jobs say which; about the only one (no name) nothing more."""
+    try:
+        yield
+    except Exception as error:
+        told = error if isinstance(error, FedexpError) else users_code.told(error)
+        if told is None:
+            raise
+        if job:
+            told.facts["where"] = f"{job}: {told.facts.get('where') or 'config'}"
+        raise told from (error if told is not error else error.__cause__)

@@ -33,6 +33,7 @@ from fedexp.running.costs import Meter, costs
 from fedexp.running.experiment import Experiment
 from fedexp.running.peak_memory import peak_memory, reset_peak
 from fedexp.running.profile import PROFILE, Profile
+from fedexp.running.remarks import remarks
 from fedexp.running.run_engine import RunEngine, first_numerics
 from fedexp.running.steps import Recorded, reached, steps
 from fedexp.running.summary import summarise
@@ -196,6 +197,8 @@ class _Run:
         write_json(path / "environment.json", environment())
         keep_sources(self.raw, path)
         experiment = Experiment.of(self.raw)
+        for remark in remarks(experiment):
+            self.note(remark)
         numerics = first_numerics(experiment.config, self.folder, self.note)
         keep_freed_memory()
         with contextlib.ExitStack() as stack:

@@ -28,7 +28,7 @@ from fedexp.core.task import Task
 from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec
 from fedexp.data.dataset import Dataset
-from fedexp.data.federated import Proxy, check_scheme, check_validation, federate
+from fedexp.data.federated import Division, Proxy, check_scheme, check_validation, federate
 from fedexp.data.partition import Partitioner
 from fedexp.engines.global_numbers import class_path, unused
 from fedexp.engines.shares import thread_budget
@@ -116,7 +116,14 @@ class Experiment:
         if self.extractor is not None:
             _check_model(self.extractor, self.dataset.shape, (math.prod(self.input_shape),), device)
         for spec in self.specs.distinct:
-            _check_model(spec, self.input_shape, outputs, device)
+            if _check_model(spec, self.input_shape, outputs, device) and self.config.local.batch_size == 1:
+                raise ConfigError(
+                    "BatchNorm has no statistics of one sample, and every training batch would be one",
+                    where="local.batch_size",
+                    expected="2 or more",
+                    got=1,
+                    do="raise local.batch_size, or choose a model without BatchNorm (resnet18_gn)",
+                )
             self.trainer.check(spec, self.input_shape)
             self.aggregator.check(spec, self.input_shape)
         self.aggregator.check_extent(self.extent)
@@ -168,9 +175,23 @@ class Experiment:
             return False
         return value >= target if self.task.higher_is_better(metric) else value <= target
 
+    @property
+    def division(self) -> Division:
+        """Who gets which samples."""
+        config = self.config
+        return Division(
+            partitioner=self.partitioner,
+            clients=config.clients,
+            seed_data=config.seed_data,
+            val_fraction=self.partitioner.val_fraction,
+            held_out=config.eval.held_out,
+            proxy=self.proxy,
+            limit_train=config.limit.train,
+            limit_test=config.limit.test,
+        )
+
     def load(self, device: torch.device) -> FederatedData:
         """Load and split the data, once, onto `device`."""
-        config = self.config
         plugins = {"dataset": class_path(self.dataset), "partition": class_path(self.partitioner)}
         if self.proxy.dataset is not None:
             plugins["proxy.dataset"] = class_path(self.proxy.dataset)
@@ -178,18 +199,11 @@ class Experiment:
         with unused(plugins, "reading and splitting the data", do, DataError):
             return federate(
                 self.dataset,
-                self.partitioner,
-                root=Path(config.data_root).expanduser(),
+                self.division,
+                root=Path(self.config.data_root).expanduser(),
                 download=self.dataset.download,
-                clients=config.clients,
-                seed_data=config.seed_data,
-                val_fraction=self.partitioner.val_fraction,
-                held_out=config.eval.held_out,
-                proxy=self.proxy,
-                limit_train=config.limit.train,
-                limit_test=config.limit.test,
                 device=device,
-                dtype=getattr(torch, config.dtype),
+                dtype=getattr(torch, self.config.dtype),
             )
 
     def data_content(self) -> list[str | None]:

@@ -64,7 +64,9 @@ def summarise(
         **within,
         "rounds": rows[-1]["round"],
         "rounds_to_target": None if stop is None else first(experiment.stop_metric, stop),
-        "rounds_to": {_named(target): first(name, target) or math.inf for target in experiment.config.headline.targets},
+        "rounds_to": {
+            target_name(target): first(name, target) or math.inf for target in experiment.config.headline.targets
+        },
     }
 
 
@@ -90,7 +92,8 @@ def _traced(
     return {"traced": {"last": last, "best": best, "at": at}, **oracles}
 
 
-def _named(target: float) -> str:
+def target_name(target: float) -> str:
+    """The key of a target in ``rounds_to``."""
     return f"{target:.2f}" if round(target, 2) == target else f"{target:g}"
 
 

@@ -13,9 +13,10 @@ from fedexp.storage.identity import NON_SCIENTIFIC
 from fedexp.tables.cells import Slot, declared_seeds, key_of
 from fedexp.tables.claims import judged
 from fedexp.tables.drawing import Drawing, DrawnRun
+from fedexp.tables.index import FAILED
 from fedexp.tables.lookup import CellRun
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.record import FAILED, Record, RunRecord, draw_of
+from fedexp.tables.record import Record, RunRecord, draw_of
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Agreement, Cell, Form, Picture, Report, Summary
 from fedexp.tables.schema import Grid, Table, fits
@@ -384,7 +385,7 @@ def _facts(cells: Sequence[Slot], done: Sequence[RunRecord]) -> Iterable[tuple[s
     if not done:
         return
     yield "runs", f"{len(done)} of {len({job.overrides for slot in cells for job in slot.jobs})}"
-    yield "computing time", duration(sum(run.seconds for run in done))
+    yield "computing time", layout.duration(sum(run.seconds for run in done))
     for name, key in (("commit", "commit"), ("hardware", "gpu"), ("processor", "processor"), ("platform", "platform")):
         if values := sorted({getattr(run, key) for run in done} - {""}):
             yield name, ", ".join(values)
@@ -395,14 +396,6 @@ def _facts(cells: Sequence[Slot], done: Sequence[RunRecord]) -> Iterable[tuple[s
     yield "split sha256", ", ".join(sorted({run.split[:8] for run in done}))
     yield "code hash", ", ".join(sorted({run.code[:8] for run in done}))
     yield "headline", ", ".join(sorted({f"{run.metric} ({run.rule})" for run in done}))
-
-
-def duration(seconds: float) -> str:
-    """``12 s``, ``3.4 min``, ``2.1 h``."""
-    for limit, length, unit in ((100, 1, "s"), (6000, 60, "min")):
-        if seconds < limit:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds / 3600:.3g} h"
 
 
 def _place(cell: Cell) -> str:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.config.compose import compose
-from fedexp.core.errors import ConfigError, FedexpError, StorageError
+from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.files import read_json
 from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import RunFolder
-from fedexp.storage.stored_run import damage, read_mapping
 from fedexp.tables.cells import Job, Slot
+from fedexp.tables.index import standing
 
 _CODE = re.compile(r"[0-9a-f]{8}")
 _NAMED = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\.(.+)")
@@ -65,16 +65,11 @@ class Finder:
         folder = run.path
         others = tuple(_other_results(folder))
         other = False
-        state = read_mapping(folder / "status.json")
-        try:
-            result = run.result() or {}
-            if not result and self._any_code and others:
-                folder, other = others[0], True
-                result = RunFolder(folder).result() or {}
-        except StorageError as error:
-            result, state = {}, {"status": "damaged", "error": error.what}
-        if not result and not state and (what := damage(folder)):
-            state = {"status": "damaged", "error": what}
+        result, state = standing(run)
+        if self._any_code and others and not result and state.get("status") != "damaged":
+            folder, other = others[0], True
+            result, newest = standing(RunFolder(folder))
+            state = newest if newest.get("status") == "damaged" else state
         return CellRun(
             job,
             folder,

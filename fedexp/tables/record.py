@@ -24,7 +24,6 @@ from fedexp.tables.report.csv import inert
 from fedexp.tables.report.report import Form, Picture, Value
 from fedexp.tables.schema import Table
 
-FAILED = ("failed", "damaged")  # statuses of runs that were there and gave nothing
 RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
 
 

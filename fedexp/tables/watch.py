@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedexp.storage.stored_run import read_mapping
-from fedexp.tables.gather import duration
+from fedexp.tables.report.layout import duration
 
 _LOOK = 0.5  # seconds between looks at the run folders
 

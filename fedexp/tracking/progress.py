@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Any
 
 _LINE_SECONDS = 1.0  # plain lines: not more often than this, but at least ten a run
 _BAR_SECONDS = 0.1
+_SERVER_SECONDS = 10.0  # the server's work is told as often as this, where it takes so long
 
 
 class Progress:
@@ -27,6 +29,7 @@ class Progress:
         self._began = time.monotonic()
         self._first = done
         self._unsaid = ""  # the last round's line, while it was held back
+        self._server: threading.Timer | None = None
 
     def __enter__(self) -> Progress:
         if sys.stdout.isatty() and not self._silent:
@@ -45,13 +48,16 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._server_ends()
         if self._bar is not None:
             self._bar.stop()
         elif self._unsaid:  # ended early
             print(self._unsaid, flush=True)
 
     def client(self, done: int, of: int) -> None:
-        """A client finished; nearly free."""
+        """A client finished; nearly free. After the last one the server works."""
+        if done == of and not self._silent:
+            self._server_begins(time.monotonic())
         if self._bar is None:
             return
         now = time.monotonic()
@@ -65,6 +71,7 @@ class Progress:
         Args:
             within: the step's number in its round, from 0; None: it ended the round.
         """
+        self._server_ends()
         if within is not None:
             self._within(row["round"], within + 1)
             return
@@ -84,6 +91,26 @@ class Progress:
             self._shown = now
             print(self._unsaid, flush=True)
             self._unsaid = ""
+
+    def _server_begins(self, began: float) -> None:
+        self._server_ends()
+        self._server = threading.Timer(_SERVER_SECONDS, self._server_works, (began,))
+        self._server.daemon = True
+        self._server.start()
+
+    def _server_works(self, began: float) -> None:
+        """Said from a thread of its own, for matching and the like is one long call."""
+        text = f"server {_clock(time.monotonic() - began)}"
+        if self._bar is None:
+            print(f"round {self._done + 1}/{self._rounds}, {text}", flush=True)
+        else:
+            self._bar.update(self._task, clients=text)
+        self._server_begins(began)
+
+    def _server_ends(self) -> None:
+        if self._server is not None:
+            self._server.cancel()
+            self._server = None
 
     def _within(self, round: int, step: int) -> None:
         """A step that does not end its round: shown now and then."""

@@ -13,7 +13,7 @@ from fedexp.core.errors import ConfigError, DataError
 from fedexp.data.augment import Augment
 from fedexp.data.dataset import Arrays, Dataset
 from fedexp.data.digits import Digits
-from fedexp.data.federated import Proxy, balanced, cut_validation, federate
+from fedexp.data.federated import Division, Proxy, balanced, cut_validation, federate
 from fedexp.data.partition import Partitioner
 from fedexp.data.partitions.dirichlet import Dirichlet
 from fedexp.data.partitions.iid import Iid
@@ -37,8 +37,7 @@ class Numbered(Dataset):
 
 def make(dataset: Dataset | None = None, partitioner: Partitioner | None = None, **changes: Any) -> FederatedData:
     arguments: dict[str, Any] = {
-        "root": Path("nowhere"),
-        "download": False,
+        "partitioner": partitioner or Iid(),
         "clients": 5,
         "seed_data": 0,
         "val_fraction": 0.0,
@@ -46,10 +45,10 @@ def make(dataset: Dataset | None = None, partitioner: Partitioner | None = None,
         "proxy": Proxy(),
         "limit_train": None,
         "limit_test": None,
-        "device": torch.device("cpu"),
-        "dtype": torch.float32,
     }
-    return federate(dataset or Numbered(), partitioner or Iid(), **(arguments | changes))
+    place = {"root": Path("nowhere"), "download": False, "device": torch.device("cpu"), "dtype": torch.float32}
+    place = {key: changes.pop(key, value) for key, value in place.items()}
+    return federate(dataset or Numbered(), Division(**(arguments | changes)), **place)
 
 
 def numbers(samples: Any) -> list[int]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedexp.core.build import require
 from fedexp.core.data import Partition
+from fedexp.core.errors import DataError
 from fedexp.data.partition import Partitioner, from_owners
 
 
@@ -33,6 +34,14 @@ class Shards(Partitioner):
 
     def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
         n, total = len(labels), clients * self.shards
+        if total > n:
+            raise DataError(
+                f"{n} samples cannot be cut into {total} shards",
+                where="partition.shards",
+                expected=f"{max(1, n // clients)} or less" if clients <= n else f"{n} clients or less",
+                got=f"{self.shards} shards for each of {clients} clients",
+                do="lower partition.shards or clients",
+            )
         by_label = np.argsort(labels, kind="stable")
         sizes = np.full(total, n // total, dtype=np.int64)
         sizes[: n % total] += 1

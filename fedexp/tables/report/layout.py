@@ -144,3 +144,11 @@ def _decimals(value: float) -> int:
 def numeric(values: Sequence[Value]) -> bool:
     """Whether conditions can be an axis: numbers (not flags), at least two different ones."""
     return len(set(values)) > 1 and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+
+def duration(seconds: float) -> str:
+    """``12 s``, ``3.4 min``, ``2.1 h``."""
+    for limit, length, unit in ((100, 1, "s"), (6000, 60, "min")):
+        if seconds < limit:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds / 3600:.3g} h"

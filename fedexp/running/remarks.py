@@ -1,0 +1,25 @@
+"""Settings that are allowed and do less, or other, than they seem to: said once when a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from fedexp.running.experiment import Experiment
+
+
+def remarks(experiment: Experiment) -> Iterator[str]:
+    """A line for each."""
+    config = experiment.config
+    trainer = type(experiment.trainer).__name__
+    if experiment.stored_models is not None and fields(experiment.trainer):
+        when = "from the second round on" if config.rounds > 1 else "nowhere: the one round trains nothing"
+        yield f"client_models.path gives the first round's models: trainer {trainer} and its keys take effect {when}"
+    share = config.clients_per_round
+    if isinstance(share, float) and share * config.clients < 1:
+        does = (
+            "one client takes part in every round"
+            if config.sampling == "fixed"
+            else "a round without a client is drawn again until one takes part"
+        )
+        yield f"clients_per_round={share:g} of {config.clients} clients is less than one client: {does}"

@@ -1,0 +1,208 @@
+"""What is known of whole tables without composing their thousands of configs again: where their runs lie, and how these stand.
+
+The index is a file in the user's cache folder (``XDG_CACHE_HOME``). An entry holds as long as the config files, the package's
+sources, the table's own file, the overrides and the working directory stay as they are; how runs stand is read from their folders
+every time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedexp.config.folders import conf_dir, user_conf_dir
+from fedexp.core.errors import FedexpError, StorageError
+from fedexp.storage.files import write_json
+from fedexp.storage.run_folder import RunFolder
+from fedexp.storage.stored_run import damage, read_mapping
+
+if TYPE_CHECKING:
+    from fedexp.tables.lookup import CellRun
+
+FAILED = ("failed", "damaged")  # statuses of runs that were there and gave nothing
+_VERSION = 1
+
+
+def standing(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A run's result, empty unless it is done and whole, and its status; both are empty where there is no run."""
+    state = read_mapping(run.path / "status.json")
+    try:
+        result = run.result() or {}
+    except StorageError as error:
+        return {}, {"status": "damaged", "error": error.what}
+    if not result and not state and (what := damage(run.path)):
+        state = {"status": "damaged", "error": what}
+    return result, state
+
+
+class Index:
+    """The rows of ``fedexp-table list``.
+
+    Args:
+        overrides: the user's.
+        tell: is told one line before a table is composed, which takes seconds.
+    """
+
+    def __init__(self, overrides: Sequence[str], tell: Callable[[str], None]) -> None:
+        self._overrides, self._tell = list(overrides), tell
+        at = hashlib.blake2b(f"{Path.cwd()}\0{overrides}".encode(), digest_size=8).hexdigest()
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        self._path = home / "fedexp" / f"tables-{at}.json"
+        stored = read_mapping(self._path)
+        self._tables: dict[str, Any] = stored.get("tables", {}) if stored.get("version") == _VERSION else {}
+        self._seconds: dict[str, Any] = stored.get("seconds", {}) if self._tables else {}  # of results, by file
+        self._changed = False
+        self._shared = _surroundings()
+
+    def row(self, name: str, path: Path) -> dict[str, Any]:
+        """How the runs of table `name`, whose file is `path`, stand; a table whose file is wrong says so as its state."""
+        key = f"{self._shared} {_stamp(path)}"
+        entry = self._tables.get(name)
+        if entry is None or entry["key"] != key:
+            self._tell(f"composing the runs of table {name}")
+            entry, lasting = _entry(name, self._overrides)
+            self._tables.pop(name, None)
+            if lasting:
+                self._tables[name] = {**entry, "key": key}
+                self._changed = True
+        return self._row(entry)
+
+    def save(self) -> None:
+        """Write what is new; a folder that cannot be written loses nothing but time."""
+        if self._changed:
+            with suppress(OSError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self._path, {"version": _VERSION, "tables": self._tables, "seconds": self._seconds})
+
+    def _row(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        stands = [self._stand(folder) for folder in entry["folders"]]
+        statuses = [status for status, _ in stands]
+        done, failed = statuses.count("done"), sum(map(statuses.count, FAILED))
+        runs = entry["about"]["runs"]
+        state = "done" if done == runs else f"{failed} failed" if failed else "missing" if not done else "in part"
+        if entry["broken"]:
+            state = f"broken: {entry['broken']}"
+        elif entry["unready"]:
+            state = f"{state}; {entry['unready']}"
+        there = {name: all(Path(file).exists() for file in files) for name, files in entry["data"].items()}
+        absent = dict.fromkeys(entry["unknown"], False)
+        seconds = sum(seconds for _, seconds in stands)
+        return {
+            **entry["about"],
+            "done": done,
+            "failed": failed,
+            "data": there | absent,
+            "seconds": seconds,
+            "state": state,
+        }
+
+    def _stand(self, folder: str) -> tuple[str, float]:
+        """A run's status, and what it cost."""
+        if not Path(folder).is_dir():
+            return "missing", 0.0
+        stamp = _stamp(Path(folder, "result.json"))
+        known = self._seconds.get(folder)
+        if known is not None and known[0] == stamp:
+            return "done", known[1]
+        result, state = standing(RunFolder(Path(folder)))
+        if not result:
+            return str(state.get("status", "missing")), 0.0
+        seconds = float(result["seconds"]["total"])
+        self._seconds[folder] = [stamp, seconds]
+        self._changed = True
+        return "done", seconds
+
+
+def _entry(name: str, overrides: Sequence[str]) -> tuple[dict[str, Any], bool]:
+    """What the index keeps of a table's full form, and whether it may: not what a user's own code or files decide."""
+    from fedexp.tables.cells import slots
+    from fedexp.tables.lookup import Finder, find
+    from fedexp.tables.schema import load_table
+
+    found: dict[str, Any] = {"broken": "", "unready": "", "folders": [], "data": {}, "unknown": []}
+    empty = {"paper": "", "source": "", "title": "", "cells": 0, "without_method": 0, "runs": 0, "forms": []}
+    try:
+        table = load_table(name)
+        cells = slots(table, extra=overrides)
+    except FedexpError as error:
+        where = error.facts.get("where")
+        return {
+            **found,
+            "about": {"table": name, **empty},
+            "broken": error.what + (f" ({where})" if where else ""),
+        }, True
+    runs = find(cells, Finder()).values()
+    about = {
+        "table": name,
+        "paper": table.paper,
+        "source": table.source,
+        "title": table.title,
+        "cells": len(cells),
+        "without_method": sum(not slot.jobs for slot in cells),
+        "runs": len(runs),
+        "forms": ["full", *(form for form in ("reduced", "smoke") if table.shrunk(form))],
+    }
+    data, unknown = _data(runs)
+    composed = [run for run in runs if run.config]
+    found |= {
+        "about": about,
+        "unready": min((run.error for run in runs if not run.config), default=""),
+        "folders": [str(run.folder) for run in composed],
+        "data": data,
+        "unknown": unknown,
+    }
+    return found, all(_is_lasting(run.config) for run in composed)
+
+
+def _is_lasting(config: Mapping[str, Any]) -> bool:
+    from fedexp.storage.identity import targets
+
+    return not config["contents"] and all(module.startswith("fedexp.") for module in targets(config))
+
+
+def _data(runs: Iterable[CellRun]) -> tuple[dict[str, list[str]], list[str]]:
+    """The files of every data set that a table needs, and those whose files cannot be said."""
+    from fedexp.core.build import build
+    from fedexp.data.dataset import Dataset
+
+    files: dict[str, list[str]] = {}
+    unknown: list[str] = []
+    for run in runs:
+        name = str(run.config.get("choices", {}).get("dataset"))
+        if not run.config or name in files or name in unknown:
+            continue
+        try:
+            dataset = build(Dataset, run.config["dataset"], "dataset")  # type: ignore[type-abstract]
+            files[name] = [str(file) for file in dataset.expected_files(Path(run.config["data_root"]).expanduser())]
+        except FedexpError:
+            unknown.append(name)
+    return files, unknown
+
+
+def _surroundings() -> str:
+    """A hash of all that decides where runs lie, but for tables' own files: config files, sources, torch, data."""
+    state = hashlib.blake2b(digest_size=16)
+    folders = [(conf_dir(), "*.yaml"), (Path(__file__).resolve().parents[1], "*.py")]
+    if (mine := user_conf_dir()) is not None:
+        folders.append((mine, "*.yaml"))
+    for folder, pattern in folders:
+        for path in sorted(folder.rglob(pattern)):
+            if path.relative_to(folder).parts[0] != "table":
+                state.update(f"{path} {_stamp(path)}\n".encode())
+    state.update(f"{importlib.metadata.version('torch')} {os.environ.get('FEDEXP_DATA')}".encode())
+    return state.hexdigest()
+
+
+def _stamp(path: Path) -> str | None:
+    """A file's size and time; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return json.dumps([found.st_size, found.st_mtime_ns])

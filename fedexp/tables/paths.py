@@ -1,0 +1,58 @@
+"""Where a cell's number may stand in a run's results: paths that no result can have are refused before a job runs."""
+
+from __future__ import annotations
+
+import re
+
+from fedexp.core.errors import ConfigError, suggest
+from fedexp.running.experiment import Experiment
+from fedexp.running.summary import target_name
+
+_MEASURED = ("best", "mean_last_10", "std_last_10", "last_10", "oracle")  # of metrics that evaluations have
+_FREE = (  # whose keys only a run knows
+    "headline", "metrics", "traced", "rounds", "rounds_to_target", "seconds", "steps_per_second", "stacked_share",
+    "peak_memory", "bytes", "local_steps", "partition", "numerics", "environment", "profile", "attempts", "memory_probe",
+)  # fmt: skip
+_KEYS = {"headline": ("value",), "bytes": ("up", "down")}
+
+
+def check_path(path: str, experiment: Experiment, where: str) -> None:
+    """Refuse a dotted path that no result of `experiment` can have, as `fedexp.tables.lookup.read_value` reads it.
+
+    What a method logs of itself is known to its runs alone: such names pass.
+
+    Raises:
+        ConfigError: at `where`, with the nearest path that there is.
+    """
+    head, _, rest = path.partition(".")
+    if path.startswith("oracle/"):
+        head, rest = "oracle", path.removeprefix("oracle/")
+    tops = [*_FREE, *_MEASURED, "rounds_to", "per_client", "trace"]
+    if head not in tops:
+        raise _unknown(path, where, suggest(head, tops))
+    if head in _KEYS and rest not in _KEYS[head]:
+        raise _unknown(path, where, suggest(rest, _KEYS[head]))
+    if head == "trace" and not experiment.config.trace.every:
+        raise _unknown(path, where, "set trace.every=1: no round of these runs is traced")
+    if head == "rounds_to":
+        targets = [target_name(target) for target in experiment.config.headline.targets]
+        if rest not in targets:
+            raise _unknown(path, where, suggest(rest, targets) if targets else f"set headline.targets=[{rest}]")
+    if head == "per_client":
+        names = [f"test/local/{name}" for name in experiment.task.metric_names]
+        if experiment.aggregator.delivers != "per_client":
+            raise _unknown(path, where, "set a method that delivers one model a client: method=local")
+        _check_metric(path, re.sub(r"\.\d+$", "", rest), names, where)
+    if head in _MEASURED or (head == "metrics" and rest.startswith(("test/", "val/"))):
+        _check_metric(path, re.sub(r"\.\d+$", "", rest) if head == "last_10" else rest, experiment.metric_names, where)
+
+
+def _check_metric(path: str, name: str, names: list[str], where: str) -> None:
+    if name not in names:
+        error = _unknown(path, where, suggest(name, names))
+        error.facts["expected"] = ", ".join(names)
+        raise error
+
+
+def _unknown(path: str, where: str, do: str) -> ConfigError:
+    return ConfigError(f"'{path}' is not measured: no result of these runs can have it", where=where, do=do)
