@@ -317,7 +317,7 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
         return ConfigError("several values for one key", got=" ".join(overrides), do="sweep over them with -m")
     match = re.search(r"Could not (override|append to config|delete from config)[^']*'([^'=]+)", text)
     if match is None:
-        return ConfigError(text.splitlines()[0], got=" ".join(overrides) or None)
+        return ConfigError(". ".join(text.splitlines()[:2]), got=" ".join(overrides) or None)
     key = match.group(2).partition("@")[0]
     where = next((o for o in overrides if o.lstrip("+~").startswith(key)), None)
     if (file := re.match(r"In '([^']+)'", text)) is not None:  # a default of a file's that is none from where it stands
@@ -365,17 +365,17 @@ def _nearest(key: str, known: Mapping[str, Any]) -> str:
         return f"did you mean '{above}.{near}'?" if above else f"did you mean '{near}'?"
     if above and _is_group(above, _users_files()):
         options = GlobalHydra.instance().config_loader().get_group_options(above)
-        having = {option: near for option in options if (near := nearest(name, _keys_of(above, option))) is not None}
+        keys = {option: _keys_of(above, option) for option in options}
         has = f"the chosen option has {', '.join(beside) or 'no keys'}"
-        if having:
-            meant = name if name in having.values() else next(iter(having.values()))
-            return f"'{above}.{meant}' is of {above}={'|'.join(o for o in having if having[o] == meant)}; {has}"
+        if (near := nearest(name, {key for own in keys.values() for key in own})) is not None:
+            return f"'{above}.{near}' is of {above}={'|'.join(o for o in options if near in keys[o])}; {has}"
     elif above in known and not beside:
         return f"'{above}' is a value and has no keys: remove '.{name}'"
     else:
         has = f"use one of: {', '.join(sorted(beside))}" if beside else f"'{above}' is no group of keys"
-    leaves = {other.rpartition(".")[2]: other for other in reversed(known)}
-    found = nearest(key, known) or leaves.get(nearest(name, leaves) or "")
+    others = [other for other in known if not f"{key}.".startswith(f"{other}.")]
+    leaves = {other.rpartition(".")[2]: other for other in reversed(others)}
+    found = leaves.get(name) or nearest(key, others) or leaves.get(nearest(name, leaves) or "")
     return f"did you mean '{found}'?" if found else has
 
 

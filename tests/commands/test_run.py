@@ -68,6 +68,28 @@ def results() -> list[dict]:
     (["method=local", "headline.metric=test/global/acc"], ["test/local/acc_mean"]),
     (["-m", "seed=0,1", "rounds=2,x"], ["job 1", "'rounds'"]),
     (["-m", "method=fedavg,scaffold", "local.momentum=0,0.9"], ["job 3", "method=scaffold local.momentum=0.9"]),
+    (["partition=shards", "partition.max_seconds=5"], ["is of partition=dirichlet|", "has partition.shards"]),
+    (["trainer.corection=step"], ["'trainer.correction' is of trainer=scaffold"]),
+    (["trainer=fedprox", "trainer.mux=1"], ["did you mean 'trainer.mu'?"]),
+    (["-m", "trainer=fedprox", "trainer.mux=1,2"], ["job 0", "did you mean 'trainer.mu'?"]),
+    (["-m", "method=fedavg,scaffold", "trainer.correction=step"], ["job 0 (method=fedavg", "is of trainer=scaffold"]),
+    (["local.learning_rate=1"], ["did you mean 'local.lr'?"]),
+    (["+local.learning_rate=1"], ["did you mean 'lr'?"]),
+    (["trainer.lr=1"], ["did you mean 'local.lr'?"]),
+    (["local.foo=1"], ["use one of: local.batch_size"]),
+    (["local.lr.x=1"], ["remove '.x'"]),
+    (["+seed=1"], ["'seed' is there already", "without '+': seed=1"]),
+    (["~seed=7"], ["leave the value out, ~seed"]),
+    (["seed_data=${sede}"], ["where:    seed_data", "got:      ${sede}", "did you mean 'seed'?"]),
+    (["logger=[wandb,tensorboard]"], ["one logger", "-m logger=wandb,tensorboard"]),
+    (["-m", "seed=0,1", "hydra.launcher.n_jobs=0"], ["hydra.launcher.n_jobs", "hydra/launcher=joblib"]),
+    (["-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=0"], ["hydra.launcher.n_jobs", "-1"]),
+    (["-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=x"], ["hydra.launcher.n_jobs=x", "Integer"]),
+    (["model=resnet18_bn_cifar", "model.width=4", "local.batch_size=1"], ["BatchNorm", "local.batch_size"]),
+    (["-m", "seed=0,1", "partition=shards", "partition.shards=144"], ["job 0 (seed=0", "1440 shards", "143 or less"]),
+    (["-m", "seed=0", "partition.min_size=10,144"], ["job 1 (seed=0 partition.min_size=144)", "1440 samples or more"]),
+    (["-m", "clients=5,40", "partition.min_size=30", "partition.max_draws=2"], ["job 1 (clients=40", "2 draws of the"]),
+    (["--cfg", "job", "seed_data=${sede}"], ["did you mean 'seed'?"]),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_starts(arguments: list[str], said: list[str], capsys) -> None:
     assert run_command([*arguments]) == 2
@@ -379,6 +401,38 @@ def test_broken_yaml_of_the_users_is_told(capsys) -> None:
     assert run_command(["aggregator=broken"]) == 2
     told = capsys.readouterr().err
     assert "not YAML" in told and "broken.yaml" in told and "Traceback" not in told
+
+
+@pytest.mark.parametrize(("file", "text", "said"), [
+    ("trainer/own", "_target_: my_plugins.Bare\nmu: 1.0\n", ["'my_plugins.Bare' is not a dataclass", "@dataclass"]),
+    ("trainer/own", "_target_: my_plugins.Built\nmu: 1.0\n", ["'my_plugins.Built' is not a dataclass", "__init__"]),
+    ("trainer/own", "mu: 1.0\n", ["trainer/own.yaml", "no '_target_'"]),
+    ("trainer/own", "_target_: my_plugins.Bare\nmu: ${local.lrr}\n", ["trainer.mu", "did you mean 'local.lr'?"]),
+    ("method/own", "method: own\n", ["method/own.yaml", "'# @package _global_'"]),
+    ("experiment/own", "rounds: 3\n", ["experiment/own.yaml", "'# @package _global_'"]),
+    ("method/own", "defaults:\n  - override /trainer: sgd\n", ["method/own.yaml", "'# @package _global_'"]),
+])  # fmt: skip
+def test_a_file_of_the_users_that_lacks_a_line_is_told_which(
+    file: str, text: str, said: list[str], capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("my_plugins.py").write_text(
+        "from fedexp.core.trainer import Trainer\n\n\nclass Bare(Trainer):\n    mu: float = 1.0\n\n\n"
+        "class Built(Trainer):\n    def __init__(self, mu: float = 1.0) -> None:\n        self.mu = mu\n"
+    )
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    path = Path("conf", f"{file}.yaml")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert run_command([file.replace("/", "=")]) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told and all(words in told for words in said), told
+
+
+def test_the_config_is_printed_resolved(capsys) -> None:
+    for flags in (["--cfg", "job"], ["-c", "job", "--resolve"], ["--cfg=job"]):
+        assert run_command([*flags, "seed=3"]) == 0
+        printed = capsys.readouterr().out
+        assert "\nseed_data: 3\n" in printed and "${" not in printed
 
 
 def test_a_sweep_that_a_config_defines_is_checked_and_counted(capsys) -> None:

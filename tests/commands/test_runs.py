@@ -74,6 +74,19 @@ def test_list_is_newest_first_and_tells_stale_from_running(tmp_path: Path, capsy
     assert "scaffold-mnist-00000001/89abcdef" in table and "stale" in table and "2/3" in table and "5 runs" in table
 
 
+def test_parts_that_are_not_the_methods_own_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(tmp_path, "done")
+    result = json.loads((folder / "result.json").read_text())
+    own = {"trainer": "sgd", "aggregator": "mean", "server_optimizer": "sgd"}
+    for other in ({}, {"trainer": "scaffold", "aggregator": "fednova"}):
+        choices, swapped = own | other, [f"{part}={option}" for part, option in other.items()]
+        write_json(folder / "result.json", result | {"choices": result["choices"] | choices, "overrides": swapped})
+        (run,) = listed(tmp_path, capsys)
+        assert run["swapped"] == swapped
+        assert run_command(["list", "--root", str(tmp_path)]) == 0
+        assert " ".join(["fedavg", *swapped]) in capsys.readouterr().out
+
+
 def test_list_without_runs_and_with_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(tmp_path, capsys) == []
     assert run_command(["list", "--root", str(tmp_path)]) == 0

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fedexp.commands import table as command
 from fedexp.commands.table import run_command
+from fedexp.config.compose import compose
+from fedexp.running.experiment import Experiment
+from fedexp.tables.paths import check_path
 from fedexp.tables.schema import table_names
 from fedexp.tables.watch import Watch
 from tests.tables.test_schema import TINY, gridded
@@ -26,6 +28,7 @@ QUICK = ["rounds=1", "model.hidden=[4]", "local.steps=2"]
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     write(grids=[{"beta": [1, 2]}])
 
@@ -46,8 +49,23 @@ def write(**changes: Any) -> None:
     Path("conf/table/my/tiny.yaml").write_text(yaml.safe_dump(TINY | given | changes, sort_keys=False))
 
 
+def numbers(node: Any, path: str = "") -> list[str]:
+    """The dotted paths of all numbers."""
+    if isinstance(node, dict | list):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        return [found for key, value in items for found in numbers(value, f"{path}.{key}" if path else str(key))]
+    return [path] if isinstance(node, int | float) and not isinstance(node, bool) else []
+
+
 def results() -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(Path().glob("outputs/runs/*/*/result.json"))]
+
+
+def refuse_nothing_of(result: dict[str, Any]) -> None:
+    """Every number that a result has may be a cell's."""
+    experiment = Experiment.of(compose(result["overrides"]))
+    for path in numbers(result):
+        check_path(path, experiment, "here")
 
 
 def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +101,7 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     ]  # fmt: skip
     stored = json.loads((Path("outputs") / rows[0]["runs"] / "result.json").read_text())
     assert float(rows[0]["mean"]) == pytest.approx(100 * stored["headline"]["value"])
+    refuse_nothing_of(stored)
     each = stored["per_client"]["test/local/acc"]
     assert len(each) == 10 and sum(each) / 10 == pytest.approx(stored["headline"]["value"])
     assert "(report-agreement.png)" in (folder / "report.md").read_text()
@@ -116,15 +135,64 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
 def test_all_tables_are_listed_unless_some_are_named(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finding their runs composes more than a thousand configs."""
+    """Finding their runs composes more than a thousand configs: here the entries of the index are made up."""
+    made: list[str] = []
+
+    def entry(name: str, overrides: list[str]) -> tuple[dict[str, Any], bool]:
+        made.append(name)
+        about = {"table": name, "paper": "P", "source": "s", "runs": 1, "cells": 1, "given": overrides}
+        return {
+            "about": about,
+            "broken": "",
+            "unready": "",
+            "folders": [],
+            "data": {},
+            "unknown": [],
+        }, name != "my/tiny"
+
     with monkeypatch.context() as inside:
-        inside.setattr(command, "_state", lambda name, overrides: {"table": name, "given": overrides})
+        inside.setattr("fedexp.tables.index._entry", entry)
         assert run_command(["list", "--json", "seed=3"]) == 0
-        assert json.loads(capfd.readouterr().out) == [{"table": name, "given": ["seed=3"]} for name in table_names()]
-        assert {"my/tiny", "ma_echo/table1"} < set(table_names())
+        told = json.loads(capfd.readouterr().out)
+        assert [(row["table"], row["given"]) for row in told] == [(name, ["seed=3"]) for name in table_names()]
+        assert {"my/tiny", "ma_echo/table1"} < set(table_names()) and len(made) == len(told)
+        made.clear()
+        assert run_command(["list", "--json", "seed=3"]) == 0 and made == ["my/tiny"]  # the one that must not last
+        capfd.readouterr()
         assert run_command(["list", "--json", "seed=3", "my/tiny"]) == 0
-        assert json.loads(capfd.readouterr().out) == [{"table": "my/tiny", "given": ["seed=3"]}]
+        assert [row["table"] for row in json.loads(capfd.readouterr().out)] == ["my/tiny"]
+        Path("conf/debug").mkdir()
+        Path("conf/debug/mine.yaml").write_text("# @package _global_\n")
+        made.clear()
+        assert run_command(["list", "--json", "seed=3", "demo/digits"]) == 0 and made == ["demo/digits"]
+    capfd.readouterr()
     assert run_command(["list", "my/tny"]) == 2 and "did you mean 'my/tiny'?" in capfd.readouterr().err
+
+
+def test_a_broken_table_is_a_row_and_runs_are_looked_at_every_time(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("conf/table/my/broken.yaml").write_text("title: [1\n")
+    asked = ["list", "--json", "my/broken", "my/tiny"]
+    assert run_command(asked) == 0
+    first = json.loads(capfd.readouterr().out)
+    assert first[0]["state"].startswith("broken: a table's file is not YAML") and first[1]["state"] == "missing"
+    assert (first[1]["cells"], first[1]["runs"], first[1]["seconds"], first[1]["data"]) == (6, 4, 0, {"digits": True})
+    assert run_command(["list", "my/broken", "my/tiny"]) == 0 and "broken: a table" in capfd.readouterr().out
+    assert run_command(["run", "my/tiny", "--only", "method=local"]) == 0
+    with monkeypatch.context() as inside:
+        inside.setattr("fedexp.tables.lookup.compose", None)  # nothing is composed again
+        capfd.readouterr()
+        assert run_command(asked) == 0
+        state = json.loads(capfd.readouterr().out)[1]
+        assert (state["state"], state["done"]) == ("in part", 2) and state["seconds"] > 0
+        for path in Path().glob("outputs/runs/*/*/result.json"):
+            path.write_text("{")
+        assert run_command(asked) == 0
+        assert json.loads(capfd.readouterr().out)[1]["state"] == "2 failed"
+        (path,) = Path("cache/fedexp").glob("*.json")
+        path.write_text("[")
+    assert run_command(asked) == 0 and json.loads(capfd.readouterr().out)[1]["state"] == "2 failed"
 
 
 def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(capfd: pytest.CaptureFixture[str]) -> None:
@@ -175,6 +243,25 @@ def test_a_choice_by_what_is_not_measured_is_refused(by: str, said: str, capfd: 
     assert run_command(["run", "my/tiny"]) == 2
     told = capfd.readouterr().err
     assert said in told and "not measured" in told and not Path("outputs/runs").exists()
+
+
+@pytest.mark.parametrize(("value", "said"), [
+    ("hedline.value", "did you mean 'headline'?"),
+    ("headline.valu", "did you mean 'value'?"),
+    ("metrics.test/local/acc_men", "did you mean 'test/local/acc_mean'?"),
+    ("best.test/global/acc", "test/local/acc_mean"),
+    ("last_10.test/local/ac.0", "test/local/acc"),
+    ("rounds_to.0.38", "set headline.targets=[0.38]"),
+    ("trace.1.1.fused/acc", "set trace.every=1"),
+    ("per_client.test/local/ac.0", "did you mean 'test/local/acc'?"),
+])  # fmt: skip
+def test_a_number_that_no_result_has_is_refused_before_a_job_runs(
+    value: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(headline={"value": value}, grids=[{"beta": 1}])
+    assert run_command(["run", "my/tiny", "--only", "method=local"]) == 2
+    told = capfd.readouterr().err
+    assert said in told and "headline.value" in told and not Path("outputs/runs").exists(), told
 
 
 def test_overrides_that_change_the_science_are_marked(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 import yaml
 
+from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.build import convert, locate
 
@@ -61,3 +62,17 @@ def test_yaml_and_class_agree(path: Path) -> None:
         interpolated = isinstance(value, str) and value.startswith("${")
         if key in defaults and defaults[key] != () and not interpolated:  # (): not set
             assert plain(convert(value, hints[key], key)) == plain(defaults[key]), f"{path.stem}.{key}"
+
+
+def test_one_shot_methods_have_one_round_unless_an_experiment_or_the_user_says_more() -> None:
+    for method in ("average", "ma_echo", "dense", "pfnm", "nafi", "gamf", "git_rebasin", "ot_fusion", "co_boosting"):
+        assert compose([f"method={method}"])["rounds"] == 1
+        assert compose([f"method={method}", "rounds=20"])["rounds"] == 20
+    assert compose(["experiment=ma_echo/fig9", "method=ma_echo"])["rounds"] == 20
+    assert compose(["method=fedavg"])["rounds"] == compose(["method=fedma"])["rounds"] == 20
+
+
+@pytest.mark.parametrize("path", sorted(conf_dir().glob("experiment/**/*.yaml")), ids=lambda path: path.stem)
+def test_an_experiment_says_its_rounds(path: Path) -> None:
+    """Presets have their own, which no paper's table may follow."""
+    assert "rounds" in yaml.safe_load(path.read_text())

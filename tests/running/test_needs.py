@@ -18,6 +18,7 @@ from fedexp.data.federated import Proxy
 from fedexp.models.mlp import MLP
 from fedexp.running.experiment import Experiment
 from fedexp.running.needs import check_needs
+from fedexp.running.remarks import remarks
 from fedexp.server_optimizers import fedadam, fedexp
 from fedexp.server_optimizers.fedyogi import FedYogi
 from fedexp.server_optimizers.sgd import Sgd
@@ -173,6 +174,22 @@ def test_numbers_of_local_steps_are_not_in_a_folder_of_models() -> None:
     checked(Needs(), Needs(local_steps=True))
     with pytest.raises(ConfigError, match="aggregator Mean weighs models by their numbers of local steps"):
         checked(Needs(), Needs(local_steps=True), client_models=replace(stored, path="somewhere"))
+
+
+def test_what_has_no_effect_or_another_one_is_said() -> None:
+    def said(*overrides: str, given: bool = False) -> list[str]:
+        experiment = Experiment.of(compose([*overrides]))
+        return [*remarks(replace(experiment, stored_models=object()) if given else experiment)]  # type: ignore[arg-type]
+
+    assert said("trainer=fedprox") == said(given=True) == said("clients_per_round=0.1") == []
+    (one,) = said("trainer=fedprox", "rounds=1", given=True)
+    assert "trainer FedProx and its keys take effect nowhere" in one
+    (more,) = said("trainer=fedprox", given=True)
+    assert "from the second round on" in more
+    (few,) = said("clients_per_round=0.04")
+    assert few == "clients_per_round=0.04 of 10 clients is less than one client: one client takes part in every round"
+    assert Experiment.of(compose(["clients_per_round=0.04"])).extent.sampling.m == 1
+    assert "drawn again until" in said("clients_per_round=0.04", "sampling=bernoulli")[0]
 
 
 def test_hints_name_what_the_plugin_says() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,23 @@ def test_plain_lines_of_a_run_that_stops_early_hold_its_last_round(capsys: pytes
         for row in rows(103)[100:]:
             progress.step(row, ACC, None)
     assert capsys.readouterr().out.splitlines()[-1].startswith("round 103/1000")
+
+
+def test_long_work_of_the_server_is_told_until_its_step_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedexp.tracking.progress._SERVER_SECONDS", 0.02)
+    with Progress("title", 3) as progress:
+        progress.client(1, 2)
+        time.sleep(0.05)
+        assert capsys.readouterr().out == ""
+        progress.client(2, 2)
+        time.sleep(0.2)
+        progress.step(rows(1)[0], ACC, None)
+        told = capsys.readouterr().out.splitlines()
+        assert len(told) > 2 and set(told[:-1]) == {"round 1/3, server 0:00"}
+        time.sleep(0.05)
+        assert capsys.readouterr().out == ""
 
 
 def test_a_round_without_evaluation_shows_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
