@@ -317,7 +317,8 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
         return ConfigError("several values for one key", got=" ".join(overrides), do="sweep over them with -m")
     match = re.search(r"Could not (override|append to config|delete from config)[^']*'([^'=]+)", text)
     if match is None:
-        return ConfigError(". ".join(text.splitlines()[:2]), got=" ".join(overrides) or None)
+        why = f": {str(error.__cause__).splitlines()[0]}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
+        return ConfigError(text.splitlines()[0] + why, got=" ".join(overrides) or None)
     key = match.group(2).partition("@")[0]
     where = next((o for o in overrides if o.lstrip("+~").startswith(key)), None)
     if (file := re.match(r"In '([^']+)'", text)) is not None:  # a default of a file's that is none from where it stands
@@ -375,7 +376,7 @@ def _nearest(key: str, known: Mapping[str, Any]) -> str:
         has = f"use one of: {', '.join(sorted(beside))}" if beside else f"'{above}' is no group of keys"
     others = [other for other in known if not f"{key}.".startswith(f"{other}.")]
     leaves = {other.rpartition(".")[2]: other for other in reversed(others)}
-    found = leaves.get(name) or nearest(key, others) or leaves.get(nearest(name, leaves) or "")
+    found = leaves.get(name) or (above not in known and nearest(key, others)) or leaves.get(nearest(name, leaves) or "")
     return f"did you mean '{found}'?" if found else has
 
 

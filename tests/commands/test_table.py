@@ -61,11 +61,12 @@ def results() -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(Path().glob("outputs/runs/*/*/result.json"))]
 
 
-def refuse_nothing_of(result: dict[str, Any]) -> None:
-    """Every number that a result has may be a cell's."""
+def refuse_nothing_of(result: dict[str, Any]) -> dict[str, Any]:
+    """`result`, every number of which may be a cell's."""
     experiment = Experiment.of(compose(result["overrides"]))
     for path in numbers(result):
         check_path(path, experiment, "here")
+    return result
 
 
 def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.CaptureFixture[str]) -> None:
@@ -101,8 +102,7 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     ]  # fmt: skip
     stored = json.loads((Path("outputs") / rows[0]["runs"] / "result.json").read_text())
     assert float(rows[0]["mean"]) == pytest.approx(100 * stored["headline"]["value"])
-    refuse_nothing_of(stored)
-    each = stored["per_client"]["test/local/acc"]
+    each = refuse_nothing_of(stored)["per_client"]["test/local/acc"]
     assert len(each) == 10 and sum(each) / 10 == pytest.approx(stored["headline"]["value"])
     assert "(report-agreement.png)" in (folder / "report.md").read_text()
     assert "Local acc" in (folder / "report.md").read_text() and r"\toprule" in (folder / "report.tex").read_text()
