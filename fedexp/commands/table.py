@@ -257,7 +257,7 @@ def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> 
     grid = column.grid
     for place, path in (
         ("headline.value", column.value or table.headline.value),
-        ("methods.grid.by", grid and grid.by),
+        ("methods.grid.by", None if grid is None else grid.by),
     ):
         if path is None:
             continue

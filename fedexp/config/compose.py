@@ -172,12 +172,13 @@ def _composed(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
     """
     parsed = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()).parse_overrides(overrides)
     for override in parsed:
-        if isinstance(override.value(), list) and _is_group(override.key_or_group, _users_files()):
+        several = override.value()
+        if isinstance(several, list) and _is_group(override.key_or_group, _users_files()):
             raise ConfigError(
                 f"a run has one {override.key_or_group}, not several",
                 where=override.input_line,
-                expected=f"one option: {override.key_or_group}={override.value()[0]}",
-                do=f"several runs with one each: -m {override.key_or_group}={','.join(map(str, override.value()))}",
+                expected=f"one option: {override.key_or_group}={several[0] if several else 'NAME'}",
+                do=f"several runs with one each: -m {override.key_or_group}={','.join(map(str, several))}",
             )
     if any(override.key_or_group == "hydra.searchpath" for override in parsed):
         return _of_groups.__wrapped__(tuple(overrides), "")

@@ -220,7 +220,7 @@ class StateMemory:
 def _check_options(config: Mapping[str, Any]) -> None:
     """Refuse options whose files lack the line that makes them what they are."""
     for group, option in config.get("choices", {}).items():
-        node = config.get(group)
+        node: Any = config.get(group)
         if group in GROUPS and "_target_" not in node:
             raise ConfigError(
                 f"'{option}' does not say which class it is: its file has no '_target_'",
