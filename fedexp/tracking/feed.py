@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -13,6 +14,7 @@ from fedexp.core.errors import FedexpError
 from fedexp.tracking.logger import Logger, RunInfo
 
 Call = Callable[[], None]
+_LAST_SECONDS = 5.0  # for a logger that was given up to notice it and free what it holds
 
 
 class Feed:
@@ -53,12 +55,17 @@ class Feed:
         if self._failure is None:
             self._calls.put(("close", lambda: self._logger.close(status, result)))
         deadline = time.monotonic() + self._logger.timeout
-        while self._thread.is_alive() and self._failure is None:
+        while self._thread.is_alive() and not self._hangs():
             self._thread.join(0.02)
             self._watch()
-            if time.monotonic() > deadline and self._failure is None and self._thread.is_alive():
-                self._failure = f"it was not done {self._logger.timeout:g} s after the run"
+            if time.monotonic() > deadline and self._thread.is_alive():
+                self._failure = self._failure or f"it was not done {self._logger.timeout:g} s after the run"
+                break
+        self._watch()
         self._tell(strict=False)
+        with contextlib.suppress(Exception):  # it adds nothing to the failure
+            if self._thread.is_alive() and self._logger.abandon():
+                self._thread.join(_LAST_SECONDS)
 
     def _put(self, name: str, call: Call) -> None:
         self._watch()
@@ -68,9 +75,13 @@ class Feed:
 
     def _watch(self) -> None:
         """Notice a call that hangs."""
-        busy = self._busy
-        if busy is not None and time.monotonic() - busy[1] > self._logger.timeout and self._failure is None:
-            self._failure = f"{busy[0]} took longer than {self._logger.timeout:g} s"
+        if (name := self._hangs()) and self._failure is None:
+            self._failure = f"{name} took longer than {self._logger.timeout:g} s"
+
+    def _hangs(self) -> str:
+        """The name of the call under way, where it takes too long."""
+        name, since = self._busy or ("", math.inf)
+        return name if time.monotonic() - since > self._logger.timeout else ""
 
     def _tell(self, strict: bool) -> None:
         while not self._notes.empty():
@@ -99,5 +110,6 @@ class Feed:
             self._busy = None
         if self._failure is not None and self._opened and name != "close":
             # Free the tracker's files and processes. Whatever this raises adds nothing to the failure already told.
+            self._busy = ("close", time.monotonic())
             with contextlib.suppress(BaseException):
                 self._logger.close("failed", None)

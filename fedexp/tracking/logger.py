@@ -66,3 +66,10 @@ class Logger(ABC):
     @abstractmethod
     def close(self, status: str, result: dict[str, Any] | None) -> None:
         """End with status done, failed or interrupted, and the result if there is one."""
+
+    def abandon(self) -> bool:
+        """A call hangs and the run has ended: end, at once, what would keep the process from ending.
+
+        Called from the run's thread while the call is under way in the other. Returns whether that one should come back now.
+        """
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import shutil
@@ -47,7 +48,12 @@ class Wandb(Logger):
         with _environment(run.folder / "wandb"):
             import wandb
 
-            self._run = self._start(wandb, run)
+            try:
+                self._run = self._start(wandb, run)
+            except BaseException:
+                if _alone():
+                    wandb.teardown()  # it still holds the run that did not start
+                raise
         self._folder = run.folder
         with _lock:
             _open.add(id(self))
@@ -80,13 +86,24 @@ class Wandb(Logger):
         if result is not None:
             self._run.summary.update(_summary(result))
         run, self._run = self._run, None
-        run.finish(exit_code=_EXIT_CODES.get(status, 1))
+        try:
+            run.finish(exit_code=_EXIT_CODES.get(status, 1))
+        finally:
+            with _lock:
+                _open.discard(id(self))
+            if _alone():
+                import wandb
+
+                wandb.teardown()  # which writes the last records to disk as it ends
+
+    def abandon(self) -> bool:
+        """Kill W&B's service, for whose end its exit hook would wait for ever; where others use it, when this process ends."""
         with _lock:
             _open.discard(id(self))
         if _alone():
-            import wandb
-
-            wandb.teardown()  # which writes the last records to disk as it ends
+            return _kill_service()
+        atexit.register(_kill_service)  # later than W&B's hook, so earlier in turn
+        return False
 
     def _start(self, wandb: Any, run: RunInfo) -> Any:
         if self.mode == "online":
@@ -156,6 +173,18 @@ def _alone() -> bool:
 
     with _lock:
         return not _open and wandb.run is None
+
+
+def _kill_service() -> bool:
+    """End the process that W&B started for this one, frozen or not; its records so far are on disk. Whether there was one."""
+    from wandb.sdk import wandb_setup
+
+    service = getattr(getattr(wandb_setup.singleton(), "_connection", None), "_proc", None)  # W&B has no public handle
+    process = getattr(service, "_process", None)
+    if process is None:
+        return False
+    process.kill()
+    return True
 
 
 @contextmanager

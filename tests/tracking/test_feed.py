@@ -122,6 +122,25 @@ def test_one_warning_for_a_logger_that_hangs(tmp_path: Path, where: str) -> None
     assert "0.05 s" in warnings[0]
 
 
+def test_a_logger_that_still_hangs_at_the_end_is_abandoned_once_and_may_free_what_it_holds(tmp_path: Path) -> None:
+    @dataclass
+    class Freed(Scripted):
+        held: threading.Event = field(default_factory=threading.Event)
+
+        def abandon(self) -> bool:
+            self.calls.append(("abandon", None))
+            self.held.set()
+            return True
+
+    logger = Freed(where="log", timeout=0.05)
+    logger.trouble = lambda: logger.held.wait(20)
+    assert len(feed_all(logger, tmp_path)) == 1
+    assert [name for name, _ in logger.calls] == ["open", "log", "abandon", "close"]  # waited for what it frees
+    raising = Freed(where="log", trouble=boom)
+    feed_all(raising, tmp_path)
+    assert [name for name, _ in raising.calls] == ["open", "log", "close"]
+
+
 def test_a_hanging_call_is_noticed_while_the_run_goes_on(tmp_path: Path) -> None:
     held = threading.Event()
     warnings: list[str] = []

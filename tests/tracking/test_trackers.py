@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import signal
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ import pytest
 from fedexp.config.compose import compose
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError
+from fedexp.tracking.feed import Feed
 from fedexp.tracking.logger import Logger, RunInfo
 from fedexp.tracking.tensorboard import TensorBoard
 from fedexp.tracking.wandb import Wandb, flat_config
+from tests.nursery import Forked
 
 ROWS: list[dict[str, Any]] = [
     {"round": n, "step": n, "train/loss": 1 / n} | ({"test/global/acc": n / 10} if n % 2 == 0 else {})
@@ -248,6 +253,33 @@ def test_wandb_goes_on_offline_where_the_server_is_not_reached(
     with pytest.raises(wandb.errors.Error):
         Wandb(mode="online", strict=True, timeout=2.0).open(info(tmp_path), [])
     wandb.teardown()
+
+
+def frozen_service() -> None:
+    """A run whose W&B service is stopped after its first round; then what Python does at its end, W&B's exit hook included."""
+    import wandb
+
+    logger, warnings = Wandb(), []
+    feed = Feed(logger, warnings.append)
+    feed.open(info(Path.cwd()), ROWS[:1])
+    while not logger._sent:
+        time.sleep(0.01)
+    service = wandb.sdk.wandb_setup.singleton()._connection._proc._process
+    service.send_signal(signal.SIGSTOP)
+    logger.timeout = 0.2
+    for row in ROWS[1:]:
+        feed.log(row)
+    feed.close("done", None)
+    atexit._run_exitfuncs()
+    print(len(warnings), service.wait(), flush=True)
+
+
+def test_a_frozen_wandb_lets_the_process_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    process = Forked(tmp_path, frozen_service)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, out) == (0, "1 -9\n"), err
+    assert "Traceback" not in err
 
 
 @pytest.mark.usefixtures("wandb_home")
