@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,6 +22,9 @@ def guarded(work: Callable[[], int]) -> int:
         except FedexpError as error:
             tell(error)
             return USAGE_ERROR
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 128 + signal.SIGINT
         except Exception as error:
             from fedexp.core import users_code
             from fedexp.storage.files import refused

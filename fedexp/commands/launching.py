@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from fedexp.commands.errors import JOB_ERROR
@@ -65,7 +68,7 @@ def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
             hydra_context=context, task_function=sweep_job, config=config
         )
         try:
-            launcher.launch([list(job) for job in jobs], initial_job_idx=0)
+            _alive(lambda: launcher.launch([list(job) for job in jobs], initial_job_idx=0))
         except SystemExit as stop:  # SIGTERM in a job of this process
             return stop.code if isinstance(stop.code, int) else JOB_ERROR
         callbacks.on_multirun_end(config=config, config_name="config")
@@ -75,15 +78,34 @@ def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
 def run_hydra(arguments: list[str]) -> int:
     """Hand over to Hydra, which parses flags, answers its flags and runs sweeps through its launchers."""
     import hydra
+    from hydra._internal import utils
 
     from fedexp.config.folders import conf_dir
 
     sys.argv = [sys.argv[0], *arguments]
+    report = utils.run_and_report  # prints a traceback for every error that it does not know
+    utils.run_and_report = lambda work: report(lambda: _alive(work))
     try:
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(sweep_job)()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else JOB_ERROR
+    finally:
+        utils.run_and_report = report
     return 0
+
+
+def _alive(work: Callable[[], Any]) -> Any:
+    """Call `work`; a worker process of the launcher's that dies is told in words and ends the sweep."""
+    try:
+        return work()
+    except BrokenProcessPool as error:
+        how = ", ".join(sorted(set(re.findall(r"SIG[A-Z]+", str(error)))))
+        print(
+            f"error: a worker process died{f' ({how})' if how else ''}, as one does when memory runs out; the sweep ends\n"
+            "  do: give the same command again, with a smaller hydra.launcher.n_jobs if memory ran out",
+            file=sys.stderr,
+        )
+        raise SystemExit(JOB_ERROR) from None
 
 
 @lasting_output()
@@ -102,14 +124,17 @@ def sweep_job(config: Any) -> float:
     concurrent = concurrent_jobs(hydra_config.launcher, jobs, available_cores())
     os.environ["FEDEXP_CONCURRENT_JOBS"] = str(concurrent)
     resolved = resolve(config, hydra_config.runtime.choices, [*hydra_config.overrides.hydra, *overrides])
-    if os.environ.get("FEDEXP_LAUNCHER_PID") == str(os.getppid()):
-        _die_with_parent()
+    launcher = _launcher()
+    if launcher is not None:
+        _end_with(launcher)
     if concurrent > 1 and resolved["device"] in ("auto", "cuda"):
         take_gpu(hydra_config.job.num)
-    label = f"job {hydra_config.job.num}: {' '.join(overrides)}"
+    job = f"job {hydra_config.job.num}"
+    label = f"{job}: {' '.join(overrides)}"
     print(label, flush=True)
     try:
-        result = execute(resolved, group=os.environ.get("FEDEXP_SWEEP"))
+        with _WORKING:
+            result = execute(resolved, group=os.environ.get("FEDEXP_SWEEP"), name=job if concurrent > 1 else "")
     except Interrupted as stop:
         raise SystemExit(stop.exit_code) from None
     except FedexpError as error:
@@ -123,14 +148,34 @@ def sweep_job(config: Any) -> float:
     return float(headline["value"])
 
 
-@functools.cache
-def _die_with_parent() -> None:
-    """Once a process, in a worker of a launcher on this machine: end, resumably, when the sweep's own process is gone."""
-    parent = os.getppid()
+_WORKING = threading.Lock()  # held while a job is executed
+_POLL_SECONDS = 0.5
 
+
+def _launcher() -> int | None:
+    """The sweep's own process, where this one is its worker on this machine."""
+    parent = multiprocessing.parent_process()  # also of one that is gone; joblib's workers are made this way
+    pid = os.getppid() if parent is None else parent.pid
+    return pid if os.environ.get("FEDEXP_LAUNCHER_PID") == str(pid) else None
+
+
+def _end_with(launcher: int) -> None:
+    """Begin nothing when the sweep's own process is gone; from now on end, resumably, when it goes.
+
+    A worker would take the jobs that wait in its queue, and then stay idle for minutes.
+    """
+    if os.getppid() != launcher:
+        os._exit(128 + signal.SIGTERM)
+    _watch(launcher)
+
+
+@functools.cache
+def _watch(launcher: int) -> None:
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        while os.getppid() == launcher:
+            time.sleep(_POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)  # between jobs that is the end, in one an interruption
+        with _WORKING:
+            os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, name="fedexp-parent", daemon=True).start()

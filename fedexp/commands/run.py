@@ -127,7 +127,7 @@ def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
 
 def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:
     from fedexp.core.errors import StorageError
-    from fedexp.storage.stored_run import read_mapping
+    from fedexp.storage.stored_run import StoredRun, read_mapping
 
     status = {"status": "queued"} | read_mapping(folder.path / "status.json")
     result = None
@@ -139,6 +139,8 @@ def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:
         status["status"] = "done"
     elif status["status"] == "done":  # the result is gone: the next launch runs it again
         status["status"] = "queued"
+    elif status["status"] == "running" and not StoredRun(folder.path).is_locked():
+        status |= {"status": "failed", "error": "its process died, by a signal or for want of memory; launched again it resumes"}
     return {
         "overrides": config["overrides"],
         "status": status["status"],

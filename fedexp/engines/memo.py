@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine, answered
@@ -91,7 +91,11 @@ class Memo(Engine):
         lock = FileLock(path)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                self._tell("busy", "is getting this client work from another run: waiting for it")
+                lock.acquire()
         except OSError as error:
             self._unusable(error)
             yield

@@ -40,7 +40,7 @@ from fedexp.running.summary import summarise
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, refused, write_json, write_text
-from fedexp.storage.model_folder import Clients, save_outcome
+from fedexp.storage.model_folder import Clients, digests, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder
 from fedexp.storage.sources import keep_sources
 from fedexp.storage.tensors import load_tree, save_tree
@@ -49,7 +49,7 @@ from fedexp.tracking.feed import Feed
 from fedexp.tracking.logger import Logger, RunInfo
 from fedexp.tracking.outlet import lasting_output
 from fedexp.tracking.pictures import draw_pictures
-from fedexp.tracking.progress import Progress
+from fedexp.tracking.progress import Progress, named
 
 
 class Interrupted(BaseException):
@@ -62,13 +62,18 @@ class Interrupted(BaseException):
 
 @lasting_output()
 def execute(
-    config: Mapping[str, Any], *, group: str | None = None, say: Callable[[str], None] | None = print
+    config: Mapping[str, Any],
+    *,
+    group: str | None = None,
+    name: str = "",
+    say: Callable[[str], None] | None = print,
 ) -> dict[str, Any]:
     """Run a resolved config, resume it, or return its stored result.
 
     Args:
         config: as `fedexp.config.compose.compose` returns it.
         group: the sweep this run belongs to, for trackers.
+        name: begins every line that is shown, where other runs show theirs at the same time.
         say: where notes for the user go; None: neither notes nor progress are shown.
 
     Returns:
@@ -77,7 +82,8 @@ def execute(
     began = time.perf_counter()
     folder = RunFolder.of(config)
     addressed = time.perf_counter() - began
-    announce = say or (lambda text: None)
+    note = _Notes(folder.path / "run.log", say, name)
+    announce = note.show
     try:
         folder.acquire(config["on_running"], announce)
     except StorageError:  # a folder that may only be read, say
@@ -93,7 +99,6 @@ def execute(
         if not config["reuse"] and (aside := folder.set_aside()) is not None:
             announce(f"reuse=false: earlier files moved to {aside}")
         with terminable():
-            note = _Notes(folder.path / "run.log", say)
             return _Run(config, folder, group, note, {"setup": addressed}).execute()
     finally:
         folder.release()
@@ -129,14 +134,19 @@ class _Notes:
 
     Args:
         say: shows a line; None: nothing is shown.
+        name: what every line begins with.
     """
 
-    def __init__(self, log: Path, say: Callable[[str], None] | None) -> None:
-        self._log, self._say = log, say or (lambda text: None)
+    def __init__(self, log: Path, say: Callable[[str], None] | None, name: str = "") -> None:
+        self._log, self._say, self.name = log, say or (lambda text: None), name
         self.shown = say is not None
 
+    def show(self, text: str) -> None:
+        """Without a line in the log, which may not be ours to write."""
+        self._say(named(self.name, text))
+
     def __call__(self, text: str) -> None:
-        self._say(text)
+        self.show(text)
         with contextlib.suppress(OSError), self._log.open("a") as log:  # it was said
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
@@ -283,7 +293,9 @@ class _Run:
         saver, meter = _Saver(checkpoint, journal, snapshot), Meter(engine)
         engine.secure = saver.save
         with contextlib.ExitStack() as stack:
-            progress = stack.enter_context(Progress(self._title(), env.rounds, here.round, self.note.shown))
+            progress = stack.enter_context(
+                Progress(self._title(), env.rounds, here.round, self.note.shown, self.note.name)
+            )
             stack.enter_context(self.note.through(progress.note))
             trainer: Engine = (
                 engine if experiment.stored_models is None else FromStoredModels(engine, experiment.stored_models)
@@ -371,6 +383,7 @@ class _Run:
             },
             "test_data_in_training": data.test_data_in_training,
             "metrics_sha256": journal.mark[1],
+            "models_sha256": digests(path),
             "hashes": self.folder.hashes,
             "numerics": asdict(engine.numerics),
             "engine_notes": engine.notes,

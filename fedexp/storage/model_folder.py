@@ -24,7 +24,7 @@ from fedexp.core.errors import StorageError
 from fedexp.core.outcome import Outcome
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.storage.files import file_sha256, read_json, write_text
+from fedexp.storage.files import damaged, file_sha256, read_json, write_text
 from fedexp.storage.tensors import read_facts, save_tree
 
 MODELS, CLIENTS = "model.safetensors", "clients.json"
@@ -110,11 +110,12 @@ class ModelFolder:
 
     @classmethod
     def open(cls, path: Path) -> ModelFolder:
-        """Reads what the models are, not the models themselves.
+        """Reads what the models are; those of a finished run are compared with what it wrote, once in a process.
 
         Raises:
             StorageError: files are absent, damaged or of another form; `ConfigError`: ``clients.json`` is not as it must be.
         """
+        check_digests(path)
         with _reading(path) as file:
             facts = read_facts(file)
             specs = tuple(ModelSpec(s["arch"], _arguments(s["kwargs"])) for s in facts["specs"])
@@ -158,8 +159,22 @@ class ModelFolder:
 
 def fingerprint(folder: Path) -> str:
     """sha256 of the folder's files: the models and what is known of their clients."""
-    present = [folder / name for name in (MODELS, CLIENTS) if (folder / name).is_file()]
-    return hashlib.sha256("".join(f"{path.name} {file_sha256(path)}\n" for path in present).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{name} {sha256}\n" for name, sha256 in digests(folder).items()).encode()).hexdigest()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """sha256 of each of the folder's files, which a run stores in its result."""
+    return {name: file_sha256(folder / name) for name in (MODELS, CLIENTS) if (folder / name).is_file()}
+
+
+def check_digests(folder: Path) -> None:
+    """`StorageError` naming the file that is not as the finished run in `folder` wrote it; models from elsewhere have no digest."""
+    result = read_json(folder / "result.json")
+    stored = result.get("models_sha256", {}) if isinstance(result, dict) else {}
+    present = digests(folder)
+    for name, sha256 in stored.items():
+        if present.get(name, sha256) != sha256:  # one that is absent is told where it is read
+            raise damaged(folder / name)
 
 
 @contextlib.contextmanager

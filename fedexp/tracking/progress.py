@@ -19,10 +19,12 @@ class Progress:
     Args:
         title: what is running; rounds: how many there will be at most; done: rounds that earlier attempts finished.
         shown: False keeps silent.
+        name: of a run that shares the terminal with others: its lines begin with it, and there is no bar, which the others
+            would write across.
     """
 
-    def __init__(self, title: str, rounds: int, done: int = 0, shown: bool = True) -> None:
-        self._title, self._rounds, self._done, self._silent = title, rounds, done, not shown
+    def __init__(self, title: str, rounds: int, done: int = 0, shown: bool = True, name: str = "") -> None:
+        self._title, self._rounds, self._done, self._silent, self._name = title, rounds, done, not shown, name
         self._bar: Any = None
         self._task: Any = None
         self._shown = 0.0
@@ -32,7 +34,7 @@ class Progress:
         self._server: threading.Timer | None = None
 
     def __enter__(self) -> Progress:
-        if sys.stdout.isatty() and not self._silent:
+        if sys.stdout.isatty() and not self._silent and not self._name:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
@@ -85,7 +87,8 @@ class Progress:
         now = time.monotonic()
         finished = self._done - self._first
         left = (now - self._began) / finished * (self._rounds - self._done) if finished else 0.0
-        self._unsaid = f"round {self._done}/{self._rounds}  {_facts(row, headline)}  eta {_clock(left)}"
+        line = f"round {self._done}/{self._rounds}  {_facts(row, headline)}  eta {_clock(left)}"
+        self._unsaid = named(self._name, line)
         tenth = self._done % max(1, self._rounds // 10) == 0
         if now - self._shown >= _LINE_SECONDS or tenth or self._done == self._rounds:
             self._shown = now
@@ -120,7 +123,7 @@ class Progress:
         self._shown = now
         text = f"round {round}/{self._rounds}, step {step}"
         if self._bar is None:
-            print(text, flush=True)
+            print(named(self._name, text), flush=True)
         else:
             self._bar.update(self._task, clients=f"step {step}")
 
@@ -130,6 +133,11 @@ class Progress:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         elif not self._silent:
             print(text, flush=True)
+
+
+def named(name: str, text: str) -> str:
+    """A line of the run called `name`; of one that is alone, without a name, the text as it is."""
+    return f"{name}: {text}" if name else text
 
 
 def _facts(row: dict[str, Any], headline: str) -> str:

@@ -21,6 +21,7 @@ _NAME, _TAG = 128, 64  # lengths W&B accepts
 _MAX_WAIT = 30.0  # seconds for a server that does not answer
 _open: set[int] = set()  # loggers with a run in this process: they share W&B's one service
 _lock = threading.Lock()
+_unreached: dict[str, str] = {}  # why no server could be reached, by sweep: its next jobs here do not try again
 
 
 @dataclass
@@ -108,6 +109,8 @@ class Wandb(Logger):
     def _start(self, wandb: Any, run: RunInfo) -> Any:
         if self.mode == "online":
             try:
+                if not self.strict and run.group in _unreached:
+                    raise wandb.errors.CommError(_unreached[run.group])
                 wandb.setup(wandb.Settings(silent=True))  # W&B's lines would break the progress bar
                 if not wandb.login(prompt=False, verify=False):
                     # also where WANDB_MODE=offline; without this check W&B would wait for a key to be typed
@@ -118,6 +121,8 @@ class Wandb(Logger):
                     raise
                 wandb.teardown()  # it still holds the run that did not start, under the same id
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                if run.group is not None:
+                    _unreached[run.group] = reason
                 self.say(
                     f"warning: W&B cannot be used online ({reason}); continuing offline, upload later with: "
                     f"wandb sync {run.folder / 'wandb'}/offline-run-*"
