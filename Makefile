@@ -17,13 +17,15 @@ $(STAMP): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedexp needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the tested versions into $(VENV) (once, a few minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP) ## run the main job and a small table on the embedded digits
 	@$(BIN)/fedexp
 	@$(BIN)/fedexp-table run demo/digits
+	@echo
+	@echo 'Next (README.md has the rest):'
+	@sed -n '/^## Run, sweep, resume/,/^## /s|^fedexp |  $(BIN)/fedexp |p' README.md | head -5
 
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest -n 2 --durations 20

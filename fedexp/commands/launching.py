@@ -25,13 +25,14 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
     Returns:
         its exit code, or that of the signal which interrupted it.
     """
+    from fedexp.data.cache import sources_stay
     from fedexp.running.execute import Interrupted, terminable
 
     os.environ["FEDEXP_SWEEP"] = group
     os.environ["FEDEXP_SWEEP_JOBS"] = str(jobs)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # hydra/launcher=ray must not phone home
     os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
-    with terminable():
+    with terminable(), sources_stay():
         try:
             return launch()
         except KeyboardInterrupt:

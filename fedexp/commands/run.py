@@ -105,6 +105,7 @@ def _single(config: dict[str, Any]) -> int:
 def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
     """Hydra's own multirun over checked jobs, with a count before and a table after."""
     from fedexp.commands.launching import run_hydra, run_sweep
+    from fedexp.config.compose import is_grid
     from fedexp.running.check import check_splits, job_name
     from fedexp.storage.run_folder import RunFolder
     from fedexp.tracking.terminal import print_sweep
@@ -117,12 +118,28 @@ def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
     done = todo.count(False)
     print(f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True)
     arguments = ["--multirun", *overrides]  # flags first: its parser wants overrides in one piece
-    code = run_sweep(f"sweep-{name}", len(configs), lambda: run_hydra(arguments))
+    nothing_to_do = done == len(configs) and is_grid(overrides)  # Hydra would compose every job twice
+    launch = (lambda: _stored(configs)) if nothing_to_do else (lambda: run_hydra(arguments))
+    code = run_sweep(f"sweep-{name}", len(configs), launch)
     rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
     print_sweep(rows)
     if code == 0 and any(row["status"] != "done" for row in rows):
         code = JOB_ERROR
     return code
+
+
+def _stored(configs: list[dict[str, Any]]) -> int:
+    """A sweep whose results are all there: look at each as its job would."""
+    from fedexp.running.execute import execute
+
+    failed = False
+    for number, config in enumerate(configs):
+        try:
+            execute(config)
+        except FedexpError as error:
+            print(f"FAILED job {number}: {' '.join(config['overrides'])}\n{error}", file=sys.stderr, flush=True)
+            failed = True
+    return JOB_ERROR if failed else 0
 
 
 def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +157,10 @@ def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:
     elif status["status"] == "done":  # the result is gone: the next launch runs it again
         status["status"] = "queued"
     elif status["status"] == "running" and not StoredRun(folder.path).is_locked():
-        status |= {"status": "failed", "error": "its process died, by a signal or for want of memory; launched again it resumes"}
+        status |= {
+            "status": "failed",
+            "error": "its process died, by a signal or for want of memory; launched again it resumes",
+        }
     return {
         "overrides": config["overrides"],
         "status": status["status"],

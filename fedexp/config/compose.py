@@ -230,11 +230,7 @@ def expand(overrides: list[str]) -> list[list[str]]:
     """
     with hydra_in_use(overrides):
         axes = _axes(overrides)
-        chosen = [
-            axis[0] for axis in axes.values() if _names_group(axis[0])
-        ]  # single keys are each job's own, and checked with it
-        own = [override for override in overrides if override.startswith("hydra") and "searchpath" not in override]
-        config = hydra_compose("config", overrides=[*chosen, *own], return_hydra_config=True)
+        config = _with_hydra(overrides, axes)
         check_launcher(config)
         params = config.hydra.sweeper.get("params") or {}  # a sweep that a config file defines; the command line wins
         given = _axes([f"{key}={value}" for key, value in params.items()])
@@ -250,6 +246,20 @@ def check_launcher(config: DictConfig) -> None:
             expected="how many jobs run at once: 1 or more, or -1: as many as there are cores",
             got=0,
         )
+
+
+def is_grid(overrides: list[str]) -> bool:
+    """Whether the sweep is Hydra's basic sweeper's: its jobs are all that `expand` says, known beforehand."""
+    with hydra_in_use(overrides):
+        sweeper = _with_hydra(overrides, _axes(overrides)).hydra.sweeper
+    return str(sweeper.get("_target_")) == "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+def _with_hydra(overrides: list[str], axes: Mapping[str, list[str]]) -> DictConfig:
+    """The first job's groups with Hydra's own node; single keys are each job's own, and checked with it."""
+    chosen = [axis[0] for axis in axes.values() if _names_group(axis[0])]
+    own = [override for override in overrides if override.startswith("hydra") and "searchpath" not in override]
+    return hydra_compose("config", overrides=[*chosen, *own], return_hydra_config=True)
 
 
 def _axes(overrides: list[str]) -> dict[str, list[str]]:

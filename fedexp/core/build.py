@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import math
 import types
@@ -36,7 +37,7 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
     if target is not None:
         check_hooks(kind, f"{where}._target_")
     try:
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
     except NameError as error:
         raise ConfigError(f"the type of a field is not known: {error}", where=place_of_class(kind)) from error
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
@@ -79,6 +80,9 @@ def _no_dataclass(kind: type, where: str) -> ConfigError:
         expected="a plug-in written as @dataclass(frozen=True), without an __init__ of its own",
         do="write @dataclass(frozen=True) above the class",
     )
+
+
+_hints = functools.cache(typing.get_type_hints)
 
 
 def locate(path: Any, interface: type, where: str) -> type:

@@ -16,6 +16,18 @@ from fedexp.storage.files import litter, replacing, sweep
 
 FOLDER = ".fedexp"
 _fingerprints: dict[Path, str] = {}  # by entry: of what this process decoded or looked up
+_entries: dict[tuple[str, ...], Path] | None = None  # of sources that were looked at, while they stay as they are
+
+
+@contextlib.contextmanager
+def sources_stay() -> Iterator[None]:
+    """Meanwhile `ArrayCache.known` looks at the sources of a data set once: they may be a hundred thousand files."""
+    global _entries
+    before, _entries = _entries, {}
+    try:
+        yield
+    finally:
+        _entries = before
 
 
 class ArrayCache:
@@ -49,9 +61,13 @@ class ArrayCache:
 
     def known(self, files: list[Path]) -> str | None:
         """The fingerprint alone: what the present state of `files` held when it was read."""
-        if not all(file.exists() for file in files):
-            return None
-        path = self.path(files)
+        sources = (str(self.root), self.name, *self.recipe, *map(str, files))
+        if (path := (_entries or {}).get(sources)) is None:
+            if not all(file.exists() for file in files):
+                return None
+            path = self.path(files)
+            if _entries is not None:
+                _entries[sources] = path
         if path not in _fingerprints and (found := self._read(files, lambda file: {})):
             _fingerprints[path] = found[1]
         return _fingerprints.get(path)

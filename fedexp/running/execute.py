@@ -30,7 +30,7 @@ from fedexp.engines.exactness import applied
 from fedexp.engines.stored_models import FromStoredModels
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.running.costs import Meter, costs
-from fedexp.running.experiment import Experiment
+from fedexp.running.experiment import Experiment, data_content
 from fedexp.running.peak_memory import peak_memory, reset_peak
 from fedexp.running.profile import PROFILE, Profile
 from fedexp.running.remarks import remarks
@@ -114,10 +114,9 @@ def _reusable(config: Mapping[str, Any], folder: RunFolder) -> dict[str, Any] | 
 
 def _check_data(config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """A stored result stands for the data it was made of; where the config does not pin them, look at those that are there."""
-    experiment = Experiment.of(config)
-    if experiment.dataset.pinned and (experiment.proxy.dataset is None or experiment.proxy.dataset.pinned):
+    present = data_content(config)
+    if present is None:
         return
-    present = experiment.data_content()
     expected = [stored["partition"][name] for name in ("data_sha256", "proxy_sha256")]
     if any(sha256 not in (None, its_own) for sha256, its_own in zip(present, expected, strict=True)):
         raise StorageError(

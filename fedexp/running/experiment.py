@@ -206,14 +206,6 @@ class Experiment:
                 dtype=getattr(torch, self.config.dtype),
             )
 
-    def data_content(self) -> list[str | None]:
-        """What `load`'s data and those of a proxy's own data set are, by their fingerprints; read only if files changed.
-
-        None for what is absent.
-        """
-        root, other = Path(self.config.data_root).expanduser(), self.proxy.dataset
-        return [self.dataset.content(root), None if other is None else other.content(root)]
-
     def prepare(self, data: FederatedData, note: Callable[[str], None]) -> FederatedData:
         """What is trained on: `data`, or their features where the model has a frozen extractor."""
         if self.extractor is None:
@@ -263,6 +255,20 @@ class Experiment:
             domain=data.train.domain,
             legacy=data.after_split,
         )
+
+
+def data_content(config: Mapping[str, Any]) -> list[str | None] | None:
+    """What the data of a resolved config and those of its proxy's own data set are, by their fingerprints.
+
+    Read only if files changed. None for what is absent; nothing at all where the config pins them.
+    """
+    own = Config.of(config)
+    dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
+    other = build(Proxy, own.proxy, "proxy").dataset
+    if dataset.pinned and (other is None or other.pinned):
+        return None
+    root = Path(own.data_root).expanduser()
+    return [dataset.content(root), None if other is None else other.content(root)]
 
 
 def _specs(

@@ -77,18 +77,18 @@ def code_hash(config: Mapping[str, Any]) -> str:
     Follows imports inside fedexp, inside the packages that plug-ins come from, and of every module that is not installed
     (a plug-in's own helpers); torch enters by its version.
     """
-    return _fingerprint({*_ALWAYS, *targets(scientific(config))})
+    return _fingerprint(frozenset({*_ALWAYS, *targets(scientific(config))}))
 
 
 def training_code_hash(config: Mapping[str, Any]) -> str:
     """The same of what turns a job and a client's data into a local model alone: no aggregator, no evaluation."""
     groups = {group: config[group] for group in ("trainer", "task", "model", "architectures", "dataset")}
-    return _fingerprint({*_TRAINING, *targets(scientific(groups))})
+    return _fingerprint(frozenset({*_TRAINING, *targets(scientific(groups))}))
 
 
 def probe_code_hash(probe: object) -> str:
     """The same of a probe."""
-    return _fingerprint({type(probe).__module__})
+    return _fingerprint(frozenset({type(probe).__module__}))
 
 
 def own_modules(config: Mapping[str, Any]) -> dict[str, Source]:
@@ -124,7 +124,8 @@ def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:
     return seen
 
 
-def _fingerprint(modules: set[str]) -> str:
+@functools.cache
+def _fingerprint(modules: frozenset[str]) -> str:
     seen = _walk(modules)
     state = hashlib.blake2b(digest_size=16)
     state.update(

@@ -159,7 +159,9 @@ class ModelFolder:
 
 def fingerprint(folder: Path) -> str:
     """sha256 of the folder's files: the models and what is known of their clients."""
-    return hashlib.sha256("".join(f"{name} {sha256}\n" for name, sha256 in digests(folder).items()).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join(f"{name} {sha256}\n" for name, sha256 in digests(folder).items()).encode()
+    ).hexdigest()
 
 
 def digests(folder: Path) -> dict[str, str]:

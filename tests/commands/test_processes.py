@@ -6,6 +6,7 @@ once for every way to end and wherever joblib starts workers, which do not come 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -119,17 +120,43 @@ def test_interruption_saves_what_is_done(tmp_path: Path) -> None:
     assert f"resuming after round {step} of 3000" in finish(again, 143)
 
 
-def test_sigterm_of_a_parallel_sweep_leaves_nobody_training(tmp_path: Path) -> None:
-    sweep = ["-m", "seed=0,1", "rounds=100000", "clients=4", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+def processes_in(folder: Path) -> list[int]:
+    """Of those that work in `folder`."""
+    here = []
+    for cwd in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if cwd.readlink() == folder:
+                here.append(int(cwd.parent.name))
+    return here
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_a_parallel_sweep_leaves_nobody_training_or_beginning(tmp_path: Path, signum: int) -> None:
+    shared = {path.name for path in Path("/dev/shm").iterdir()}
+    sweep = ["-m", "seed=0,1,2,3", "rounds=100000", "clients=4", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     process = start(tmp_path, *sweep)
     wait_for_rounds(tmp_path, 20)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signum)
     process.communicate(timeout=60)
-    assert process.returncode == 143
-    deadline = time.monotonic() + 30
-    for lock in tmp_path.glob("outputs/runs/*/*/lock"):
-        with FileLock(lock).acquire(timeout=max(1, deadline - time.monotonic())):
-            pass
+    assert process.returncode == (143 if signum == signal.SIGTERM else -signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while processes_in(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    states = [json.loads(path.read_text())["status"] for path in tmp_path.glob("outputs/runs/*/*/status.json")]
+    assert states == ["interrupted"] * len(states) and len(states) <= 2, states
+    assert {path.name for path in Path("/dev/shm").iterdir()} <= shared
+
+
+def test_a_joblib_worker_that_is_killed_is_told_and_its_job_failed(tmp_path: Path) -> None:
+    sweep = ["-m", "seed=0,1", "rounds=100000", "clients=4", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    process = start(tmp_path, *sweep)
+    wait_for_rounds(tmp_path, 2)
+    owners = [json.loads(path.read_text()) for path in tmp_path.glob("outputs/runs/*/*/status.json")]
+    os.kill(owners[0]["pid"], signal.SIGKILL)
+    told = finish(process, 1)
+    assert "a worker process died (SIGKILL)" in told and "Traceback" not in told and "running" not in told, told
+    assert "its process died" in told
 
 
 def test_resume_keeps_the_numerics_of_the_first_launch(tmp_path: Path, straight: dict[str, str]) -> None:

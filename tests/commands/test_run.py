@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from fedexp.api import load
+from fedexp.commands import launching
 from fedexp.commands.run import run_command
+from fedexp.core.errors import StorageError
 from fedexp.tracking.curve import draw_curve
 
 QUICK = ["rounds=2", "clients=4", "model.hidden=[4]"]
@@ -148,6 +151,50 @@ def test_sweep_resumes_where_something_is_missing(capsys) -> None:
     out = capsys.readouterr().out
     assert "4 jobs - 2 done, 2 to run" in out and out.count("already done") == 2
     assert not list(Path("outputs/sweeps").rglob("0"))
+
+
+def test_a_sweep_with_nothing_to_do_composes_each_job_once(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = ["-m", "seed=0,1", *QUICK]
+    assert run_command(sweep) == 0
+    (folder, _) = folders = sorted(path.parent for path in Path().glob("outputs/runs/*/*/result.json"))
+    monkeypatch.setattr(launching, "run_hydra", lambda arguments: pytest.fail("Hydra composed the jobs again"))
+    capsys.readouterr()
+    assert run_command(sweep) == 0
+    assert capsys.readouterr().out.count("already done") == len(folders)
+    monkeypatch.undo()
+    # a process that was killed: the result is not there, the status still says running, and nobody holds the lock
+    status = json.loads((folder / "status.json").read_text())
+    (folder / "result.json").unlink()
+    (folder / "status.json").write_text(json.dumps(status | {"status": "running"}))
+    monkeypatch.setattr(launching, "run_hydra", lambda arguments: 1)
+    assert run_command(sweep) == 1
+    out = capsys.readouterr().out
+    assert "1 done, 1 failed" in out and "its process died" in out
+
+
+def test_ctrl_c_while_jobs_are_composed_ends_quietly(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(jobs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedexp.running.check.checked", interrupt)
+    assert run_command(QUICK) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_finished_runs_models_are_verified(capsys) -> None:
+    run = ["rounds=1", "clients=4", "model.hidden=[4]", "method=local"]
+    assert run_command(run) == 0
+    (folder,) = {path.parent for path in Path().glob("outputs/runs/*/*/result.json")}
+    models = folder / "model.safetensors"
+    assert len(load(folder).models) == 4
+    content = bytearray(models.read_bytes())
+    content[-1] ^= 1
+    models.write_bytes(content)
+    with pytest.raises(StorageError, match="model.safetensors is damaged"):
+        _ = load(folder).models
+    assert run_command(["method=average", *run[:3], f"client_models.path={folder}"]) == 2
+    told = capsys.readouterr().err
+    assert "model.safetensors is damaged" in told and "Traceback" not in told
 
 
 def test_a_failing_job_does_not_take_the_sweep_with_it(capsys) -> None:

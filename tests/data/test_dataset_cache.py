@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedexp.data import images
+from fedexp.data import cache, images
 from fedexp.data.dataset import Dataset
 from fedexp.data.image_folder import ImageFolder
 
@@ -70,6 +70,17 @@ def test_a_change_is_noticed(root: Path, change: str) -> None:
         assert len(arrays.train_y) == 3
     else:
         assert arrays.train_x.shape == (2, 1, 2, 2)
+
+
+def test_a_sweeps_jobs_look_at_the_files_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fingerprint = bugs().load(root, download=False).fingerprint
+    looked: list[int] = []
+    listing = cache._listing
+    monkeypatch.setattr(cache, "_listing", lambda *given: looked.append(1) or listing(*given))
+    with cache.sources_stay():
+        assert {bugs().content(root) for _ in range(3)} == {fingerprint} and len(looked) == 1
+    os.utime(root / "bugs" / "train" / "ant" / "0.png", (1, 1))
+    assert bugs().content(root) == fingerprint and len(looked) > 1  # looked at, and read, again
 
 
 def test_normalisation_is_no_part_of_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,12 +159,18 @@ def test_code_hash_sees_code_and_not_comments(tmp_path: Path, monkeypatch: pytes
     ):
         (tmp_path / "fxplug.py").write_text(text)
         (tmp_path / "fxhelp.py").write_text("Y = 1\n")
-        identity._module.cache_clear()
+        forget_sources()
         hashes.append(identity.code_hash({"trainer": {"_target_": "fxplug.T"}}))
         assert version < 4
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3
+    forget_sources()
+
+
+def forget_sources() -> None:
+    """As in a new process."""
     identity._module.cache_clear()
+    identity._fingerprint.cache_clear()
 
 
 def test_code_hash_sees_a_plugins_helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,9 +179,9 @@ def test_code_hash_sees_a_plugins_helpers(tmp_path: Path, monkeypatch: pytest.Mo
     hashes = set()
     for text in ("def scale():\n    return 1\n", "def scale():\n    return 2\n"):
         (tmp_path / "fxhelpers.py").write_text(text)
-        identity._module.cache_clear()
+        forget_sources()
         hashes.add(identity.code_hash({"trainer": {"_target_": "fxmethod.T"}}))
-    identity._module.cache_clear()
+    forget_sources()
     assert len(hashes) == 2
 
 
@@ -186,7 +192,7 @@ def test_code_hash_sees_modules_of_nested_namespace_packages(tmp_path: Path, mon
     hashes = set()
     for text in ("x = 1\n", "x = 2\n"):
         (inner / "plugin.py").write_text(text)
-        identity._module.cache_clear()
+        forget_sources()
         hashes.add(identity.code_hash({"trainer": {"_target_": "outer_space.inner_space.plugin.Mine"}}))
     assert len(hashes) == 2
 

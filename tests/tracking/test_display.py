@@ -87,6 +87,20 @@ def test_the_bar_shows_rounds_clients_and_headline_within_80_columns(
     assert "told in between [b]" in out
 
 
+def test_runs_side_by_side_have_no_bars_but_lines_with_their_names(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with Progress("title", 2, name="job 3") as progress:
+        progress.step({"round": 1}, ACC, 0)
+        for row in rows(2):
+            progress.step(row, ACC, None)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "job 3: round 1/2, step 1", "job 3: round 1/2", "job 3: round 2/2",
+    ]  # fmt: skip
+
+
 # ---------------------------------------------------------------- tables
 
 

@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,30 @@ def test_wandb_goes_on_offline_where_the_server_is_not_reached(
     with pytest.raises(wandb.errors.Error):
         Wandb(mode="online", strict=True, timeout=2.0).open(info(tmp_path), [])
     wandb.teardown()
+
+
+def test_wandb_tries_an_unreachable_server_once_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    def init(**given: Any) -> FakeRun:
+        tried.append(given["mode"])
+        if given["mode"] == "online":
+            raise wandb.errors.CommError("no route")
+        return FakeRun(0)
+
+    tried: list[str] = []
+    said: list[str] = []
+    monkeypatch.setattr(wandb, "setup", lambda settings: None)
+    monkeypatch.setattr(wandb, "login", lambda prompt, verify: True)
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr("fedexp.tracking.wandb._unreached", {})
+    for group in ("sweep-1", "sweep-1", "sweep-2", None, None):
+        logger = Wandb(mode="online")
+        logger.say = said.append
+        logger.open(replace(info(tmp_path), group=group), [])
+        logger.close("done", None)
+    assert tried == ["online", "offline", "offline", *["online", "offline"] * 3]
+    assert len(said) == 5 and all("(no route); continuing offline" in text for text in said)
 
 
 def frozen_service() -> None:
