@@ -16,18 +16,17 @@ from fedexp.storage.files import litter, replacing, sweep
 
 FOLDER = ".fedexp"
 _fingerprints: dict[Path, str] = {}  # by entry: of what this process decoded or looked up
-_entries: dict[tuple[str, ...], Path] | None = None  # of sources that were looked at, while they stay as they are
+_entries: list[dict[tuple[str, ...], Path]] = []  # of sources that were looked at, while they stay as they are
 
 
 @contextlib.contextmanager
 def sources_stay() -> Iterator[None]:
     """Meanwhile `ArrayCache.known` looks at the sources of a data set once: they may be a hundred thousand files."""
-    global _entries
-    before, _entries = _entries, {}
+    _entries.append({})
     try:
         yield
     finally:
-        _entries = before
+        _entries.pop()
 
 
 class ArrayCache:
@@ -62,12 +61,11 @@ class ArrayCache:
     def known(self, files: list[Path]) -> str | None:
         """The fingerprint alone: what the present state of `files` held when it was read."""
         sources = (str(self.root), self.name, *self.recipe, *map(str, files))
-        if (path := (_entries or {}).get(sources)) is None:
+        entries = _entries[-1] if _entries else {}
+        if (path := entries.get(sources)) is None:
             if not all(file.exists() for file in files):
                 return None
-            path = self.path(files)
-            if _entries is not None:
-                _entries[sources] = path
+            path = entries[sources] = self.path(files)
         if path not in _fingerprints and (found := self._read(files, lambda file: {})):
             _fingerprints[path] = found[1]
         return _fingerprints.get(path)

@@ -170,7 +170,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def check_digests(folder: Path) -> None:
-    """`StorageError` naming the file that is not as the finished run in `folder` wrote it; models from elsewhere have no digest."""
+    """`StorageError` names the file that is not as the finished run in `folder` wrote it; others have no digests."""
     result = read_json(folder / "result.json")
     stored = result.get("models_sha256", {}) if isinstance(result, dict) else {}
     present = digests(folder)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from tests.nursery import Forked, fedexp_command
 
