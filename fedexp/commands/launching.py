@@ -85,7 +85,7 @@ def run_hydra(arguments: list[str]) -> int:
 
     sys.argv = [sys.argv[0], *arguments]
     report = utils.run_and_report  # prints a traceback for every error that it does not know
-    utils.run_and_report = lambda work: report(lambda: _alive(work))
+    utils.run_and_report = lambda func: report(lambda: _alive(func))
     try:
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(sweep_job)()
     except SystemExit as stop:
