@@ -28,7 +28,7 @@ class Forked:
     """
 
     def __init__(self, folder: Path, work: Callable[..., None], *arguments: Any) -> None:
-        self._told = [Path(tempfile.mkstemp(dir=folder, prefix=f".{name}-")[1]) for name in ("out", "err")]
+        self._told = [_fresh(folder, name) for name in ("out", "err")]
         asked = (str(folder), dict(os.environ), [str(path) for path in self._told], work, arguments)
         self._process = _FORKS.Process(target=_begin, args=asked)
         self._process.start()
@@ -60,6 +60,12 @@ class Forked:
 def fedexp_command(folder: Path, *arguments: str) -> Forked:
     """``python -m fedexp ARGUMENTS`` in `folder`."""
     return Forked(folder, _run_module, "fedexp", *arguments)
+
+
+def _fresh(folder: Path, name: str) -> Path:
+    number, path = tempfile.mkstemp(dir=folder, prefix=f".{name}-")
+    os.close(number)
+    return Path(path)
 
 
 def _run_module(name: str, *arguments: str) -> None:

@@ -41,9 +41,9 @@ from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, refused, write_json, write_text
 from fedexp.storage.model_folder import Clients, digests, save_outcome
-from fedexp.storage.run_folder import Journal, RunFolder
+from fedexp.storage.run_folder import Journal, RunFolder, trace_rows
 from fedexp.storage.sources import keep_sources
-from fedexp.storage.tensors import load_tree, save_tree
+from fedexp.storage.tensors import load_tree, remember
 from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.feed import Feed
 from fedexp.tracking.logger import Logger, RunInfo
@@ -341,12 +341,12 @@ class _Run:
         folder, name = self.folder.path / "trace", str(step.row["round"])
         if step.traced.rows:
             path = folder / f"{name}.json"
-            rows = {row["iteration"]: row for row in [*(read_json(path) or []), *step.traced.rows]}
-            write_json(path, list(rows.values()))
+            rows = {row["iteration"]: row for row in [*trace_rows(path), *step.traced.rows]}
+            write_json(path, {"rows": list(rows.values())}, seal=True)
         if step.traced.weights:
             path = folder / f"{name}.safetensors"
             earlier = load_tree(path, torch.device("cpu"))[0] if path.exists() else {}
-            save_tree(path, {**earlier, **step.traced.weights})
+            remember(path, {**earlier, **step.traced.weights})
 
     def _finish(
         self, experiment: Experiment, data: FederatedData, journal: Journal, engine: RunEngine, outcome: Outcome
@@ -356,7 +356,7 @@ class _Run:
         path = self.folder.path
         config = experiment.config
         paths = sorted((path / "trace").glob("*.json"), key=lambda path: int(path.stem))
-        traced = [{"round": int(path.stem), **row} for path in paths for row in read_json(path) or []]
+        traced = [{"round": int(path.stem), **row} for path in paths for row in trace_rows(path)]
         summary = summarise(journal.rows, experiment, traced)
         save_outcome(outcome, Clients.of(outcome, config.clients, data), path)
         if journal.rows:
@@ -395,7 +395,7 @@ class _Run:
             result["per_client"] = evaluator.each(outcome, data.test, "test")
         if (profiled := read_json(path / PROFILE)) is not None:
             result["profile"] = profiled
-        write_json(path / "result.json", result)
+        write_json(path / "result.json", result, seal=True)
         self.folder.set_done()
         return result
 

@@ -133,5 +133,5 @@ class RunEngine(Engine):
         engine = wanted.settle(trial)
         self.secure()
         self.numerics = replace(trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
-        write_json(self._folder.path / _FILE, asdict(self.numerics))
+        write_json(self._folder.path / _FILE, asdict(self.numerics), seal=True)
         return engine

@@ -85,18 +85,30 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2) + "\n")
+def write_json(path: Path, value: Any, seal: bool = False) -> None:
+    """Write `value`; `seal`, of an object: with a digest by which `read_json` sees whether it is what was written."""
+    sealed = {**value, _SEAL: _digest(value)} if seal else value
+    write_text(path, json.dumps(sealed, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Any:
     """The value in `path`, or None where there is no such file; a `StorageError` names one that is damaged."""
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:  # of a codec, too
         raise damaged(path, f"it is not JSON: {error}") from error
+    if isinstance(value, dict) and _SEAL in value and value.pop(_SEAL) != _digest(value):
+        raise damaged(path, "another content than was written")
+    return value
+
+
+_SEAL = "seal"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:40]
 
 
 def damaged(path: Path, how: str | None = None) -> StorageError:

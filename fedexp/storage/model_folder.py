@@ -110,12 +110,12 @@ class ModelFolder:
 
     @classmethod
     def open(cls, path: Path) -> ModelFolder:
-        """Reads what the models are; those of a finished run are compared with what it wrote, once in a process.
+        """Reads what the models are; where a finished run says so, they must be what it delivered.
 
         Raises:
             StorageError: files are absent, damaged or of another form; `ConfigError`: ``clients.json`` is not as it must be.
         """
-        check_digests(path)
+        verify(path)
         with _reading(path) as file:
             facts = read_facts(file)
             specs = tuple(ModelSpec(s["arch"], _arguments(s["kwargs"])) for s in facts["specs"])
@@ -157,26 +157,24 @@ class ModelFolder:
         return layouts
 
 
+def digests(folder: Path) -> dict[str, str]:
+    """sha256 of each of the folder's files that are there: the models and what is known of their clients."""
+    return {name: file_sha256(folder / name) for name in (MODELS, CLIENTS) if (folder / name).is_file()}
+
+
 def fingerprint(folder: Path) -> str:
-    """sha256 of the folder's files: the models and what is known of their clients."""
+    """sha256 of `digests`."""
     return hashlib.sha256(
         "".join(f"{name} {sha256}\n" for name, sha256 in digests(folder).items()).encode()
     ).hexdigest()
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """sha256 of each of the folder's files, which a run stores in its result."""
-    return {name: file_sha256(folder / name) for name in (MODELS, CLIENTS) if (folder / name).is_file()}
-
-
-def check_digests(folder: Path) -> None:
-    """`StorageError` names the file that is not as the finished run in `folder` wrote it; others have no digests."""
-    result = read_json(folder / "result.json")
-    stored = result.get("models_sha256", {}) if isinstance(result, dict) else {}
-    present = digests(folder)
-    for name, sha256 in stored.items():
-        if present.get(name, sha256) != sha256:  # one that is absent is told where it is read
-            raise damaged(folder / name)
+def verify(folder: Path) -> None:
+    """Raises `StorageError` where a finished run's folder holds other models than the run delivered."""
+    found = digests(folder)
+    for name, sha256 in ((read_json(folder / "result.json") or {}).get("models_sha256") or {}).items():
+        if found.get(name, sha256) != sha256:
+            raise damaged(folder / name, "not what result.json says; a copy changed on purpose goes without that")
 
 
 @contextlib.contextmanager

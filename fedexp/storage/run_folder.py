@@ -70,7 +70,7 @@ class RunFolder:
             for path in [*litter(self.path, ours=True), *litter(self.path.parent)]:
                 sweep(path)
             if self.hashes:
-                self._compare(self.once(_IDENTITY, self.hashes))
+                self._compare(self.once(_IDENTITY, self.hashes), _IDENTITY)
         except OSError as error:
             self.release()
             raise self._unusable(error) from error
@@ -87,11 +87,11 @@ class RunFolder:
             do="set output_root to a folder that can be written",
         )
 
-    def _compare(self, found: Any) -> None:
+    def _compare(self, found: Any, name: str) -> None:
         if self.hashes and found != self.hashes:
             raise StorageError(
                 "the folder belongs to another run, whose hashes begin alike",
-                where=str(self.path),
+                where=str(self.path / name),
                 expected=self.hashes,
                 got=found,
                 do="move that folder away, or set another output_root",
@@ -110,7 +110,7 @@ class RunFolder:
             raise damaged(path)
         if stored["status"] != "done":
             return None
-        self._compare(stored["hashes"])
+        self._compare(stored["hashes"], path.name)
         return stored
 
     def set_aside(self) -> Path | None:
@@ -172,7 +172,7 @@ class RunFolder:
         """Write `value` to JSON file `name` unless it exists; returns what the file holds."""
         stored = read_json(self.path / name)
         if stored is None:
-            write_json(self.path / name, value)
+            write_json(self.path / name, value, seal=True)
             return value
         return stored
 
@@ -194,6 +194,13 @@ def rows_of(folder: Path, result: Mapping[str, Any]) -> list[dict[str, Any]]:
     if digest is not None and (not path.exists() or file_sha256(path) != digest):
         raise damaged(path)
     return read_jsonl(path)
+
+
+def trace_rows(path: Path) -> list[dict[str, Any]]:
+    """The iterations in ``trace/<round>.json``, none where it is absent."""
+    stored = read_json(path) or []
+    rows: list[dict[str, Any]] = stored["rows"] if isinstance(stored, dict) else stored  # a list: of earlier versions
+    return rows
 
 
 class Journal:

@@ -48,18 +48,26 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
         return part.stat().st_size
 
 
-def load_tree(path: Path, device: torch.device) -> tuple[Tree, dict[str, Any]]:
-    """What `save_tree` wrote: the tree in its order, and the facts; a `StorageError` names a damaged file."""
+def load_tree(path: Path, device: torch.device, verify: bool = True) -> tuple[Tree, dict[str, Any]]:
+    """What `save_tree` wrote: the tree in its order, and the facts; a `StorageError` names a damaged file.
+
+    Args:
+        verify: compare with the seal, where there is one (`remember`).
+    """
     try:
         with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
             facts = read_facts(file)
-            return {key: file.get_tensor(key) for key in facts.pop("order")}, facts
+            tree = {key: file.get_tensor(key) for key in facts.pop("order")}
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, str(error)) from error
+    seal = facts.pop(_SEAL, None)  # files of earlier versions have none
+    if verify and seal and seal != _seal(tree, facts):
+        raise damaged(path)
+    return tree, facts
 
 
 def remember(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
-    """As `save_tree`, for `recalled`: sealed with a digest of tree and facts."""
+    """As `save_tree`, sealed with a digest of tree and facts."""
     size = save_tree(path, tree, {**(facts or {}), _SEAL: _seal(tree, facts or {})})
     _trusted.add(path)
     return size
@@ -73,10 +81,7 @@ def recalled(
     What another process wrote is verified when it is first read; what is damaged is deleted, and `dropped` is called.
     """
     try:
-        tree, facts = load_tree(path, device)
-        seal = facts.pop(_SEAL, None)  # files of earlier versions have none
-        if seal and path not in _trusted and seal != _seal(tree, facts):
-            raise damaged(path)
+        tree, facts = load_tree(path, device, verify=path not in _trusted)
     except OSError:
         return None
     except StorageError:

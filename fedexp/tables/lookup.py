@@ -11,9 +11,8 @@ from typing import Any
 
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError
-from fedexp.storage.files import read_json
 from fedexp.storage.identity import config_hash
-from fedexp.storage.run_folder import RunFolder
+from fedexp.storage.run_folder import RunFolder, trace_rows
 from fedexp.tables.cells import Job, Slot
 from fedexp.tables.index import standing
 
@@ -136,7 +135,7 @@ def read_value(run: CellRun, path: str) -> float:
 
 def traced(folder: Path, round: object) -> list[dict[str, Any]]:
     """The iterations of a traced round in a run's folder; `ConfigError` where there are none, or older code's."""
-    rows: list[dict[str, Any]] = read_json(folder / "trace" / f"{round}.json") or []
+    rows = trace_rows(folder / "trace" / f"{round}.json")
     if not rows or any("iteration" not in row for row in rows):
         raise ConfigError(f"round {round} was not traced", where=str(folder), do="set trace.every=1 and run it again")
     return rows

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from fedexp.storage.files import read_json, write_json
 from tests.nursery import Forked, fedexp_command
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
@@ -174,7 +175,7 @@ def test_changed_split_is_refused_on_resume(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
     stored = run_folder(tmp_path) / "data.json"
-    stored.write_text(stored.read_text().replace('"data": "', '"data": "0'))
+    write_json(stored, read_json(stored) | {"data": "0"}, seal=True)
     assert "not those this run began with" in finish(fork(tmp_path, *SCAFFOLD), 1)
 
 

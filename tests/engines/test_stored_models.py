@@ -69,9 +69,9 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def copied(folder: Path) -> Path:
-    """To be changed: a copy in the working directory."""
-    return Path(shutil.copytree(folder, "copied"))
+def copied(folder: Path, name: str = "copied") -> Path:
+    """To be changed: a copy in the working directory, without the result, which says what the models are."""
+    return Path(shutil.copytree(folder, name, ignore=shutil.ignore_patterns("result.json")))
 
 
 def command(*overrides: str) -> list[str]:
@@ -143,7 +143,7 @@ def test_later_rounds_train_on_from_the_given_models(stored: Path) -> None:
 
 def test_the_content_is_the_identity_not_the_place(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
-        shutil.copytree(stored, name)
+        copied(stored, name)
     first = run("client_models.path=a")
     assert run_command(command("client_models.path=b")) == 0
     assert "already done" in capsys.readouterr().out
@@ -169,7 +169,7 @@ def test_class_counts_come_from_the_folder_where_it_has_them(stored: Path, capsy
     assert torch.equal(models(here)[0].params[bias], counted.float())
 
     facts["class_counts"] = [[3] * 10, *facts["class_counts"][1:]]
-    shutil.copytree(stored, "other")
+    copied(stored, "other")
     Path("other/clients.json").write_text(json.dumps(facts))
     there = run("aggregator=counts", "client_models.path=other")
     assert "counts come from the folder" in capsys.readouterr().out

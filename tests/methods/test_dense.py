@@ -37,7 +37,8 @@ from fedexp.running import execute as running
 from fedexp.running.execute import execute
 from fedexp.running.experiment import Experiment
 from fedexp.server_training.optimizers import cosine
-from fedexp.storage.files import read_json, read_jsonl
+from fedexp.storage.files import read_jsonl
+from fedexp.storage.run_folder import trace_rows
 from tests.methods.distilled_world import (
     CNN,
     SIZES,
@@ -444,7 +445,7 @@ def test_killed_while_images_are_made_and_in_distillation_it_has_the_same_bits(
     resumed = execute(again, say=None)
     assert resumed["attempts"] == 3 and files(resumed) == files(straight)
     rows = read_jsonl(Path(resumed["folder"]) / "metrics.jsonl")
-    traced = read_json(Path(resumed["folder"]) / "trace" / "1.json")
+    traced = trace_rows(Path(resumed["folder"]) / "trace" / "1.json")
     assert [row["iteration"] for row in traced] == [1, 2, 3, 4]
     assert [row["synthesis/ce"] for row in traced] == [row["synthesis/ce"] for row in rows[1:]]
     students = resumed["traced"]

@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from filelock import FileLock
 
+from fedexp.api import Run
 from fedexp.commands.errors import guarded
 from fedexp.commands.run import _row as sweep_row
 from fedexp.commands.run import run_command
@@ -29,9 +30,11 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.data import cache
 from fedexp.data.torchvision_sets import TorchvisionSet
 from fedexp.running.execute import execute
+from fedexp.running.experiment import Experiment
 from fedexp.storage import run_folder, tensors
 from fedexp.storage.checkpoint import Checkpoint
-from fedexp.storage.run_folder import Journal, RunFolder, rows_of
+from fedexp.storage.run_folder import Journal, RunFolder, rows_of, trace_rows
+from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.cells import Job
 from fedexp.tables.lookup import Finder
 from tests.data.idx import write_mnist
@@ -214,6 +217,57 @@ def test_a_truncated_file_of_a_run_is_named(root: Path, name: str, text: str) ->
         execute(config, say=None)
     state = json.loads((folder.path / "status.json").read_text())
     assert state["status"] == "failed" and name in state["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("identity.json", "e", "f"), ("data.json", "e", "f"), ("numerics.json", "float32", "float64")],
+)
+def test_an_altered_letter_of_what_a_resumption_needs_is_named(root: Path, name: str, old: str, new: str) -> None:
+    folder = Path(start()[0]["folder"])
+    (folder / "result.json").unlink()
+    path = folder / name
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(StorageError, match=f"{name} is damaged"):
+        start()
+
+
+def test_an_altered_trace_is_named(root: Path) -> None:
+    traced = ["method=ma_echo", "trace.every=1", "trace.weights=[1]", "aggregator.T=2"]
+    folder = Path(start(*traced)[0]["folder"])
+    rows, weights = (folder / "trace" / f"1.{kind}" for kind in ("json", "safetensors"))
+    assert len(trace_rows(rows)) == 3
+    flip(weights)
+    with pytest.raises(StorageError, match=r"1\.safetensors is damaged"):
+        tensors.load_tree(weights, CPU)
+    weights.unlink()
+    (folder / "result.json").unlink()
+    rows.write_text(rows.read_text().replace('"iteration": 1', '"iteration": 7'))
+    with pytest.raises(StorageError, match=r"1\.json is damaged"):
+        start(*traced)
+
+
+def test_a_changed_digit_of_a_result_is_named(root: Path) -> None:
+    folder = Path(start()[0]["folder"])
+    path = folder / "result.json"
+    path.write_text(path.read_text().replace('"value": 0.', '"value": 1.'))
+    with pytest.raises(StorageError, match=r"result\.json is damaged"):
+        start()
+    assert StoredRun(folder).status == "damaged"
+
+
+def test_a_flipped_bit_of_what_a_run_delivered_is_named_when_it_is_read(root: Path) -> None:
+    folder = Path(start("method=local")[0]["folder"])
+    use = [*QUICK, "method=average", f"client_models.path={folder}"]
+    for name in ("model.safetensors", "clients.json"):
+        whole = (folder / name).read_bytes()
+        flip(folder / name, -4)
+        with pytest.raises(StorageError, match=f"{name} is damaged"):
+            _ = Run(folder).models
+        with pytest.raises(StorageError, match=f"{name} is damaged"):
+            Experiment.of(compose(use))
+        (folder / name).write_bytes(whole)
+    assert len(Run(folder).models) == 2 and Experiment.of(compose(use)).stored_models is not None
 
 
 def test_a_truncated_status_is_written_anew(root: Path) -> None:

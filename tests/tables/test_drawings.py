@@ -13,6 +13,7 @@ import pytest
 from fedexp.commands.table import run_command
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError
+from fedexp.storage.run_folder import trace_rows
 from fedexp.tables.cells import Job
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.panels import deviation, mean
@@ -187,7 +188,7 @@ def test_a_figure_from_nothing_to_its_page(tmp_path: Path, monkeypatch: pytest.M
     folder = Path("outputs/tables/ma_echo/log-smoke-partial")  # of an even smaller model
     text = (folder / "report.md").read_text()
     (traced,) = [path for path in Path().glob("outputs/runs/ma_echo-*/*/trace/1.json")]
-    values = {row["iteration"]: 100 * row["mean_v/acc"] for row in json.loads(traced.read_text())}
+    values = {row["iteration"]: 100 * row["mean_v/acc"] for row in trace_rows(traced)}
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
     for step in (1, 10, 60):
         assert f"{values[step]:.2f} (1)" in lines[str(step)]

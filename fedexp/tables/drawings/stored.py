@@ -14,7 +14,7 @@ from torch import Tensor
 from fedexp.core.errors import StorageError
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.storage.model_folder import check_digests
+from fedexp.storage.model_folder import MODELS, verify
 from fedexp.storage.tensors import load_tree
 from fedexp.tables.drawing import DrawnRun
 
@@ -32,8 +32,8 @@ def by_row(runs: Sequence[DrawnRun]) -> list[tuple[str, dict[str, DrawnRun]]]:
 
 def delivered(run: DrawnRun) -> tuple[Weights, ...]:
     """The models in ``model.safetensors``."""
-    check_digests(run.folder)
-    tree, facts = load_tree(_there(run, run.folder / "model.safetensors"), _CPU)
+    verify(run.folder)
+    tree, facts = load_tree(_there(run, run.folder / MODELS), _CPU)
     models = []
     for number, about in enumerate(facts["specs"]):
         given = dict(about["kwargs"])

@@ -1,0 +1,296 @@
+"""What `campaign.py` hits: runs in processes forked from one that has made all imports, faults inside them, what they leave.
+
+Nothing here knows a case; a process dies by its own kill -9 at a numbered event, or by a signal from outside.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.nursery import Forked
+
+# files of attempts and costs, drawn from others, or for a resumption alone; result.json is compared by its values
+VARYING = (
+    "lock",
+    "run.log",
+    "timing.jsonl",
+    "status.json",
+    "environment.json",
+    "config.yaml",
+    "curve.png",
+    "result.json",
+)
+VARYING += ("identity.json", "numerics.json", "data.json")
+COSTS = (
+    "seal",
+    "seconds",
+    "memory",
+    "peak",
+    "environment",
+    "attempts",
+    "folder",
+    "overrides",
+    "phases",
+    "rate",
+    "per_second",
+)
+PATIENCE = 120  # seconds for a run that takes one
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a process that is not hit from outside.
+
+    Args:
+        kind: none | count (events, into `counts`) | file, pass (death at an event) | full (no space from a flush on) |
+            size (of files at most) | deaf (nobody reads its output) | mute (it has no output).
+        at: number of the event, from 0; bytes.
+        after: die after it.
+    """
+
+    kind: str = "none"
+    at: int = 0
+    after: bool = False
+    counts: str = ""
+
+
+def job(arguments: list[str], fault: Fault) -> None:
+    """``fedexp ARGUMENTS`` in a session of its own; torch, Hydra and fedexp are there already."""
+    os.setsid()
+    from fedexp.commands.run import run_command
+    from fedexp.engines import workers
+    from fedexp.running import execute
+
+    execute.draw_curve = lambda rows, path, title: None  # type: ignore[assignment] # takes longer than the run
+    if "engine=workers" in arguments:
+        workers.subprocess = _Forking  # type: ignore[attr-defined]
+        workers._nursery({"_target_": "fedexp.engines.serial.Serial"})
+    counts = _armed(fault)
+    code = run_command(arguments)
+    if fault.kind == "count":
+        Path(fault.counts).write_text(json.dumps(counts))
+    sys.exit(code)
+
+
+class _Forking:
+    """In place of `subprocess`, for the process that forks workers: a fork of this one, which spares it the imports."""
+
+    DEVNULL = subprocess.DEVNULL
+
+    class Popen:
+        def __init__(self, command: list[str], pass_fds: Sequence[int], **_: Any) -> None:
+            from fedexp.engines.worker_process import nursery
+
+            (fd,) = pass_fds
+            self.pid, self.code = os.fork(), None
+            if self.pid == 0:
+                try:
+                    os.closerange(3, fd)
+                    os.closerange(fd + 1, 4096)
+                    nursery(fd)
+                finally:
+                    os._exit(0)
+
+        def poll(self, how: int = os.WNOHANG) -> int | None:
+            if self.code is None:
+                pid, status = os.waitpid(self.pid, how)
+                self.code = os.waitstatus_to_exitcode(status) if pid else None
+            return self.code
+
+        def wait(self) -> int | None:
+            return self.poll(0)
+
+        def kill(self) -> None:
+            if self.poll() is None:
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _armed(fault: Fault) -> dict[str, int]:
+    """Set `fault` up; returns the numbers of events, which go on counting."""
+    import torch
+
+    from fedexp.core import trainer
+    from fedexp.storage.run_folder import Journal
+
+    counts, ours = {"file": 0, "pass": 0, "flush": 0}, os.getpid()
+
+    def watch(place: Any, name: str, kind: str, flush: bool = False) -> None:
+        whole = getattr(place, name)
+
+        def watched(*args: Any, **more: Any) -> Any:
+            if os.getpid() != ours:
+                return whole(*args, **more)
+            number, flushed = counts[kind], counts["flush"]
+            counts[kind] += 1
+            counts["flush"] += flush
+            if fault.kind == "full" and flush and flushed >= fault.at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            dies = fault.kind == kind and number == fault.at
+            if dies and not fault.after:
+                os.kill(ours, signal.SIGKILL)
+            result = whole(*args, **more)
+            if dies:
+                os.kill(ours, signal.SIGKILL)
+            return result
+
+        setattr(place, name, watched)
+
+    watch(os, "fsync", "file", flush=True)
+    watch(Journal, "append", "file", flush=True)
+    for place, name in ((os, "truncate"), (Path, "replace"), (Path, "unlink"), (Path, "mkdir")):
+        watch(place, name, "file")
+    for place, name in ((trainer, "_run_backward"), (torch.autograd, "grad")):
+        watch(place, name, "pass")
+    if fault.kind == "size":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (fault.at, fault.at))
+    if fault.kind == "mute":
+        sys.stdout = None  # type: ignore[assignment] # as the interpreter has it
+        os.close(1)
+    if fault.kind == "deaf":
+        read, write = os.pipe()
+        os.dup2(write, 1)
+        os.close(read), os.close(write)
+    return counts
+
+
+def facts(outputs: Path) -> dict[str, Any]:
+    """What two executions of a run share: digests of files, and what result.json says beside costs."""
+    found: dict[str, Any] = {}
+    for folder in sorted(path.parent for path in outputs.glob("runs/*/*/result.json")):
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and name not in VARYING and not name.startswith("checkpoint/"):
+                found[f"{folder.parent.name}/{name}"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        try:
+            found[folder.parent.name] = _steady(json.loads((folder / "result.json").read_text()))
+        except ValueError:
+            found[folder.parent.name] = "damaged"
+    return found
+
+
+def _steady(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _steady(inner) for key, inner in value.items() if not any(cost in key for cost in COSTS)}
+    return value
+
+
+def differences(a: dict[str, Any], b: dict[str, Any]) -> str:
+    return ", ".join(sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name)))
+
+
+@dataclass
+class Ended:
+    """How a process ended, and what it said."""
+
+    code: int | None
+    said: str
+
+    @property
+    def words(self) -> bool:
+        return "Traceback" not in self.said
+
+    @property
+    def told(self) -> str:
+        lines = [line for line in self.said.splitlines() if line.strip()]
+        return f"exit code {self.code}: {' | '.join(lines[-3:])[:300]}"
+
+
+class Place:
+    """A working folder and the processes that were started in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.outputs = folder, folder / "outputs"
+        self.sessions: list[int] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self, arguments: list[str], fault: Fault = Fault()) -> Forked:
+        """Launch; what earlier processes left is made old enough to be swept (containers may share a machine's name)."""
+        for path in _unfinished(self.outputs):
+            os.utime(path, (time.time() - 7200,) * 2)
+        process = Forked(self.folder, job, arguments, fault)
+        self.sessions.append(process.pid)
+        return process
+
+    def run(self, arguments: list[str], fault: Fault = Fault()) -> Ended:
+        return self.end(self.start(arguments, fault))
+
+    def end(self, process: Forked) -> Ended:
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        except TimeoutError:
+            return Ended(None, "HANGS")
+        return Ended(process.returncode, out + err)
+
+    def left(self) -> str:
+        """Names what should not be there after the last launch; empty: nothing."""
+        deadline = time.monotonic() + 10
+        while (orphans := [pid for sid in self.sessions for pid in members(sid)]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+        left = [f"{len(orphans)} orphans"] if orphans else []
+        left += [str(path.relative_to(self.folder)) for path in _unfinished(self.outputs)]
+        left += [f"/dev/shm/{path.name}" for path in Path("/dev/shm").iterdir() if path.name not in SHARED_MEMORY]
+        return ", ".join(left)
+
+
+SHARED_MEMORY = {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def _unfinished(outputs: Path) -> list[Path]:
+    return [path for path in outputs.rglob("*") if path.name.endswith((".part", ".deleted"))]
+
+
+def members(session: int) -> list[int]:
+    """Living processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, sid = path.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(sid) == session and state not in "ZX":
+            found.append(int(path.parent.name))
+    return found
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def read_all(outputs: str) -> None:
+    """Read everything of every run as a user's script or a report would."""
+    import torch
+
+    from fedexp.api import Run
+    from fedexp.commands.errors import guarded
+    from fedexp.storage.run_folder import trace_rows
+    from fedexp.storage.tensors import load_tree
+
+    def read() -> int:
+        for path in Path(outputs).glob("runs/*/*/status.json"):
+            run = Run(path.parent)
+            _ = run.result, run.metrics, run.models, run.partition
+            for rows in path.parent.glob("trace/*.json"):
+                trace_rows(rows)
+            for weights in path.parent.glob("trace/*.safetensors"):
+                load_tree(weights, torch.device("cpu"))
+        return 0
+
+    os.setsid()
+    sys.exit(guarded(read))
