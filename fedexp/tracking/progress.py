@@ -31,7 +31,8 @@ class Progress:
         self._began = time.monotonic()
         self._first = done
         self._unsaid = ""  # the last round's line, while it was held back
-        self._server: threading.Timer | None = None
+        self._server_since: float | None = None  # the last client of the step under way finished
+        self._ended = threading.Event()
 
     def __enter__(self) -> Progress:
         if sys.stdout.isatty() and not self._silent and not self._name:
@@ -45,12 +46,14 @@ class Progress:
             self._task = self._bar.add_task("", total=self._rounds, completed=self._done, clients="", facts="")
             self._bar.start()
             self.note(self._title)
+        if not self._silent:
+            threading.Thread(target=self._tell_of_the_server, name="fedexp-progress", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server_ends()
+        self._ended.set()
         if self._bar is not None:
             self._bar.stop()
         elif self._unsaid:  # ended early
@@ -58,8 +61,8 @@ class Progress:
 
     def client(self, done: int, of: int) -> None:
         """A client finished; nearly free. After the last one the server works."""
-        if done == of and not self._silent:
-            self._server_begins(time.monotonic())
+        if done == of:
+            self._server_since = time.monotonic()
         if self._bar is None:
             return
         now = time.monotonic()
@@ -73,7 +76,7 @@ class Progress:
         Args:
             within: the step's number in its round, from 0; None: it ended the round.
         """
-        self._server_ends()
+        self._server_since = None
         if within is not None:
             self._within(row["round"], within + 1)
             return
@@ -95,25 +98,17 @@ class Progress:
             print(self._unsaid, flush=True)
             self._unsaid = ""
 
-    def _server_begins(self, began: float) -> None:
-        self._server_ends()
-        self._server = threading.Timer(_SERVER_SECONDS, self._server_works, (began,))
-        self._server.daemon = True
-        self._server.start()
-
-    def _server_works(self, began: float) -> None:
-        """Said from a thread of its own, for matching and the like is one long call."""
-        text = f"server {_clock(time.monotonic() - began)}"
-        if self._bar is None:
-            print(f"round {self._done + 1}/{self._rounds}, {text}", flush=True)
-        else:
-            self._bar.update(self._task, clients=text)
-        self._server_begins(began)
-
-    def _server_ends(self) -> None:
-        if self._server is not None:
-            self._server.cancel()
-            self._server = None
+    def _tell_of_the_server(self) -> None:
+        """From a thread of its own, for matching and the like is one long call."""
+        while not self._ended.wait(_SERVER_SECONDS):
+            since, now = self._server_since, time.monotonic()
+            if since is None or now - since < _SERVER_SECONDS:
+                continue
+            text = f"server {_clock(now - since)}"
+            if self._bar is None:
+                print(named(self._name, f"round {self._done + 1}/{self._rounds}, {text}"), flush=True)
+            else:
+                self._bar.update(self._task, clients=text)
 
     def _within(self, round: int, step: int) -> None:
         """A step that does not end its round: shown now and then."""
