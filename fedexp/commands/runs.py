@@ -353,7 +353,7 @@ def _choice(run: StoredRun, group: str) -> str:
 
 
 def _swapped(run: StoredRun) -> list[str]:
-    """The parts that are not the method's own, as ``trainer=scaffold``."""
+    """The parts that are not the method's own, as ``trainer=NAME``."""
     own = _parts(_choice(run, "method"))
     chosen = {part: run.choices.get(part) for part in own}
     return [f"{part}={option}" for part, option in chosen.items() if option not in (None, own[part])]

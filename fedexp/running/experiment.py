@@ -339,10 +339,10 @@ def check_metrics(experiment: Experiment) -> None:
 
 
 @cache
-def _check_model(spec: ModelSpec, input_shape: tuple[int, ...], output_shape: tuple[int, ...], device: str) -> None:
+def _check_model(spec: ModelSpec, input_shape: tuple[int, ...], output_shape: tuple[int, ...], device: str) -> bool:
     do = "initialise with torch alone, whose generator is seeded for it; random layers: fedexp.core.dropout.Dropout"
     with unused({"model": spec.arch}, "model", do, ConfigError):
-        check_model(spec, input_shape, output_shape, device)
+        return check_model(spec, input_shape, output_shape, device)
 
 
 def _limited(config: Config, partitioner: Partitioner) -> Config:

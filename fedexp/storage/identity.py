@@ -71,11 +71,14 @@ def config_hash(config: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+_FRAMEWORKS = ("torch", "torchvision")
+
+
 def code_hash(config: Mapping[str, Any]) -> str:
     """Fingerprint of the modules a run uses: syntax trees without docstrings and comments, plug-ins included.
 
     Follows imports inside fedexp, inside the packages that plug-ins come from, and of every module that is not installed
-    (a plug-in's own helpers); torch enters by its version.
+    (a plug-in's own helpers); torch and torchvision, whose classes a config may name, enter by their versions.
     """
     return _fingerprint(frozenset({*_ALWAYS, *targets(scientific(config))}))
 
@@ -110,7 +113,7 @@ def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:
         ours: follow imports of fedexp's modules, too.
     """
     roots = sorted(modules)
-    tops = {name.partition(".")[0] for name in roots}
+    tops = {name.partition(".")[0] for name in roots} - set(_FRAMEWORKS)
     seen: dict[str, Source] = {}
     waiting = list(roots)
     while waiting:
@@ -128,9 +131,8 @@ def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:
 def _fingerprint(modules: frozenset[str]) -> str:
     seen = _walk(modules)
     state = hashlib.blake2b(digest_size=16)
-    state.update(
-        f"torch {importlib.metadata.version('torch').partition('+')[0]} python {sys.version_info[:2]}".encode()
-    )
+    versions = (f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in _FRAMEWORKS)
+    state.update(f"{' '.join(versions)} python {sys.version_info[:2]}".encode())
     for name in sorted(seen):
         state.update(f"{name} {seen[name].fingerprint}\n".encode())
     return state.hexdigest()

@@ -274,3 +274,15 @@ class Journal:
 
 def round_6(value: float) -> float:
     return round(value, 6)
+
+
+def standing(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A run's result, empty unless it is done and whole, and its status; both are empty where there is no run."""
+    state = read_mapping(run.path / "status.json")
+    try:
+        result = run.result() or {}
+    except StorageError as error:
+        return {}, {"status": "damaged", "error": error.what}
+    if not result and not state and (what := damage(run.path)):
+        state = {"status": "damaged", "error": what}
+    return result, state

@@ -17,28 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.config.folders import conf_dir, user_conf_dir
-from fedexp.core.errors import FedexpError, StorageError
+from fedexp.core.errors import FedexpError
 from fedexp.storage.files import write_json
-from fedexp.storage.run_folder import RunFolder
-from fedexp.storage.stored_run import damage, read_mapping
+from fedexp.storage.run_folder import RunFolder, standing
+from fedexp.storage.stored_run import read_mapping
 
 if TYPE_CHECKING:
     from fedexp.tables.lookup import CellRun
 
 FAILED = ("failed", "damaged")  # statuses of runs that were there and gave nothing
 _VERSION = 1
-
-
-def standing(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A run's result, empty unless it is done and whole, and its status; both are empty where there is no run."""
-    state = read_mapping(run.path / "status.json")
-    try:
-        result = run.result() or {}
-    except StorageError as error:
-        return {}, {"status": "damaged", "error": error.what}
-    if not result and not state and (what := damage(run.path)):
-        state = {"status": "damaged", "error": what}
-    return result, state
 
 
 class Index:

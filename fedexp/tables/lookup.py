@@ -12,9 +12,8 @@ from typing import Any
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import config_hash
-from fedexp.storage.run_folder import RunFolder, trace_rows
+from fedexp.storage.run_folder import RunFolder, standing, trace_rows
 from fedexp.tables.cells import Job, Slot
-from fedexp.tables.index import standing
 
 _CODE = re.compile(r"[0-9a-f]{8}")
 _NAMED = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\.(.+)")

@@ -22,6 +22,7 @@ from fedexp.engines.vectorized import Vectorized
 from fedexp.engines.workers import Workers
 from fedexp.running.execute import execute
 from fedexp.running.run_engine import RunEngine
+from fedexp.storage.files import read_json
 from tests.world import MLP, make_data, make_world
 
 CONV = {"_target_": "tests.core.test_kernel.Small"}
@@ -241,5 +242,5 @@ def test_the_choice_is_part_of_the_numerics_and_kept_on_resume(tmp_path: Path) -
         (folder / name).unlink()
     again = execute(compose([*common, "engine=serial", "memo.enabled=false"]), say=lambda text: None)
     assert again["folder"] == result["folder"] and again["numerics"] == result["numerics"]
-    assert json.loads((folder / "numerics.json").read_text()) == result["numerics"]
+    assert read_json(folder / "numerics.json") == result["numerics"]
     assert (folder / "model.safetensors").read_bytes() == before

@@ -16,7 +16,7 @@ from fedexp.core.runner import Snapshot
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage import identity
 from fedexp.storage.checkpoint import Checkpoint
-from fedexp.storage.files import read_jsonl, write_text
+from fedexp.storage.files import read_json, read_jsonl, write_text
 from fedexp.storage.kept_models import KeptModels
 from fedexp.storage.run_folder import Journal, RunFolder
 from fedexp.storage.stored_run import find_runs
@@ -257,7 +257,7 @@ def test_a_name_holds_enough_of_the_config_hash(tmp_path: Path) -> None:
     assert folder.path.name == identity.code_hash(config)[:8]
     folder.acquire("fail", print)
     folder.release()
-    stored = json.loads((folder.path / "identity.json").read_text())
+    stored = read_json(folder.path / "identity.json")
     assert stored == {"config": identity.config_hash(config), "code": identity.code_hash(config)}
     names = {identity.config_hash({**config, "seed": seed, "seed_data": seed})[:16] for seed in range(2000)}
     assert len(names) == 2000

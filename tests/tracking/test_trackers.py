@@ -25,6 +25,13 @@ from fedexp.tracking.tensorboard import TensorBoard
 from fedexp.tracking.wandb import Wandb, flat_config
 from tests.nursery import Forked
 
+
+@pytest.fixture(autouse=True)
+def _another_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of whose jobs has tried W&B's server yet."""
+    monkeypatch.setattr("fedexp.tracking.wandb._unreached", {})
+
+
 ROWS: list[dict[str, Any]] = [
     {"round": n, "step": n, "train/loss": 1 / n} | ({"test/global/acc": n / 10} if n % 2 == 0 else {})
     for n in range(1, 6)
