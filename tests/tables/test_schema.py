@@ -334,12 +334,12 @@ def _deciding(group: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", list(table_names()))
 def test_every_table_loads_and_its_keys_exist(name: str) -> None:
     made = load_table(name)
+    met: set[tuple[str, ...]] = set()
     for form in ("full", "reduced", "smoke"):
         if form != "full" and made.shrunk(form) is None:  # type: ignore[arg-type]
             continue
         cells = slots(made, form, seeds=[0])  # type: ignore[arg-type]
         named = {tuple(map(_without_value, job.overrides)): job.overrides for job in launch_order(cells)}
-        met: set[tuple[str, ...]] = set()
         for names, overrides in named.items():
             if not (new := _decisive(names)) <= met:
                 met |= new
