@@ -39,6 +39,7 @@ COSTS = (
     "memory",
     "peak",
     "environment",
+    "engine_notes",
     "attempts",
     "folder",
     "overrides",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedexp.commands.errors import JOB_ERROR, guarded, tell
 from fedexp.core.errors import ConfigError, FedexpError
+
+if TYPE_CHECKING:
+    from fedexp.storage.run_folder import RunFolder
 
 SWEEP_FLAGS = ("-m", "--multirun")
 HELP_FLAGS = ("--help", "-h")
@@ -142,29 +145,17 @@ def _stored(configs: list[dict[str, Any]]) -> int:
     return JOB_ERROR if failed else 0
 
 
-def _row(folder: Any, config: dict[str, Any]) -> dict[str, Any]:
-    from fedexp.core.errors import StorageError
-    from fedexp.storage.stored_run import StoredRun, read_mapping
+def _row(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
+    from fedexp.storage.run_folder import standing
 
-    status = {"status": "queued"} | read_mapping(folder.path / "status.json")
-    result = None
-    try:
-        result = folder.result()
-    except StorageError as error:
-        status = {"status": "damaged", "error": error.what}
-    if result is not None:
-        status["status"] = "done"
-    elif status["status"] == "done":  # the result is gone: the next launch runs it again
-        status["status"] = "queued"
-    elif status["status"] == "running" and not StoredRun(folder.path).is_locked():
-        status |= {
-            "status": "failed",
-            "error": "its process died, by a signal or for want of memory; launched again it resumes",
-        }
+    result, state = standing(folder)
+    status = "done" if result else state.get("status", "queued")
+    if not result and status == "done":  # the result is gone: the next launch runs it again
+        status = "queued"
     return {
         "overrides": config["overrides"],
-        "status": status["status"],
-        "error": status.get("error"),
-        "headline": (result or {}).get("headline"),
+        "status": status,
+        "error": state.get("error"),
+        "headline": result.get("headline"),
         "folder": str(folder.path),
     }

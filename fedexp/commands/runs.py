@@ -305,7 +305,7 @@ def _disposable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | Non
 
 def _litter(root: Path) -> Iterator[Path]:
     idle = (run.path for run in find_runs(root) if not run.is_locked())
-    for folder in itertools.chain(root.glob("runs/*"), idle, root.glob("memo/??")):
+    for folder in itertools.chain(root.glob("runs/*"), idle, root.glob("memo/??"), [root / "sources"]):
         yield from litter(folder)
 
 

@@ -85,6 +85,11 @@ class Specs:
     def of(self, client: int) -> ModelSpec:
         return self.clients[client % len(self.clients)] if self.clients else self.server
 
+    @property
+    def trained(self) -> tuple[ModelSpec, ...]:
+        """Those that clients train."""
+        return self.clients or (self.server,)
+
     @cached_property
     def distinct(self) -> tuple[ModelSpec, ...]:
         """Each once, the server's first."""

@@ -116,7 +116,8 @@ class Experiment:
         if self.extractor is not None:
             _check_model(self.extractor, self.dataset.shape, (math.prod(self.input_shape),), device)
         for spec in self.specs.distinct:
-            if _check_model(spec, self.input_shape, outputs, device) and self.config.local.batch_size == 1:
+            has_batch_norm = _check_model(spec, self.input_shape, outputs, device)
+            if has_batch_norm and self.config.local.batch_size == 1 and spec in self.specs.trained:
                 raise ConfigError(
                     "BatchNorm has no statistics of one sample, and every training batch would be one",
                     where="local.batch_size",

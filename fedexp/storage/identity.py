@@ -131,11 +131,16 @@ def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:
 def _fingerprint(modules: frozenset[str]) -> str:
     seen = _walk(modules)
     state = hashlib.blake2b(digest_size=16)
-    versions = (f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in _FRAMEWORKS)
-    state.update(f"{' '.join(versions)} python {sys.version_info[:2]}".encode())
+    state.update(versions().encode())
     for name in sorted(seen):
         state.update(f"{name} {seen[name].fingerprint}\n".encode())
     return state.hexdigest()
+
+
+def versions() -> str:
+    """Those that enter every code hash."""
+    found = (f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in _FRAMEWORKS)
+    return f"{' '.join(found)} python {sys.version_info[:2]}"
 
 
 def targets(node: Any) -> Iterator[str]:

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from fedexp.core.errors import StorageError
 from fedexp.storage.files import damaged, file_sha256, litter, read_json, read_jsonl, sweep, write_json
 from fedexp.storage.identity import code_hash, config_hash
-from fedexp.storage.stored_run import damage, read_mapping
+from fedexp.storage.stored_run import StoredRun, damage, read_mapping
 
 Status = Literal["queued", "running", "done", "failed", "interrupted"]
 
@@ -279,10 +279,13 @@ def round_6(value: float) -> float:
 def standing(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
     """A run's result, empty unless it is done and whole, and its status; both are empty where there is no run."""
     state = read_mapping(run.path / "status.json")
+    dead = state.get("status") == "running" and not StoredRun(run.path).is_locked()  # before a result is looked for
     try:
         result = run.result() or {}
     except StorageError as error:
         return {}, {"status": "damaged", "error": error.what}
     if not result and not state and (what := damage(run.path)):
         state = {"status": "damaged", "error": what}
+    if not result and dead:
+        state = {"status": "failed", "error": "its process died without a result; launched again it resumes"}
     return result, state

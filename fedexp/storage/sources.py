@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import subprocess
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def keep_sources(config: Mapping[str, Any], folder: Path) -> None:
             write_bytes(path, content)
         modules[name] = {"file": str(source.file), "sha256": sha256}
         files.setdefault(source.file.parent, []).append(source.file)
-    commits = {str(home): commit(home, inside) for home, inside in sorted(files.items())}
+    commits = {str(home): commit(home, tuple(inside)) for home, inside in sorted(files.items())}
     write_json(folder / FILE, {"modules": modules, "commits": commits})
 
 
@@ -46,12 +47,13 @@ def _path(folder: Path, sha256: str) -> Path:
     return folder.parents[2] / _KEPT / f"{sha256}.py"
 
 
-def commit(folder: Path, files: list[Path]) -> str | None:
+@cache  # a sweep asks for every job; sources are those of when they were read, too
+def commit(folder: Path, files: tuple[Path, ...]) -> str | None:
     """Git commit of the checkout around `folder`, ``+`` where `files` have changes or are not in it; None outside of git."""
     described = _git(folder, "describe", "--always", "--exclude=*")
     if not described:
         return None
-    return described + ("+" if _git(folder, "status", "--porcelain", "--ignored", "--", *map(str, files)) else "")
+    return described + ("" if _git(folder, "status", "--porcelain", "--ignored", "--", *map(str, files)) == "" else "+")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -8,7 +8,6 @@ every time.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.core.errors import FedexpError
 from fedexp.storage.files import write_json
+from fedexp.storage.identity import versions
 from fedexp.storage.run_folder import RunFolder, standing
 from fedexp.storage.stored_run import read_mapping
 
@@ -145,13 +145,14 @@ def _entry(name: str, overrides: Sequence[str]) -> tuple[dict[str, Any], bool]:
         "data": data,
         "unknown": unknown,
     }
-    return found, all(_is_lasting(run.config) for run in composed)
+    return found, len(composed) == len(runs) and all(_is_lasting(run.config) for run in composed)
 
 
 def _is_lasting(config: Mapping[str, Any]) -> bool:
     from fedexp.storage.identity import targets
 
-    return not config["contents"] and all(module.startswith("fedexp.") for module in targets(config))
+    files = config["contents"] or config["client_models"]["path"] or config["architectures"]["clients"]
+    return not files and all(module.startswith("fedexp.") for module in targets(config))
 
 
 def _data(runs: Iterable[CellRun]) -> tuple[dict[str, list[str]], list[str]]:
@@ -183,7 +184,7 @@ def _surroundings() -> str:
         for path in sorted(folder.rglob(pattern)):
             if path.relative_to(folder).parts[0] != "table":
                 state.update(f"{path} {_stamp(path)}\n".encode())
-    state.update(f"{importlib.metadata.version('torch')} {os.environ.get('FEDEXP_DATA')}".encode())
+    state.update(f"{versions()} {os.environ.get('FEDEXP_DATA')}".encode())
     return state.hexdigest()
 
 

@@ -33,6 +33,7 @@ class Progress:
         self._unsaid = ""  # the last round's line, while it was held back
         self._server_since: float | None = None  # the last client of the step under way finished
         self._ended = threading.Event()
+        self._teller: threading.Thread | None = None
 
     def __enter__(self) -> Progress:
         if sys.stdout.isatty() and not self._silent and not self._name:
@@ -47,13 +48,16 @@ class Progress:
             self._bar.start()
             self.note(self._title)
         if not self._silent:
-            threading.Thread(target=self._tell_of_the_server, name="fedexp-progress", daemon=True).start()
+            self._teller = threading.Thread(target=self._tell_of_the_server, name="fedexp-progress", daemon=True)
+            self._teller.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
+        if self._teller is not None:
+            self._teller.join(1.0)
         if self._bar is not None:
             self._bar.stop()
         elif self._unsaid:  # ended early

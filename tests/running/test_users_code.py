@@ -17,6 +17,7 @@ import torch
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
 from fedexp.storage import identity
+from fedexp.storage.sources import commit
 
 QUICK = ["rounds=1", "clients=3", "model.hidden=[4]", "limit.train=60", "limit.test=30"]
 GUIDE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
@@ -200,6 +201,7 @@ def test_sources_are_kept_once_and_a_difference_is_shown(capsys) -> None:
     assert run_command([mine, *QUICK]) == 0
     identity._module.cache_clear()  # as another process would, look again
     identity._fingerprint.cache_clear()
+    commit.cache_clear()
     plugin("trainer", "kept", source.format(share="2"))
     assert run_command([mine, *QUICK]) == 0
 

@@ -94,7 +94,8 @@ def test_a_trace_is_read_in_order_and_only_what_is_asked_for(tmp_path: Path) -> 
 def test_evaluated_is_the_last_rounds_row(tmp_path: Path) -> None:
     assert evaluated(run(tmp_path), 3) == {}
     for name, value in (("9", 0.1), ("10", 0.2)):
-        write_json(tmp_path / "trace" / f"{name}.json", [{"iteration": 0}, {"iteration": 3, "V/train/acc": [value]}])
+        rows = [{"iteration": 0}, {"iteration": 3, "V/train/acc": [value]}]
+        write_json(tmp_path / "trace" / f"{name}.json", {"rows": rows}, seal=True)
     assert evaluated(run(tmp_path), 3) == {"iteration": 3, "V/train/acc": [0.2]} and evaluated(run(tmp_path), 4) == {}
 
 

@@ -15,6 +15,7 @@ from fedexp.core.errors import StorageError
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.model_folder import MODELS, verify
+from fedexp.storage.run_folder import trace_rows
 from fedexp.storage.tensors import load_tree
 from fedexp.tables.drawing import DrawnRun
 
@@ -79,7 +80,7 @@ def passed(run: DrawnRun, series: str, parameters: Sequence[str] | None = None) 
 def evaluated(run: DrawnRun, step: int) -> dict[str, Any]:
     """What was measured after `step` iterations of the last round, by ``<series>/<metric>``; empty where nothing was."""
     rounds = sorted((run.folder / "trace").glob("*.json"), key=lambda path: int(path.stem))
-    rows = json.loads(rounds[-1].read_text()) if rounds else []
+    rows = trace_rows(rounds[-1]) if rounds else []
     return next((row for row in rows if row["iteration"] == step), {})
 
 
