@@ -108,8 +108,8 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
     from fedexp.running.check import checked
     from fedexp.running.execute import execute
 
-    (config,) = checked([list(overrides)])
-    return Run(Path(execute(config, say=say)["folder"]))
+    (job,) = checked([list(overrides)])
+    return Run(Path(execute(job.config, say=say)["folder"]))
 
 
 def load(run: str | Path, *, output_root: str | Path = "outputs") -> Run:

@@ -110,6 +110,11 @@ def _alive(work: Callable[[], Any]) -> Any:
 
 
 @lasting_output()
+def tell_failure(label: str, error: object) -> None:
+    """One job of a sweep failed, and why."""
+    print(f"FAILED {label}\n{error}", file=sys.stderr, flush=True)
+
+
 def sweep_job(config: Any) -> float:
     """One job of a sweep, called by Hydra's launchers, possibly in another process. Returns the headline value."""
     from hydra.core.hydra_config import HydraConfig
@@ -139,10 +144,10 @@ def sweep_job(config: Any) -> float:
     except Interrupted as stop:
         raise SystemExit(stop.exit_code) from None
     except FedexpError as error:
-        print(f"FAILED {label}\n{error}", file=sys.stderr, flush=True)
+        tell_failure(label, error)
         raise JobFailedError(str(error).splitlines()[0]) from (error if os.environ.get("HYDRA_FULL_ERROR") else None)
     except Exception as error:  # a bug: told at once, its traceback is in error.txt and follows at the sweep's end
-        print(f"FAILED {label}\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        tell_failure(label, f"{type(error).__name__}: {error}")
         raise
     headline = result["headline"]
     print(f"done   {label}: {headline['metric']} {headline['value']:.4f}", flush=True)

@@ -11,6 +11,7 @@ from fedexp.commands.errors import JOB_ERROR, guarded, tell
 from fedexp.core.errors import ConfigError, FedexpError
 
 if TYPE_CHECKING:
+    from fedexp.running.check import Checked
     from fedexp.storage.run_folder import RunFolder
 
 SWEEP_FLAGS = ("-m", "--multirun")
@@ -51,10 +52,10 @@ def _run(arguments: list[str]) -> int:
                 do="a folder of configs is added with ./conf or hydra.searchpath=[file:///path/to/conf]",
             )
     jobs = compose.expand(overrides) if sweep else [overrides]
-    configs = checked(jobs)
+    all_checked = checked(jobs)
     if not sweep:
-        return _single(configs[0])
-    return _sweep(overrides, configs)
+        return _single(all_checked[0].config)
+    return _sweep(overrides, all_checked)
 
 
 def _config_asked(arguments: list[str]) -> list[str] | None:
@@ -105,7 +106,7 @@ def _single(config: dict[str, Any]) -> int:
     return 0
 
 
-def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
+def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
     """Hydra's own multirun over checked jobs, with a count before and a table after."""
     from fedexp.commands.launching import run_hydra, run_sweep
     from fedexp.config.compose import is_grid
@@ -114,10 +115,11 @@ def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
     from fedexp.tracking.terminal import print_sweep
 
     name = hashlib.blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
+    configs = [job.config for job in jobs]
     folders = [RunFolder.of(config) for config in configs]
     rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
     todo = [row["status"] != "done" or not config["reuse"] for row, config in zip(rows, configs, strict=True)]
-    check_splits((job_name(i, configs[i]["overrides"]), configs[i]) for i in range(len(configs)) if todo[i])
+    check_splits((job_name(i, configs[i]["overrides"]), jobs[i].experiment) for i in range(len(jobs)) if todo[i])
     done = todo.count(False)
     print(f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True)
     arguments = ["--multirun", *overrides]  # flags first: its parser wants overrides in one piece
@@ -133,6 +135,7 @@ def _sweep(overrides: list[str], configs: list[dict[str, Any]]) -> int:
 
 def _stored(configs: list[dict[str, Any]]) -> int:
     """A sweep whose results are all there: look at each as its job would."""
+    from fedexp.commands.launching import tell_failure
     from fedexp.running.execute import execute
 
     failed = False
@@ -140,7 +143,7 @@ def _stored(configs: list[dict[str, Any]]) -> int:
         try:
             execute(config)
         except FedexpError as error:
-            print(f"FAILED job {number}: {' '.join(config['overrides'])}\n{error}", file=sys.stderr, flush=True)
+            tell_failure(f"job {number}: {' '.join(config['overrides'])}", error)
             failed = True
     return JOB_ERROR if failed else 0
 

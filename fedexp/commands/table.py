@@ -227,26 +227,21 @@ def group(options: argparse.Namespace) -> str:
 def _check(request: _Request, todo: Sequence[Job]) -> None:
     """Compose and check every job, and what will be read of it, before the first starts; the error names the cell."""
     from fedexp.config.compose import compose
-    from fedexp.core.build import build
-    from fedexp.running.check import check_splits, naming
-    from fedexp.running.experiment import Experiment
-    from fedexp.tracking.logger import Logger
+    from fedexp.running.check import Checked, check_splits, naming
 
     placed: dict[tuple[str, ...], list[tuple[Slot, Job]]] = {}
     for slot in request.cells:
         for job in slot.jobs:
             placed.setdefault(job.overrides, []).append((slot, job))
-    configs = []
+    experiments = []
     for job in todo:
         name = f"a run of table {request.table.name} ({' '.join(job.overrides)})"
         with naming(name):
-            config = request.cell_runs[job.overrides].config or compose(list(job.overrides))
-            experiment = Experiment.of(config)
+            experiment = Checked.of(request.cell_runs[job.overrides].config or compose(list(job.overrides))).experiment
             for slot, own in placed[job.overrides]:
                 _check_paths(request.table, slot, own, experiment)
-            build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
-        configs.append((name, config))
-    check_splits(configs)
+        experiments.append((name, experiment))
+    check_splits(experiments)
 
 
 def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> None:

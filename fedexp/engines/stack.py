@@ -43,7 +43,7 @@ from fedexp.core.task import Metrics
 from fedexp.core.trainer import Adjustment, Ascent, Ctx, Received, Trainer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
-from fedexp.engines.kernels.kernel import NotStackableError, StackBatch, StackKernel, StackTrees
+from fedexp.engines.kernels.kernel import FusedKernel, NotStackableError, StackBatch, StackKernel, StackTrees
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class _Training:
         self._ascent = _ascent(trainer, own)
         self._adjustment = _adjustment(trainer, own, net)
         between = any(hooks) or self._ascent or budget.clip is not None or budget.weight_decay
-        self._fused = not between and budget.optimizer == "sgd" and kind.descend is not StackKernel.descend
+        self._in_one = not between and budget.optimizer == "sgd"  # nothing comes between gradient and optimizer
         self._measured: defaultdict[str, list[Tensor]] = defaultdict(list)  # (clients that still train,) of every step
         self._active = len(members)
         self._stack = self._whole
@@ -116,7 +116,7 @@ class _Training:
         if len(batch.y) < self._active:
             self._go_on_with(len(batch.y))
         stack, kernel = self._stack, self._kernel
-        if self._fused:
+        if self._in_one and isinstance(kernel, FusedKernel):
             self._measured["loss"].append(kernel.descend(stack, batch, self._adjustment))
             return
         grads, loss = kernel.gradients(stack, batch)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +17,39 @@ from fedexp.running.experiment import Experiment
 from fedexp.tracking.logger import Logger
 
 
-def checked(jobs: list[list[str]]) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A job's config, and what is built of it."""
+
+    config: dict[str, Any]
+    experiment: Experiment
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> Checked:
+        """Build everything of a resolved config; a `FedexpError` says what cannot be."""
+        experiment = Experiment.of(config)
+        build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
+        return cls(config, experiment)
+
+
+def checked(jobs: list[list[str]]) -> list[Checked]:
     """Compose and check every job before the first starts; the error names the job."""
-    configs = []
+    all_checked = []
     for number, overrides in enumerate(jobs):
         with naming(job_name(number, overrides) if len(jobs) > 1 else ""):
-            config = compose(overrides)
-            Experiment.of(config)
-            build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
-        configs.append(config)
-    return configs
+            all_checked.append(Checked.of(compose(overrides)))
+    return all_checked
 
 
-def check_splits(jobs: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Draw every split of several jobs, given as name and config, before the first starts: some cannot be drawn.
+def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
+    """Draw every split of several jobs, each with its name, before the first starts: some cannot be drawn.
 
     Data sets whose files are not there yet are left to the jobs.
     """
     drawn: set[tuple[object, ...]] = set()
     loaded: dict[tuple[object, ...], Arrays] = {}  # of the last job alone: whole data sets
-    for name, config in jobs:
+    for name, experiment in jobs:
         with naming(name):
-            experiment = Experiment.of(config)
             root, other = Path(experiment.config.data_root).expanduser(), experiment.proxy.dataset
             sets = {(root, *one.recipe()): one for one in (experiment.dataset, other) if one is not None}
             key = (*sets, repr(experiment.division))

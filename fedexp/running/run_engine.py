@@ -50,7 +50,7 @@ class RunEngine(Engine):
     Attributes:
         secure: saves the steps so far; called before settling changes the numerics, under which they ran.
         numerics: stored in the run's folder; the engine among them once it is settled.
-        notes: what the engine said of its choices and of what it did instead, each once.
+        notes: what the engine said in this launch of its choices and of what it did instead, each once.
         memory_probe: what `probe_memory` measured on those first jobs; None where memory is plenty.
     """
 

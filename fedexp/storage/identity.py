@@ -49,6 +49,7 @@ _ALWAYS = (
     "fedexp.engines.memo",
     "fedexp.running.summary",
 )
+_FRAMEWORKS = ("torch", "torchvision")
 
 
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,9 +70,6 @@ def config_hash(config: Mapping[str, Any]) -> str:
     """Hex digest of the scientific config; key order does not matter."""
     text = json.dumps([NON_SCIENTIFIC_VERSION, scientific(config)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-_FRAMEWORKS = ("torch", "torchvision")
 
 
 def code_hash(config: Mapping[str, Any]) -> str:

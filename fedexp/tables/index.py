@@ -151,8 +151,16 @@ def _entry(name: str, overrides: Sequence[str]) -> tuple[dict[str, Any], bool]:
 def _is_lasting(config: Mapping[str, Any]) -> bool:
     from fedexp.storage.identity import targets
 
-    files = config["contents"] or config["client_models"]["path"] or config["architectures"]["clients"]
+    files = config["contents"] or config["client_models"]["path"] or _may_name_a_file(config)
     return not files and all(module.startswith("fedexp.") for module in targets(config))
+
+
+def _may_name_a_file(config: Mapping[str, Any]) -> bool:
+    """Whether ``architectures.clients``, which is composed into a list, may have been read from a file."""
+    key = "architectures.clients="
+    own = [override for override in config["overrides"] if override.lstrip("+").startswith(key)]
+    listed = all(override.partition("=")[2].startswith(("[", "{", "null")) for override in own)
+    return bool(config["architectures"]["clients"]) and not (listed and user_conf_dir() is None)
 
 
 def _data(runs: Iterable[CellRun]) -> tuple[dict[str, list[str]], list[str]]:

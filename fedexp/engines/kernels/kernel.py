@@ -88,12 +88,16 @@ class StackKernel(ABC):
         Training statistics in ``stack.buffers`` move on.
         """
 
-    def descend(self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None) -> Tensor:
-        """Take a whole step of plain SGD or heavy ball, in place, and return the (k,) losses. A kernel may offer it.
-
-        Asked for only where nothing but an adjustment happens between gradient and optimizer.
-        """
-        raise NotImplementedError
-
     def keep(self, count: int) -> None:
         """Go on with the first `count` clients."""
+
+
+class FusedKernel(StackKernel):
+    """A kernel that can take gradient and step as one."""
+
+    @abstractmethod
+    def descend(self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None) -> Tensor:
+        """Take a whole step of plain SGD or heavy ball, in place, and return the (k,) losses.
+
+        Called only where nothing but an adjustment happens between gradient and optimizer.
+        """

@@ -13,12 +13,12 @@ from fedexp.core.kernel import overrides
 from fedexp.core.net import Net, same_author
 from fedexp.core.trainer import Adjustment
 from fedexp.core.trees import Tree
-from fedexp.engines.kernels.kernel import StackBatch, StackKernel, StackTrees
+from fedexp.engines.kernels.kernel import FusedKernel, StackBatch, StackTrees
 
 Layer = tuple[str, str | None]  # names of weight and bias
 
 
-class Linear(StackKernel):
+class Linear(FusedKernel):
     """Padding rows have no share in the loss, so clients of unequal sizes go together."""
 
     same_sizes: ClassVar[bool] = False
