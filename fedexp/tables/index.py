@@ -2,7 +2,8 @@
 
 The index is a file in the user's cache folder (``XDG_CACHE_HOME``). An entry holds as long as the config files, the package's
 sources, the table's own file, the overrides and the working directory stay as they are; how runs stand is read from their folders
-every time.
+every time. Of a built-in table only those runs are composed that a stored run may be, by the options and the seed that both name,
+and one of every data set.
 """
 
 from __future__ import annotations
@@ -10,23 +11,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.core.errors import FedexpError
 from fedexp.storage.files import write_json
 from fedexp.storage.identity import versions
 from fedexp.storage.run_folder import RunFolder, standing
-from fedexp.storage.stored_run import read_mapping
+from fedexp.storage.stored_run import find_runs, read_mapping
 
 if TYPE_CHECKING:
     from fedexp.tables.lookup import CellRun
 
 FAILED = ("failed", "damaged")  # statuses of runs that were there and gave nothing
-_VERSION = 1
+_VERSION = 2
+# Groups whose option tells runs apart: no two runs of built-in tables with other options here have one scientific config.
+_GROUPS = ("method", "trainer", "aggregator", "partition", "dataset", "model", "server_optimizer", "task")
+_Stored = dict[str, list[dict[str, Any]]]  # seed -> each stored run's options of those groups
 
 
 class Index:
@@ -45,6 +51,7 @@ class Index:
         stored = read_mapping(self._path)
         self._tables: dict[str, Any] = stored.get("tables", {}) if stored.get("version") == _VERSION else {}
         self._seconds: dict[str, Any] = stored.get("seconds", {}) if self._tables else {}  # of results, by file
+        self._options: dict[str, Any] = stored.get("options", {}) if self._tables else {}  # of stored runs, by folder
         self._changed = False
         self._shared = _surroundings()
 
@@ -53,12 +60,14 @@ class Index:
         key = f"{self._shared} {_stamp(path)}"
         entry = self._tables.get(name)
         if entry is None or entry["key"] != key:
-            self._tell(f"composing the runs of table {name}")
-            entry, lasting = _entry(name, self._overrides)
+            self._tell(f"composing runs of table {name}")
+            entry, lasting = _entry(name, self._overrides, lazy=path.is_relative_to(conf_dir()))
             self._tables.pop(name, None)
             if lasting:
                 self._tables[name] = {**entry, "key": key}
                 self._changed = True
+        if entry["waiting"]:
+            self._look_up(entry)
         return self._row(entry)
 
     def save(self) -> None:
@@ -66,7 +75,32 @@ class Index:
         if self._changed:
             with suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self._path, {"version": _VERSION, "tables": self._tables, "seconds": self._seconds})
+                write_json(
+                    self._path,
+                    {"version": _VERSION, "tables": self._tables, "seconds": self._seconds, "options": self._options},
+                )
+
+    def _look_up(self, entry: dict[str, Any]) -> None:
+        """Compose those of the waiting runs that a stored run may be."""
+        stored = self._stored(Path(entry["root"]))
+        fitting = [overrides for overrides in entry["waiting"] if _may_be_stored(overrides, stored)]
+        for overrides in fitting:
+            with suppress(FedexpError):  # it cannot be stored: running the table says why
+                entry["folders"].append(str(RunFolder.of(compose(overrides)).path))
+            entry["waiting"].remove(overrides)
+            self._changed = True
+
+    def _stored(self, root: Path) -> _Stored:
+        """The options and the seeds of the runs under `root`."""
+        stored: _Stored = defaultdict(list)
+        for run in find_runs(root):
+            config = str(run.path.parent)
+            if config not in self._options:
+                self._options[config] = [run.config.get("seed"), {group: run.choices.get(group) for group in _GROUPS}]
+                self._changed = True
+            seed, options = self._options[config]
+            stored[str(seed)].append(options)
+        return stored
 
     def _row(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         stands = [self._stand(folder) for folder in entry["folders"]]
@@ -107,13 +141,25 @@ class Index:
         return "done", seconds
 
 
-def _entry(name: str, overrides: Sequence[str]) -> tuple[dict[str, Any], bool]:
-    """What the index keeps of a table's full form, and whether it may: not what a user's own code or files decide."""
+def _entry(name: str, overrides: Sequence[str], lazy: bool = False) -> tuple[dict[str, Any], bool]:
+    """What the index keeps of a table's full form, and whether it may: not what a user's own code or files decide.
+
+    Args:
+        lazy: compose one run of every data set; the others wait.
+    """
     from fedexp.tables.cells import slots
-    from fedexp.tables.lookup import Finder, find
+    from fedexp.tables.lookup import Finder
     from fedexp.tables.schema import load_table
 
-    found: dict[str, Any] = {"broken": "", "unready": "", "folders": [], "data": {}, "unknown": []}
+    found: dict[str, Any] = {
+        "broken": "",
+        "unready": "",
+        "folders": [],
+        "data": {},
+        "unknown": [],
+        "waiting": [],
+        "root": "",
+    }
     empty = {"paper": "", "source": "", "title": "", "cells": 0, "without_method": 0, "runs": 0, "forms": []}
     try:
         table = load_table(name)
@@ -125,7 +171,10 @@ def _entry(name: str, overrides: Sequence[str]) -> tuple[dict[str, Any], bool]:
             "about": {"table": name, **empty},
             "broken": error.what + (f" ({where})" if where else ""),
         }, True
-    runs = find(cells, Finder()).values()
+    every = {job.overrides: job for slot in cells for job in slot.jobs}
+    first = {_value(overrides, "dataset"): job for overrides, job in every.items()}
+    now = list((first if lazy else every).values())
+    runs = list(map(Finder(), now))
     about = {
         "table": name,
         "paper": table.paper,
@@ -133,7 +182,7 @@ def _entry(name: str, overrides: Sequence[str]) -> tuple[dict[str, Any], bool]:
         "title": table.title,
         "cells": len(cells),
         "without_method": sum(not slot.jobs for slot in cells),
-        "runs": len(runs),
+        "runs": len(every),
         "forms": ["full", *(form for form in ("reduced", "smoke") if table.shrunk(form))],
     }
     data, unknown = _data(runs)
@@ -144,6 +193,8 @@ def _entry(name: str, overrides: Sequence[str]) -> tuple[dict[str, Any], bool]:
         "folders": [str(run.folder) for run in composed],
         "data": data,
         "unknown": unknown,
+        "waiting": [list(overrides) for overrides in every if overrides not in {job.overrides for job in now}],
+        "root": next((run.config["output_root"] for run in composed), ""),
     }
     return found, len(composed) == len(runs) and all(_is_lasting(run.config) for run in composed)
 
@@ -153,6 +204,17 @@ def _is_lasting(config: Mapping[str, Any]) -> bool:
 
     files = config["contents"] or config["client_models"]["path"] or _may_name_a_file(config)
     return not files and all(module.startswith("fedexp.") for module in targets(config))
+
+
+def _may_be_stored(overrides: Sequence[str], stored: _Stored) -> bool:
+    named = {group: name for group in _GROUPS if (name := _value(overrides, group)) is not None}
+    same_seed = stored[str(_value(overrides, "seed"))]
+    return any(all(options[group] == name for group, name in named.items()) for options in same_seed)
+
+
+def _value(overrides: Sequence[str], key: str) -> str | None:
+    """What `overrides` set `key` to; None where they do not."""
+    return next((override.partition("=")[2] for override in overrides if override.startswith(f"{key}=")), None)
 
 
 def _may_name_a_file(config: Mapping[str, Any]) -> bool:

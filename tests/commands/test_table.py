@@ -138,7 +138,7 @@ def test_all_tables_are_listed_unless_some_are_named(
     """Finding their runs composes more than a thousand configs: here the entries of the index are made up."""
     made: list[str] = []
 
-    def entry(name: str, overrides: list[str]) -> tuple[dict[str, Any], bool]:
+    def entry(name: str, overrides: list[str], lazy: bool) -> tuple[dict[str, Any], bool]:
         made.append(name)
         about = {"table": name, "paper": "P", "source": "s", "runs": 1, "cells": 1, "given": overrides}
         return {
@@ -148,6 +148,7 @@ def test_all_tables_are_listed_unless_some_are_named(
             "folders": [],
             "data": {},
             "unknown": [],
+            "waiting": [],
         }, name != "my/tiny"
 
     with monkeypatch.context() as inside:

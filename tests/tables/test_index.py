@@ -1,11 +1,16 @@
 """What the index of tables may keep: nothing that a file outside fedexp's own config decides."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from fedexp.config.compose import compose
-from fedexp.tables.index import _is_lasting
+from fedexp.storage.files import write_json
+from fedexp.storage.run_folder import RunFolder
+from fedexp.tables.index import Index, _is_lasting
+from fedexp.tables.schema import table_names
 
 MIXED = ["method=local", "clients=2"]
 
@@ -29,3 +34,41 @@ def test_lists_of_architectures_last_and_files_do_not(
     assert _is_lasting(config) is lasts
     Path("conf").mkdir()  # of the user's, which may name a file anywhere
     assert _is_lasting(config) is (lasts and len(overrides) == 1)
+
+
+def test_of_a_built_in_table_only_what_may_be_stored_is_composed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    notes: list[str] = []
+    composed: list[list[str]] = []
+
+    def counting(overrides: list[str]) -> dict[str, Any]:
+        composed.append(overrides)
+        return compose(overrides)
+
+    def row() -> dict[str, Any]:
+        composed.clear()
+        index = Index([], notes.append)
+        found = index.row("demo/digits", table_names()["demo/digits"])
+        index.save()
+        return found
+
+    for module in ("index", "lookup"):
+        monkeypatch.setattr(f"fedexp.tables.{module}.compose", counting)
+    nothing = row()
+    assert (nothing["runs"], nothing["done"], nothing["state"], len(composed)) == (20, 0, "missing", 1)
+    wanted = ["experiment=demo/digits", "partition.alpha=0.5", "method=average", "seed=1"]
+    config = compose(wanted)
+    run = RunFolder.of(config)
+    run.path.mkdir(parents=True)
+    (run.path / "config.yaml").write_text(yaml.safe_dump({key: config[key] for key in ("seed", "choices")}))
+    done = {"status": "done", "hashes": run.hashes, "seconds": {"total": 2.0}}
+    write_json(run.path / "result.json", done)
+    assert (row()["done"], row()["seconds"], composed) == (1, 2.0, [])
+    assert row()["state"] == "in part" and len(notes) == 1
+    (tmp_path / "cache/fedexp").rename(tmp_path / "gone")
+    assert row()["done"] == 1
+    other = [*wanted[:1], "partition.alpha=0.1", *wanted[2:]]
+    assert composed[1:] == [other, wanted]  # what has this method and this seed
