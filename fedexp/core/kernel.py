@@ -44,12 +44,17 @@ class Vectors:
     def scaled(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
         return list(torch._foreach_mul(tensors, factor))
 
+    @staticmethod
+    def moved(tensors: list[Tensor], along: list[Tensor], factor: Tensor) -> list[Tensor]:
+        """``tensors + factor * along``, new, in one pass."""
+        return [value.addcmul(step, factor) for value, step in zip(tensors, along, strict=True)]
+
 
 def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor, num_classes: int) -> ClientResult:
     """Run `job` on the client's data.
 
     Args:
-        net: a network of ``job.start.spec``; it is left bound to the result's tensors.
+        net: a network of ``job.start.spec``.
         samples: the training pool; index: (n,) int64 positions of this client's samples in it, on the same device.
 
     The same job gives the same bits, whatever ran on `net` before.
@@ -74,8 +79,12 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor, num_
         grad, loss = trainer.grad(net, params, buffers, batch, ctx)
         scalars = by_name(loss)
         if ascent is not None:
-            again = partial(trainer.grad, net, params, trees.clone(buffers), batch, ctx)
-            grad, scalars["perturbation"] = ascended(ascent, grad, values, again, Vectors)
+
+            def gradient_at(there: Tree, batch: Batch = batch) -> Tree:
+                live = {name: value.requires_grad_() for name, value in there.items()}
+                return trainer.grad(net, {**params, **live}, trees.clone(buffers), batch, ctx)[0]
+
+            grad, scalars["perturbation"] = ascended(ascent, grad, values, gradient_at, Vectors)
         for name, value in scalars.items():
             measured[name].append(value)
         take_step(grad, values, ctx.start, budget, optimizer, adjustment, correct, Vectors, after_step)
@@ -121,22 +130,14 @@ def check_measured(measured: Mapping[str, list[Tensor]], steps: int) -> None:
 
 
 def ascended(
-    ascent: Ascent, grad: Tree, values: Tree, again: Callable[[], tuple[Tree, object]], vectors: type[Vectors]
+    ascent: Ascent, grad: Tree, values: Tree, gradient_at: Callable[[Tree], Tree], vectors: type[Vectors]
 ) -> tuple[Tree, Tensor]:
-    """The gradient at the parameters that `ascent` climbs to from `values`, and the norm of that perturbation.
-
-    Args:
-        again: computes the gradient once more; `values` are changed in place meanwhile and restored from a copy, for adding
-            and subtracting would not give the same bits.
-    """
-    live, uphill = list(values.values()), list(grad.values())
-    here = [value.clone() for value in live]
+    """The gradient at the parameters that `ascent` climbs to from `values`, and the norm of that perturbation."""
+    uphill = list(grad.values())
     norm = vectors.norm(uphill)
     factor = ascent.rho / (norm + ascent.eps)
-    torch._foreach_add_(live, vectors.scaled(uphill, factor))
-    there, _ = again()
-    torch._foreach_copy_(live, here)
-    return there, norm * factor
+    there = dict(zip(values, vectors.moved(list(values.values()), uphill, factor), strict=True))
+    return gradient_at(there), norm * factor
 
 
 def take_step(

@@ -122,8 +122,8 @@ class _Training:
         grads, loss = kernel.gradients(stack, batch)
         scalars = by_name(loss)
         if self._ascent is not None:
-            again = partial(kernel.gradients, replace(stack, buffers=trees.clone(stack.buffers)), batch)
-            grads, scalars["perturbation"] = ascended(self._ascent, grads, stack.live, again, _StackedVectors)
+            gradient_at = partial(self._gradient_at, batch)
+            grads, scalars["perturbation"] = ascended(self._ascent, grads, stack.live, gradient_at, _StackedVectors)
         for name, values in scalars.items():
             self._measured[name].append(values)
         take_step(
@@ -137,6 +137,11 @@ class _Training:
             _StackedVectors,
             self._after_step,
         )
+
+    def _gradient_at(self, batch: StackBatch, there: Tree) -> Tree:
+        stack = self._stack
+        moved = replace(stack, params={**stack.params, **there}, buffers=trees.clone(stack.buffers))
+        return self._kernel.gradients(moved, batch)[0]
 
     def _go_on_with(self, count: int) -> None:
         """The others have taken all their steps."""
@@ -343,7 +348,16 @@ class _StackedVectors(Vectors):
 
     @staticmethod
     def scaled(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
-        return [value * factor.reshape(-1, *[1] * (value.dim() - 1)) for value in tensors]
+        return [value * _each(factor, value) for value in tensors]
+
+    @staticmethod
+    def moved(tensors: list[Tensor], along: list[Tensor], factor: Tensor) -> list[Tensor]:
+        return [value.addcmul(step, _each(factor, value)) for value, step in zip(tensors, along, strict=True)]
+
+
+def _each(factor: Tensor, value: Tensor) -> Tensor:
+    """A client's own factor for all of its entries in `value`."""
+    return factor.reshape(-1, *[1] * (value.dim() - 1))
 
 
 def _batches(members: Sequence[_Member], samples: Samples) -> Iterator[StackBatch]:
