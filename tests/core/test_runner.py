@@ -80,6 +80,16 @@ def test_a_clients_exception_names_the_client() -> None:
         make_world("method=fedavg").run(engine=Breaks())
 
 
+def test_a_rounds_loss_is_the_mean_over_its_samples() -> None:
+    world = make_world("method=fedavg", "rounds=1", data=make_data((10, 4, 7)))
+    state = world.aggregator.init(world.env)
+    results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
+    expected = sum(result.num_examples * result.metrics["loss"] for result in results) / 21
+    assert len({r.num_examples for r in results}) > 1
+    (step,) = run(world.aggregator, world.env, Serial(), world.data)
+    assert step.metrics["train/loss"] == pytest.approx(expected, rel=1e-12)
+
+
 def test_bytes_and_steps_are_counted() -> None:
     world = make_world("method=scaffold", "rounds=1")
     (step,) = run(world.aggregator, world.env, Serial(), world.data)

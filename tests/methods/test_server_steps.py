@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from fedexp.core.budget import Budget
+from fedexp.core.jobs import ClientResult
 from fedexp.core.trainer import RoundStats
 from fedexp.core.weights import ModelSpec, Weights
+from fedexp.engines.serial import Serial
 from fedexp.server_optimizers.fedadam import FedAdam
 from fedexp.server_optimizers.fedavgm import FedAvgM
 from fedexp.server_optimizers.fedexp import FedExP
@@ -158,8 +161,6 @@ def test_fednova_normaliser_with_a_proximal_pull() -> None:
 def test_fednova_round_is_the_formula(momentum: str) -> None:
     world = make_world("method=fednova", "rounds=1", f"local.momentum={momentum}", "local.epochs=3")
     state = world.aggregator.init(world.env)
-    from fedexp.engines.serial import Serial
-
     results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
     assert len({r.num_steps for r in results}) > 1
     sizes = world.data.partition.sizes
@@ -182,10 +183,6 @@ def test_fednova_normalises_by_the_lr_of_the_round() -> None:
 
 def test_fednova_direction_ignores_how_many_steps_a_client_took() -> None:
     """With a constant gradient, a client that takes twice the steps does not pull the direction toward itself."""
-    import dataclasses
-
-    from fedexp.core.jobs import ClientResult
-
     world = make_world("method=fednova", "rounds=1", data=make_data((10, 10)))
     state = world.aggregator.init(world.env)
     old = state["weights"]
@@ -204,3 +201,23 @@ def test_fednova_direction_ignores_how_many_steps_a_client_took() -> None:
         directions[tau] = step / step.norm()
     torch.testing.assert_close(directions[5], directions[10], rtol=1e-10, atol=1e-12)
     assert math.isclose(float(directions[5].norm()), 1.0, rel_tol=1e-9)
+
+
+def test_updates_are_as_long_as_they_entered_fednovas_mean() -> None:
+    """u_i / a_i orthogonal and equally long for four clients: eta_g is half their number, whatever their steps."""
+    world = make_world(
+        "method=fednova", "server_optimizer=fedexp", "server_optimizer.eps=0", "rounds=1", data=make_data((10,) * 4)
+    )
+    state = world.aggregator.init(world.env)
+    old = state["weights"]
+    results = []
+    for client, steps in enumerate((5, 10, 15, 5)):
+        moved = {
+            k: v + 0.01 * steps * (torch.arange(v.numel()) % 4 == client).reshape(v.shape)
+            for k, v in old.params.items()
+            if v.numel() % 4 == 0
+        }
+        weights = dataclasses.replace(old, params={**old.params, **moved})
+        results.append(ClientResult(client, weights, 10, steps, {}, None, {"loss": 0.0}))
+    _, metrics = world.aggregator.update(state, results, world.env)
+    assert metrics["server/factor"] == pytest.approx(8.75) and metrics["server/eta_g"] == pytest.approx(2.0)
