@@ -228,7 +228,8 @@ def _diff(options: argparse.Namespace) -> int:
     own = [own_code(run.path) for run in (a, b)]
     for number, label in enumerate(("own code: {}", "commit of {}")):
         for name in sorted({*own[0][number], *own[1][number]}):
-            compare(label.format(name), *(str(side[number].get(name) or "-")[:16] for side in own))
+            absent = "-" if number == 0 else "in no git repository"
+            compare(label.format(name), *(str(side[number].get(name) or absent)[:20] for side in own))
     add("status", a.status, b.status)
     add("rounds", _rounds(a), _rounds(b))
     add("headline", _headline(a), _headline(b))

@@ -66,15 +66,21 @@ def check_hooks(kind: type, where: str) -> None:
     Args:
         where: the config key that names the class.
     """
-    problem = _problem(kind)
-    if problem is not None:
-        what, place, expected, got = problem
-        raise ConfigError(what, where=f"{place} ({where})", expected=expected, got=got)
+    problems = _problems(kind)
+    if problems:
+        whats, places, expected, got = zip(*problems, strict=True)
+        raise ConfigError(
+            "; ".join(whats),
+            where=f"{places[0]} ({where})",
+            expected="; ".join(expected),
+            got="; ".join(filter(None, got)) or None,
+        )
 
 
 @cache
-def _problem(kind: type) -> tuple[str, str, str, str | None] | None:
-    """(what is wrong, where, what was expected, what came instead) of the first hook that cannot be called."""
+def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
+    """(what is wrong, where, what was expected, what came instead) of every hook that cannot be called or is missing."""
+    problems: list[tuple[str, str, str, str | None]] = []
     for number, cls in enumerate(kind.__mro__):
         if is_ours(cls.__module__):
             continue
@@ -86,12 +92,12 @@ def _problem(kind: type) -> tuple[str, str, str, str | None] | None:
             if (found := _mismatch(name, own, replaced)) is not None:
                 line = _function(own)
                 place = f"{line.co_filename}:{line.co_firstlineno}" if line else place_of_class(cls)
-                return f"{kind.__name__}.{name} cannot be called as its interface says", place, *found
+                problems.append((f"{kind.__name__}.{name} cannot be called as its interface says", place, *found))
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         expected = ", ".join(_written(name, getattr(kind, name)) for name in missing)
-        return f"{kind.__name__} lacks {', '.join(missing)}", place_of_class(kind), expected, None
-    return None
+        problems.append((f"{kind.__name__} lacks {', '.join(missing)}", place_of_class(kind), expected, None))
+    return tuple(problems)
 
 
 def _mismatch(name: str, own: Any, replaced: Any) -> tuple[str, str] | None:

@@ -11,11 +11,14 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+import fedexp
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
+from fedexp.commands.table import run_command as run_table
 from fedexp.storage import identity
 from fedexp.storage.sources import commit
 
@@ -117,8 +120,10 @@ HOOKS = """
     ("trainer", "fedexp.trainers.sgd", "Sgd", "correct = 3", ["Mine.correct", "a int"]),
     ("aggregator", "fedexp.aggregators.mean", "Mean", "def weight(self): return 1",
      ["Mine.weight", "def weight(self, num_examples)"]),
-    ("aggregator", "fedexp.core.aggregator", "Aggregator", "def init(self, env): return {}",
-     ["Mine lacks outcome, plan, update", "def plan(self, state, env)"]),
+    ("aggregator", "fedexp.core.aggregator", "Aggregator", "def init(self, env, more): return {}",
+     ["Mine lacks outcome, plan, update", "def plan(self, state, env)", "Mine.init cannot", "def init(self, env);"]),
+    ("trainer", "fedexp.trainers.sgd", "Sgd", "init_state = lambda self: {}; finish = lambda self, params: params",
+     ["Mine.init_state cannot be called as its interface says; Mine.finish cannot", "def finish(self, params, buffers, ctx)"]),
     ("trainer", "fedexp.trainers.sgd", "Sgd", "def __post_init__(self): {}['mu']",
      ["Mine cannot be made of its config: KeyError: 'mu'"]),
     ("trainer", "fedexp.trainers.sgd", "Sgd", "rate: Decimal = 0", ["the type of a field is not known", "Decimal"]),
@@ -242,13 +247,37 @@ def test_data_and_networks_that_draw_are_refused(capsys) -> None:
     assert "error: model Mine draws from NumPy's global generator" in capsys.readouterr().err
 
 
-def test_the_guides_trainer_runs() -> None:
-    blocks = re.findall(r"```(\w*)\n(.*?)```", GUIDE.read_text(), flags=re.S)
-    for kind, text in blocks:
+def write_the_guides_files() -> None:
+    for kind, text in re.findall(r"```(\w*)\n(.*?)```", GUIDE.read_text(), flags=re.S):
         if kind in ("python", "yaml"):
-            path = Path(text.splitlines()[0].removeprefix("# "))
+            path = Path(re.findall(r"^# ([\w/]+\.(?:py|yaml))", text, flags=re.M)[0])
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+
+
+def test_the_guides_trainer_and_table_run(capsys) -> None:
+    write_the_guides_files()
     assert run_command(["trainer=anchored", *QUICK, "local.batch_size=8"]) == 0
-    (row,) = [json.loads(line) for line in next(Path().glob("outputs/runs/*/*/metrics.jsonl")).open()]
+    (row,) = [json.loads(line) for line in next(Path().glob("outputs/runs/fedavg-*/*/metrics.jsonl")).open()]
     assert row["train/pull"] > 0
+    capsys.readouterr()
+    assert run_table(["run", "my/compare", "--only", "alpha=1.0", "--seeds", "0", "rounds=1", "local.steps=2"]) == 0
+    told = capsys.readouterr().out
+    assert "2 cells, 2 runs" in told and "Anchored" in told, told
+    assert len(list(Path().glob("outputs/runs/anchored-*/*/result.json"))) == 1
+
+
+def test_the_guides_aggregator_is_fedavg_on_the_guides_data() -> None:
+    write_the_guides_files()
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([np.arange(60) % 3, rng.normal(size=(60, 4))])
+    Path("data").mkdir()
+    np.savetxt("data/points.csv", rows, delimiter=",")
+    Path("conf/aggregator").mkdir(exist_ok=True)
+    Path("conf/aggregator/plain_mean.yaml").write_text("_target_: myaggregators.PlainMean\n")
+    mine = ["dataset=points", "data_root=data", "partition=iid", "clients=4", "rounds=2", "model.hidden=[4]"]
+    ours, theirs = (fedexp.run([*mine, f"aggregator={name}"]) for name in ("plain_mean", "mean"))
+    assert ours.result["hashes"] != theirs.result["hashes"] and sum(ours.partition.sizes) == 48
+    (a,), (b,) = ours.models, theirs.models
+    for name, value in a.params.items():
+        torch.testing.assert_close(value, b.params[name], rtol=1e-5, atol=1e-7)
