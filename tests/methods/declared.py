@@ -43,6 +43,7 @@ class Declared:
         descent: exempt where training raises the loss; likewise.
         images: it needs samples with a range of pixels.
         small: overrides that make it small enough for tests: less work of the server's own.
+        fewest: participants that it can work with.
     """
 
     reduction: Reduction | Exempt
@@ -51,6 +52,7 @@ class Declared:
     descent: Exempt | None = None
     images: bool = False
     small: tuple[str, ...] = ()
+    fewest: int = 1
 
 
 MATCHED = Declared(
@@ -141,6 +143,9 @@ DECLARED = {
         Exempt("the server goes uphill", "test_fedmrur.test_three_rounds_are_the_plain_loop"),
         descent=Exempt("the server goes uphill", "test_fedmrur.test_three_rounds_are_the_plain_loop"),
     ),
+    "median": Declared(Exempt("no mean of its clients", "test_robust.test_merging_is_the_plain_formula")),
+    "trimmed_mean": Declared(Reduction(("aggregator.beta=0.0",), against=UNIFORM, tolerance=1e-12), fewest=3),
+    "krum": Declared(Reduction(("aggregator.m=4",), against=UNIFORM, tolerance=1e-12), fewest=3),
     "average": Declared(Reduction(against=("aggregator.weights=uniform",), tolerance=1e-12)),
     "ot_fusion": Declared(
         Exempt("the mean of models that alignment moved", "test_ot_fusion.test_nothing_to_move_is_the_average")

@@ -95,10 +95,11 @@ def test_reduces_to_fedavg(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_identical_clients_agree_with_one(method: str) -> None:
-    """Full-batch steps on copies of one client's data: nothing to disagree about, or an exemption with cause."""
+    """Full-batch steps on copies of one client's data (one with as many as it needs): nothing to disagree about, or an
+    exemption with cause."""
     overrides = ("local.batch_size=100", "local.epochs=2")
     many = world_of(method, *overrides, data=data_of(method, (14,) * 4, copies=True))
-    one = world_of(method, *overrides, data=data_of(method, (14,), copies=True))
+    one = world_of(method, *overrides, data=data_of(method, (14,) * DECLARED[method].fewest, copies=True))
     single = one.models(one.run())[0]
     models = many.models(many.run())
     with pytest.raises(AssertionError) if DECLARED[method].copies else nullcontext():
