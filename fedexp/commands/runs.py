@@ -1,4 +1,4 @@
-"""The ``fedexp-runs`` command: list, show, diff, clean. Reads run folders; needs no torch."""
+"""The ``fedexp-runs`` command: list, show, diff, rerun, export, table, clean. Reads run folders; needs no torch but to rerun."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 
 from fedexp.commands.errors import guarded
 from fedexp.core.errors import ConfigError, StorageError
-from fedexp.storage.files import litter, passing, sweep
+from fedexp.storage.files import litter, passing, sweep, write_text
+from fedexp.storage.selection import flat, ordered, select
 from fedexp.storage.sources import differences, own_code
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
 from fedexp.tracking.terminal import console, memory_text, size_text
@@ -38,7 +39,12 @@ def main() -> None:
 
 def run_command(arguments: list[str]) -> int:
     """Run the command line; returns the exit code (2 for errors of the user's, told without a traceback)."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if unknown := [argument for argument in rest if argument.startswith("-") or not hasattr(options, "conditions")]:
+        parser.error(f"unknown argument: {' '.join(unknown)}")
+    if rest:  # argparse takes no conditions behind an option
+        options.conditions += rest
     return guarded(lambda: options.run(options))
 
 
@@ -48,7 +54,14 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--root", type=Path, default=Path("outputs"), help="output_root of the runs (%(default)s)")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    listing = commands.add_parser("list", parents=[shared], help="all runs, newest first")
+    chosen = argparse.ArgumentParser(add_help=False)
+    chosen.add_argument("conditions", nargs="*", metavar="key=value",
+                        help="runs that meet all of these alone, on any key of the config, group or metric: "
+                             "method=fedavg,fedprox 'partition.alpha<0.5' status!=done 'headline>=0.9'")  # fmt: skip
+
+    listing = commands.add_parser("list", parents=[shared, chosen], help="all runs, newest first")
+    listing.add_argument("--sort", metavar="KEY", help="by headline, seconds, size, name, a metric or any key of the config: "
+                         "numbers from large to small, texts from A to Z")  # fmt: skip
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
     listing.set_defaults(run=_list)
 
@@ -61,6 +74,30 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("a", help=what)
     diff.add_argument("b", help=what)
     diff.set_defaults(run=_diff)
+
+    rerun = commands.add_parser("rerun", parents=[shared], help="run a stored run's config again; are the bits the same?",
+                                description="Runs exactly the stored config again, with the numerics of then and without "
+                                "memo and trackers, in <root>/reruns; the stored run stays as it is. Exit code 1 if the "
+                                "bits are others.")  # fmt: skip
+    rerun.add_argument("name", metavar="run", help=what)
+    rerun.add_argument("--data-root", help="where the data lie now (default: where they lay)")
+    rerun.set_defaults(run=_rerun)
+
+    export = commands.add_parser(
+        "export", parents=[shared, chosen], help="runs as CSV, a row each; or to W&B afterwards"
+    )
+    export.add_argument("--out", type=Path, help="the CSV file (default: standard output)")
+    export.add_argument(
+        "--wandb", choices=("offline", "online"), help="send finished runs to W&B instead, from their files"
+    )
+    export.add_argument("--project", default="fedexp", help="of W&B (%(default)s)")
+    export.add_argument("--entity", help="of W&B (default: the account's)")
+    export.add_argument("--group", help="under which W&B shows them together")
+    export.set_defaults(run=_export)
+
+    table = commands.add_parser("table", parents=[shared, chosen], help="a table of runs: means over seeds, paired tests",
+                                epilog="example: fedexp-runs table rows=partition.alpha cols=method dataset=mnist")  # fmt: skip
+    table.set_defaults(run=_table)
 
     clean = commands.add_parser(
         "clean",
@@ -81,12 +118,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(options: argparse.Namespace) -> int:
-    runs = find_runs(options.root)
+    there = find_runs(options.root)
+    runs = select(there, options.conditions)
+    if options.sort:
+        runs = ordered(runs, options.sort)
     if options.json:
         print(json.dumps([_facts(run) for run in runs], indent=2))
         return 0
     if not runs:
-        print(f"no runs under {options.root / 'runs'}")
+        print(
+            f"no runs under {options.root / 'runs'}" if not there else f"none of {len(there)} runs meets the conditions"
+        )
         return 0
     from rich import box
     from rich.table import Table
@@ -99,8 +141,8 @@ def _list(options: argparse.Namespace) -> int:
         colour = _COLOURS.get(run.status, "white")
         table.add_row(
             _plain(run.name),
-            _plain(" ".join([_choice(run, "method"), *_swapped(run)])),
-            _plain(_choice(run, "dataset")),
+            _plain(" ".join([run.choice("method"), *_swapped(run)])),
+            _plain(run.choice("dataset")),
             f"[{colour}]{run.status}[/{colour}]",
             _headline(run),
             _rounds(run),
@@ -110,9 +152,8 @@ def _list(options: argparse.Namespace) -> int:
         )
     out = console()
     out.print(table)
-    out.print(
-        f"{len(runs)} runs, {size_text(sum(run.size for run in runs))} under {options.root / 'runs'}", markup=False
-    )
+    count = f"{len(runs)} runs" if len(runs) == len(there) else f"{len(runs)} of {len(there)} runs"
+    out.print(f"{count}, {size_text(sum(run.size for run in runs))} under {options.root / 'runs'}", markup=False)
     return 0
 
 
@@ -121,9 +162,9 @@ def _facts(run: StoredRun) -> dict[str, Any]:
     return {
         "folder": str(run.path.resolve()),
         "name": run.name,
-        "method": _choice(run, "method"),
+        "method": run.choice("method"),
         "swapped": _swapped(run),
-        "dataset": _choice(run, "dataset"),
+        "dataset": run.choice("dataset"),
         "status": run.status,
         "error": run.state.get("error"),
         "set_aside": run.is_aside,
@@ -198,8 +239,8 @@ def _diff(options: argparse.Namespace) -> int:
     from fedexp.storage.identity import scientific
 
     a, b = find_run(options.root, options.a), find_run(options.root, options.b)
-    sides = [dict(_flat(run.config)) for run in (a, b)]
-    deciding = set().union(*(dict(_flat(scientific(run.config))) for run in (a, b)))
+    sides = [dict(flat(run.config)) for run in (a, b)]
+    deciding = set().union(*(dict(flat(scientific(run.config))) for run in (a, b)))
     keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if key.partition(".")[0] != "overrides"]
     differing = [key for key in keys if sides[0].get(key, _ABSENT) != sides[1].get(key, _ABSENT)]
 
@@ -245,6 +286,32 @@ def _diff(options: argparse.Namespace) -> int:
 def _hash(run: StoredRun, name: str) -> str:
     """The short hash that is in the folder's name."""
     return run.path.parent.name.rpartition("-")[2] if name == "config" else run.path.name.partition(".")[0]
+
+
+def _rerun(options: argparse.Namespace) -> int:
+    from fedexp.commands.rerun import rerun
+
+    return rerun(find_run(options.root, options.name), options.root, options.data_root)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from fedexp.commands.export import as_csv, to_wandb
+
+    runs = select(find_runs(options.root), options.conditions)
+    if options.wandb:
+        return to_wandb(runs, options.wandb, options.project, options.entity, options.group)
+    if options.out is None:
+        print(as_csv(runs), end="")
+    else:
+        write_text(options.out, as_csv(runs))
+        print(f"{len(runs)} runs: {options.out}")
+    return 0
+
+
+def _table(options: argparse.Namespace) -> int:
+    from fedexp.commands.runs_table import print_table
+
+    return print_table(find_runs(options.root), options.conditions)
 
 
 def _clean(options: argparse.Namespace) -> int:
@@ -338,24 +405,9 @@ def _shown(value: Any) -> str:
     return "-" if value is _ABSENT else "null" if value is None else str(value)
 
 
-def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _choice(run: StoredRun, group: str) -> str:
-    """Method or data set: what was chosen, else what the folder's name says."""
-    head = run.path.parent.name.rpartition("-")[0]
-    method, _, dataset = head.partition("-")
-    return str(run.choices.get(group) or {"method": method, "dataset": dataset}[group])
-
-
 def _swapped(run: StoredRun) -> list[str]:
     """The parts that are not the method's own, as ``trainer=NAME``."""
-    own = _parts(_choice(run, "method"))
+    own = _parts(run.choice("method"))
     chosen = {part: run.choices.get(part) for part in own}
     return [f"{part}={option}" for part, option in chosen.items() if option not in (None, own[part])]
 

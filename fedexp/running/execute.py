@@ -46,7 +46,7 @@ from fedexp.storage.sources import keep_sources
 from fedexp.storage.tensors import load_tree, remember
 from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.feed import Feed
-from fedexp.tracking.logger import Logger, RunInfo
+from fedexp.tracking.logger import Logger, RunInfo, title
 from fedexp.tracking.outlet import lasting_output
 from fedexp.tracking.pictures import draw_pictures
 from fedexp.tracking.progress import Progress, named
@@ -293,7 +293,7 @@ class _Run:
         engine.secure = saver.save
         with contextlib.ExitStack() as stack:
             progress = stack.enter_context(
-                Progress(self._title(), env.rounds, here.round, self.note.shown, self.note.name)
+                Progress(title(self.raw), env.rounds, here.round, self.note.shown, self.note.name)
             )
             stack.enter_context(self.note.through(progress.note))
             trainer: Engine = (
@@ -360,7 +360,7 @@ class _Run:
         summary = summarise(journal.rows, experiment, traced)
         save_outcome(outcome, Clients.of(outcome, config.clients, data), path)
         if journal.rows:
-            draw_curve(journal.rows, path / "curve.png", self._title())
+            draw_curve(journal.rows, path / "curve.png", title(self.raw))
         self.seconds["log"] = time.perf_counter() - began
         peak = peak_memory(torch.device(engine.numerics.device))
         result = {
@@ -402,27 +402,9 @@ class _Run:
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
         logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
         feed = Feed(logger, warn=self.note)
-        choices, hashes = self.raw["choices"], self.folder.hashes
-        info = RunInfo(
-            id=f"{hashes['config'][:16]}{hashes['code'][:8]}",
-            name=self._title(),
-            group=self.group,
-            config={key: value for key, value in self.raw.items() if key != "overrides"},
-            folder=self.folder.path,
-            tags=tuple(str(choices[key]) for key in ("method", "dataset", "partition", "model") if choices.get(key)),
-            resumed=bool(journal.rows),
-        )
+        info = RunInfo.of(self.raw, self.folder.hashes, self.folder.path, self.group, resumed=bool(journal.rows))
         feed.open(info, list(journal.rows))
         return feed
-
-    def _title(self) -> str:
-        """Short overrides and the seed."""
-        shown = [o for o in self.raw["overrides"] if not o.startswith(("output_root", "data_root", "logger", "hydra"))]
-        if not any(o.startswith("method=") for o in shown):
-            shown.insert(0, f"method={self.raw['method']}")
-        if not any(o.startswith("seed=") for o in shown):
-            shown.append(f"seed={self.raw['seed']}")
-        return " ".join(shown)
 
 
 def _yaml(config: Mapping[str, Any]) -> str:

@@ -102,6 +102,11 @@ class StoredRun:
         found = self.result.get("choices") or self.config.get("choices")
         return found if isinstance(found, dict) else {}
 
+    def choice(self, group: str) -> str:
+        """Method or data set: what was chosen, else what the folder's name says."""
+        method, _, dataset = self.path.parent.name.rpartition("-")[0].partition("-")
+        return str(self.choices.get(group) or {"method": method, "dataset": dataset}[group])
+
     @property
     def overrides(self) -> list[str]:
         """As they were typed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,33 @@ class RunInfo:
     folder: Path
     tags: tuple[str, ...]
     resumed: bool
+
+    @classmethod
+    def of(
+        cls, config: Mapping[str, Any], hashes: Mapping[str, str], folder: Path, group: str | None, resumed: bool
+    ) -> RunInfo:
+        """What a run's resolved config says, under the id of its hashes."""
+        choices = config["choices"]
+        return cls(
+            id=f"{hashes['config'][:16]}{hashes['code'][:8]}",
+            name=title(config),
+            group=group,
+            config={key: value for key, value in config.items() if key != "overrides"},
+            folder=folder,
+            tags=tuple(str(choices[key]) for key in ("method", "dataset", "partition", "model") if choices.get(key)),
+            resumed=resumed,
+        )
+
+
+def title(config: Mapping[str, Any]) -> str:
+    """A run's name for people: short overrides and the seed."""
+    own = ("output_root", "data_root", "logger", "hydra")
+    shown = [override for override in config["overrides"] if not override.startswith(own)]
+    if not any(override.startswith("method=") for override in shown):
+        shown.insert(0, f"method={config['method']}")
+    if not any(override.startswith("seed=") for override in shown):
+        shown.append(f"seed={config['seed']}")
+    return " ".join(shown)
 
 
 @dataclass

@@ -1,0 +1,114 @@
+"""``fedexp-runs export``: stored runs as CSV, or to W&B after the fact."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from fedexp.commands.errors import JOB_ERROR
+from fedexp.core.errors import ConfigError
+from fedexp.storage.run_folder import rows_of
+from fedexp.storage.selection import flat
+from fedexp.storage.stored_run import StoredRun
+
+
+def as_csv(runs: Sequence[StoredRun]) -> str:
+    """A row a run; columns that some run lacks are empty there.
+
+    First what identifies a run and what came out, then ``metrics.*`` (last values) and ``mean_last_10.*``, then every key of
+    the config as ``config.*``. Lists are JSON.
+    """
+    rows = [_row(run) for run in runs]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    columns.sort(key=lambda name: ("metrics.", "mean_last_10.", "config.").index(_part(name)) + 1 if _part(name) else 0)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns or ["run"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _part(column: str) -> str:
+    return next((part for part in ("metrics.", "mean_last_10.", "config.") if column.startswith(part)), "")
+
+
+def _row(run: StoredRun) -> dict[str, Any]:
+    result, headline = run.result, run.headline or {}
+    done, asked = run.rounds
+    facts = {
+        "run": run.name,
+        "method": run.choice("method"),
+        "dataset": run.choice("dataset"),
+        **{
+            group: run.choices.get(group)
+            for group in ("partition", "model", "trainer", "aggregator", "server_optimizer")
+        },
+        "seed": run.config.get("seed"),
+        "seed_data": run.config.get("seed_data"),
+        "status": run.status,
+        "set_aside": run.is_aside,
+        "metric": headline.get("metric"),
+        "rule": headline.get("rule"),
+        "value": headline.get("value"),
+        "round": done,
+        "rounds": asked,
+        "seconds": (result.get("seconds") or {}).get("total"),
+        "local_steps": result.get("local_steps"),
+        **{f"bytes_{way}": (result.get("bytes") or {}).get(way) for way in ("up", "down")},
+        "peak_ram": (result.get("peak_memory") or {}).get("ram"),
+        "partition_sha256": (result.get("partition") or {}).get("sha256"),
+        **{f"{part}_hash": (result.get("hashes") or {}).get(part) for part in ("config", "code")},
+        "commit": (result.get("environment") or {}).get("commit"),
+        "updated": run.updated.isoformat(timespec="seconds"),
+        "folder": str(run.path),
+    }
+    for group in ("metrics", "mean_last_10"):
+        facts |= {f"{group}.{name}": value for name, value in (result.get(group) or {}).items()}
+    config = {key: value for key, value in run.config.items() if key not in ("choices", "overrides", "contents")}
+    return facts | {f"config.{key}": value for key, value in flat(config)}
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list) else value
+
+
+def to_wandb(
+    runs: Sequence[StoredRun], mode: Literal["offline", "online"], project: str, entity: str | None, group: str | None
+) -> int:
+    """Send every finished run of `runs` under its own id, so that online nothing is there twice; files in ``<run>/wandb``."""
+    from fedexp.core.build import build
+    from fedexp.tracking.logger import Logger, RunInfo
+
+    finished = [run for run in runs if run.status == "done" and run.config and not run.is_aside]
+    if not finished:
+        raise ConfigError("there is no finished run to send", got=f"{len(runs)} runs")
+    node = {
+        "_target_": "fedexp.tracking.wandb.Wandb",
+        "project": project,
+        "entity": entity,
+        "mode": mode,
+        "strict": True,
+    }
+    build(Logger, node, "logger").check()  # type: ignore[type-abstract]
+    failed = 0
+    for run in finished:
+        logger = build(Logger, node, "logger")  # type: ignore[type-abstract]
+        with run.lock():
+            rows = rows_of(run.path, run.result)
+            info = RunInfo.of(run.config, run.result["hashes"], run.path, group, resumed=False)
+            try:
+                logger.open(info, rows)
+                logger.close("done", run.result)
+            except Exception as error:  # noqa: BLE001 - trackers raise anything; the other runs are sent
+                logger.close("failed", None)
+                failed += 1
+                print(f"FAILED {run.name}: {str(error).strip() or type(error).__name__}")
+                continue
+        print(f"sent   {run.name}: {len(rows)} rows" + (f", {run.path / 'wandb'}" if mode == "offline" else ""))
+    if mode == "offline":
+        print("upload with: wandb sync DIR/wandb/offline-run-*")
+    print(f"{len(finished) - failed} of {len(runs)} runs sent" + (f", {failed} failed" if failed else ""))
+    return JOB_ERROR if failed else 0

@@ -1,0 +1,212 @@
+"""``fedexp-runs table``: an ad-hoc table of stored runs, rows and columns by any key, means over seeds, paired tests."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from fedexp.core.errors import ConfigError, suggest
+from fedexp.storage.identity import scientific
+from fedexp.storage.selection import ABSENT, check_keys, flat, select, text_of, value_of
+from fedexp.storage.stored_run import StoredRun
+from fedexp.tables.seeds import Comparison, Draw, adjusted, compare
+from fedexp.tracking.terminal import console
+
+_SEEDS = ("seed", "seed_data")
+_PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}  # groups that a method's preset chooses
+_SHOWN = 4  # keys in one message
+
+Cell = tuple[tuple[str, ...], str]  # of a row, of a column
+
+
+def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
+    """Print the table that `arguments` ask for: rows=KEY[,KEY], cols=KEY, value=METRIC, and conditions on runs."""
+    rows, cols, value, conditions = _asked(arguments)
+    done = select([run for run in runs if run.status == "done" and run.config and not run.is_aside], conditions)
+    if not done:
+        raise ConfigError("no finished run meets the conditions", got=" ".join(conditions) or "no runs")
+    check_keys(done, [*rows, cols, value])
+    latest = _latest(done)
+    cells = _cells(latest, rows, cols)
+    found = {cell: _draws(cell, members, rows, cols, value) for cell, members in cells.items()}
+    columns = sorted({col for _, col in found}, key=_order)
+    places = sorted({place for place, _ in found}, key=lambda place: [_order(text) for text in place])
+    comparisons = [
+        (place, compare(a, b, found.get((place, a), {}), found.get((place, b), {})))
+        for place in places
+        for a, b in itertools.combinations(columns, 2)
+        if (place, a) in found and (place, b) in found
+    ]
+    judged = adjusted([comparison for _, comparison in comparisons])
+    _print_means(found, rows, cols, places, columns)
+    _print_tests([(place, c) for (place, _), c in zip(comparisons, judged, strict=True)], rows)
+    _print_notes(done, latest, cells, rows, cols, value)
+    return 0
+
+
+def _asked(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, str, list[str]]:
+    given: dict[str, str] = {}
+    rest = []
+    for argument in arguments:
+        name, _, text = argument.partition("=")
+        if name in ("rows", "cols", "value"):
+            given[name] = text
+        elif name in ("row", "col", "columns", "values"):
+            raise ConfigError(f"'{name}' is no part of a table", do=suggest(name, ["rows", "cols", "value"]))
+        else:
+            rest.append(argument)
+    if not given.get("rows") or not given.get("cols"):
+        raise ConfigError(
+            "a table needs its rows and its columns",
+            expected="rows=KEY[,KEY] cols=KEY, and value=METRIC (default: the headline)",
+            got=" ".join(arguments) or "nothing",
+            do="e.g. fedexp-runs table rows=partition.alpha cols=method",
+        )
+    return tuple(given["rows"].split(",")), given["cols"], given.get("value", "headline"), rest
+
+
+def _latest(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """Of runs of one config that several versions of the code made, the newest."""
+    newest: dict[str, StoredRun] = {}
+    for run in runs:  # newest first
+        newest.setdefault(run.path.parent.name, run)
+    return list(newest.values())
+
+
+def _cells(runs: Iterable[StoredRun], rows: Sequence[str], cols: str) -> dict[Cell, list[StoredRun]]:
+    cells: dict[Cell, list[StoredRun]] = {}
+    for run in runs:
+        cell = tuple(text_of(value_of(run, key)) for key in rows), text_of(value_of(run, cols))
+        cells.setdefault(cell, []).append(run)
+    return cells
+
+
+def _draws(cell: Cell, runs: Sequence[StoredRun], rows: Sequence[str], cols: str, value: str) -> dict[Draw, float]:
+    """The cell's values by seed; refused where its runs are not draws of one config."""
+    differing = _differing(runs)
+    if differing:
+        place = " ".join(f"{key}={text}" for key, text in zip((*rows, cols), (*cell[0], cell[1]), strict=True))
+        first, texts = next(iter(differing.items()))
+        raise ConfigError(
+            f"runs of one cell differ in more than their seeds: {', '.join([*differing][:_SHOWN])}",
+            where=place,
+            got=f"{first}: {', '.join(texts[:_SHOWN])}",
+            do=f"add a condition ({first}={texts[0]}), or rows={','.join([*rows, first])}",
+        )
+    found = {}
+    for run in runs:
+        number = value_of(run, value)
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ConfigError(f"'{value}' of a run is no number", where=run.name, got=text_of(number))
+        found[tuple(value_of(run, key) for key in _SEEDS)] = float(number)
+    return dict(sorted(found.items(), key=lambda item: [_order(text_of(seed)) for seed in item[0]]))
+
+
+def _differing(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Keys that decide results, other than seeds and those under `implied`, that `runs` have several values of."""
+    sides = [dict(flat(scientific(run.config))) for run in runs]
+    keys = dict.fromkeys(key for side in sides for key in side)
+    values = {key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=_order) for key in keys}
+    return {
+        key: texts
+        for key, texts in values.items()
+        if len(texts) > 1 and key not in _SEEDS and not any(key == one or key.startswith(f"{one}.") for one in implied)
+    }
+
+
+def _order(text: str) -> tuple[int, float, str]:
+    try:
+        return 0, float(text), text
+    except ValueError:
+        return 1, 0.0, text
+
+
+def _print_means(
+    found: Mapping[Cell, Mapping[Draw, float]],
+    rows: Sequence[str],
+    cols: str,
+    places: Sequence[tuple[str, ...]],
+    columns: Sequence[str],
+) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for key in rows:
+        table.add_column(escape(key))
+    for column in columns:
+        table.add_column(escape(column if cols in ("method", "dataset") else f"{cols}={column}"), justify="right")
+    for place in places:
+        cells = [_mean(list(found.get((place, column), {}).values())) for column in columns]
+        table.add_row(*map(escape, place), *cells)
+    console().print(table)
+
+
+def _mean(values: Sequence[float]) -> str:
+    """``mean ± deviation (n)``; of one run no deviation."""
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4f}{spread} ({len(values)})"
+
+
+def _print_tests(comparisons: Sequence[tuple[tuple[str, ...], Comparison]], rows: Sequence[str]) -> None:
+    if not comparisons:
+        return
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in (*rows, "pair", "difference", "95 %", "p", "common seeds", "verdict"):
+        table.add_column(escape(name), justify="right" if name in ("difference", "p") else "left")
+    for place, c in comparisons:
+        table.add_row(
+            *map(escape, place),
+            escape(f"{c.b} - {c.a}"),
+            "-" if c.difference is None else f"{c.difference:+.4f}",
+            "-" if c.interval is None else f"{c.interval[0]:+.4f} to {c.interval[1]:+.4f}",
+            "-" if c.p is None else f"{c.p:.3g}",
+            ", ".join(map(_seeds, c.draws)) or "none",
+            escape(c.verdict),
+        )
+    out = console()
+    out.print(table)
+    tests = sum(c.p is not None for _, c in comparisons)
+    if tests:
+        out.print(f"paired t-tests, two-sided{f', p by Holm for {tests} tests' if tests > 1 else ''}", soft_wrap=True)
+
+
+def _seeds(draw: Draw) -> str:
+    """The seed, and that of the data where it is another."""
+    return str(draw[0]) if draw[0] == draw[1] else f"{draw[0]}/{draw[1]}"
+
+
+def _print_notes(
+    runs: Sequence[StoredRun],
+    latest: Sequence[StoredRun],
+    cells: Mapping[Cell, Sequence[StoredRun]],
+    rows: Sequence[str],
+    cols: str,
+    value: str,
+) -> None:
+    """What a reader must know: what is measured, what was left out, in what else the cells differ."""
+    out = console()
+    measured = sorted({" ".join((run.headline or {})[k] for k in ("metric", "rule")) for run in latest})
+    name = value if value != "headline" else ", ".join(measured)
+    out.print(f"value: {name}; mean ± sample deviation (runs)", markup=False, soft_wrap=True)
+    if value == "headline" and len(measured) > 1:
+        out.print("note: the runs' headlines are different metrics or rules", markup=False, soft_wrap=True)
+    if len(runs) > len(latest):
+        out.print(f"note: {len(runs) - len(latest)} results that other code made earlier are left out", soft_wrap=True)
+    if len({run.path.name for run in latest}) > 1 and cols not in _PAIRS:
+        out.print("note: not all of these runs were made by the same code", markup=False, soft_wrap=True)
+    implied = [part for key in (*rows, cols) for part in _PAIRS.get(key, (key,))]
+    differing = _differing([members[0] for members in cells.values()], implied)
+    if differing:
+        names = ", ".join([*differing][:_SHOWN]) + (
+            f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        )
+        out.print(f"note: cells differ also in {names}", markup=False, soft_wrap=True)

@@ -1,0 +1,165 @@
+"""Stored runs by conditions on them: ``method=fedavg partition.alpha<0.5``; in the order of a key. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedexp.core.errors import ConfigError, nearest
+from fedexp.storage.stored_run import StoredRun
+
+ABSENT = object()
+_CLAUSE = re.compile(r"([\w./-]+)(!=|<=|>=|=|<|>)(.+)")
+_ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_FACTS: dict[str, Callable[[StoredRun], Any]] = {
+    "name": lambda run: run.name,
+    "status": lambda run: run.status,
+    "headline": lambda run: run.headline["value"] if run.headline else None,
+    "seconds": lambda run: (run.result.get("seconds") or {}).get("total"),
+    "size": lambda run: run.size,
+    "updated": lambda run: run.updated.isoformat(timespec="seconds"),
+    "method": lambda run: run.choice("method"),
+    "dataset": lambda run: run.choice("dataset"),
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One clause: `key` `sign` one of `values`."""
+
+    key: str
+    sign: str
+    values: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> Condition:
+        """Parse ``key=a,b``, ``key!=a``, ``key<0.5`` ...; a `ConfigError` says what is none."""
+        found = _CLAUSE.fullmatch(text)
+        if found is None:
+            raise ConfigError(
+                f"'{text}' is no condition on runs",
+                expected="key=value, key=a,b, key!=value, 'key<value', 'key>=value' (< and > in quotes, or the shell takes them)",
+            )
+        key, sign, value = found.groups()
+        several = sign in ("=", "!=") and not value.startswith("[")
+        return cls(key, sign, tuple(value.split(",")) if several else (value,))
+
+    def __call__(self, run: StoredRun) -> bool:
+        """Whether `run` meets it; one without the key meets ``!=`` alone."""
+        value = value_of(run, self.key)
+        if self.sign in _ORDERS:
+            return _precedes(value, self.values[0], _ORDERS[self.sign])
+        return any(_is(value, text) for text in self.values) == (self.sign == "=")
+
+
+def value_of(run: StoredRun, key: str) -> Any:
+    """What `run` has under `key`: a fact, a group (its option), a metric (its last value), a key of its config; or `ABSENT`."""
+    if key in _FACTS:
+        return _FACTS[key](run)
+    if run.choices.get(key) is not None:
+        return run.choices[key]
+    metrics = run.result.get("metrics") or {}
+    if key in metrics:
+        return metrics[key]
+    node: Any = run.config
+    for part in key.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            return ABSENT
+        node = node[part]
+    return node
+
+
+def text_of(value: Any) -> str:
+    """As it is typed in a condition."""
+    if value is ABSENT:
+        return "-"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value).replace(", ", ",")
+
+
+def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
+    """Refuse a key that none of `runs` has; the nearest is named."""
+    for key in keys:
+        if not runs or any(value_of(run, key) is not ABSENT for run in runs):
+            continue
+        known = {name for run in runs for name in _keys(run)}
+        ends = sorted(
+            (name for name in known if name.rpartition(".")[2] == key), key=lambda name: (name.count("."), name)
+        )
+        near = ends[0] if ends else nearest(key, known)
+        raise ConfigError(
+            f"no run has the key '{key}'",
+            expected=f"{', '.join(_FACTS)}, a group, a metric, or a key of the config such as partition.alpha",
+            do=f"did you mean '{near}'?" if near else "fedexp-runs show RUN and its config.yaml say what there is",
+        )
+
+
+def select(runs: Sequence[StoredRun], clauses: Sequence[str]) -> list[StoredRun]:
+    """Those of `runs` that meet every clause, in their order."""
+    conditions = [Condition.of(text) for text in clauses]
+    check_keys(runs, [condition.key for condition in conditions])
+    return [run for run in runs if all(condition(run) for condition in conditions)]
+
+
+def ordered(runs: Sequence[StoredRun], key: str) -> list[StoredRun]:
+    """`runs` by `key`: numbers from large to small, then texts from A to Z, then those that have none."""
+    check_keys(runs, [key])
+
+    def place(run: StoredRun) -> tuple[int, float, str]:
+        value = value_of(run, key)
+        if _is_number(value):
+            return 0, math.inf if math.isnan(value) else -value, ""
+        return (2, 0.0, "") if value in (None, ABSENT) else (1, 0.0, text_of(value))
+
+    return sorted(runs, key=place)
+
+
+def flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of a nest of mappings."""
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _keys(run: StoredRun) -> Iterator[str]:
+    yield from _FACTS
+    yield from (group for group, option in run.choices.items() if option is not None)
+    yield from run.result.get("metrics") or {}
+    yield from (key for key, _ in flat(run.config) if key.partition(".")[0] not in ("choices", "overrides"))
+
+
+def _is(value: Any, text: str) -> bool:
+    number = _number(text)
+    if number is not None and _is_number(value):
+        return bool(value == number)
+    return value is not ABSENT and text_of(value) == text.replace(", ", ",")
+
+
+def _precedes(value: Any, text: str, order: Callable[[Any, Any], bool]) -> bool:
+    number = _number(text)
+    if number is not None:
+        return _is_number(value) and order(value, number)
+    return isinstance(value, str) and order(value, text)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,67 @@
+"""Columns against each other on runs paired by seed; never on runs that are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scipy.stats import ttest_rel
+
+from fedexp.tables.verdicts import LEVEL
+
+Draw = tuple[object, ...]  # what makes two runs a pair: their seeds
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """b less a on their common draws.
+
+    Args:
+        draws: the common ones; difference: the mean of the paired differences, None without any.
+        interval: 95 %, Student's; p: two-sided, adjusted where several comparisons were made; both None below two pairs,
+            where all differences are equal, and where one is not finite.
+    """
+
+    a: str
+    b: str
+    draws: tuple[Draw, ...]
+    difference: float | None
+    interval: tuple[float, float] | None = None
+    p: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """What the pairs say, and no more."""
+        if len(self.draws) < 2:
+            return f"no test: {len(self.draws) or 'no'} common seed{'' if len(self.draws) == 1 else 's'}"
+        assert self.difference is not None
+        if not math.isfinite(self.difference):
+            return "no test: a value is not finite"
+        if self.p is None:
+            return "no test: the differences do not vary"
+        if self.p >= LEVEL:
+            return "open"
+        return f"{self.b} {'higher' if self.difference > 0 else 'lower'}"
+
+
+def compare(a: str, b: str, left: Mapping[Draw, float], right: Mapping[Draw, float]) -> Comparison:
+    """Column b against column a; their values by draw."""
+    draws = tuple(draw for draw in left if draw in right)
+    differences = [right[draw] - left[draw] for draw in draws]
+    mean = sum(differences) / len(draws) if draws else None
+    if len(set(differences)) < 2 or not all(map(math.isfinite, differences)):
+        return Comparison(a, b, draws, mean)
+    tested = ttest_rel([right[draw] for draw in draws], [left[draw] for draw in draws])
+    low, high = tested.confidence_interval(1 - LEVEL)
+    return Comparison(a, b, draws, mean, (float(low), float(high)), float(tested.pvalue))
+
+
+def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """With p for all of them together (Holm, A simple sequentially rejective multiple test procedure, 1979)."""
+    tested = sorted((c.p, number) for number, c in enumerate(comparisons) if c.p is not None)
+    found, least = list(comparisons), 0.0
+    for rank, (p, number) in enumerate(tested):
+        least = max(least, min(1.0, p * (len(tested) - rank)))
+        found[number] = replace(found[number], p=least)
+    return found

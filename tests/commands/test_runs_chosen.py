@@ -1,0 +1,242 @@
+"""fedexp-runs: conditions, order, CSV, W&B afterwards, ad-hoc tables and reruns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scipy.stats import t
+
+from fedexp.commands.run import run_command as fedexp
+from fedexp.commands.runs import run_command
+from fedexp.storage.files import write_json, write_text
+from fedexp.tables.seeds import Comparison, adjusted, compare
+from tests.commands.test_runs import make
+
+VALUES = {"fedavg": (0.70, 0.72, 0.77), "fedprox": (0.75, 0.74, 0.85), "scaffold": (0.9,)}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three methods at alpha 0.1, one at 0.5; seeds 0 to 2, scaffold's 0 alone; one that failed, one set aside."""
+    for method, values in VALUES.items():
+        for seed, value in enumerate(values):
+            store(tmp_path, method, seed, value)
+    store(tmp_path, "fedavg", 0, 0.9, alpha=0.5)
+    make(tmp_path, "failed", name="fedavg-digits-f0000000", config=config("fedavg", 7, 0.1))
+    store(tmp_path, "fedavg", 0, 0.1, code="89abcdef.1")
+    return tmp_path
+
+
+def config(method: str, seed: int, alpha: float, **others: Any) -> dict[str, Any]:
+    keys = {
+        "method": method,
+        "seed": seed,
+        "seed_data": seed,
+        "partition": {"alpha": alpha},
+        "local": {"betas": [0.9, 0.5]},
+    }
+    return keys | {"trainer": {"_target_": f"x.{method}"}, "profile": False, "stop": {"target": None}} | others
+
+
+def store(
+    root: Path,
+    method: str,
+    seed: int,
+    value: float,
+    alpha: float = 0.1,
+    code: str = "89abcdef",
+    minutes: int = 1,
+    **others: Any,
+) -> Path:
+    name = f"{method}-digits-{method}{seed}{alpha}{len(others)}"
+    own = config(method, seed, alpha, **others)
+    folder = make(root, "done", name=name, value=value, code=code, minutes=minutes, config=own)
+    result = json.loads((folder / "result.json").read_text())
+    choices = {"method": method, "dataset": "digits", "partition": "dirichlet"}
+    extra = {"metrics": {"test/global/acc": value, "test/global/loss": 1 - value}, "seconds": {"total": 3.0}}
+    write_json(folder / "result.json", result | {"choices": choices} | extra)
+    return folder
+
+
+def names(root: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[tuple[str, Any]]:
+    capsys.readouterr()
+    assert run_command(["list", "--json", "--root", str(root), *arguments]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    return [(row["method"], row["headline"] and row["headline"]["value"]) for row in rows]
+
+
+@pytest.mark.parametrize(("conditions", "left"), [
+    (["method=scaffold"], 1), (["method=scaffold,fedprox"], 4), (["method!=fedavg"], 4), (["status=failed"], 1),
+    (["partition.alpha<0.5", "status=done"], 8), (["partition.alpha<=0.5"], 10), (["partition.alpha>0.10"], 1),
+    (["seed=0", "partition=dirichlet"], 5), (["headline>=0.9"], 2), (["test/global/loss<0.2"], 3), (["profile=false"], 10),
+    (["stop.target=null"], 10), (["local.betas=[0.9,0.5]"], 10), (["headline<1"], 9), (["name>=scaffold"], 1),
+])  # fmt: skip
+def test_conditions(root: Path, capsys: pytest.CaptureFixture[str], conditions: list[str], left: int) -> None:
+    assert len(names(root, capsys, *conditions)) == left
+
+
+def test_lists_are_sorted_and_say_how_many_are_left(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = names(root, capsys, "--sort", "headline", "seed<3")
+    assert [value for _, value in rows] == [0.9, 0.9, 0.85, 0.77, 0.75, 0.74, 0.72, 0.7, 0.1]
+    assert [method for method, _ in names(root, capsys, "--sort", "method", "seed=0,7")] == ["fedavg"] * 4 + [
+        "fedprox",
+        "scaffold",
+    ]
+    assert names(root, capsys, "--sort", "test/global/acc")[-1] == ("fedavg", None)
+    assert run_command(["list", "method=scaffold", "--root", str(root)]) == 0
+    assert "1 of 10 runs" in capsys.readouterr().out
+    assert run_command(["list", "method=moon", "--root", str(root)]) == 0
+    assert "none of 10 runs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["list", "alpha<1"], "did you mean 'partition.alpha'?"), (["list", "--sort", "headlin"], "did you mean 'headline'?"),
+    (["list", "fedavg"], "'fedavg' is no condition"), (["export", "sed=1"], "did you mean 'seed'?"),
+    (["table", "cols=method"], "rows=partition.alpha cols=method"),
+    (["table", "row=seed", "cols=method"], "did you mean 'rows'?"),
+    (["table", "rows=partition.alpha", "cols=method", "method=moon"], "no finished run"),
+    (["table", "rows=method", "cols=partition", "value=test/global/ac"], "did you mean 'test/global/acc'?"),
+    (["table", "rows=method", "cols=partition"], "do:|partition.alpha=0.1), or rows=method,partition.alpha"),
+    (["rerun", "f0000000"], "no result to compare"), (["export", "--wandb", "offline", "status=failed"], "no finished run"),
+])  # fmt: skip
+def test_mistakes_are_told(root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert run_command([*arguments, "--root", str(root)]) == 2
+    told = capsys.readouterr().err
+    assert said.rpartition("|")[2] in told and len(told.splitlines()) <= 6 and "Traceback" not in told
+
+
+def test_exported_is_a_row_a_run(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["export", "--root", str(root), "--out", str(root / "runs.csv"), "method=fedavg"]) == 0
+    rows = list(csv.DictReader(io.StringIO((root / "runs.csv").read_text())))
+    assert [row["status"] for row in rows].count("failed") == 1 and len(rows) == 6
+    first = next(row for row in rows if row["value"] == "0.72")
+    assert (first["metric"], first["seed"], first["config.partition.alpha"]) == ("test/global/acc", "1", "0.1")
+    assert first["config.local.betas"] == "[0.9, 0.5]" and float(first["metrics.test/global/loss"]) == pytest.approx(
+        0.28
+    )
+    assert first["seconds"] == "3.0" and first["config.stop.target"] == "" and first["config_hash"] == "c" * 32
+    capsys.readouterr()
+    assert run_command(["export", "--root", str(root), "method=fedavg"]) == 0
+    assert capsys.readouterr().out == (root / "runs.csv").read_text()
+
+
+def test_a_table_has_means_and_tests_on_common_seeds_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store(root, "fedprox", 1, 0.99, code="00000000", minutes=9)  # of older code
+    assert run_command(["table", "rows=partition.alpha", "cols=method", "--root", str(root)]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()][1:]
+    average = VALUES["fedavg"]
+    assert ["0.1", f"{statistics.mean(average):.4f}", "±", f"{statistics.stdev(average):.4f}", "(3)"] == lines[2][:5]
+    assert lines[2][-2:] == ["0.9000", "(1)"] and lines[3] == ["0.5", "0.9000", "(1)", "-", "-"]
+    differences = [b - a for a, b in zip(average, VALUES["fedprox"], strict=True)]
+    statistic = statistics.mean(differences) / (statistics.stdev(differences) / 3**0.5)
+    (pair,) = [line for line in out.splitlines() if "fedprox - fedavg" in line]
+    assert (
+        f"{statistics.mean(differences):+.4f}" in pair and f"{2 * t.sf(statistic, 2):.3g}" in pair and "0, 1, 2" in pair
+    )
+    assert [line.rsplit("  ", 1)[1].strip() for line in out.splitlines() if "scaffold -" in line] == [
+        "no test: 1 common seed"
+    ] * 2
+    assert "1 results that other code made earlier" in out and "cells differ also" not in out
+
+
+def test_cells_that_differ_in_more_than_rows_and_columns_are_noted_or_refused(root: Path, capsys) -> None:
+    for seed in (0, 1):
+        store(root, "moon", seed, 0.5, rounds=9)
+    arguments = ["table", "rows=partition.alpha", "cols=method", "--root", str(root)]
+    assert run_command(arguments) == 0
+    assert "note: cells differ also in rounds" in capsys.readouterr().out
+    store(root, "moon", 1, 0.6, rounds=10, note=1)
+    assert run_command(arguments) == 2
+    told = capsys.readouterr().err
+    assert "partition.alpha=0.1 method=moon" in told and "rounds: 9, 10" in told
+
+
+def test_verdicts_say_no_more_than_their_pairs() -> None:
+    a, far = {(s, s): s / 10 for s in range(4)}, {(s, s): s / 10 + 1 + s % 2 / 100 for s in range(4)}
+    assert compare("a", "b", a, far).verdict == "b higher" and compare("b", "a", far, a).verdict == "a lower"
+    assert compare("a", "b", a, {(9, 9): 1.0}).verdict == "no test: no common seeds"
+    assert (
+        compare("a", "b", a, {(1, 2): 1.0, (1, 1): 0.5}).verdict == "no test: 1 common seed"
+    )  # another split is no pair
+    assert compare("a", "b", a, a).verdict == "no test: the differences do not vary"
+    assert compare("a", "b", a, {**a, (0, 0): float("nan")}).verdict == "no test: a value is not finite"
+    p = (0.03, 0.01, None, 0.04)
+    found = adjusted([Comparison("a", "b", ((0,), (1,)), 1.0, (0.5, 1.5), each) for each in p])
+    assert [c.p for c in found] == [pytest.approx(0.06), pytest.approx(0.03), None, pytest.approx(0.06)]
+
+
+def test_rerun_has_the_same_bits_or_says_where_they_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    assert fedexp(["rounds=2", "clients=3", "model.hidden=[4]", "limit.train=200"]) == 0
+    (folder,) = Path().glob("outputs/runs/*/*")
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump(stored | {"logger": {"_target_": "fedexp.tracking.wandb.Wandb"}})
+    )
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert run_command(["rerun", "fedavg-digits"]) == 0
+    assert "the same bits: metrics and models" in capsys.readouterr().out
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    again = Path("outputs/reruns", *folder.parts[1:])
+    assert (
+        (again / "result.json").exists() and not (again / "wandb").exists() and not Path("outputs/reruns/memo").exists()
+    )
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    other = json.loads(rows[1]) | {"test/global/acc": 0.123}
+    write_text(folder / "metrics.jsonl", "\n".join([rows[0], json.dumps(other), ""]))
+    result = json.loads((folder / "result.json").read_text())
+    from fedexp.storage.files import file_sha256
+
+    changed = {
+        "metrics_sha256": file_sha256(folder / "metrics.jsonl"),
+        "numerics": result["numerics"] | {"threads": 99},
+    }
+    del result["seal"]
+    write_json(folder / "result.json", result | changed, seal=True)
+    assert run_command(["rerun", "fedavg-digits"]) == 1
+    told = capsys.readouterr().out
+    assert (
+        "not the same bits" in told
+        and "metrics from round 2 on: test/global/acc 0.123" in told
+        and "threads: 99" in told
+    )
+    assert again.with_name(f"{again.name}.1").is_dir()
+
+
+def test_runs_go_to_wandb_from_their_files(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    fed: list[tuple[Any, ...]] = []
+
+    class Fake:
+        def __init__(self, **options: Any) -> None:
+            fed.append(("made", options))
+
+        def open(self, run: Any, history: list[dict[str, Any]]) -> None:
+            fed.append(("open", run.id, run.group, run.name, run.config["seed"], len(history)))
+
+        def close(self, status: str, result: Any) -> None:
+            fed.append(("close", status))
+
+        def check(self) -> None:
+            fed.append(("check",))
+
+    monkeypatch.setattr("fedexp.core.build.build", lambda kind, node, where: Fake(**node))
+    write_text(
+        root / "runs" / "scaffold-digits-scaffold00.10" / "89abcdef" / "metrics.jsonl", '{"round": 1, "step": 1}\n'
+    )
+    assert run_command(["export", "--wandb", "offline", "--group", "g", "method=scaffold", "--root", str(root)]) == 0
+    assert fed[0][1]["mode"] == "offline" and fed[1] == ("check",)
+    assert fed[3:] == [("open", "c" * 16 + "d" * 8, "g", "method=scaffold seed=0", 0, 1), ("close", "done")]
+    assert "1 of 1 runs sent" in capsys.readouterr().out
