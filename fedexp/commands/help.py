@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedexp.core.errors import ConfigError, suggest
+
 _TEXT = """fedexp - federated aggregation methods, compared
 
 Usage: fedexp [key=value ...]      one run
        fedexp -m [key=a,b ...]     a sweep over all combinations
+       fedexp --dry-run [-m] ...   what would be run, what is stored, estimated time and disk
 
-Groups (group=option):
+Groups (group=option; fedexp --help GROUP says what each is):
 {groups}
 
-Keys and their defaults are commented in conf/config.yaml; fedexp --cfg job prints them resolved.
+Keys and their defaults are commented in conf/config.yaml (fedexp --help KEY); fedexp --cfg job prints them resolved.
 
 Examples:
   fedexp                                                   the defaults, on the embedded digits
@@ -22,13 +25,52 @@ Examples:
   fedexp debug=smoke method=NAME                           any experiment in seconds
   fedexp --cfg job method=NAME                             print the config and stop
   fedexp --hydra-help                                      Hydra's own flags
-Also: fedexp-data list|show|prepare, fedexp-runs list|show|diff|clean, fedexp-table list|run|report
+Also: fedexp-data list|show|prepare, fedexp-runs list|show|diff|rerun|export|table|clean, fedexp-table list|run|report
 """
 
 
 def help_text(*folders: Path) -> str:
     """The text, with every group of the config folders and its options."""
     return _TEXT.format(groups="\n".join(f"{name}: {', '.join(options)}" for name, options in _groups(folders)))
+
+
+def topic_text(topic: str, *folders: Path) -> str:
+    """A group's options, each with the first line of its file; or a key's part of config.yaml.
+
+    Raises:
+        ConfigError: there is no such group or key.
+    """
+    groups = dict(_groups(folders))
+    if topic in groups:
+        width = max(map(len, groups[topic]))
+        lines = [f"{option:<{width}}  {_about(topic, option, folders)}".rstrip() for option in groups[topic]]
+        return "\n".join([f"{topic}=OPTION", *(f"  {line}" for line in lines), ""])
+    keys = dict(_keys(folders[0] / "config.yaml"))
+    if topic in keys:
+        return keys[topic]
+    raise ConfigError(f"no group or key '{topic}'", where="--help", do=suggest(topic, [*groups, *keys]))
+
+
+def _about(group: str, option: str, folders: tuple[Path, ...]) -> str:
+    """The first comment of an option's file."""
+    path = next(path for folder in folders if (path := folder / group / f"{option}.yaml").exists())
+    lines = (line for line in path.read_text().splitlines() if not line.startswith("# @package"))
+    first = next(lines, "")
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def _keys(path: Path) -> Iterator[tuple[str, str]]:
+    """The top-level keys that `path` sets, with their lines."""
+    key, part = "", ""
+    for line in path.read_text().splitlines(keepends=True):
+        if line[0].isspace():
+            part += line if line.strip() else ""
+            continue
+        if key:
+            yield key, part
+        key, part = ("", "") if line.startswith("#") else (line.partition(":")[0], line)
+    if key:
+        yield key, part
 
 
 def _groups(folders: tuple[Path, ...]) -> Iterator[tuple[str, list[str]]]:

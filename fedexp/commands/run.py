@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SWEEP_FLAGS = ("-m", "--multirun")
 HELP_FLAGS = ("--help", "-h")
+DRY_FLAG = "--dry-run"
 HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc")  # Hydra answers
 
 
@@ -31,7 +32,7 @@ def run_command(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     if any(argument in HELP_FLAGS for argument in arguments):
-        return _help()
+        return _help([argument for argument in arguments if not argument.startswith("-") and "=" not in argument])
 
     from fedexp.commands.launching import run_hydra
     from fedexp.config import compose
@@ -43,16 +44,18 @@ def _run(arguments: list[str]) -> int:
     if any(argument.partition("=")[0] in HYDRA_FLAGS for argument in arguments):
         return run_hydra(arguments)
     sweep = any(argument in SWEEP_FLAGS for argument in arguments)
-    overrides = [argument for argument in arguments if argument not in SWEEP_FLAGS]
+    overrides = [argument for argument in arguments if argument not in (*SWEEP_FLAGS, DRY_FLAG)]
     for flag in overrides:
         if flag.startswith("-"):
             raise ConfigError(
                 f"unknown flag '{flag}'",
-                expected=", ".join([*HELP_FLAGS, *SWEEP_FLAGS, *HYDRA_FLAGS]),
+                expected=", ".join([*HELP_FLAGS, *SWEEP_FLAGS, DRY_FLAG, *HYDRA_FLAGS]),
                 do="a folder of configs is added with ./conf or hydra.searchpath=[file:///path/to/conf]",
             )
     jobs = compose.expand(overrides) if sweep else [overrides]
     all_checked = checked(jobs)
+    if DRY_FLAG in arguments:
+        return _dry_run([job.config for job in all_checked])
     if not sweep:
         return _single(all_checked[0].config)
     return _sweep(overrides, all_checked)
@@ -81,11 +84,25 @@ def _print_config(overrides: list[str]) -> int:
     return 0
 
 
-def _help() -> int:
-    from fedexp.commands.help import help_text
+def _help(topics: list[str]) -> int:
+    from fedexp.commands.help import help_text, topic_text
     from fedexp.config.folders import conf_dir, user_conf_dir
 
-    print(help_text(*filter(None, (conf_dir(), user_conf_dir()))), end="")
+    folders = [*filter(None, (conf_dir(), user_conf_dir()))]
+    texts = [topic_text(topic, *folders) for topic in topics] or [help_text(*folders)]
+    print("\n".join(texts), end="")
+    return 0
+
+
+def _dry_run(configs: list[dict[str, Any]]) -> int:
+    """Say what a run or a sweep would do, all jobs of which are checked."""
+    from fedexp.commands.forecast import print_forecast
+    from fedexp.storage.run_folder import RunFolder
+
+    rows = [_row(RunFolder.of(config), config) for config in configs]
+    todo = [c for c, row in zip(configs, rows, strict=True) if row["status"] != "done" or not c["reuse"]]
+    print(f"dry run: {len(configs)} runs - {len(configs) - len(todo)} done, {len(todo)} to run")
+    print_forecast(todo)
     return 0
 
 

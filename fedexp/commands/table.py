@@ -72,6 +72,11 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", parents=[shared], help="run what is missing or failed, then report",
                               epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib")  # fmt: skip
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check every run, say what is stored and what the rest would take, and stop",
+    )
     run.set_defaults(run=_run)
     report = commands.add_parser("report", parents=[shared], help="report what is there; runs nothing")
     report.add_argument("--from", dest="records", type=Path, action="append", metavar="DIR",
@@ -165,6 +170,11 @@ def _run(options: argparse.Namespace) -> int:
     without = f"; {absent} cells have no method yet" if absent else ""
     print(f"table {options.name}: {len(request.cells)} cells, {len(jobs)} runs - "
           f"{len(jobs) - len(todo)} done, {len(todo)} to run{again}{without}", flush=True)  # fmt: skip
+    if options.dry_run:
+        from fedexp.commands.forecast import print_forecast
+
+        print_forecast([request.cell_runs[job.overrides].config for job in todo])
+        return 0
     code = 0
     if todo:
         sweep = _own(options.overrides, of_sweep=True)

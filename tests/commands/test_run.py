@@ -13,6 +13,7 @@ import pytest
 
 from fedexp.commands import launching
 from fedexp.commands.run import run_command
+from fedexp.tables.report.layout import duration
 from fedexp.tracking.curve import draw_curve
 
 QUICK = ["rounds=2", "clients=4", "model.hidden=[4]"]
@@ -357,6 +358,35 @@ def test_help_lists_every_group_and_the_users_own_options(capsys) -> None:
     groups = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
     assert "mine" in groups["model"].split(", ") and {"fedavg", "scaffold"} <= set(groups["method"].split(", "))
     assert "ma_echo/table1" in groups["experiment"].split(", ") and not {"table", "tuned"} & {*groups}
+
+
+def test_help_of_a_group_has_each_options_first_comment_and_of_a_key_its_part_of_the_config(capsys) -> None:
+    Path("conf/model").mkdir(parents=True)
+    Path("conf/model/mine.yaml").write_text("# My own net.\n_target_: mine.Net")
+    assert run_command(["--help", "method"]) == run_command(["--help", "model"]) == run_command(["--help", "eval"]) == 0
+    told = capsys.readouterr().out
+    lines = [line.split("  ", 2) for line in told.splitlines()]
+    shown = {line[1]: line[2].strip() for line in lines if len(line) == 3}
+    assert shown["scaffold"].startswith("SCAFFOLD") and shown["mine"] == "My own net."
+    assert "eval:\n  every: 1 # " in told and "trace:" not in told
+    assert run_command(["--help", "aggregatr"]) == 2
+    assert "did you mean 'aggregator'?" in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_checks_and_estimates_by_other_seeds(capsys) -> None:
+    assert run_command([*QUICK, "seed=1"]) == 0
+    (result,) = results()
+    before = sorted(Path("outputs").rglob("*"))
+    capsys.readouterr()
+    assert run_command(["--dry-run", "-m", *QUICK, "seed=1,2,3", "method=fedavg,fedprox"]) == 0
+    told = capsys.readouterr().out
+    assert "6 runs - 1 done, 5 to run" in told and "for 2 of them by stored runs" in told and "the other 3" in told
+    assert f"about {duration(2 * result['seconds']['total'])}," in told and "are free under" in told
+    assert run_command(["--dry-run", *QUICK, "seed=1"]) == 0 and run_command(["--dry-run", "rounds=3"]) == 0
+    told = capsys.readouterr().out
+    assert "1 runs - 1 done, 0 to run\ndry run: 1 runs - 0 done, 1 to run\ntime: not known" in told
+    assert run_command(["--dry-run", "-m", "method=fedavg,krum", "clients=2"]) == 2
+    assert "job 1" in capsys.readouterr().err and before == sorted(Path("outputs").rglob("*"))
 
 
 def test_a_split_from_a_file_is_the_same_run_wherever_the_file_lies(capsys) -> None:

@@ -69,10 +69,19 @@ def refuse_nothing_of(result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def dry_run(capfd: pytest.CaptureFixture[str], *said: str) -> bool:
+    """Whether a dry run of the table says so, and does nothing."""
+    before = sorted(Path("outputs").rglob("*"))
+    capfd.readouterr()
+    code = run_command(["run", "my/tiny", "--dry-run"])
+    told = capfd.readouterr().out
+    return code == 0 and all(text in told for text in said) and sorted(Path("outputs").rglob("*")) == before
+
+
 def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command(["report", "my/tiny"]) == 0 and not results()
     capfd.readouterr()
-    assert run_command(["run", "my/tiny"]) == 0
+    assert dry_run(capfd, "4 runs - 0 done, 4 to run", "time: not known") and run_command(["run", "my/tiny"]) == 0
     told = capfd.readouterr().out
     assert "table my/tiny: 6 cells, 4 runs - 0 done, 4 to run; 2 cells have no method yet" in told
     assert len(results()) == 4 and all(r["attempts"] == 1 for r in results())
@@ -116,7 +125,9 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert run_command(["run", "my/tiny", "--only", "method=local"]) == 0
     assert {path: path.read_bytes() for path in folder.iterdir()} == kept  # a part of it is no reason to lose the whole
     write(grids=[{"beta": 1}], seeds=[0, 1])
-    assert run_command(["run", "my/tiny", "--strict"]) == 1  # two seeds are beyond the tolerance
+    assert (
+        dry_run(capfd, "2 done, 2 to run", "time: about") and run_command(["run", "my/tiny", "--strict"]) == 1
+    )  # two seeds are beyond the tolerance
     write(grids=[{"beta": [1, 2]}])
     capfd.readouterr()
     assert run_command(["list", "my/tiny", "demo/digits", "--json", "output_root=outputs"]) == 0
