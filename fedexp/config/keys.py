@@ -65,6 +65,8 @@ class Eval:
     every: int
     batch_size: int
     held_out: int
+    per_class: bool = False
+    per_client: bool = False
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"eval.every must be at least 1, got {self.every}")

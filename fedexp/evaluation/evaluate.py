@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from fedexp.core.data import Samples
 from fedexp.core.net import Net
@@ -13,7 +15,7 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Batch, Metrics, Task
 from fedexp.core.weights import Weights, by_spec
 
-_PLACES: dict[Delivers, tuple[str, tuple[str, ...]]] = {  # where a metric is filed, and what of its spread is kept
+PLACES: dict[Delivers, tuple[str, tuple[str, ...]]] = {  # where a metric is filed, and what of its spread is kept
     "model": ("global", ("",)),
     "ensemble": ("ensemble", ("",)),
     "per_client": ("local", ("_mean", "_std", "_min")),
@@ -22,7 +24,7 @@ _PLACES: dict[Delivers, tuple[str, tuple[str, ...]]] = {  # where a metric is fi
 
 def metric_names(task: Task, delivers: Delivers, split: str) -> list[str]:
     """Names that an evaluation on `split` has; the first is compared by default."""
-    place, endings = _PLACES[delivers]
+    place, endings = PLACES[delivers]
     return [f"{split}/{place}/{name}{ending}" for name in task.metric_names for ending in endings]
 
 
@@ -58,25 +60,58 @@ class Evaluator:
         return {f"{split}/local/{name}": [metrics[name] for metrics in measured] for name in self.task.metric_names}
 
     @torch.no_grad()
-    def _measure(self, models: Sequence[Weights], outcome: Outcome, samples: Samples) -> Metrics:
-        totals: dict[str, torch.Tensor] = {}
+    def parts(
+        self, models: Sequence[Weights], outcome: Outcome, samples: Samples, order: Tensor, bounds: Sequence[int]
+    ) -> list[Metrics]:
+        """The task's metrics of each part of `samples`; {} of an empty one.
+
+        Args:
+            order: (n,) int64 positions; part g is ``order[bounds[g]:bounds[g + 1]]``, and parts share forward passes.
+        """
         nets = [self._net(model) for model in models]
+        totals: list[dict[str, Tensor]] = [{} for _ in bounds[1:]]
+        for start in range(0, len(order), self.batch_size):
+            index = order[start : start + self.batch_size]
+            y = samples.y.index_select(0, index)
+            output = self._output(nets, models, outcome, Batch(samples.inputs(index), y))
+            for total, low, high in zip(totals, bounds, bounds[1:], strict=False):
+                own = slice(max(0, low - start), min(len(index), high - start))
+                if own.start < own.stop:
+                    _add(total, self.task.totals(output[own], y[own]))
+        sizes = [high - low for low, high in itertools.pairwise(bounds)]
+        return [
+            self.task.metrics({name: float(value) for name, value in total.items()}, size) if size else {}
+            for total, size in zip(totals, sizes, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _measure(self, models: Sequence[Weights], outcome: Outcome, samples: Samples) -> Metrics:
+        nets = [self._net(model) for model in models]
+        totals: dict[str, Tensor] = {}
         for start in range(0, len(samples), self.batch_size):
             part = slice(start, start + self.batch_size)
             batch = Batch(samples.inputs(part), samples.y[part])
-            inputs = self.task.inputs(batch)
-            outputs = [
-                self.task.predict(net, model.params, model.buffers, *inputs)
-                for net, model in zip(nets, models, strict=True)
-            ]
-            together = outcome.kind == "ensemble"
-            output = self.task.combine(outputs, outcome.combine, outcome.weights) if together else outputs[0]
-            for name, value in self.task.totals(output, batch.y).items():
-                totals[name] = totals[name] + value if name in totals else value
+            _add(totals, self.task.totals(self._output(nets, models, outcome, batch), batch.y))
         return self.task.metrics({name: float(value) for name, value in totals.items()}, len(samples))
+
+    def _output(self, nets: Sequence[Net], models: Sequence[Weights], outcome: Outcome, batch: Batch) -> Tensor:
+        """The model's, or the ensemble's, for a batch."""
+        inputs = self.task.inputs(batch)
+        outputs = [
+            self.task.predict(net, model.params, model.buffers, *inputs)
+            for net, model in zip(nets, models, strict=True)
+        ]
+        return (
+            self.task.combine(outputs, outcome.combine, outcome.weights) if outcome.kind == "ensemble" else outputs[0]
+        )
 
     def _net(self, model: Weights) -> Net:
         first = next(iter(model.params.values()))
         net = self._nets(model.spec, first.device, first.dtype)
         net.train(False)
         return net
+
+
+def _add(totals: dict[str, Tensor], more: dict[str, Tensor]) -> None:
+    for name, value in more.items():
+        totals[name] = totals[name] + value if name in totals else value

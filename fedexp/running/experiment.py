@@ -33,6 +33,7 @@ from fedexp.data.partition import Partitioner
 from fedexp.engines.global_numbers import class_path, unused
 from fedexp.engines.shares import thread_budget
 from fedexp.engines.stored_models import StoredModels
+from fedexp.evaluation.breakdown import class_names, client_names
 from fedexp.evaluation.evaluate import metric_names
 from fedexp.running.needs import check_needs
 
@@ -111,6 +112,8 @@ class Experiment:
             images=self.dataset.pixels and self.extractor is None,
         )
         check_metrics(self)
+        if self.config.eval.per_class:
+            check_classes(self)
         outputs = self.task.output_shape(self.dataset.num_classes, self.dataset.shape)
         device = _chosen(self.config.device).partition(":")[0]
         if self.extractor is not None:
@@ -154,9 +157,18 @@ class Experiment:
 
     @property
     def metric_names(self) -> list[str]:
-        """What is measured on the test set and, if there is one, on the validation set; the headline first."""
+        """What is measured on the test set and, if there is one, on the validation set; the headline first.
+
+        What ``eval.per_client`` measures on training data is none that a run may be compared by.
+        """
         splits = ("test", "val") if self.has_validation else ("test",)
-        return [name for split in splits for name in metric_names(self.task, self.aggregator.delivers, split)]
+        delivers, classes = self.aggregator.delivers, self.dataset.num_classes
+        names = [name for split in splits for name in metric_names(self.task, delivers, split)]
+        if self.config.eval.per_class:
+            names += [name for split in splits for name in class_names(self.task, delivers, split, classes)]
+        if self.config.eval.per_client and self.partitioner.val_fraction:
+            names += client_names(self.task, "val")
+        return names
 
     @property
     def headline(self) -> str:
@@ -302,6 +314,25 @@ def check_targets(task: Task, dataset: Dataset) -> None:
             do="set task=segmentation model=unet"
             if dataset.targets == "masks"
             else "set task=classification, or a dataset with masks (shapes_masks, carvana)",
+        )
+
+
+def check_classes(experiment: Experiment) -> None:
+    """Refuse metrics by class where samples have none, or where there is no one model or ensemble."""
+    if experiment.dataset.targets != "labels":
+        raise ConfigError(
+            f"samples of data set '{experiment.dataset.name}' are not of one class each",
+            where="eval.per_class",
+            expected="false, or a data set with labels",
+            got=True,
+        )
+    if experiment.aggregator.delivers == "per_client":
+        raise ConfigError(
+            f"aggregator {type(experiment.aggregator).__name__} leaves every client its own model, none of all classes",
+            where="eval.per_class",
+            expected="false",
+            got=True,
+            do="set eval.per_client=true: each model on its client's own data",
         )
 
 

@@ -15,6 +15,7 @@ from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError
 from fedexp.core.phases import phase
 from fedexp.core.runner import Snapshot, run
+from fedexp.evaluation.breakdown import Breakdown
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.evaluation.tracing import Traced, Tracer
 from fedexp.running.experiment import Experiment
@@ -56,6 +57,7 @@ def steps(
     """
     config, aggregator = experiment.config, experiment.aggregator
     evaluator = Evaluator(experiment.task, config.eval.batch_size)
+    breakdown = Breakdown(evaluator, data, config.eval.per_class, config.eval.per_client)
     tracer = Tracer(evaluator, data, config.trace.every, config.trace.weights)
     env = replace(env, trace=tracer)
     following = run(aggregator, env, engine, data, snapshot, config.on_nonfinite, on_client)
@@ -81,6 +83,7 @@ def steps(
                     row |= evaluator(outcome, data.test, "test")
                     if data.val is not None:
                         row |= evaluator(outcome, data.val, "val")
+                    row |= breakdown(outcome)
         lost = [name for name, value in row.items() if math.isnan(value)]  # finite weights may overflow in the network
         _refuse(f"{lost[0]} is NaN" if lost else None, step.round, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}

@@ -36,6 +36,8 @@ NON_SCIENTIFIC = (
     "state",
     "threads",
 )
+# Keys that came later, at the value that changes nothing: left out, so that earlier results keep their address.
+_LATER: Mapping[str, object] = {"eval.per_class": False, "eval.per_client": False}
 _TRAINING = (
     "fedexp.engines.exactness",
     "fedexp.core.kernel",
@@ -60,7 +62,7 @@ def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
         return {
             key: cut(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
             for key, value in node.items()
-            if f"{prefix}{key}" not in left_out
+            if (name := f"{prefix}{key}") not in left_out and not (name in _LATER and value == _LATER[name])
         }
 
     return cut(config, "")

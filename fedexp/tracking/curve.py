@@ -39,8 +39,9 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
 
     axis = "round" if len({row["round"] for row in rows}) == len(rows) else "step"
     names = sorted({name for row in rows for name in row}, key=_rank)
-    losses = [name for name in names if "loss" in name.rpartition("/")[2] and not name.endswith("_std")]
-    scores = [n for n in names if n.startswith(("test/", "val/")) and n not in losses and not n.endswith("_std")]
+    shown = [name for name in names if not name.endswith("_std") and "_of_class_" not in name]
+    losses = [name for name in shown if "loss" in name.rpartition("/")[2]]
+    scores = [name for name in shown if name.startswith(("test/", "val/")) and name not in losses]
     panels = [(label, group) for label, group in (("score", scores), ("loss", losses)) if group]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     FigureCanvasAgg(figure)

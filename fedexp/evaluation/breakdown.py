@@ -1,0 +1,88 @@
+"""What a mean over a split hides: each class of it, and each client's own data. Measured where the config asks for it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+import torch
+
+from fedexp.core.data import FederatedData, Samples
+from fedexp.core.outcome import Delivers, Outcome
+from fedexp.core.task import Metrics, Task
+from fedexp.core.weights import Weights
+from fedexp.data.partition import CutPartition
+from fedexp.evaluation.evaluate import PLACES, Evaluator
+
+WORST = 0.1  # the share of clients whose mean is ``_worst_10``
+
+
+def class_names(task: Task, delivers: Delivers, split: str, classes: int) -> list[str]:
+    """``<split>/<place>/<metric>_of_class_<c>`` of the task's first metric, for every class."""
+    return [f"{split}/{PLACES[delivers][0]}/{task.metric_names[0]}_of_class_{c}" for c in range(classes)]
+
+
+def client_names(task: Task, split: str) -> list[str]:
+    """``<split>/clients/<metric>_mean`` and ``_worst_10`` of the task's first metric."""
+    return [f"{split}/clients/{task.metric_names[0]}_{ending}" for ending in ("mean", "worst_10")]
+
+
+class Breakdown:
+    """Measures outcomes on parts of the data.
+
+    Args:
+        classes, clients: whether parts are measured by class, by client.
+    """
+
+    def __init__(self, evaluator: Evaluator, data: FederatedData, classes: bool, clients: bool) -> None:
+        self._evaluator, self._data, self._classes, self._clients = evaluator, data, classes, clients
+
+    def __call__(self, outcome: Outcome) -> Metrics:
+        """The metrics of `class_names` on the test set and, where there is one, the validation set, those of classes without
+        samples left out; and those of `client_names` on the clients' training data (``train``), as it is without augmentation,
+        and on the shares that are held out of them (``val``)."""
+        if not outcome.models:
+            return {}
+        found: Metrics = {}
+        for split, samples in (("test", self._data.test), ("val", self._data.val)):
+            if self._classes and samples is not None:
+                found |= self._of_classes(outcome, samples, split)
+        if self._clients:
+            partition, device = self._data.partition, self._data.train.x.device
+            shares = [("train", partition.indices, partition.offsets)]
+            if isinstance(partition, CutPartition) and len(partition.held):
+                shares.append(("val", partition.held, partition.held_offsets))
+            for split, indices, offsets in shares:
+                found |= self._of_clients(outcome, torch.from_numpy(indices).to(device), offsets.tolist(), split)
+        return found
+
+    def _of_classes(self, outcome: Outcome, samples: Samples, split: str) -> Metrics:
+        order = samples.y.argsort(stable=True)
+        counts = torch.bincount(samples.y, minlength=self._data.num_classes).tolist()
+        values = self._values(outcome.models, outcome, samples, order, [0, *itertools.accumulate(counts)])
+        names = class_names(self._evaluator.task, outcome.kind, split, self._data.num_classes)
+        return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+
+    def _of_clients(self, outcome: Outcome, order: torch.Tensor, offsets: list[int], split: str) -> Metrics:
+        """One model, or the ensemble, at every client; models of the clients' own each at its own."""
+        train = self._data.train
+        if outcome.kind == "per_client":
+            clients = outcome.clients or range(len(outcome.models))
+            shares = [order[offsets[client] : offsets[client + 1]] for client in clients]
+            pairs = zip(outcome.models, shares, strict=True)
+            values = [self._values([model], outcome, train, share, [0, len(share)])[0] for model, share in pairs]
+        else:
+            values = self._values(outcome.models, outcome, train, order, offsets)
+        task = self._evaluator.task
+        known = sorted((v for v in values if v is not None), reverse=not task.higher_is_better(task.metric_names[0]))
+        worst = known[: math.ceil(WORST * len(known))]
+        return dict(zip(client_names(task, split), map(statistics.fmean, (known, worst)), strict=True))
+
+    def _values(
+        self, models: Sequence[Weights], outcome: Outcome, samples: Samples, order: torch.Tensor, bounds: Sequence[int]
+    ) -> list[float | None]:
+        """The task's first metric of each part of `samples`, None of an empty one; see `Evaluator.parts`."""
+        first = self._evaluator.task.metric_names[0]
+        return [part.get(first) for part in self._evaluator.parts(models, outcome, samples, order, bounds)]
