@@ -107,8 +107,8 @@ def to_wandb(
                 failed += 1
                 print(f"FAILED {run.name}: {str(error).strip() or type(error).__name__}")
                 continue
-        print(f"sent   {run.name}: {len(rows)} rows" + (f", {run.path / 'wandb'}" if mode == "offline" else ""))
+        print(f"sent   {run.name}: {len(rows)} rows" + (f", {run.path}" if mode == "offline" else ""))
     if mode == "offline":
-        print("upload with: wandb sync DIR/wandb/offline-run-*")
+        print("upload each with: wandb sync FOLDER/wandb/offline-run-*")
     print(f"{len(finished) - failed} of {len(runs)} runs sent" + (f", {failed} failed" if failed else ""))
     return JOB_ERROR if failed else 0

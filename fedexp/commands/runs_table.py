@@ -176,7 +176,8 @@ def _print_tests(comparisons: Sequence[tuple[tuple[str, ...], Comparison]], rows
     out.print(table)
     tests = sum(c.p is not None for _, c in comparisons)
     if tests:
-        out.print(f"paired t-tests, two-sided{f', p by Holm for {tests} tests' if tests > 1 else ''}", soft_wrap=True)
+        several = f"; p by Holm for {tests} tests, intervals each by itself" if tests > 1 else ""
+        out.print(f"paired t-tests, two-sided{several}", soft_wrap=True)
 
 
 def _seeds(draw: Draw) -> str:

@@ -93,10 +93,10 @@ def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
         if not runs or any(value_of(run, key) is not ABSENT for run in runs):
             continue
         known = {name for run in runs for name in _keys(run)}
-        ends = sorted(
-            (name for name in known if name.rpartition(".")[2] == key), key=lambda name: (name.count("."), name)
-        )
-        near = ends[0] if ends else nearest(key, known)
+        ends: dict[str, str] = {}  # the last part of each dotted key, of the shortest that has it
+        for name in sorted(known, key=lambda name: (name.count("."), name)):
+            ends.setdefault(name.rpartition(".")[2], name)
+        near = ends.get(key) or nearest(key, known) or ends.get(nearest(key, ends) or "")
         raise ConfigError(
             f"no run has the key '{key}'",
             expected=f"{', '.join(_FACTS)}, a group, a metric, or a key of the config such as partition.alpha",

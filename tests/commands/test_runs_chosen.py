@@ -98,7 +98,8 @@ def test_lists_are_sorted_and_say_how_many_are_left(root: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["list", "alpha<1"], "did you mean 'partition.alpha'?"), (["list", "--sort", "headlin"], "did you mean 'headline'?"),
+    (["list", "alpha<1"], "did you mean 'partition.alpha'?"),
+    (["list", "alfa<1"], "did you mean 'partition.alpha'?"), (["list", "--sort", "headlin"], "did you mean 'headline'?"),
     (["list", "fedavg"], "'fedavg' is no condition"), (["export", "sed=1"], "did you mean 'seed'?"),
     (["table", "cols=method"], "rows=partition.alpha cols=method"),
     (["table", "row=seed", "cols=method"], "did you mean 'rows'?"),
