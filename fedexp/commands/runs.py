@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     chosen = argparse.ArgumentParser(add_help=False)
     chosen.add_argument("conditions", nargs="*", metavar="key=value",
                         help="runs that meet all of these alone, on any key of the config, group or metric: "
-                             "method=fedavg,fedprox 'partition.alpha<0.5' status!=done 'headline>=0.9'")  # fmt: skip
+                             "method=NAME,NAME 'partition.alpha<0.5' status!=done 'headline>=0.9'")  # fmt: skip
 
     listing = commands.add_parser("list", parents=[shared, chosen], help="all runs, newest first")
     listing.add_argument("--sort", metavar="KEY", help="by headline, seconds, size, name, a metric or any key of the config: "
