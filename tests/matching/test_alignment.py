@@ -130,6 +130,7 @@ def test_share_of_units_that_moved():
     still = {group.name: torch.arange(group.size) for group in structure.groups}
     swapped = {**still, "hidden.0.weight": torch.tensor([1, 0, 2, 3, 4, 5, 6])}
     assert moved_share(structure, [still]) == 0
+    assert moved_share(structure, [{}]) == 0  # nothing is mapped
     assert moved_share(structure, [still, swapped]) == pytest.approx(2 / 24)
     soft = {name: torch.eye(len(p), dtype=torch.float64)[:, p] for name, p in swapped.items()}
     assert moved_share(structure, [still, soft]) == pytest.approx(2 / 24)
