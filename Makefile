@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export WANDB_MODE ?= offline
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick check format bench wheel clean
+.PHONY: help setup demo test quick corpus check format bench wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ test: $(STAMP) ## run the tests
 
 quick: $(STAMP) ## run the tests of the core's contracts, in half a minute
 	@$(BIN)/python -m pytest -n 2 tests/core tests/methods/test_averaging.py
+
+corpus: $(STAMP) ## give the commands every wrong input of tests/cli, in two minutes
+	@$(BIN)/python -m pytest -m corpus tests/cli
 
 check: $(STAMP) ## lint, format and types
 	@$(BIN)/ruff check .

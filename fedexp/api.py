@@ -101,14 +101,17 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
     Raises:
         FedexpError: the config cannot be run (`ConfigError`, before anything starts), or the run failed.
     """
-    if isinstance(overrides, str):
-        raise ConfigError(
-            "overrides are a list of texts, one a key", got=repr(overrides), do=f"fedexp.run({overrides.split()})"
-        )
-    from fedexp.running.check import checked
+    if isinstance(overrides, str | Mapping) or not all(isinstance(one, str) for one in overrides):
+        as_mapping = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else None
+        meant = overrides.split() if isinstance(overrides, str) else as_mapping or [str(one) for one in overrides]
+        raise ConfigError("overrides are a list of texts, one a key", got=repr(overrides), do=f"fedexp.run({meant})")
+    from fedexp.config.compose import refuse_flags
+    from fedexp.running.check import check_split, checked
     from fedexp.running.execute import execute
 
+    refuse_flags([*overrides])  # of a sweep, too: this is one run
     (job,) = checked([list(overrides)])
+    check_split(job)
     return Run(Path(execute(job.config, say=say)["folder"]))
 
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedexp.commands.errors import guarded
+from fedexp.commands.errors import Parser, guarded
+from fedexp.core.errors import ConfigError
 from fedexp.tracking.terminal import console
 
 if TYPE_CHECKING:
@@ -21,29 +22,25 @@ def main() -> None:
 
 def run_command(arguments: list[str]) -> int:
     """Run the command line; returns the exit code (2 for errors of the user's, told without a traceback)."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if unknown := [argument for argument in rest if argument.startswith("-") or not hasattr(options, "overrides")]:
-        parser.error(f"unknown argument: {' '.join(unknown)}")
-    if rest:  # argparse takes no overrides behind an option
-        options.overrides += rest
-    return guarded(lambda: options.run(options))
+    return guarded(lambda: _parser().run(arguments))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fedexp-data", description="Data sets and partitions of fedexp.")
-    commands = parser.add_subparsers(required=True, metavar="command")
+def _parser() -> Parser:
+    parser = Parser(prog="fedexp-data", description="Data sets and partitions of fedexp.")
+    commands = parser.add_subparsers(required=True, dest="command")
     show = commands.add_parser(
         "show",
         help="print the client x class table of an experiment and draw its picture",
         epilog="example: fedexp-data show dataset=mnist partition=dirichlet partition.alpha=0.1 clients=20 seed_data=1",
     )
-    show.add_argument("overrides", nargs="*", metavar="key=value", help="as for fedexp")
+    show.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="as for fedexp")
     show.add_argument("--out", type=Path, default=Path("partition.png"), help="the picture (default: %(default)s)")
     show.set_defaults(run=_show)
     prepare = commands.add_parser("prepare", help="fetch a data set's missing files, check and decode them")
     prepare.add_argument("dataset", help="a name that 'fedexp-data list' prints")
-    prepare.add_argument("overrides", nargs="*", metavar="key=value", help="as for fedexp, e.g. dataset.folder=birds")
+    prepare.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="as for fedexp, e.g. dataset.folder=birds"
+    )
     prepare.add_argument("--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)")
     prepare.set_defaults(run=_prepare)
     listing = commands.add_parser("list", help="list the data sets and whether their files are there")
@@ -104,6 +101,9 @@ def _prepare(options: argparse.Namespace) -> int:
     from fedexp.core.build import build
     from fedexp.data.dataset import Dataset
 
+    _, equals, name = options.dataset.partition("=")
+    if equals:
+        raise ConfigError(f"'{options.dataset}' is not a data set's name", do=f"fedexp-data prepare {name}")
     config = compose([f"dataset={options.dataset}", *options.overrides])
     root = _root(options.root, config)
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-from fedexp.core.errors import FedexpError
+from fedexp.core.errors import ConfigError, FedexpError, nearest
 from fedexp.tracking.outlet import lasting_output
 
 USAGE_ERROR, JOB_ERROR = 2, 1
@@ -34,6 +37,48 @@ def guarded(work: Callable[[], int]) -> int:
             told.__cause__ = error
             tell(told)
             return JOB_ERROR
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses what it cannot parse as every other mistake is refused: `ConfigError`, with the nearest command or flag.
+
+    A command's arguments of any number may stand anywhere, behind options, too, where argparse takes none.
+    """
+
+    def run(self, arguments: list[str]) -> int:
+        """Call the chosen command's ``run`` with what was parsed, and what was typed; returns its exit code."""
+        options = self.parse_args(arguments)
+        options.typed = shlex.join([self.prog, *arguments])
+        return int(options.run(options))
+
+    def error(self, message: str) -> NoReturn:
+        """Argparse's own complaint, and what would be right."""
+        what = message.removeprefix("argument ")
+        usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
+        raise ConfigError(what, where=self.prog, expected=usage, do=f"{self.prog} --help says what each is")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise self._unknown("command", str(value), [str(choice) for choice in action.choices])
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
+        options, rest = super().parse_known_args(args, namespace)
+        takes = next(
+            (action.dest for action in self._actions if action.nargs == "*" and not action.option_strings), None
+        )
+        for argument in rest:
+            if argument.startswith("-"):
+                raise self._unknown("flag", argument.partition("=")[0], [*self._option_string_actions])
+            if takes is None:
+                self.error(f"unknown argument '{argument}'")
+        if rest and takes is not None:
+            setattr(options, takes, [*getattr(options, takes), *rest])
+        return options, []
+
+    def _unknown(self, kind: str, name: str, known: Sequence[str]) -> ConfigError:
+        near = nearest(name, known)
+        do = f"did you mean '{near}'?" if near else f"{self.prog} --help says what each is"
+        return ConfigError(f"unknown {kind} '{name}'", where=self.prog, expected=", ".join(known), do=do)
 
 
 def tell(error: FedexpError) -> None:

@@ -18,6 +18,7 @@ SWEEP_FLAGS = ("-m", "--multirun")
 HELP_FLAGS = ("--help", "-h")
 DRY_FLAG = "--dry-run"
 HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc")  # Hydra answers
+CONFIGS = ("job", "hydra", "all")  # that --cfg prints
 
 
 def main() -> None:
@@ -36,7 +37,7 @@ def _run(arguments: list[str]) -> int:
 
     from fedexp.commands.launching import run_hydra
     from fedexp.config import compose
-    from fedexp.running.check import checked
+    from fedexp.running.check import check_split, checked
 
     compose.register()
     if (asked := _config_asked(arguments)) is not None:
@@ -45,24 +46,25 @@ def _run(arguments: list[str]) -> int:
         return run_hydra(arguments)
     sweep = any(argument in SWEEP_FLAGS for argument in arguments)
     overrides = [argument for argument in arguments if argument not in (*SWEEP_FLAGS, DRY_FLAG)]
-    for flag in overrides:
-        if flag.startswith("-"):
-            raise ConfigError(
-                f"unknown flag '{flag}'",
-                expected=", ".join([*HELP_FLAGS, *SWEEP_FLAGS, DRY_FLAG, *HYDRA_FLAGS]),
-                do="a folder of configs is added with ./conf or hydra.searchpath=[file:///path/to/conf]",
-            )
+    compose.refuse_flags(overrides, [*HELP_FLAGS, *SWEEP_FLAGS, DRY_FLAG, *HYDRA_FLAGS])
     jobs = compose.expand(overrides) if sweep else [overrides]
     all_checked = checked(jobs)
     if DRY_FLAG in arguments:
         return _dry_run([job.config for job in all_checked])
     if not sweep:
+        check_split(all_checked[0])
         return _single(all_checked[0].config)
     return _sweep(overrides, all_checked)
 
 
 def _config_asked(arguments: list[str]) -> list[str] | None:
     """The overrides of ``--cfg job``; None where something else is asked, which Hydra answers."""
+    given = [flag.partition("=")[2] or after for flag, after in zip(arguments, [*arguments[1:], ""], strict=True)
+             if flag.partition("=")[0] in ("--cfg", "-c")]  # fmt: skip
+    if given and given[0] not in CONFIGS:
+        raise ConfigError(
+            f"there is no config '{given[0]}' to print", where="--cfg", expected=" | ".join(CONFIGS), do="--cfg job"
+        )
     rest = [argument for argument in arguments if argument not in ("--cfg=job", "--resolve")]
     for flag in ("--cfg", "-c"):
         if flag in rest and rest[rest.index(flag) + 1 :][:1] == ["job"]:

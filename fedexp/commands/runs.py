@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedexp.commands.errors import guarded
+from fedexp.commands.errors import Parser, guarded
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.storage.files import litter, passing, sweep, write_text
 from fedexp.storage.selection import flat, ordered, select
@@ -39,20 +39,14 @@ def main() -> None:
 
 def run_command(arguments: list[str]) -> int:
     """Run the command line; returns the exit code (2 for errors of the user's, told without a traceback)."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if unknown := [argument for argument in rest if argument.startswith("-") or not hasattr(options, "conditions")]:
-        parser.error(f"unknown argument: {' '.join(unknown)}")
-    if rest:  # argparse takes no conditions behind an option
-        options.conditions += rest
-    return guarded(lambda: options.run(options))
+    return guarded(lambda: _parser().run(arguments))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fedexp-runs", description="What runs there are, and what they weigh.")
+def _parser() -> Parser:
+    parser = Parser(prog="fedexp-runs", description="What runs there are, and what they weigh.")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--root", type=Path, default=Path("outputs"), help="output_root of the runs (%(default)s)")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    commands = parser.add_subparsers(required=True, dest="command")
 
     chosen = argparse.ArgumentParser(add_help=False)
     chosen.add_argument("conditions", nargs="*", metavar="key=value",

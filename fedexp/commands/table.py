@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.commands.errors import guarded
+from fedexp.commands.errors import Parser, guarded
 from fedexp.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,29 +32,24 @@ def main() -> None:
 def run_command(arguments: list[str]) -> int:
     """Run the command line; returns the exit code: 0, 1 (a cell failed; with --strict: a number lies beyond its tolerance, or a
     claim of the paper is refuted), 2 (a mistake in what was typed, without a traceback), 130 (interrupted)."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if unknown := [argument for argument in rest if argument.startswith("-") or not hasattr(options, "overrides")]:
-        parser.error(f"unknown argument: {' '.join(unknown)}")
-    if rest:  # argparse takes no overrides behind an option
-        options.overrides += rest
-    options.typed = shlex.join(["fedexp-table", *arguments])
-    return guarded(lambda: options.run(options))
+    return guarded(lambda: _parser().run(arguments))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fedexp-table", description="Papers' tables: run them, compare, report.")
-    commands = parser.add_subparsers(required=True, metavar="command")
+def _parser() -> Parser:
+    parser = Parser(prog="fedexp-table", description="Papers' tables: run them, compare, report.")
+    commands = parser.add_subparsers(required=True, dest="command")
 
     listing = commands.add_parser("list", help="tables: cells, data, measured cost, state")
-    listing.add_argument("overrides", nargs="*", metavar="paper/table | key=value",
+    listing.add_argument("overrides", nargs="*", default=[], metavar="paper/table | key=value",
                          help="these tables alone (default: all); overrides as for run, e.g. output_root=DIR")  # fmt: skip
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
     listing.set_defaults(run=_list)
 
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("name", metavar="paper/table", help="a name that 'fedexp-table list' prints")
-    shared.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for every cell, as for fedexp")
+    shared.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="overrides for every cell, as for fedexp"
+    )
     form = shared.add_mutually_exclusive_group()
     for name, text in (("smoke", "the whole pipeline in under a minute"), ("reduced", "what fits a small machine")):
         form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)

@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.config.pinning import pin
-from fedexp.core.errors import ConfigError, nearest, suggest
+from fedexp.core.errors import ConfigError, nearest
 
 
 class JobFailedError(CompactHydraException):
@@ -156,6 +156,28 @@ def _read_names(path: str, clients: int) -> Any:
             got=f"{path}: {problem or 'neither a list nor ranges'}",
         )
     return names
+
+
+def refuse_flags(overrides: list[str], flags: Sequence[str] = ()) -> None:
+    """Refuse what begins with a dash: `flags` were taken out, and keys have none."""
+    for number, flag in enumerate(overrides):
+        if not flag.startswith("-"):
+            continue
+        key, equals, value = flag.lstrip("-").partition("=")
+        if not equals:
+            value = next(iter(overrides[number + 1 : number + 2]), "VALUE")
+        near = nearest(flag.partition("=")[0], [known for known in flags if known.startswith("--")])
+        more = (
+            "a folder of configs is ./conf, or hydra.searchpath=[file:///path/to/conf]"
+            if flags
+            else "a sweep is not one run"
+        )
+        do = more if "=" in value and not equals else f"keys have no dashes: {key}={value}; {more}"
+        raise ConfigError(
+            f"unknown flag '{flag}'",
+            expected=", ".join(flags) or "key=value",
+            do=f"did you mean '{near}'?" if near else do,
+        )
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:
@@ -299,33 +321,99 @@ def _translated(overrides: list[str]) -> Iterator[None]:
     try:
         yield
     except OverrideParseException as error:
+        meant = [f"{group}={error.override}" for group in _groups() if str(error.override) in _options(group)]
+        meant = meant or _key_and_value(str(error.override), overrides)
+        quote = "quote other characters too: key='\"value\"'; https://hydra.cc/docs/advanced/override_grammar/basic/"
         raise ConfigError(
             f"'{error.override}' is not an override",
             expected="key=value (lists: key=[a,b]; sweeps: key=a,b with -m; text with commas or spaces: key='\"a b\"')",
-            do="quote other characters too: key='\"value\"'; https://hydra.cc/docs/advanced/override_grammar/basic/",
+            do=" or ".join(f"did you mean '{one}'?" for one in meant) or quote,
         ) from None
     except MissingConfigException as error:
-        group, _, name = (error.missing_cfg_file or "?").removesuffix(".yaml").rpartition("/")
-        if not group:
-            raise ConfigError(str(error).splitlines()[0], where="config search path") from None
-        options = [str(option) for option in error.options or ()]
-        raise ConfigError(
-            f"unknown {group} '{name}'",
-            where=group,
-            expected=", ".join(options) or "a config file in that group",
-            do=suggest(name, options),
-        ) from None
+        raise _unknown_option(error) from None
     except yaml.YAMLError as error:
         raise ConfigError("a config file is not YAML", where=" ".join(str(error).split()), do="mend the file") from None
     except (HydraException, OmegaConfBaseException) as error:
         raise _key_error(error, overrides) from None
+    except ValueError as error:
+        if "Config group override must be" not in str(error):
+            raise
+        parsed = OverridesParser.create().parse_overrides([o for o in overrides if _names_group(o)])
+        odd = next(one for one in parsed if not isinstance(one.value(), str | list | None))
+        group, name = odd.key_or_group, (odd.input_line or "").partition("=")[2]
+        raise _no_option(group, name, _options(group), group) from None
+
+
+def _key_and_value(override: str, overrides: list[str]) -> list[str]:
+    """``rounds 5``, ``rounds = 5`` and ``rounds:5``, as they are written."""
+    if found := re.fullmatch(r"([\w.]+):([\w.]+)", override):
+        return [f"{found[1]}={found[2]}"]
+    after = [one for one in overrides[overrides.index(override) + 1 :] if one != "="] if override in overrides else []
+    return [f"{override}={after[0]}"] if after and re.fullmatch(r"[\w.]+", override) and "=" not in after[0] else []
+
+
+def _unknown_option(error: MissingConfigException) -> ConfigError:
+    """A name in a group that has no such file; of our groups all options count, those in its folders, too."""
+    file = (error.missing_cfg_file or "?").removesuffix(".yaml")
+    inside = re.match(r"In '([^']+)'", str(error))  # it is a file's defaults that name it
+    where = f"{inside.group(1)}.yaml, defaults" if inside and inside.group(1) != "config" else None
+    group, _, name = file.partition("/")
+    if group not in _groups():
+        if not name:
+            return ConfigError(str(error).splitlines()[0], where=where or "config search path")
+        group, _, name = file.rpartition("/")
+        return _no_option(group, name, [str(option) for option in error.options or ()], where or group)
+    head, _, rest = name.partition("/")
+    if where and rest and head in _groups():  # names in defaults begin where their file lies
+        return ConfigError(
+            f"there is no {group} '{name}'",
+            where=where,
+            expected=f"options of other groups, as 'override /{head}: {rest}'",
+            got=f"{head}: {rest}",
+            do=f"write '- override /{head}: {rest}'",
+        )
+    found = [] if rest else [str(option) for option in error.options or ()]  # those of hydra.searchpath, too
+    return _no_option(group, name, sorted({*_options(group), *found}), where or group)
+
+
+def _no_option(group: str, name: str, options: list[str], where: str) -> ConfigError:
+    near = nearest(name, options)
+    own = f"conf/{group}/{name}.yaml in the folder of the command"
+    return ConfigError(
+        f"unknown {group} '{name}'",
+        where=where,
+        expected=", ".join(options) or "a config file in that group",
+        do=f"did you mean '{near}'?"
+        if near
+        else "choose one of these" + (f"; one of your own is {own}" if name else ""),
+    )
+
+
+def _groups() -> list[str]:
+    """The folders of configs, those of methods first."""
+    folders = [path for folder in filter(None, (conf_dir(), user_conf_dir())) for path in folder.iterdir()]
+    return sorted({path.name for path in folders if path.is_dir()}, key=lambda name: (name != "method", name))
+
+
+def _options(group: str) -> list[str]:
+    """Every option of a group, with the folders below it that it lies in."""
+    homes = [folder / group for folder in filter(None, (conf_dir(), user_conf_dir()))]
+    files = {path.relative_to(home).with_suffix("") for home in homes for path in home.rglob("*.yaml")}
+    return sorted(file.as_posix() for file in files)
 
 
 def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
     """'Could not override ...' with the nearest key of what the command line chose."""
     text = str(error)
     if "Ambiguous value" in text:
-        return ConfigError("several values for one key", got=" ".join(overrides), do="sweep over them with -m")
+        several = next((o for o in overrides if "," in o.partition("=")[2]), "key=a,b")
+        name, _, values = several.partition("=")
+        rest = [o for o in overrides if o.partition("=")[0] != name]
+        now = dict(_dotted(OmegaConf.to_container(_composed(_chosen_firsts(rest))[0], resolve=False))).get(name)
+        listed = f"; a list is written {name}=[{values}]" if isinstance(now, list) else ""
+        point = "; a decimal number has a point" if isinstance(now, float) else ""
+        do = f"sweep over them with -m{listed}{point}"
+        return ConfigError("several values for one key", where=several, got=" ".join(overrides), do=do)
     match = re.search(r"Could not (override|append to config|delete from config)[^']*'([^'=]+)", text)
     if match is None:
         why = f": {str(error.__cause__).splitlines()[0]}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
@@ -340,6 +428,12 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
             got=match.group(2),
             do="add the line '# @package _global_' at the top, or correct the name",
         )
+    if key in _groups() and "defaults list" in text:
+        name = (where or "").partition("=")[2]
+        do = f"fedexp-table run {name}" if key == "table" else "remove it"
+        return ConfigError(
+            f"'{key}' is no part of an experiment", where=where, expected="a group of conf/config.yaml", do=do
+        )
     chosen = _chosen_firsts(overrides)
     known = dict(_dotted(OmegaConf.to_container(_composed(chosen)[0], resolve=False)))
     if key in known and "append" in match.group(1):
@@ -347,9 +441,14 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
     elif key in known:
         what, do = text.splitlines()[0].rstrip("."), f"its value is {known[key]}: leave the value out, ~{key}"
     else:
-        what, do = f"unknown key '{key}'", _nearest(key, known)
-        if key.startswith("hydra.launcher."):
-            do = "choose a launcher that has it: hydra/launcher=joblib"
+        what, do = f"unknown key '{key}'", None if key.startswith("hydra.") else _nearest(key, known)
+        if do is None:
+            own = [override for override in overrides if override.startswith("hydra/")]
+            node = OmegaConf.to_container(hydra_compose("config", own, return_hydra_config=True).hydra, resolve=False)
+            near = nearest(key, [f"hydra.{name}" for name, _ in _dotted(node)])
+            do = f"did you mean '{near}'?" if near and near != key else "hydra's own keys: --cfg hydra"
+            if key.startswith("hydra.launcher.") and not own:
+                do = "choose a launcher that has it: hydra/launcher=joblib"
     return ConfigError(what, where=where, expected="a key of conf/config.yaml or of a chosen group", do=do)
 
 
@@ -373,6 +472,10 @@ def _nearest(key: str, known: Mapping[str, Any]) -> str:
     """What was meant by `key`: a key beside it, one of another option of its group, or one of that name elsewhere."""
     above, _, name = key.rpartition(".")
     beside = [other for other in known if other.rpartition(".")[0] == above and not other.endswith("._target_")]
+    others = [other for other in known if not f"{key}.".startswith(f"{other}.")]
+    leaves = {other.rpartition(".")[2]: other for other in reversed(others) if known[other] != {}}
+    if not above and name in leaves:
+        return f"did you mean '{leaves[name]}'?"
     if (near := nearest(name, (other.rpartition(".")[2] for other in beside))) is not None:
         return f"did you mean '{above}.{near}'?" if above else f"did you mean '{near}'?"
     if above and _is_group(above, _users_files()):
@@ -380,14 +483,13 @@ def _nearest(key: str, known: Mapping[str, Any]) -> str:
         keys = {option: _keys_of(above, option) for option in options}
         has = f"the chosen option has {', '.join(beside) or 'no keys'}"
         if (near := nearest(name, {key for own in keys.values() for key in own})) is not None:
-            return f"'{above}.{near}' is of {above}={'|'.join(o for o in options if near in keys[o])}; {has}"
+            elsewhere = f"did you mean '{leaves[name]}'? Or: " if name in leaves else ""
+            return f"{elsewhere}'{above}.{near}' is of {above}={'|'.join(o for o in options if near in keys[o])}; {has}"
     elif above in known and not beside:
         return f"'{above}' is a value and has no keys: remove '.{name}'"
     else:
         has = f"use one of: {', '.join(sorted(beside))}" if beside else f"'{above}' is no group of keys"
-    others = [other for other in known if not f"{key}.".startswith(f"{other}.")]
-    leaves = {other.rpartition(".")[2]: other for other in reversed(others)}
-    found = leaves.get(name) or (above not in known and nearest(key, others)) or leaves.get(nearest(name, leaves) or "")
+    found = (above not in known and nearest(key, others)) or leaves.get(name) or leaves.get(nearest(name, leaves) or "")
     return f"did you mean '{found}'?" if found else has
 
 
@@ -408,11 +510,16 @@ def _unresolved(error: Exception, config: DictConfig) -> ConfigError:
     missing = re.search(r"Interpolation key '([^']+)' not found", text)
     raw = OmegaConf.to_container(config, resolve=False)
     known = dict(_dotted(raw))
+    do = None
+    if missing:
+        near = nearest(missing.group(1), known)
+        others = {name: value for name, value in known.items() if name != key}
+        do = f"did you mean '{near}'?" if near else _nearest(missing.group(1), others)
     return ConfigError(
         f"the config cannot be resolved: {text}",
         where=key,
         got=None if key is None else known.get(key),
-        do=suggest(missing.group(1), known) if missing and nearest(missing.group(1), known) else None,
+        do=do,
     )
 
 

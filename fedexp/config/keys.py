@@ -223,6 +223,13 @@ def _check_options(config: Mapping[str, Any]) -> None:
     """Refuse options whose files lack the line that makes them what they are."""
     for group, option in config.get("choices", {}).items():
         node: Any = config.get(group)
+        if isinstance(node, list):
+            raise ConfigError(
+                f"the file of '{option}' is a list",
+                where=f"{group}/{option}.yaml",
+                expected="a mapping, key: value",
+                got=node,
+            )
         if group in GROUPS and "_target_" not in node:
             raise ConfigError(
                 f"'{option}' does not say which class it is: its file has no '_target_'",
@@ -278,7 +285,8 @@ class Config:
 
     def __post_init__(self) -> None:
         require(
-            self.seed_data >= 0 and self.seed_data < 2**32, f"seed_data must lie in [0, 2^32), got {self.seed_data}"
+            self.seed_data >= 0 and self.seed_data < 2**32,
+            f"seed_data (seed where it is null) must lie in [0, 2^32), got {self.seed_data}",
         )
         require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
         require(self.rounds >= 1, f"rounds must be at least 1, got {self.rounds}")

@@ -63,7 +63,9 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
     except FedexpError:
         raise
     except ValueError as error:
-        raise ConfigError(str(error), where=where or "config") from error
+        named = str(error).partition(" ")[0].partition("=")[0].rstrip(",:").rpartition(".")[2]
+        place = ".".join(part for part in (where, named if named in fields else "") if part)
+        raise ConfigError(str(error), where=place or "config") from error
     except Exception as error:
         if is_ours(kind.__module__):
             raise
@@ -117,7 +119,7 @@ def locate(path: Any, interface: type, where: str) -> type:
         raise ConfigError(f"'{module_name}' has no class '{name}'", where=place, do=suggest(name, classes))
     if not issubclass(found, interface):
         raise ConfigError(
-            f"'{path}' is not a {interface.__name__}",
+            f"'{path}' is not {'an' if interface.__name__[0] in 'AEIO' else 'a'} {interface.__name__}",
             where=place,
             expected=f"a subclass of {interface.__module__}.{interface.__name__}",
         )
@@ -169,7 +171,22 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             return value
     elif isinstance(hint, type) and isinstance(value, hint):
         return value
-    raise ConfigError(f"'{where}' has the wrong type", where=where, expected=describe(hint), got=repr(value))
+    raise ConfigError(
+        f"'{where}' has the wrong type",
+        where=where,
+        expected=describe(hint),
+        got=repr(value),
+        do=_rewritten(value, hint, where),
+    )
+
+
+def _rewritten(value: Any, hint: Any, where: str) -> str | None:
+    """How `value` would be written, where one was given for a list, or a list for one."""
+    if typing.get_args(hint)[-1:] == (Ellipsis,) and isinstance(value, int | float):
+        return f"write brackets: {where}=[{value}]"
+    if hint in (int, float, str) and isinstance(value, list | tuple):
+        return f"one run has one value; a sweep over several: -m {where}={','.join(map(str, value))}"
+    return None
 
 
 def describe(hint: Any) -> str:
@@ -184,6 +201,8 @@ def describe(hint: Any) -> str:
         return f"a list [{inner}]"
     if hint is type(None):
         return "null"
+    if dataclasses.is_dataclass(hint):
+        return f"keys below it: {', '.join(field.name for field in dataclasses.fields(hint))}"
     return {int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(
         hint, getattr(hint, "__name__", str(hint))
     )

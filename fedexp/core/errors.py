@@ -79,9 +79,29 @@ def suggest(name: str, options: Iterable[str]) -> str:
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:
-    """The option that `name` most likely is: of like letters, or its words' initials (learning_rate: lr); None: none is near."""
-    known = sorted(options)
-    initials = "".join(word[:1] for word in name.split("_"))
-    if len(initials) > 1 and initials in known:
+    """The option that `name` most likely is, capitals and separators aside; None: none is near.
+
+    The same letters, its words' initials (learning_rate: lr), like letters, or the option's initials (wd: weight_decay) or
+    first word (skip: skip_client).
+    """
+    by_letters: dict[str, str] = {}
+    for option in sorted(options):
+        by_letters.setdefault(_letters(option), option)
+    known = sorted(by_letters.values())
+    if (same := by_letters.get(_letters(name))) is not None:
+        return same
+    if len(initials := _initials(name)) > 1 and initials in known:
         return initials
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
+    near = difflib.get_close_matches(_letters(name), by_letters, n=1, cutoff=0.6)
+    if near:
+        return by_letters[near[0]]
+    long = [o for o in known if _initials(o) == name.lower() or o.lower().startswith(f"{name.lower()}_")]
+    return long[0] if len(name) > 1 and len(long) == 1 else None
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "") or name
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.lower().split("_"))

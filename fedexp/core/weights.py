@@ -109,7 +109,8 @@ class ModelSpec:
             with torch.random.fork_rng(devices=[]):
                 module: nn.Module = kind(**dict(self.kwargs))
         except ValueError as error:
-            raise ConfigError(str(error), where="model", got=f"{self.arch} with {dict(self.kwargs)}") from error
+            do = "set these keys of the model otherwise, or choose another model or data set"
+            raise ConfigError(str(error), where="model", got=f"{self.arch} with {dict(self.kwargs)}", do=do) from error
         return module
 
 

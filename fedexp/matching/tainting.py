@@ -54,6 +54,11 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
     with torch.no_grad():
         module = spec.module().eval()
         watched: dict[str, nn.Module] = {n: m for n, m in module.named_modules() if isinstance(m, LAYERS + _NORMS)}
+        for name, m in module.named_modules():
+            if type(m).__module__.startswith("torch.nn.") and name not in watched and _holds_units(m):
+                raise refusal(
+                    f"layer '{name}' ({type(m).__name__}) has units of its own, and how they are read is not known"
+                )
         for name, m in watched.items():
             if isinstance(m, nn.GroupNorm) and 1 < m.num_groups < m.num_channels:
                 raise refusal(
@@ -85,6 +90,10 @@ def _tensors(name: str, layer: nn.Module) -> Iterator[str]:
     for key, value in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
         if value.dim():
             yield f"{name}.{key}".lstrip(".")
+
+
+def _holds_units(layer: nn.Module) -> bool:
+    return any(value.dim() > 1 for value in layer.parameters(recurse=False))
 
 
 def refusal(what: str) -> ConfigError:

@@ -14,6 +14,7 @@ from fedexp.core.build import build
 from fedexp.core.errors import FedexpError
 from fedexp.data.dataset import Arrays
 from fedexp.running.experiment import Experiment
+from fedexp.storage.run_folder import RunFolder, standing
 from fedexp.tracking.logger import Logger
 
 
@@ -59,6 +60,12 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
             loaded = {key: loaded.get(key) or one.load(root, download=False) for key, one in sets.items()}
             arrays = [*loaded.values()]
             experiment.division.parts(experiment.dataset, arrays[0], arrays[-1])
+
+
+def check_split(job: Checked) -> None:
+    """Draw the split of the only job, if it is still to be run: nothing is written of one that cannot be drawn."""
+    if not standing(RunFolder.of(job.config))[0] or not job.config["reuse"]:
+        check_splits([("", job.experiment)])
 
 
 def job_name(number: int, overrides: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
+from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.config.keys import Config
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.env import Specs
@@ -135,7 +136,8 @@ def _check_samples(name: str, needs: Needs, dataset: Dataset, images: bool) -> N
 def _check_specs(name: str, needs: Needs, config: Config, specs: Specs) -> None:
     if len(specs.distinct) == 1:
         return
-    got = ", ".join(spec.arch.rpartition(".")[2] for spec in specs.distinct)
+    clients, server = config.architectures.clients or ("model",), config.architectures.server or "model"
+    got = f"server: {server}; clients: {', '.join(dict.fromkeys(map(str, clients)))}"
     if needs.same_architecture:
         raise ConfigError(
             f"{name} averages or matches models: the server and all clients must have one architecture",
@@ -170,7 +172,8 @@ def _check_demand(name: str, demand: Demand, config: Config, plugins: Mapping[st
         return
     do = f"set {demand.key}={_text(demand.value)}"
     if isinstance(demand.value, type):
-        do = f"set {demand.key} to an option whose _target_ is {_text(demand.value)}"
+        options = _options_of(demand.key, _text(demand.value))
+        do = f"set {demand.key}={'|'.join(options)}" if options else f"set {demand.key} to a {demand.value.__name__}"
     raise ConfigError(
         f"{name} {demand.why}",
         where=demand.key,
@@ -178,6 +181,13 @@ def _check_demand(name: str, demand: Demand, config: Config, plugins: Mapping[st
         got=_text(type(found) if isinstance(demand.value, type) else found),
         do=f"{do}, or {demand.instead}" if demand.instead else do,
     )
+
+
+def _options_of(group: str, target: str) -> list[str]:
+    """The options of `group` whose class is `target`."""
+    folders = [folder / group for folder in (conf_dir(), user_conf_dir()) if folder is not None]
+    files = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
+    return [path.stem for path in files if f"_target_: {target}" in path.read_text().splitlines()]
 
 
 def _agree(a: object, b: object) -> bool:

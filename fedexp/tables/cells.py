@@ -201,11 +201,12 @@ def _templates(table: Table, key: str, value: Value, node: Any) -> list[str]:
 def _filled(table: Table, key: str, template: str, full: dict[str, Value]) -> str:
     try:
         return template.format(**full)
-    except (KeyError, IndexError, ValueError):
+    except (KeyError, IndexError, ValueError) as error:
         raise ConfigError(
             f"'{template}' cannot be filled in",
             where=f"table {table.name}, conditions.{key}",
             expected="conditions in braces, e.g. clients={clients}: " + ", ".join(full),
+            do=suggest(str(error.args[0]), full) if isinstance(error, KeyError) else None,
         ) from None
 
 

@@ -503,9 +503,8 @@ def read_table(path: Path, name: str) -> Table:
     try:
         node = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
-        raise ConfigError(
-            "a table's file is not YAML", where=" ".join(str(error).split()), do="mend the file"
-        ) from None
+        why = " ".join(str(error).replace("<unicode string>", path.name).split())
+        raise ConfigError("a table's file is not YAML", where=str(path), got=why, do="mend the file") from None
     if not isinstance(node, dict):
         raise ConfigError("a table's file must be a mapping", where=str(path), got=type(node).__name__)
     try:

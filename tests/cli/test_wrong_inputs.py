@@ -1,0 +1,217 @@
+"""The corpus of wrong inputs: each is refused on one screen, without a traceback, before anything is written or trained.
+
+`wrong_inputs.yaml` says what is in an entry. All run in this process, through the commands' entry functions, each in a folder of
+its own; some a second time as processes. Outside the suite's default paths: ``make corpus``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import math
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fedexp
+from fedexp.commands import data, run, runs, table
+from fedexp.core.errors import FedexpError
+from tests.nursery import Forked
+
+pytestmark = pytest.mark.corpus
+
+MODULES = {"fedexp": run, "fedexp-table": table, "fedexp-runs": runs, "fedexp-data": data}
+LINES, COLUMNS = 24, 100  # a screen
+RIGHT_SHARE = 0.9  # of typos, with the right suggestion
+PASSING = re.compile(r"(status|environment)\.json|error\.txt|config\.yaml|lock|.*\.lock|\.(out|err)-.*")
+"""Of a run that is refused as it resumes, its bookkeeping; locks; what a process of a test says."""
+STORED = ["rounds=1", "clients=4", "model.hidden=[4]", "threads=1", "method=local,fedavg"]
+"""Runs that entries with `stored` find under ``outputs``."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One wrong input; fields as `wrong_inputs.yaml` describes them."""
+
+    command: str
+    arguments: str
+    says: list[str]
+    hint: list[str]
+    meant: str | None = None
+    files: dict[str, str] = field(default_factory=dict)
+    stored: bool = False
+    process: bool = False
+    exit: int = 2
+
+    @classmethod
+    def of(cls, node: dict[str, Any]) -> Entry:
+        (command,) = node.keys() & {*MODULES, "python"}
+        rest = {key: value for key, value in node.items() if key not in (command, "says", "hint")}
+        words = {key: node.get(key, []) for key in ("says", "hint")}
+        words = {key: [*map(str, value)] if isinstance(value, list) else [str(value)] for key, value in words.items()}
+        return cls(command, node[command], **words, **rest)
+
+    def __str__(self) -> str:
+        return f"{self.command} {self.arguments}"
+
+    @property
+    def argv(self) -> list[str]:
+        return shlex.split(self.arguments)
+
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+CORPUS = [Entry.of(node) for node in yaml.load(Path(__file__).with_name("wrong_inputs.yaml").read_text(), LOADER)]
+TYPOS = [number for number, entry in enumerate(CORPUS) if entry.meant is not None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a command ended. changed: files that are there, or are others, since it began."""
+
+    code: int
+    told: str
+    changed: list[str]
+
+    def suggests(self, meant: str) -> bool:
+        """Whether what to do names it, in quotes."""
+        return any(f"'{meant}'" in line for line in self.told.splitlines() if line.lstrip().startswith("to do:"))
+
+
+@cache
+def answer(number: int) -> Answer:
+    """Of entry `number`, in this process."""
+    entry = CORPUS[number]
+    with folder_of(entry) as folder, contextlib.chdir(folder):
+        before = content(folder)
+        code, told = called(entry)
+        return Answer(code, told, changes(before, content(folder)))
+
+
+def called(entry: Entry) -> tuple[int, str]:
+    """Exit code, and what was said on both streams; of Python, 2 and the text of fedexp's own errors alone."""
+    path, modules, said = [*sys.path], {*sys.modules}, io.StringIO()
+    sys.dont_write_bytecode = True
+    importlib.invalidate_caches()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            if entry.command == "python":
+                exec(entry.arguments, {"fedexp": fedexp})
+                code = 0
+            else:
+                code = MODULES[entry.command].run_command(entry.argv)
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+        except FedexpError as error:
+            code = 2
+            print(f"error: {error}")
+        except Exception:  # noqa: BLE001 - whatever it is, it is no answer
+            code = 1
+            traceback.print_exc()
+    sys.path[:] = path
+    for name in {*sys.modules} - modules:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(Path.cwd())):
+            del sys.modules[name]  # the next entry has its own of this name
+    return code, said.getvalue()
+
+
+@contextlib.contextmanager
+def folder_of(entry: Entry) -> Iterator[Path]:
+    """A fresh one, with the entry's files."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        if entry.stored:
+            shutil.copytree(stored(), folder / "outputs")
+        for file, text in entry.files.items():
+            path = next(folder.glob(file), folder / file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        yield folder
+
+
+@cache
+def stored() -> Path:
+    """An output root with `STORED`; deleted with the session's folders."""
+    folder = Path(os.environ["CORPUS_FOLDER"])
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+        assert run.run_command(["-m", *STORED]) == 0
+    return folder / "outputs"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CORPUS_FOLDER", str(tmp_path_factory.mktemp("corpus")))
+        patch.setattr(sys, "path", [path for path in sys.path if path])
+        patch.delenv("HYDRA_FULL_ERROR", raising=False)
+        yield
+
+
+def entered(command: str, *arguments: str) -> None:
+    """The console entry point of `command`, in a process of its own."""
+    sys.argv = [command, *arguments]
+    MODULES[command].main()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """What lies in it, but locks, a run's bookkeeping and what a test's process says."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not PASSING.fullmatch(path.name))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def changes(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def check(entry: Entry, found: Answer) -> None:
+    """All that is demanded of every answer, but the suggestion."""
+    told = found.told
+    assert found.code == entry.exit, told
+    assert "Traceback" not in told, told
+    assert sum(max(1, math.ceil(len(line) / COLUMNS)) for line in told.splitlines()) <= LINES, told
+    assert re.search(r"^error: \S", told, re.M), told
+    for words in [*entry.says, *entry.hint]:
+        assert words in told, f"{words!r} is not in:\n{told}"
+    assert not found.changed, found.changed
+
+
+@pytest.mark.parametrize("number", range(len(CORPUS)), ids=[str(entry) for entry in CORPUS])
+def test_it_is_refused_in_words(number: int) -> None:
+    check(CORPUS[number], answer(number))
+
+
+def test_typos_get_the_right_suggestion() -> None:
+    missed = [f"{CORPUS[n]}: not '{CORPUS[n].meant}'\n{answer(n).told}" for n in TYPOS
+              if not answer(n).suggests(str(CORPUS[n].meant))]  # fmt: skip
+    print(f"{len(TYPOS) - len(missed)} of {len(TYPOS)} typos got the right suggestion", *missed, sep="\n")
+    assert len(missed) <= (1 - RIGHT_SHARE) * len(TYPOS), "\n".join(missed)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in CORPUS if entry.process], ids=str)
+def test_it_is_refused_by_a_process(entry: Entry) -> None:
+    with folder_of(entry) as folder:
+        before = content(folder)
+        process = Forked(folder, entered, entry.command, *entry.argv)
+        told = "".join(process.communicate(60))
+        assert process.returncode is not None
+        check(entry, Answer(process.returncode, told, changes(before, content(folder))))
+
+
+def test_the_corpus_is_one() -> None:
+    """As large as it has to be, nothing twice, and every entry says what is expected of its answer."""
+    assert len(CORPUS) >= 200 and len({(str(entry), *entry.files.items()) for entry in CORPUS}) == len(CORPUS)
+    assert sum(entry.process for entry in CORPUS) == 10
+    assert len(TYPOS) >= 60
+    assert all(entry.says and (entry.hint or entry.meant) for entry in CORPUS)
