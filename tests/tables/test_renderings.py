@@ -21,7 +21,7 @@ from fedexp.tables.report.latex import latex
 from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.page import page
 from fedexp.tables.report.report import Cell, Form, Method, Report
-from fedexp.tables.report.terminal import print_report
+from fedexp.tables.report.terminal import print_report, print_tables
 from fedexp.tables.report.wandb import send_summary
 from tests.tables.reports import CLAIMS, cell, report
 
@@ -198,9 +198,32 @@ def test_at_80_columns_every_cell_has_a_line_with_all_of_it() -> None:
     assert "left out of the paper's: 2 parts, see the report" in found
 
 
-def test_where_it_fits_the_terminal_has_the_papers_table() -> None:
-    assert "paper above ours" in printed(report())
-    assert "paper above ours" not in printed(report(), 80)
+def test_where_it_fits_the_terminal_has_the_papers_table_and_differences_go_first() -> None:
+    assert "paper above ours (mean ± sd (n), difference)" in printed(report())
+    widths = {"80": 80, "whole": 220}
+    said = {name: printed(report(claims=(), summaries=()), width) for name, width in widths.items()}
+    assert "paper above ours" not in said["80"] and "+0.45" not in said["80"]
+    assert "21.42 ± 1.01 (3) +0.45 ✓" in said["whole"]
+    for width in range(80, 140):
+        text = printed(report(claims=(), summaries=()), width)
+        if "paper above ours (mean ± sd (n));" in text:  # wide, and without differences
+            assert "21.42 ± 1.01 (3) ✓" in text and "+0.45" not in text
+            break
+    else:
+        pytest.fail("no width drops the differences alone")
+
+
+def test_a_narrow_list_of_tables_keeps_how_they_stand() -> None:
+    row = {"table": "ma_echo/table1_time", "paper": "MA-Echo, a long title", "source": "Table 1, time", "cells": 1480, "runs": 2500,
+           "done": 1200, "failed": 1, "data": {"mnist": True, "cifar10": False}, "seconds": 7300.0, "state": "in part"}  # fmt: skip
+    for width in (60, 80, 200):
+        out = Console(width=width, file=io.StringIO(), highlight=False)
+        print_tables([row, {**row, "state": "broken: a table's file is not YAML " * 4}], out)
+        assert isinstance(out.file, io.StringIO)
+        said = out.file.getvalue()
+        assert max(map(len, said.splitlines())) <= width
+        assert "in part" in said and "ma_echo/table1_time" in said and "YAML" in said and "…" not in said
+        assert ("2.03 h" in said) == (width == 200)
 
 
 @pytest.mark.parametrize("width", [30, 80])
