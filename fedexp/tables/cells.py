@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import json
 import itertools
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -96,7 +96,7 @@ def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
     styles = _styles(report)
     for at, (method, style) in enumerate(styles):
         beside = _beside(
-            axes, _SPREAD * (at / max(len(styles) - 1, 1) - 0.5) if 1 < len(styles) and len(xs) <= _TICKED else 0.0
+            axes, _SPREAD * (at / max(len(styles) - 1, 1) - 0.5) if len(styles) > 1 and len(xs) <= _TICKED else 0.0
         )
         cells = [(next(iter(row.of(method.key)), None)) for row in keyed]
         hollow = {**style, "markerfacecolor": "none", "linestyle": ":", "linewidth": 0.7, "alpha": 0.7}

@@ -25,7 +25,7 @@ _SEEN_FIRST = 5  # claims in the page's head; a phone's first screen has no room
 _URGENT: tuple[ClaimState, ...] = ("refuted", "open", "held")
 
 
-def page(report: Report, links: Links = Links()) -> str:  # noqa: B008 - frozen
+def page(report: Report, links: Links = Links()) -> str:
     """The whole page as UTF-8 text. The same report and links give the same bytes.
 
     Args:
@@ -175,4 +175,4 @@ def _inline(picture: Picture, prefix: str) -> Any:
     start = picture.svg.index("<svg")
     svg = re.sub(r"<metadata>.*?</metadata>", "", picture.svg[start:], flags=re.DOTALL)
     svg = _SVG_ID.sub(rf"\g<1>{prefix}", svg)
-    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(picture.title)}"', 1).strip())  # noqa: S704
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(picture.title)}"', 1).strip())
