@@ -24,7 +24,6 @@ from fedexp.tables.looks import FILE, read_looks
 from fedexp.tables.report import canvas, curves, delta, texts
 from fedexp.tables.report.pictures import pictures
 from fedexp.tables.report.report import Look, Method, Report
-from fedexp.tables.schema import load_table, table_names
 from tests.tables.reports import cell, report
 
 
@@ -235,14 +234,6 @@ def test_a_method_has_the_look_of_its_paper_and_others_one_that_is_free() -> Non
         pictures(report(keys=("rank",), methods=methods, cells=cells, agreement=()))
     style = drawn[1][2]
     assert (style["color"], style["marker"], style["linestyle"]) == ("#a37800", "s", canvas.DASHES["dashed"])
-
-
-@pytest.mark.parametrize("paper", sorted({name.partition("/")[0] for name in table_names()}))
-def test_every_column_of_a_papers_tables_has_one_look_in_all_of_them(paper: str) -> None:
-    tables = [load_table(name) for name in table_names() if name.startswith(f"{paper}/")]
-    for table in tables:
-        assert set(table.columns) <= set(table.looks), table.name
-        assert table.looks == tables[0].looks
 
 
 def test_looks_that_grey_confuses_are_refused(tmp_path: Path) -> None:
