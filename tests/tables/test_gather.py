@@ -497,6 +497,7 @@ def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path
     alone = with_pictures(alone, *drawn(made, cells, found, alone))
     assert [picture.name for picture in alone.pictures] == ["square"]
     count = f"{sum(len(s.jobs) for s in cells)} runs"
-    assert whole.pictures[0].title == f"{count} Full: all of the table's cells and runs."
+    stamp = "my/tiny, full form; n = 2 runs a cell; commit 1234."
+    assert whole.pictures[0].title == f"{count} Full: all of the table's cells and runs. {stamp}"
     ((smaller,), _) = drawn(table(tmp_path, drawings=[nodes[1]]), cells, found, replace(alone, form="smoke"))
     assert smaller.title.startswith(f"{count} Smoke test: ")

@@ -133,9 +133,9 @@ def test_every_point_of_a_curve_stands_at_its_value_and_so_do_the_ticks(monkeypa
     monkeypatch.setattr(Axes, "set_xticks", spy)
     with bars() as drawn:
         curves.over_last_key(report())
-    assert [look["yerr"][0] for x, _, look in drawn][0] == report().cells[2].sd
+    assert drawn[0][2]["yerr"][0] == report().cells[2].sd
     assert [x for x, _, _ in drawn] == [[0.01, 0.5], [0.01, 0.5], [0.01], [0.5], [0.01, 0.5]]  # no line crosses a hole
-    assert [y for _, y, _ in drawn][0] == [80.0, 66.13]
+    assert drawn[0][1] == [80.0, 66.13]
     assert ticks == [[(0.01, "0.01"), (0.5, "0.5")]] * 2
     apart = [look["transform"].transform((0.1, 50.0)) for _, _, look in drawn]
     assert (
