@@ -80,6 +80,35 @@ def dry_run(capfd: pytest.CaptureFixture[str], *said: str) -> bool:
     return code == 0 and all(text in told for text in said) and sorted(Path("outputs").rglob("*")) == before
 
 
+def linked(page: bytes) -> set[str]:
+    """What a page links to outside its own folder."""
+    return {*map(unquote, re.findall(r'href="(\.\./[^"#]*)"', page.decode()))}
+
+
+def first_result(folder: Path) -> dict[str, Any]:
+    """The result behind the first line of a report's two CSV files, which must say what it holds."""
+    with (folder / "report.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["beta"], r["method"], r["verdict"]) for r in rows] == [
+        ("1", "local", "inconclusive"), ("1", "ensemble", "inconclusive"), ("1", "dense", "not run"),
+        ("2", "local", "no reference"), ("2", "ensemble", "no reference"), ("2", "dense", "not run"),
+    ]  # fmt: skip
+    with (folder / "runs.csv").open(newline="") as file:
+        runs = list(csv.DictReader(file))
+    first = runs[0]
+    assert (first["table"], first["beta"], first["method"], first["seed"], first["unit"]) == (
+        "my/tiny", "1", "local", "0", "percent",
+    )  # fmt: skip
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", first["date"]) and float(first["seconds.train"]) > 0 and first["commit"]
+    stored = json.loads((Path("outputs") / first["run"] / "result.json").read_text())
+    assert float(first["value"]) == pytest.approx(100 * stored["headline"]["value"])
+    assert (
+        first["date"] in (folder / "report.md").read_text() and stored["environment"]["processor"] != platform.machine()
+    )
+    assert float(rows[0]["mean"]) == pytest.approx(100 * stored["headline"]["value"])
+    return dict(stored)
+
+
 def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command(["report", "my/tiny"]) == 0 and not results()
     capfd.readouterr()
@@ -112,25 +141,7 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert run_command(["report", "my/tiny", "--from", "committed"]) == 0
     assert not (folder / "report.md").exists()  # it is shown; a record writes nothing where it is not asked to
     Path("report.md").rename(folder / "report.md")
-    with (folder / "report.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(r["beta"], r["method"], r["verdict"]) for r in rows] == [
-        ("1", "local", "inconclusive"), ("1", "ensemble", "inconclusive"), ("1", "dense", "not run"),
-        ("2", "local", "no reference"), ("2", "ensemble", "no reference"), ("2", "dense", "not run"),
-    ]  # fmt: skip
-    with (folder / "runs.csv").open(newline="") as file:
-        runs = list(csv.DictReader(file))
-    first = runs[0]
-    assert (first["table"], first["beta"], first["method"], first["seed"], first["unit"]) == (
-        "my/tiny", "1", "local", "0", "percent",
-    )  # fmt: skip
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", first["date"]) and float(first["seconds.train"]) > 0 and first["commit"]
-    stored = json.loads((Path("outputs") / first["run"] / "result.json").read_text())
-    assert float(first["value"]) == pytest.approx(100 * stored["headline"]["value"])
-    assert (
-        first["date"] in (folder / "report.md").read_text() and stored["environment"]["processor"] != platform.machine()
-    )
-    assert float(rows[0]["mean"]) == pytest.approx(100 * stored["headline"]["value"])
+    stored = first_result(folder)
     each = refuse_nothing_of(stored)["per_client"]["test/local/acc"]
     assert len(each) == 10 and sum(each) / 10 == pytest.approx(stored["headline"]["value"])
     assert "(report-delta.png)" in (folder / "report.md").read_text()

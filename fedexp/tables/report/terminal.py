@@ -150,7 +150,7 @@ def _wide(report: Report, *, deltas: bool) -> Table:
 
 
 def _long(report: Report, out: Console) -> Table:
-    """One line a cell. Differences go first, then headings and labels wrap; numbers and verdicts only if it still does not fit."""
+    """One line a cell. Differences go first, then headings and labels wrap; numbers and verdicts if it still does not fit."""
     with_deltas = _one_a_line(report, whole=True, deltas=True)
     if _width(with_deltas, out, wrapped=False) <= out.width:
         return with_deltas
