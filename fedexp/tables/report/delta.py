@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedexp.tables.report import canvas, layout, texts
-from fedexp.tables.report.report import Cell, Method, Report
+from fedexp.tables.report.report import Cell, Colour, Method, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ _TALLEST = 45.0  # rows of one column of the picture
 _COLUMNS = 3
 _DECADES = 1.5
 # By the verdict's words: colour, marker, filled. Shape and filling say the same as the colour.
-LOOKS: dict[str, tuple[canvas.Colour, str, bool]] = {
+LOOKS: dict[str, tuple[Colour, str, bool]] = {
     "reproduced": ("blue", "o", True),
     "higher": ("vermillion", "^", True),
     "lower": ("vermillion", "v", True),
