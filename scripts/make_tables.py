@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a file would change")
     options = parser.parse_args()
     changed = 0
-    for path in sorted(HOME.rglob("*.yaml")):
+    for path in sorted(HOME.rglob("[!_]*.yaml")):
         try:
             text = generate(path, options.published)
         except FedexpError as error:

@@ -207,8 +207,9 @@ def _again(options: argparse.Namespace) -> Report:
     first, *others = (record.read(table, folder) for folder in options.records)
     found = record.completed(first, others)
     cells = slots(table, found.form, only=found.only, seeds=found.seeds, extra=found.extra)
+    found = record.placed(found, table, cells)
     report = with_pictures(make_report(table, cells, found), record.pictures(found, options.records[0]), found.missed)
-    _show(report, table, found, options.out)
+    _show(report, table, found, options.out, None)
     return report
 
 
@@ -285,7 +286,7 @@ def _finish(request: _Request) -> Report:
     record = replace(record, drawn=[(picture.name, picture.title) for picture in pictures], missed=missed)
     report = with_pictures(report, pictures, missed)
     folder = options.out or report_folder(root, report.name, request.form, is_part(table, cells, record))
-    _show(report, table, record, folder)
+    _show(report, table, record, folder, root)
     logger = next((run.config["logger"] for run in request.cell_runs.values() if run.config), None)
     if logger is not None and any(run.result for run in request.cell_runs.values()):
         from fedexp.tables.report.wandb import send_summary
@@ -295,8 +296,8 @@ def _finish(request: _Request) -> Report:
     return report
 
 
-def _show(report: Report, table: Table, record: Record, folder: Path | None) -> None:
-    """Print the report; write it and the record of its runs, if a folder is given."""
+def _show(report: Report, table: Table, record: Record, folder: Path | None, root: Path | None) -> None:
+    """Print the report; write it and the record of its runs, if a folder is given, linked to the runs under `root`."""
     from fedexp.tables.record import write
     from fedexp.tables.report.files import write_report
     from fedexp.tables.report.terminal import print_report
@@ -304,8 +305,8 @@ def _show(report: Report, table: Table, record: Record, folder: Path | None) -> 
     print_report(report)
     if folder is None:
         return
-    page = write_report(report, folder)
     write(table, record, folder)
+    page = write_report(report, folder, root)
     print(f"files: {folder}/report.md, .csv, .tex, runs.csv" + (", pictures as .png, .svg" if report.pictures else ""))
     print(f"page: {page}")
 
@@ -326,23 +327,9 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(rows, indent=2))
         return 0
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table as Rich
+    from fedexp.tables.report.terminal import print_tables
 
-    from fedexp.tables.report.layout import duration
-    from fedexp.tables.report.terminal import console
-
-    table = Rich(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("table", "paper", "cells", "runs", "done", "failed", "data", "measured", "state"):
-        right = column in ("cells", "runs", "done", "failed", "measured")
-        table.add_column(column, justify="right" if right else "left", no_wrap=column != "paper")
-    for row in rows:
-        data = ", ".join(f"{name}{'' if there else ' (absent)'}" for name, there in row["data"].items())
-        cost = duration(row["seconds"]) if row["done"] else "-"
-        texts = (row["table"], f"{row['paper'].split(',')[0]}, {row['source']}", row["cells"], row["runs"], row["done"])
-        table.add_row(*(escape(str(text)) for text in (*texts, row["failed"], data, cost, row["state"])))
-    console().print(table)
+    print_tables(rows)
     return 0
 
 

@@ -19,7 +19,7 @@ def environment() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": platform.machine(),
+        "processor": _processor(),
         "packages": {name: version(name) for name in names},
         "commit": _commit(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -27,6 +27,16 @@ def environment() -> dict[str, Any]:
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
     return facts
+
+
+def _processor() -> str:
+    """Its name where the system says it (Linux), else the architecture."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 @functools.cache

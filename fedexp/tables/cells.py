@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,6 +129,21 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
                 )
         only.setdefault(key, []).extend(values)
     return only
+
+
+def command(
+    table: Table, form: Form, extra: Sequence[str], conditions: Mapping[str, Value], method: str, seed: int
+) -> str:
+    """What runs one cell with one seed, to be typed in a shell; `parse_only` reads its conditions back."""
+    flag = [] if form in ("full", "partial") else [f"--{form}"]
+    clauses = [f"{key}={_typed(value)}" for key, value in {**conditions, "method": method}.items()]
+    return shlex.join(["fedexp-table", "run", table.name, *extra, *flag, "--only", *clauses, "--seeds", str(seed)])
+
+
+def _typed(value: Value) -> str:
+    """As YAML would read it back."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if yaml.safe_load(text) == value else json.dumps(value)
 
 
 def split_only(table: Table, clauses: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedexp.tables.report.report import Picture, Value
+from fedexp.tables.report.report import Look, Picture, Role, Value
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class DrawnRun:
         conditions: of its row and beyond; method, label: its column.
         folder: where ``result.json``, ``metrics.jsonl``, ``trace/`` and ``model.safetensors`` lie.
         config: resolved; result: its result.json.
+        look, role: of its column, see `fedexp.tables.report.report.Method`.
     """
 
     conditions: dict[str, Value]
@@ -28,6 +29,8 @@ class DrawnRun:
     folder: Path
     config: dict[str, Any]
     result: dict[str, Any]
+    look: Look | None = None
+    role: Role = "baseline"
 
 
 class Drawing(ABC):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import NON_SCIENTIFIC
-from fedexp.tables.cells import Slot, declared_seeds, key_of
+from fedexp.tables.cells import Slot, command, declared_seeds, key_of
 from fedexp.tables.claims import judged
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.index import FAILED
@@ -18,7 +18,7 @@ from fedexp.tables.lookup import CellRun
 from fedexp.tables.ranks import spearman, tied
 from fedexp.tables.record import Record, RunRecord, draw_of
 from fedexp.tables.report import layout, texts
-from fedexp.tables.report.report import Agreement, Cell, Form, Picture, Report, Summary
+from fedexp.tables.report.report import Agreement, Cell, Form, Origin, Picture, Report, Summary
 from fedexp.tables.schema import Grid, Table, fits
 from fedexp.tables.verdicts import judge, mean_interval
 
@@ -29,7 +29,7 @@ def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
     """The report of `cells`, from the runs that are recorded."""
     shrunk = table.shrunk(record.form)
     blamed = [override for override in record.extra if _alters(override, table)]
-    made = [_cell(table, slot, record.of(table, slot), shrunk.what if shrunk else "", blamed) for slot in cells]
+    made = [_cell(table, slot, record, shrunk.what if shrunk else "", blamed) for slot in cells]
     done = [run for slot in cells for run in record.of(table, slot) if run.done]
     present = {cell.method for cell in made}
     form: Form = "partial" if record.form == "full" and is_part(table, cells, record) else record.form
@@ -44,7 +44,7 @@ def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
         higher_is_better=table.higher_is_better,
         form=form,
         keys=table.keys,
-        methods=tuple(column.method for column in table.methods if column.key in present),
+        methods=tuple(table.method(column) for column in table.methods if column.key in present),
         cells=tuple(made),
         agreement=tuple(_agreement([c for c in made if table.columns[c.method].reads is None], table.tie)),
         tolerance=None if table.tolerance is None else table.tolerance.within,
@@ -83,6 +83,8 @@ def drawn(
             run.folder,
             run.config,
             run.result,
+            table.looks.get(slot.method),
+            table.columns[slot.method].role,
         )
         for slot in cells
         for job in {(draw_of(job), job.overrides): job for job in slot.jobs}.values()  # one may hold a whole grid
@@ -91,7 +93,7 @@ def drawn(
     drawings = [build(Drawing, node, f"drawings[{number}]") for number, node in enumerate(table.drawings)]  # type: ignore[type-abstract]
     pictures: tuple[Picture, ...] = ()
     missed = []
-    notes = [texts.form(report)]
+    notes = [texts.form(report), texts.stamp(report)]
     for drawing in drawings:
         try:
             new = drawing.draw(runs, notes)
@@ -121,8 +123,8 @@ def _alters(override: str, table: Table) -> bool:
 # --- cells
 
 
-def _cell(table: Table, slot: Slot, runs: Sequence[RunRecord], reduced: str, extra: Sequence[str]) -> Cell:
-    column = table.columns[slot.method]
+def _cell(table: Table, slot: Slot, record: Record, reduced: str, extra: Sequence[str]) -> Cell:
+    column, runs = table.columns[slot.method], record.of(table, slot)
     paper, sd = table.printed(slot.conditions, slot.method)
     best, incomplete = _best(column.grid, runs)
     done = [run for run in best if run.value is not None]
@@ -140,6 +142,7 @@ def _cell(table: Table, slot: Slot, runs: Sequence[RunRecord], reduced: str, ext
         if column.equals and fits(column.equals.where, slot.conditions, slot.method)
         else "",
         runs=tuple(run.run for run in done),
+        origins=tuple(_origin(table, record, run) for run in done),
         failed=tuple(dict.fromkeys(f"{run.run}: {run.error}" for run in runs if run.status in FAILED)),
         reduced=reduced if done else "",
     )
@@ -151,6 +154,12 @@ def _cell(table: Table, slot: Slot, runs: Sequence[RunRecord], reduced: str, ext
     if any(run.other_code for run in done):
         cell = replace(cell, reason="; ".join(filter(None, [cell.reason, "made by other code than today's"])))
     return cell
+
+
+def _origin(table: Table, record: Record, run: RunRecord) -> Origin:
+    where = {**run.conditions, **run.pooled}
+    typed = command(table, record.form, record.extra, where, run.method, run.seed)
+    return Origin(run.run, typed, run.config, run.split, run.commit, run.date)
 
 
 def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord], str]:
@@ -385,7 +394,11 @@ def _facts(cells: Sequence[Slot], done: Sequence[RunRecord]) -> Iterable[tuple[s
     if not done:
         return
     yield "runs", f"{len(done)} of {len({job.overrides for slot in cells for job in slot.jobs})}"
+    if dates := sorted({run.date for run in done} - {""}):
+        yield "date", dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     yield "computing time", layout.duration(sum(run.seconds for run in done))
+    if phases := _phases(done):
+        yield "of it", ", ".join(f"{name} {layout.duration(own)}" for name, own in phases)
     for name, key in (("commit", "commit"), ("hardware", "gpu"), ("processor", "processor"), ("platform", "platform")):
         if values := sorted({getattr(run, key) for run in done} - {""}):
             yield name, ", ".join(values)
@@ -396,6 +409,13 @@ def _facts(cells: Sequence[Slot], done: Sequence[RunRecord]) -> Iterable[tuple[s
     yield "split sha256", ", ".join(sorted({run.split[:8] for run in done}))
     yield "code hash", ", ".join(sorted({run.code[:8] for run in done}))
     yield "headline", ", ".join(sorted({f"{run.metric} ({run.rule})" for run in done}))
+
+
+def _phases(done: Sequence[RunRecord]) -> list[tuple[str, float]]:
+    """Seconds by phase, over runs that recorded them, the longest first."""
+    names = dict.fromkeys(name for run in done for name in run.phases)
+    sums = {name: sum(run.phases.get(name, 0.0) for run in done) for name in names}
+    return sorted(((name, own) for name, own in sums.items() if own), key=lambda phase: -phase[1])
 
 
 def _place(cell: Cell) -> str:

@@ -30,6 +30,7 @@ class CellRun:
         others: folders of results that other code made, newest first.
         status: done | failed | damaged | missing | running | interrupted ...; error: of a run that failed, in one line.
         altered: the user's own overrides make it another run than the table's.
+        date: of the result, as YYYY-MM-DD; empty where its status does not say.
     """
 
     job: Job
@@ -41,6 +42,7 @@ class CellRun:
     status: str = "missing"
     error: str = ""
     altered: bool = False
+    date: str = ""
 
 
 class Finder:
@@ -67,7 +69,7 @@ class Finder:
         if self._any_code and others and not result and state.get("status") != "damaged":
             folder, other = others[0], True
             result, newest = standing(RunFolder(folder))
-            state = newest if newest.get("status") == "damaged" else state
+            state = newest if result or newest.get("status") == "damaged" else state
         return CellRun(
             job,
             folder,
@@ -78,6 +80,7 @@ class Finder:
             status="done" if result else str(state.get("status", "missing")),
             error="" if result else str(state.get("error") or ""),
             altered=self._is_altered(job, config),
+            date=str(state.get("updated") or "")[:10] if result else "",
         )
 
     def _is_altered(self, job: Job, config: Mapping[str, Any]) -> bool:

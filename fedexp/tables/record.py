@@ -24,6 +24,8 @@ from fedexp.tables.report.csv import inert
 from fedexp.tables.report.report import Form, Picture, Value
 from fedexp.tables.schema import Table
 
+_SPREAD = ("conditions", "pooled", "phases")  # of a run, over columns of their own
+_SECONDS = "seconds."
 RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
 
 
@@ -33,6 +35,7 @@ class RunRecord:
 
     Args:
         method, seed, draw: its column, its seed, and what it shares with the runs that it is compared with.
+        pooled: conditions that make no row.
         point: of the column's grid; empty without one.
         value: in the table's unit; None where there is none, for the reason `error`.
         by: what chooses among the grid's points, where that is another number.
@@ -41,7 +44,8 @@ class RunRecord:
         altered: the user's own overrides make it another run than the table's.
         other_code: made by other code than today's; others: how many results other code has made.
         lossy: names of data sets that are not the original's bits.
-        commit, code, config: of the result; the rest is what the report says of cost, machine, data and headline.
+        commit, date, code, config: of the result; phases: seconds by name; the rest is what the report says of cost, machine,
+            data and headline.
     """
 
     conditions: dict[str, Value]
@@ -72,6 +76,9 @@ class RunRecord:
     processor: str = ""
     platform: str = ""
     torch: str = ""
+    date: str = ""
+    pooled: dict[str, Value] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -118,7 +125,7 @@ class Record:
 
 
 def _missing(slot: Slot, job: Job) -> RunRecord:
-    return RunRecord(dict(slot.conditions), slot.method, job.seed, draw_of(job), job.point)
+    return RunRecord(dict(slot.conditions), slot.method, job.seed, draw_of(job), job.point, pooled=dict(job.pooled))
 
 
 def recorded(
@@ -207,6 +214,8 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
         processor=str(about.get("processor") or ""),
         platform=str(about.get("platform") or ""),
         torch=str(about["packages"]["torch"]),
+        date=run.date,
+        phases={name: float(own) for name, own in result["seconds"].items() if name != "total"},
     )
 
 
@@ -226,6 +235,18 @@ def _curve(run: CellRun, name: str, axis: str) -> Curve:
     except ConfigError:
         return []
     return [(float(row[axis]), float(row[name])) for row in rows if name in row]
+
+
+def placed(record: Record, table: Table, cells: Sequence[Slot]) -> Record:
+    """`record`, as it was read, with the pooled conditions that the table's jobs give its runs."""
+    runs = dict(record.runs)
+    for slot in cells:
+        place = tuple(slot.conditions[key] for key in table.keys)
+        for job in slot.jobs:
+            key = place, slot.method, draw_of(job), job.point
+            if key in runs:
+                runs[key] = replace(runs[key], pooled=dict(job.pooled))
+    return replace(record, runs=runs)
 
 
 def completed(record: Record, others: Iterable[Record]) -> Record:
@@ -261,22 +282,27 @@ def completed(record: Record, others: Iterable[Record]) -> Record:
 
 def write(table: Table, record: Record, folder: Path) -> None:
     """``runs.csv``, ``curves.csv`` (where claims need curves), ``configs.json``, ``record.json`` in `folder`."""
-    names = [f.name for f in fields(RunRecord) if f.name != "conditions"]
-    head = ["table", *table.keys, *(_heading(table, name) for name in names), "unit"]
+    names = [f.name for f in fields(RunRecord) if f.name not in _SPREAD]
+    pooled = [key for key in table.conditions if key not in table.keys]
+    phases = list(dict.fromkeys(name for run in record.runs.values() for name in run.phases))
+    seconds = [f"{_SECONDS}{name}" for name in phases]
+    head = ["table", *table.keys, *pooled, *(_heading(table, name) for name in names), "unit", *seconds]
     rows = []
     for run in record.runs.values():
         values = asdict(run)
         rows.append(
             [
                 table.name,
-                *map(json.dumps, run.conditions.values()),
+                *map(_condition, run.conditions.values()),
+                *(_condition(run.pooled[key]) if key in run.pooled else "" for key in pooled),
                 *(_text(values[name]) for name in names),
                 table.unit,
+                *(_text(run.phases.get(name)) for name in phases),
             ]
         )
     write_text(folder / RUNS, _csv(head, rows))
     lines = [
-        [*map(json.dumps, place), method, draw, name, repr(x), repr(y)]
+        [*map(_condition, place), method, draw, name, repr(x), repr(y)]
         for (place, method, draw, name), curve in record.curves.items()
         for x, y in curve
     ]
@@ -300,7 +326,15 @@ def write(table: Table, record: Record, folder: Path) -> None:
 
 def _heading(table: Table, name: str) -> str:
     """Of a run's own column, which a condition may be called as (dataset)."""
-    return f"run.{name}" if name in table.keys else name
+    return f"run.{name}" if name in table.conditions else name
+
+
+def _there(row: Mapping[str, str], table: Table, name: str) -> str | None:
+    """What a row has of a run; older records gave way to conditions that make rows alone, and lack what is newer."""
+    heading = _heading(table, name)
+    if heading not in row and name not in table.keys:
+        heading = name
+    return row.get(heading)
 
 
 def read(table: Table, folder: Path) -> Record:
@@ -314,19 +348,21 @@ def read(table: Table, folder: Path) -> Record:
         )
     if about.pop("table") != table.name:
         raise ConfigError("the record is another table's", where=str(folder), expected=table.name)
-    kinds = {f.name: f.type for f in fields(RunRecord)}
+    kinds = {f.name: str(f.type) for f in fields(RunRecord) if f.name not in _SPREAD}
     runs: dict[tuple[Place, str, str, str], RunRecord] = {}
     for row in _rows(folder / RUNS):
-        conditions = {key: json.loads(row[key]) for key in table.keys}
-        kinds_there = {
-            name: kind for name, kind in kinds.items() if _heading(table, name) in row
-        }  # older ones lack some
-        values = {name: _value(row[_heading(table, name)], str(kind)) for name, kind in kinds_there.items()}
-        run = RunRecord(conditions, **values)
+        conditions = {key: _of_condition(row[key]) for key in table.keys}
+        values = {
+            name: _value(text, kind) for name, kind in kinds.items() if (text := _there(row, table, name)) is not None
+        }
+        phases = {
+            name.removeprefix(_SECONDS): float(text) for name, text in row.items() if name.startswith(_SECONDS) and text
+        }
+        run = RunRecord(conditions, **values, phases=phases)
         runs[tuple(conditions.values()), run.method, run.draw, run.point] = run
     curves: dict[tuple[Place, str, str, str], list[tuple[float, float]]] = {}
     for row in _rows(folder / CURVES) if (folder / CURVES).is_file() else ():
-        place = tuple(json.loads(row[key]) for key in table.keys)
+        place = tuple(_of_condition(row[key]) for key in table.keys)
         curves.setdefault((place, row["method"], row["draw"], row["curve"]), []).append(
             (float(row["x"]), float(row["y"]))
         )
@@ -365,6 +401,25 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     writer.writerow(head)
     writer.writerows(map(inert, row) for row in rows)
     return text.getvalue()
+
+
+def _condition(value: Value) -> str:
+    """Words as they are, all else as JSON: words that JSON would read as something else are quoted."""
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except ValueError:
+            return value
+    return json.dumps(value)
+
+
+def _of_condition(text: str) -> Value:
+    """What `_condition` wrote; older records quote every word."""
+    try:
+        value: Value = json.loads(text)
+    except ValueError:
+        return str(_value(text, "str"))
+    return value
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,8 @@ import yaml
 from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError, suggest
-from fedexp.tables.report.report import Form, Method, Role, Value
+from fedexp.tables.looks import read_looks
+from fedexp.tables.report.report import Form, Look, Method, Role, Value
 from fedexp.tables.tuning import load_tuning
 
 Where = dict[str, Any]  # key -> value or list of values; `method` is a key, too
@@ -280,6 +281,7 @@ class Table:
             make the runs others than the table's.
         tuned: a file of ``conf/tuned``, whose methods have a second column each (`with_tuned`).
         drawings: figures made from the runs (`fedexp.tables.drawing.Drawing`), each a node with a ``_target_``.
+        looks: of methods in pictures, by column; they are the paper's, and stand in its `fedexp.tables.looks` file.
     """
 
     title: str
@@ -309,6 +311,7 @@ class Table:
     given: dict[str, Where] = field(default_factory=dict)
     tuned: str | None = None
     drawings: tuple[dict[str, Any], ...] = ()
+    looks: dict[str, Look] = field(default_factory=dict)
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -402,6 +405,10 @@ class Table:
     def columns(self) -> dict[str, Column]:
         return {column.key: column for column in self.methods}
 
+    def method(self, column: Column) -> Method:
+        """A column as the report has it."""
+        return replace(column.method, look=self.looks.get(column.key))
+
     def shrunk(self, form: Form) -> Shrunk | None:
         """What makes a form smaller; None for the full one, and for one that the table does not have."""
         return {"full": None, "partial": None, "reduced": self.reduced, "smoke": self.smoke}[form]
@@ -480,7 +487,8 @@ def table_names() -> dict[str, Path]:
     found = {}
     for folder in (conf_dir(), user_conf_dir()):
         for path in sorted((folder / "table").rglob("*.yaml")) if folder is not None else ():
-            found[path.relative_to(folder / "table").with_suffix("").as_posix()] = path  # type: ignore[operator]
+            if not path.name.startswith("_"):  # what a paper's tables share
+                found[path.relative_to(folder / "table").with_suffix("").as_posix()] = path  # type: ignore[operator]
     return found
 
 
@@ -508,7 +516,7 @@ def read_table(path: Path, name: str) -> Table:
     if not isinstance(node, dict):
         raise ConfigError("a table's file must be a mapping", where=str(path), got=type(node).__name__)
     try:
-        return with_tuned(build(Table, {**node, "name": name}, ""))
+        return replace(with_tuned(build(Table, {**node, "name": name}, "")), looks=read_looks(path.parent))
     except ConfigError as error:
         inside = error.facts.get("where")
         error.facts["where"] = f"{path}" + (f", {inside}" if inside and inside != "config" else "")

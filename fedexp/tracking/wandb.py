@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +78,19 @@ class Wandb(Logger):
             }
             self._run.log({**row, **pictures}, step=row["step"], commit=True)  # now, not with the next step
             self._sent = row["step"]
+
+    def summarize(self, values: dict[str, Any]) -> None:
+        """Put values into the summary of the open run."""
+        self._run.summary.update(values)
+
+    def keep(self, name: str, kind: str, files: Sequence[Path]) -> None:
+        """Log files as an artifact of the open run; names of W&B's may hold letters, digits, dots, hyphens, underscores."""
+        import wandb
+
+        artifact = wandb.Artifact(name, type=kind)
+        for file in files:
+            artifact.add_file(str(file), policy="immutable", skip_cache=True)  # they are not copied elsewhere
+        self._run.log_artifact(artifact)
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
         """Fill the summary and finish; failed and interrupted runs show as such."""

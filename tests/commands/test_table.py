@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import platform
 import re
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -78,6 +80,35 @@ def dry_run(capfd: pytest.CaptureFixture[str], *said: str) -> bool:
     return code == 0 and all(text in told for text in said) and sorted(Path("outputs").rglob("*")) == before
 
 
+def linked(page: bytes) -> set[str]:
+    """What a page links to outside its own folder."""
+    return {*map(unquote, re.findall(r'href="(\.\./[^"#]*)"', page.decode()))}
+
+
+def first_result(folder: Path) -> dict[str, Any]:
+    """The result behind the first line of a report's two CSV files, which must say what it holds."""
+    with (folder / "report.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["beta"], r["method"], r["verdict"]) for r in rows] == [
+        ("1", "local", "inconclusive"), ("1", "ensemble", "inconclusive"), ("1", "dense", "not run"),
+        ("2", "local", "no reference"), ("2", "ensemble", "no reference"), ("2", "dense", "not run"),
+    ]  # fmt: skip
+    with (folder / "runs.csv").open(newline="") as file:
+        runs = list(csv.DictReader(file))
+    first = runs[0]
+    assert (first["table"], first["beta"], first["method"], first["seed"], first["unit"]) == (
+        "my/tiny", "1", "local", "0", "percent",
+    )  # fmt: skip
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", first["date"]) and float(first["seconds.train"]) > 0 and first["commit"]
+    stored = json.loads((Path("outputs") / first["run"] / "result.json").read_text())
+    assert float(first["value"]) == pytest.approx(100 * stored["headline"]["value"])
+    assert (
+        first["date"] in (folder / "report.md").read_text() and stored["environment"]["processor"] != platform.machine()
+    )
+    assert float(rows[0]["mean"]) == pytest.approx(100 * stored["headline"]["value"])
+    return dict(stored)
+
+
 def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command(["report", "my/tiny"]) == 0 and not results()
     capfd.readouterr()
@@ -92,29 +123,31 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert run_command(["report", "my/tiny"]) == 0
     assert re.search(r"page: .*outputs/tables/my/tiny/report.html", told)
     names = {path.name for path in folder.iterdir()}
-    pictures = {f"report-{name}.{ending}" for name in ("agreement", "curves") for ending in ("png", "svg")}
+    pictures = {f"report-{name}.{ending}" for name in ("delta", "curves") for ending in ("png", "svg")}
     record = {"runs.csv", "configs.json", "record.json"}
     assert names == {"report.md", "report.csv", "report.tex", "report.html", *record, *pictures}
     before = {name: (folder / name).read_bytes() for name in names}
     shutil.copytree(folder, "committed")
     assert run_command(["report", "my/tiny", "--from", "committed", "--out", "again"]) == 0
-    assert {path.name: path.read_bytes() for path in Path("again").iterdir()} == before
+    again = {path.name: path.read_bytes() for path in Path("again").iterdir()}
+    linked = before["report.html"].decode()
+    found = {*re.findall(r'href="(\.\./[^"#]*)"', linked)}
+    assert len(found) == 4 * 6 and all(
+        (folder / unquote(path)).exists() for path in found
+    )  # a folder and five files a run
+    assert 'href="runs.csv"' in linked and "../" not in re.sub(r"<style>.*?</style>", "", again["report.html"].decode())
+    assert ({**again, "report.html": b""}, linked(again["report.html"])) == ({**before, "report.html": b""}, set())
     (folder / "report.md").rename("report.md")
     assert run_command(["report", "my/tiny", "--from", "committed"]) == 0
     assert not (folder / "report.md").exists()  # it is shown; a record writes nothing where it is not asked to
     Path("report.md").rename(folder / "report.md")
-    with (folder / "report.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(r["beta"], r["method"], r["verdict"]) for r in rows] == [
-        ("1", "local", "inconclusive"), ("1", "ensemble", "inconclusive"), ("1", "dense", "not run"),
-        ("2", "local", "no reference"), ("2", "ensemble", "no reference"), ("2", "dense", "not run"),
-    ]  # fmt: skip
-    stored = json.loads((Path("outputs") / rows[0]["runs"] / "result.json").read_text())
-    assert float(rows[0]["mean"]) == pytest.approx(100 * stored["headline"]["value"])
+    stored = first_result(folder)
     each = refuse_nothing_of(stored)["per_client"]["test/local/acc"]
     assert len(each) == 10 and sum(each) / 10 == pytest.approx(stored["headline"]["value"])
-    assert "(report-agreement.png)" in (folder / "report.md").read_text()
-    assert "Local acc" in (folder / "report.md").read_text() and r"\toprule" in (folder / "report.tex").read_text()
+    assert (
+        all(part in (folder / "report.md").read_text() for part in ("(report-delta.png)", "Local acc"))
+        and r"\toprule" in (folder / "report.tex").read_text()
+    )
 
     before = {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
     capfd.readouterr()
@@ -307,13 +340,27 @@ def test_wandb_holds_the_cells_and_a_summary_in_one_group() -> None:
     (run,) = [r.run for r in found if r.WhichOneof("record_type") == "run"]
     assert (run.run_group, run.job_type, run.display_name) == ("my/tiny", "summary", "my/tiny partial")
     (row,) = [items(r.history.item) for r in found if r.WhichOneof("record_type") == "history"]
-    assert (row["comparison/_type"], row["comparison/nrows"], row["comparison/ncols"]) == ("table-file", 3, 25)
+    assert (row["comparison/_type"], row["comparison/nrows"], row["comparison/ncols"]) == ("table-file", 3, 23)
     stored = json.loads((part.parent / "files" / row["comparison/path"]).read_text())
-    assert stored["columns"][:6] == ["beta", "method", "label", "role", "oracle", "paper"]
+    assert stored["columns"][:7] == ["table", "beta", "method", "label", "role", "oracle", "paper"]
     local = dict(zip(stored["columns"], stored["data"][0], strict=True))
     assert (local["label"], local["paper"], local["n"], local["verdict"]) == ("Local acc", 10, 1, "inconclusive")
     pictures = [value for name, value in row.items() if name.startswith("pictures/") and name.endswith("/path")]
     assert pictures and all((part.parent / "files" / picture).is_file() for picture in pictures)
+    (artifact,) = [
+        r.artifact for r in found if r.WhichOneof("record_type") == "artifact" and r.artifact.type == "report"
+    ]
+    assert artifact.name == "my-tiny-partial"
+    assert {"report.md", "report.csv", "report.html", "runs.csv", "report-delta.png"} <= {
+        entry.path for entry in artifact.manifest.contents
+    }
+    summary = {
+        key: value
+        for r in found
+        if r.WhichOneof("record_type") == "summary"
+        for key, value in items(r.summary.update).items()
+    }
+    assert summary["baseline/inconclusive"] == 2
 
 
 def test_time_left_goes_by_what_each_column_cost(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def report(**changes: Any) -> Report:
         tolerance=5.0,
         assumptions=(("batch size 64", "The paper is silent."),),
         warnings=("One cell has two seeds where others have three.",),
-        facts=(("commit", "4f4ac65"), ("hardware", "two cores")),
+        facts=(("commit", "4f4ac65"), ("date", "2026-11-02"), ("hardware", "two cores")),
         command="fedexp-table run ma_echo/table1",
         claims=CLAIMS,
         summaries=(Summary("fedavg", 3, 2, -1.204, (-3.0, 0.5)), Summary("ma_echo", 2, 1, -6.5, None)),

@@ -216,8 +216,8 @@ def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> Non
         record = replace(one.record, drawn=[(p.name, p.title) for p in made], missed=missed)
         whole = with_pictures(one.report, made, missed)
         folder = tmp_path / "report"
-        write_report(whole, folder)
         write(one.table, record, folder)
+        write_report(whole, folder)
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
         again = read(one.table, folder)
         assert again.runs == record.runs and again.curves == record.curves
@@ -492,11 +492,12 @@ def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path
     whole = with_pictures(whole, *drawn(made, cells, found, whole))
     assert "Torn is not drawn: the paper is torn" in whole.warnings
     assert "Square is not drawn: another picture is called square: give it a name" in whole.warnings
-    assert [picture.name for picture in whole.pictures] == ["square", "agreement", "curves"]
+    assert [picture.name for picture in whole.pictures] == ["square", "delta", "curves"]
     alone = report(tmp_path, reference=[])
     alone = with_pictures(alone, *drawn(made, cells, found, alone))
     assert [picture.name for picture in alone.pictures] == ["square"]
     count = f"{sum(len(s.jobs) for s in cells)} runs"
-    assert whole.pictures[0].title == f"{count} Full: all of the table's cells and runs."
+    stamp = "my/tiny, full form; n = 2 runs a cell; commit 1234."
+    assert whole.pictures[0].title == f"{count} Full: all of the table's cells and runs. {stamp}"
     ((smaller,), _) = drawn(table(tmp_path, drawings=[nodes[1]]), cells, found, replace(alone, form="smoke"))
     assert smaller.title.startswith(f"{count} Smoke test: ")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
 
 from fedexp.tables.report import layout, texts
-from fedexp.tables.report.page import page
+from fedexp.tables.report.page import Links, page
 from fedexp.tables.report.pictures import pictures
-from fedexp.tables.report.report import Method, Picture
+from fedexp.tables.report.report import Cell, Method, Origin, Picture
 from tests.tables.reports import HOSTILE, cell, report
 
 
@@ -55,7 +56,7 @@ class Reader(HTMLParser):
         if self.open and self.open[-1] not in ("style", "script"):
             self.text.append(data)
         if self._table and {"td", "th"} & set(self.open):
-            self.rows[self._table][-1][-1] += data
+            self.rows[self._table][-1][-1] += data.strip("\n")
         if self.open and self.open[-1] == "b" and self._table:
             self.bold.append(data)
 
@@ -97,16 +98,16 @@ def test_the_table_has_the_papers_rows_and_columns(whole: str) -> None:
     head, *rows, foot = Reader(whole).rows["wide"]
     assert [h.split("paper |")[0] for h in head] == [
         "clients, beta",
+        "Oursma_echo",  # the proposed method is seen without scrolling
         "Averagefedavg",
         "OT †ot",
-        "Oursma_echo",
         "Spearman ρ(methods)",
     ]
     assert [row[0] for row in rows] == [f"clients {c}beta {b}" for c in (5, 10) for b in (0.01, 0.5)]
     assert [row[-1] for row in rows] == ["1.00 (3)", "0.50 (3)", "– (1)", "–"]
-    assert rows[0][1].startswith("paper 20.97|, our runs 21.42 ± 1.01 (3)✓ reproduced difference +0.45")
-    assert rows[2][3] == "no cell"
-    assert foot == ["reproduced", "1 of 3", "0 of 1", "1 of 3", "mean 0.75"]
+    assert rows[0][2].startswith("paper 20.97|, our runs 21.42 ± 1.01 (3)✓ reproduced difference +0.45")
+    assert rows[2][1] == "no cell"
+    assert foot == ["reproduced", "1 of 3", "1 of 3", "0 of 1", "mean 0.75"]
 
 
 def test_bold_is_the_best_of_its_row_among_the_papers_and_among_ours(whole: str) -> None:
@@ -178,7 +179,7 @@ def test_a_smaller_form_says_so_before_any_number() -> None:
         ("reduced", "smaller than the paper's, so no cell counts as reproduced"),
         ("smoke", "compare their numbers with nothing published"),
     ):
-        text = page(report(form=form))
+        text = unescape(page(report(form=form)))
         assert 0 < text.index(words) < text.index("20.97")
         assert "<li>2 of 10 epochs</li>" in text
 
@@ -187,13 +188,19 @@ def test_the_headline_stands_above_all_else() -> None:
     text = page(report(form="reduced"))
     headline = re.search(r'<ul class="headline".*?</ul>', text)
     assert headline is not None
-    assert headline.start() < text.index('role="note"')
+    claimed = text.index('class="claimed"')
+    assert text.index("<h1>") < claimed < headline.start() < text.index('role="note"')
+    lines = re.findall(r"<li>(.*?)</li>", text[claimed : headline.start()])
+    assert [re.sub(r"\s+", " ", re.sub("<.*?>", "", line)) for line in lines] == [  # the paper's own, bad news first
+        "✗ refuted gains with clients", "? open holds on CNNs", "✓ held is better than OT",
+    ]  # fmt: skip
     said = re.sub(r"<.*?>", "", headline[0].replace("</li>", "; "))
     assert said == "".join(f"{what}: {counted}; " for what, counted in texts.headline(report()))
 
 
 def test_a_cell_says_its_interval_and_reason_when_opened() -> None:
-    boxes = re.findall(r"<div popover.*?</div>", page(report()))
+    boxes = re.findall(r"<div popover.*?</div>", page(report()), flags=re.DOTALL)
+    boxes = [next(b for b in boxes if f'id="{_anchor(c)}-more"' in b) for c in report().cells]
     assert len(boxes) == len(report().cells)
     said = [re.sub(r"<.*?>", " ", box) for box in boxes]
     assert "95 % interval of the difference −13.19 to +30.41" in re.sub(r"\s+", " ", said[1])
@@ -201,6 +208,32 @@ def test_a_cell_says_its_interval_and_reason_when_opened() -> None:
     assert "several runs gave one and the same number" in said[5]
     assert "equals Average by construction" in said[4]
     assert not any("deterministic" in text.lower() for text in said[:5])
+
+
+def _anchor(of: Cell) -> str:
+    return "-".join(["cell", *(str(part) for pair in of.conditions.items() for part in pair), of.method])
+
+
+def test_a_cell_leads_to_its_runs_files_and_to_the_command_of_each_seed() -> None:
+    made = [
+        Origin(f"runs/a/{seed}", f"fedexp-table run t --seeds {seed}", "c0ffee", "5911", "4f4ac65") for seed in (0, 1)
+    ]
+    cells = (cell({"beta": 0.1}, "m", 50.0, 49.0, 51.5, origins=tuple(made), runs=("runs/a/0", "runs/a/1")),)
+    links = Links({"runs/a/0": {"folder": "../runs/a/0", "config": "../runs/a/0/config.yaml"}}, ("runs.csv",))
+    text = page(report(keys=("beta",), cells=cells, agreement=()), links)
+    first, second = re.findall(r"<li><span class=\"pair\">.*?</li>", text, flags=re.DOTALL)
+    assert re.findall('href="(.*?)"', first) == ["../runs/a/0", "../runs/a/0/config.yaml"]
+    assert not re.findall("href", second) and "<code>runs/a/1</code>" in second  # no folder: no link
+    for line, seed, value, difference in ((first, 0, "49.00", "−1.00"), (second, 1, "51.50", "+1.50")):
+        for part in (
+            f"seed {seed}",
+            value,
+            f"Δ {difference}",
+            f"<code>fedexp-table run t --seeds {seed}</code>",
+            "4f4ac65",
+        ):
+            assert part in line
+    assert 'id="cell-beta-0.1-m"' in text and 'href="#cell-beta-0.1-m"' in text and 'href="runs.csv"' in text
 
 
 def test_a_claim_opens_to_its_rows(whole: str) -> None:

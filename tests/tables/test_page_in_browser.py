@@ -15,7 +15,7 @@ import pytest
 from fedexp.tables.report import canvas
 from fedexp.tables.report.page import page
 from fedexp.tables.report.pictures import pictures
-from fedexp.tables.report.report import Picture
+from fedexp.tables.report.report import Origin, Picture
 from tests.tables.reports import HOSTILE, cell, report
 
 if TYPE_CHECKING:
@@ -153,6 +153,17 @@ def test_it_filters_by_text_method_and_verdict(opened: Chrome) -> None:
         "1 of 11 cells",
     )
     opened.find_element("css selector", "[type=reset]").click()
+    Select(opened.find_element("name", "c1")).select_by_visible_text("0.5")
+    assert column(opened, "beta") == ["0.5"] * 6
+    Select(opened.find_element("name", "c0")).select_by_visible_text("10")
+    assert column(opened, "clients") == ["10"] * 3
+    opened.find_element("css selector", "[type=reset]").click()
+    for typed, clients in (("5", ["5"] * 6), ("10.0", ["10"] * 5), ("0.0", [])):  # a value, never a part of a number
+        box = opened.find_element("name", "text")
+        box.clear()
+        box.send_keys(typed)
+        assert column(opened, "clients") == clients, typed
+    opened.find_element("css selector", "[type=reset]").click()
     assert len(column(opened, "Method")) == 11
     assert shown.text == "11 of 11 cells"
 
@@ -193,12 +204,12 @@ def test_a_cell_says_more_by_click_by_key_and_by_hovering(opened: Chrome) -> Non
     def box() -> Any:
         return opened.execute_script("return document.querySelector(':popover-open')")
 
-    button = opened.find_elements("css selector", ".cell")[1]
+    button = opened.find_element("id", "cell-clients-5-beta-0.01-ot")
     button.click()
     text = box().text
     assert all(
         part in text
-        for part in ("OT †, clients 5, beta 0.01", "95 % interval", "0: 36.11", "1: 38.77", "OSError: disk full")
+        for part in ("OT †, clients 5, beta 0.01", "95 % interval", "seed 0: 36.11", "1: 38.77", "OSError: disk full")
     )
     button.send_keys(Keys.ESCAPE)
     assert box() is None
@@ -206,21 +217,60 @@ def test_a_cell_says_more_by_click_by_key_and_by_hovering(opened: Chrome) -> Non
     assert box() is not None
     button.send_keys(Keys.ESCAPE)
     opened.execute_script("scrollTo(0, 0)")
-    ActionChains(opened).move_to_element(opened.find_elements("css selector", ".cell")[0]).perform()
+    ActionChains(opened).move_to_element(opened.find_element("id", "cell-clients-5-beta-0.01-fedavg")).perform()
     WebDriverWait(opened, 5).until(lambda _: box() is not None)
     assert "runs/fedavg-mnist-0a/1b" in box().text
     ActionChains(opened).move_to_element(opened.find_element("tag name", "h1")).perform()
     WebDriverWait(opened, 5).until(lambda _: box() is None)
+    opened.execute_script(
+        "location.hash = '#cell-clients-10-beta-0.5-ma_echo'"
+    )  # an address with a cell's anchor opens it
+    WebDriverWait(opened, 5).until(lambda _: box() is not None)
+    assert "Ours (ma_echo), clients 10, beta 0.5" in box().text
 
 
-def test_on_a_phone_only_the_tables_scroll(opened: Chrome) -> None:
+def test_heads_and_the_proposed_method_stay_in_sight(opened: Chrome) -> None:
+    where = """
+      const box = document.querySelector(".scroll:has(.long)"), head = box.querySelector("th");
+      box.style.maxHeight = "12rem";
+      box.scrollTop = 200;
+      const own = document.querySelector(".wide td.proposed").getBoundingClientRect();
+      return [box.scrollTop > 0, head.getBoundingClientRect().top - box.getBoundingClientRect().top, own.right < innerWidth];
+    """
+    assert opened.execute_script(where) == [True, 0, True]
+
+
+def test_a_command_is_copied_or_selected(chrome: Chrome, tmp_path: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    made = tuple(Origin(f"runs/{seed}", f"fedexp-table run t --seeds {seed}") for seed in (0, 1))
+    written = tmp_path / "commands.html"
+    written.write_text(
+        page(report(cells=(cell({"clients": 5, "beta": 1}, "m", 1.0, 2.0, 3.0, origins=made),))), "utf-8"
+    )
+    chrome.get(f"{written.as_uri()}#cell-clients-5-beta-1-m")
+    button = chrome.find_elements("css selector", ".copy")[1]
+    button.send_keys(Keys.ENTER)
+    WebDriverWait(chrome, 5).until(lambda _: button.text.split()[0] in ("Copied", "Selected"))
+    if button.text.startswith("Selected"):
+        assert chrome.execute_script("return String(getSelection())").strip() == "fedexp-table run t --seeds 1"
+
+
+def test_on_a_phone_each_row_is_a_card(opened: Chrome) -> None:
     opened.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
     )
     reach, width, beyond = opened.execute_script(OVERFLOWING)
     assert (reach, width, beyond) == (360, 360, [])
     scrolls = "return [...document.querySelectorAll('.scroll:has(table)')].map(e => e.scrollWidth > e.clientWidth)"
-    assert opened.execute_script(scrolls) == [True, True, True, True]
+    assert opened.execute_script(scrolls) == [False, False, False, False]  # a card a row
+    cards = "return [...document.querySelectorAll('.wide tbody tr')].map(r => r.getBoundingClientRect().width)"
+    assert opened.execute_script(cards) == [328.0] * 4
+    said = "return getComputedStyle(document.querySelector('.wide tbody td'), '::before').content"
+    assert opened.execute_script(said) == '"Ours (ma_echo)"'
+    claimed = "return document.querySelector('.headline').getBoundingClientRect().bottom"
+    assert opened.execute_script(claimed) < 740  # in the first screen
     opened.find_elements("css selector", ".cell")[1].click()
     left, right = opened.execute_script(
         "const at = document.querySelector(':popover-open').getBoundingClientRect(); return [at.left, at.right]"

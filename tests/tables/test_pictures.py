@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -18,9 +19,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from fedexp.tables.report import canvas
+from fedexp.core.errors import ConfigError
+from fedexp.tables.looks import FILE, read_looks
+from fedexp.tables.report import canvas, curves, delta, texts
 from fedexp.tables.report.pictures import pictures
-from fedexp.tables.report.report import Method, Report
+from fedexp.tables.report.report import Look, Method, Report
 from tests.tables.reports import cell, report
 
 
@@ -29,14 +32,14 @@ def names(of: Report) -> list[str]:
 
 
 def test_a_numeric_last_key_is_an_axis_another_one_is_not() -> None:
-    assert names(report()) == ["agreement", "curves"]
+    assert names(report()) == ["delta", "curves"]
     words = tuple(
         replace(c, conditions={"clients": c.conditions["clients"], "beta": f"b{c.conditions['beta']}"})
         for c in report().cells
     )
-    assert names(report(cells=words)) == ["agreement", "rows"]
+    assert names(report(cells=words)) == ["delta", "rows"]
     flags = tuple(replace(c, conditions={**c.conditions, "beta": c.conditions["beta"] == 0.5}) for c in report().cells)
-    assert names(report(cells=flags)) == ["agreement", "rows"]
+    assert names(report(cells=flags)) == ["delta", "rows"]
 
 
 def test_without_references_nothing_is_compared_and_without_runs_nothing_is_drawn() -> None:
@@ -68,40 +71,100 @@ def test_the_users_own_style_changes_nothing() -> None:
         assert pictures(report()) == plain
 
 
-def test_every_point_stands_where_both_numbers_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def bars() -> Iterator[list[tuple[Any, Any, dict[str, Any]]]]:
+    """What is put on the panels with bars: x, y and the rest."""
     from matplotlib.axes import Axes
 
-    drawn: list[tuple[list[float], list[float], list[float]]] = []
+    drawn: list[tuple[Any, Any, dict[str, Any]]] = []
     original = Axes.errorbar
 
-    def spy(self, x, y, yerr=None, **look):
-        drawn.append((list(x), list(y), list(yerr)))
-        return original(self, x, y, yerr=yerr, **look)
+    def spy(self, x, y, **look):
+        drawn.append((list(x), list(y), look))
+        return original(self, x, y, **look)
 
-    monkeypatch.setattr(Axes, "errorbar", spy)
-    cells = report().cells
-    pictures(report())
-    assert drawn[0][:2] == ([20.97, 64.94], [64.25 / 3, 66.125])  # Average: one diverged, one not run
-    assert drawn[0][2] == [cells[0].sd, 0.0]
-    curves = drawn[3:]
-    assert [len(x) for x, _, _ in curves] == [2, 1, 2, 2, 1]  # no line crosses a hole
-    assert [y for _, y, _ in curves][2] == [80.0, 66.13]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Axes, "errorbar", spy)
+        yield drawn
+
+
+def test_a_difference_has_its_interval_its_verdict_and_its_place_inside_the_axis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from matplotlib.axes import Axes
+
+    limits, bands = [], []
+    for name, kept in (("set_xlim", limits), ("fill_betweenx", bands)):
+        original = getattr(Axes, name)
+
+        def spy(self, *values, _original=original, _kept=kept, **look):
+            _kept.append(values)
+            return _original(self, *values, **look)
+
+        monkeypatch.setattr(Axes, name, spy)
+    one, two, three = report().methods
+    of = report(methods=(one, two, replace(three, tolerance=20.0)))
+    with bars() as drawn:
+        delta.figure(of)
+    shown = [c for m in ("ma_echo", "fedavg", "ot") for c in of.cells if c.method == m and c.delta is not None]
+    shown = [c for c in shown if math.isfinite(c.delta or 0.0)]  # the proposed method first; no row for a diverged run
+    assert [x for x, _, _ in drawn] == [[c.delta] for c in shown]
+    for (_, _, look), c in zip(drawn, shown, strict=True):
+        colour, marker, _ = delta.LOOKS[texts.word(c)]
+        assert (look["color"], look["marker"]) == (canvas.COLOURS[colour], marker)
+        low, high = c.interval or (c.delta, c.delta)
+        assert look["xerr"] == [[c.delta - low], [high - c.delta]]
+        assert limits[-1][0] < low and high < limits[-1][1]
+    assert [(low, high) for _, low, high in bands] == [(-20.0, 20.0), (-5.0, 5.0), (-5.0, 5.0)]
+    assert len({(marker, full) for _, marker, full in delta.LOOKS.values()}) == len(delta.LOOKS) - 1  # in grey, too
+
+
+def test_every_point_of_a_curve_stands_at_its_value_and_so_do_the_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.axes import Axes
+
+    ticks = []
+    original = Axes.set_xticks
+
+    def spy(self, at, labels=None, **look):
+        if labels is not None:
+            ticks.append(list(zip(at, labels, strict=True)))
+        return original(self, at, labels, **look)
+
+    monkeypatch.setattr(Axes, "set_xticks", spy)
+    with bars() as drawn:
+        curves.over_last_key(report())
+    assert drawn[0][2]["yerr"][0] == report().cells[2].sd
+    assert [x for x, _, _ in drawn] == [[0.01, 0.5], [0.01, 0.5], [0.01], [0.5], [0.01, 0.5]]  # no line crosses a hole
+    assert drawn[0][1] == [80.0, 66.13]
+    assert ticks == [[(0.01, "0.01"), (0.5, "0.5")]] * 2
+    apart = [look["transform"].transform((0.1, 50.0)) for _, _, look in drawn]
+    assert (
+        max(abs(a[0] - b[0]) for a, b in combinations(apart[:3], 2)) < 8.1 / 72 * 100
+    )  # pixels: no other value is near
+
+
+def test_the_proposed_method_stands_out_and_reference_points_step_back() -> None:
+    look = canvas.look(0)
+    proposed, other, point = (canvas.line(look, role) for role in ("proposed", "baseline", "reference"))
+    for key in ("linewidth", "markersize", "alpha", "zorder"):
+        assert proposed[key] > other[key] > point[key], key
 
 
 @contextmanager
-def watched(method: str) -> Iterator[list[Any]]:
-    """First arguments of a method of matplotlib's figures, call by call."""
+def watched(method: str, of: Any = None) -> Iterator[list[Any]]:
+    """First arguments of a method of matplotlib's figures, or of another class, call by call."""
     from matplotlib.figure import Figure
 
     seen: list[Any] = []
-    original = getattr(Figure, method)
+    of = of or Figure
+    original = getattr(of, method)
 
     def spy(self, *args, **look):
         seen.append(args[0] if args else look["handles"])
         return original(self, *args, **look)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, method, spy)
+        patch.setattr(of, method, spy)
         yield seen
 
 
@@ -121,6 +184,8 @@ def test_every_picture_names_its_form_inside(form: Any, said: str, words: bool) 
         made = pictures(replace(of, form=form))
     assert [" ".join(note.split("\n")).startswith(said) for note in notes] == [True, True]
     assert ["† has seen test data" in note for note in notes] == [True, True]
+    stamp = f"ma_echo/table1, {form} form; n = 1 to 3 runs a cell; commit 4f4ac65; 2026-11-02."
+    assert [stamp in " ".join(note.split("\n")) for note in notes] == [True, True]
     assert all(f"({form})" in picture.title for picture in made)
     with watched("supxlabel") as notes:
         pictures(replace(of, methods=tuple(replace(m, oracle="") for m in of.methods), form=form))
@@ -129,10 +194,11 @@ def test_every_picture_names_its_form_inside(form: Any, said: str, words: bool) 
 
 def test_what_was_chosen_on_test_data_is_marked_even_where_its_label_is_cut() -> None:
     methods = (Method("m", "a label of very, very many letters", oracle="best round"),)
-    with watched("legend") as legends:
+    from matplotlib.axes import Axes
+
+    with watched("legend") as legends, watched("annotate", Axes) as headings:
         pictures(report(keys=(), methods=methods, cells=(cell({}, "m", 1.0, 2.0),), agreement=()))
-    for handles in legends:
-        assert handles[0].get_label() == "a label of very, very many lett… †"
+    assert [legends[1][0].get_label(), *headings] == ["a label of very, very many lett… †"] * 2
 
 
 def test_long_legends_and_notes_leave_room_for_the_panel() -> None:
@@ -150,29 +216,35 @@ def many(count: int) -> Report:
     return report(keys=("rank",), methods=methods, cells=cells, agreement=())
 
 
-def test_no_two_of_24_series_look_alike() -> None:
+def test_no_two_of_24_series_look_alike_even_in_grey() -> None:
     with watched("legend") as legends:
         pictures(many(24))
     (handles,) = legends
-    looks = [(h.get_color(), h.get_marker(), str(h._unscaled_dash_pattern)) for h in handles]
-    assert len({(colour, marker) for colour, marker, _ in looks}) == 24  # where there is no line
-    assert len({(colour, line) for colour, _, line in looks}) == 24  # where there is no marker
+    assert len({(h.get_marker(), str(h._unscaled_dash_pattern)) for h in handles}) == 24
 
 
-def test_lines_are_drawn_as_the_legend_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from matplotlib.axes import Axes
+def test_a_method_has_the_look_of_its_paper_and_others_one_that_is_free() -> None:
+    own = Look("ochre", "s", "dashed")  # what the second method would have had
+    looks = canvas.looks([None, None, own, None])
+    assert looks[2] == own
+    assert len({(look.marker, look.dash) for look in looks}) == 4
+    methods = (Method("a", "A"), Method("b", "B", look=own))
+    cells = tuple(cell({"rank": r}, m.key, None, 1.0 + r) for m in methods for r in range(3))
+    with bars() as drawn:
+        pictures(report(keys=("rank",), methods=methods, cells=cells, agreement=()))
+    style = drawn[1][2]
+    assert (style["color"], style["marker"], style["linestyle"]) == ("#a37800", "s", canvas.DASHES["dashed"])
 
-    drawn: list[tuple[Any, ...]] = []
-    original = Axes.errorbar
 
-    def spy(self, x, y, **look):
-        drawn.append((look["color"], look["marker"], look["linestyle"]))
-        return original(self, x, y, **look)
-
-    monkeypatch.setattr(Axes, "errorbar", spy)
-    pictures(many(14))
-    assert drawn == [(*canvas.look(i).values(), canvas.dashes(i)) for i in range(14)]
-    assert len(set(drawn)) == 14
+def test_looks_that_grey_confuses_are_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(
+        "a: {colour: blue, marker: o, dash: solid}\nb: {colour: pink, marker: o, dash: solid}\n"
+    )
+    with pytest.raises(ConfigError, match="'a' and 'b' have one marker and dash"):
+        read_looks(tmp_path)
+    (tmp_path / FILE).write_text("a: {colour: mauve, marker: o, dash: solid}\n")
+    with pytest.raises(ConfigError, match="'mauve' is not a choice"):
+        read_looks(tmp_path)
 
 
 def test_colours_are_told_apart_and_seen_on_both_grounds() -> None:
@@ -185,9 +257,9 @@ def test_colours_are_told_apart_and_seen_on_both_grounds() -> None:
         x, y, z = np.cbrt(to_xyz @ linear(colour) / np.array([0.9505, 1.0, 1.089]))
         return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
-    assert min(np.linalg.norm(lab(a) - lab(b)) for a, b in combinations(canvas.COLOURS, 2)) > 30
+    assert min(np.linalg.norm(lab(a) - lab(b)) for a, b in combinations(canvas.COLOURS.values(), 2)) > 30
     for ground in ("#ffffff", "#14171c"):
-        for colour in canvas.COLOURS:
+        for colour in canvas.COLOURS.values():
             dark, bright = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (ground, colour))
             assert (bright + 0.05) / (dark + 0.05) >= 3, colour
 
@@ -196,5 +268,5 @@ def test_a_png_keeps_every_series_colour() -> None:
     (drawn,) = pictures(many(8))
     image = imread(io.BytesIO(drawn.png))
     found = {tuple(pixel) for pixel in np.rint(image[..., :3] * 255).astype(int).reshape(-1, 3).tolist()}
-    assert {tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in canvas.COLOURS} <= found
+    assert {tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in canvas.COLOURS.values()} <= found
     assert len(found) > 256  # no palette

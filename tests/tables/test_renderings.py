@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +23,7 @@ from fedexp.tables.report.latex import latex
 from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.page import page
 from fedexp.tables.report.report import Cell, Form, Method, Report
-from fedexp.tables.report.terminal import print_report
+from fedexp.tables.report.terminal import print_report, print_tables
 from fedexp.tables.report.wandb import send_summary
 from tests.tables.reports import CLAIMS, cell, report
 
@@ -100,7 +102,8 @@ def test_the_headline_comes_before_every_number(render: Rendering) -> None:
     found = [place.start() for place in places if place]
     assert len(found) == 4
     assert found == sorted(found)
-    assert found[-1] < whole.index("20.97")
+    first = re.search(r"20( & )?\.97", whole)  # LaTeX's decimal points are in line
+    assert first is not None and found[-1] < first.start()
 
 
 @pytest.mark.parametrize("render", [printed, markdown, read])
@@ -198,9 +201,40 @@ def test_at_80_columns_every_cell_has_a_line_with_all_of_it() -> None:
     assert "left out of the paper's: 2 parts, see the report" in found
 
 
-def test_where_it_fits_the_terminal_has_the_papers_table() -> None:
-    assert "paper above ours" in printed(report())
-    assert "paper above ours" not in printed(report(), 80)
+def test_where_it_fits_the_terminal_has_the_papers_table_and_differences_go_first() -> None:
+    assert "paper above ours (mean ± sd (n), difference)" in printed(report())
+    widths = {"80": 80, "whole": 220}
+    said = {name: printed(report(claims=(), summaries=()), width) for name, width in widths.items()}
+    assert "paper above ours" not in said["80"] and "+0.45" not in said["80"]
+    assert "21.42 ± 1.01 (3) +0.45 ✓" in said["whole"]
+    for width in range(80, 140):
+        text = printed(report(claims=(), summaries=()), width)
+        if "paper above ours (mean ± sd (n));" in text:  # wide, and without differences
+            assert "21.42 ± 1.01 (3) ✓" in text and "+0.45" not in text
+            break
+    else:
+        pytest.fail("no width drops the differences alone")
+
+
+def test_a_narrow_list_of_tables_keeps_how_they_stand() -> None:
+    row = {
+        **{
+            "table": "ma_echo/table1_time",
+            "paper": "MA-Echo, a long title",
+            "source": "Table 1, time",
+            "state": "in part",
+        },
+        **{"cells": 1480, "runs": 2500, "done": 1200, "failed": 1, "seconds": 7300.0},
+        "data": {"mnist": True, "cifar10": False},
+    }
+    for width in (60, 80, 200):
+        out = Console(width=width, file=io.StringIO(), highlight=False)
+        print_tables([row, {**row, "state": "broken: a table's file is not YAML " * 4}], out)
+        assert isinstance(out.file, io.StringIO)
+        said = out.file.getvalue()
+        assert max(map(len, said.splitlines())) <= width
+        assert "in part" in said and "ma_echo/table1_time" in said and "YAML" in said and "…" not in said
+        assert ("2.03 h" in said) == (width == 200)
 
 
 @pytest.mark.parametrize("width", [30, 80])
@@ -228,8 +262,8 @@ def test_labels_and_conditions_are_neither_html_nor_formulas(tmp_path: Path) -> 
     assert not re.search(r"(?<!\\)<(img|b)", markdown(shown))
     line = to_csv(mixed(judged("lower"), methods=(replace(method, label=link),))).splitlines()[1]
     assert f'"\'{link.replace(chr(34), chr(34) * 2)}"' in line
-    assert [inert(text) for text in ("-1.5 -2.0", "-inf", "+x", "@y", "", 3)] == [
-        "-1.5 -2.0",
+    assert [inert(text) for text in ("-1.5", "-inf", "+x", "@y", "", 3)] == [
+        "-1.5",
         "-inf",
         "'+x",
         "'@y",
@@ -250,16 +284,74 @@ def test_csv_has_what_was_judged() -> None:
     assert {line["form"] for line in lines} == {"partial"}
 
 
+def test_latex_has_decimal_points_in_line_a_label_by_form_and_fits_the_text() -> None:
+    whole = latex(report(form="reduced"))
+    assert r"\label{tab:ma-echo-table1-reduced}" in whole
+    for line in (line for line in whole.splitlines() if re.search(r"& (paper|ours) &", line)):
+        parts = [part.strip() for part in line.removesuffix(r" \\").split("&")[3:]]
+        assert len(parts) % 3 == 0
+        for before, after in zip(parts[::3], parts[1::3], strict=True):
+            assert after == "" or re.fullmatch(r"(\\textbf\{)?\.\d+\}?", after), line
+            assert "." not in before
+    methods = tuple(Method(f"m{i}", f"a method of many words {i}") for i in range(14))
+    cells = tuple(cell({"beta": 0.1, "n": n}, m.key, 70.11, 70.5, 71.25) for n in range(30) for m in methods)
+    wide = latex(report(keys=("beta", "n"), methods=methods, cells=cells, agreement=()))
+    tabulars = re.findall(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", wide, flags=re.DOTALL)
+    held = [len(re.findall("r@", tabular.splitlines()[0])) for tabular in tabulars]
+    assert sum(held) == 14 * 2 and max(held) < 5  # 30 rows take two pages
+    for tabular in tabulars:
+        lines = [line for line in tabular.splitlines() if "& ours &" in line]
+        assert len(lines) <= 22
+        for line in lines:  # as printed: a sign is a letter, the gaps between columns three digits
+            plain = line.removesuffix(r" \\").replace("&", "")
+            printed = re.sub(r"\\textbf|[{}]", "", re.sub(r"\$\\\w+\$", "x", plain))
+            assert len(re.sub(r" +", " ", printed)) + 3 * (2 + line.count("&") // 3) <= 81
+    assert wide.count(r"\begin{table}") == wide.count("continued.") + 1 == len(tabulars)
+    assert "($n = 2$)" in wide and "(2)" not in wide
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs a TeX")
+def test_latex_compiles_and_nothing_sticks_out(tmp_path: Path) -> None:
+    head, foot = r"\documentclass{article}\usepackage{booktabs}\begin{document}", r"\end{document}"
+    (tmp_path / "t.tex").write_text(f"{head}\n{latex(report())}\n{foot}\n")
+    made = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stdout
+    assert "Overfull" not in made.stdout
+
+
+def test_markdown_folds_hashes_away() -> None:
+    facts = (("commit", "4f4ac65"), ("split sha256", "03952cb2, 7ac7f456"), ("of it", "train 3 s"))
+    text = markdown(report(facts=facts))
+    head, folded = text.split("<details><summary>split sha256</summary>")
+    assert "- of it: train 3 s" in head and "03952cb2" not in head
+    assert "- split sha256: 03952cb2, 7ac7f456" in folded
+
+
 def test_wandb_has_the_verdicts_and_the_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedexp.tracking.wandb import Wandb
 
-    opened, logged = [], []
+    opened, logged, summaries, kept = [], [], [], []
     monkeypatch.setattr(Wandb, "open", lambda self, run, history: opened.append(run))
     monkeypatch.setattr(Wandb, "log", lambda self, row: logged.append(row))
     monkeypatch.setattr(Wandb, "close", lambda self, status, result: None)
+    monkeypatch.setattr(Wandb, "summarize", lambda self, values: summaries.append(values))
+    monkeypatch.setattr(Wandb, "keep", lambda self, *what: kept.append(what))
+    (tmp_path / "report.md").touch()
     assert send_summary(report(), {"_target_": "fedexp.tracking.wandb.Wandb"}, "group", tmp_path)
     comparison, claims = logged[0]["comparison"], logged[0]["claims"]
     line = dict(zip(comparison.columns, comparison.data[5], strict=True))
     assert (line["clients"], line["verdict"], line["deterministic"], line["role"]) == ("5", "lower", True, "proposed")
     assert [dict(zip(claims.columns, row, strict=True))["state"] for row in claims.data] == [c.state for c in CLAIMS]
+    assert summaries == [
+        {"claims/held": 1, "claims/refuted": 1, "claims/open": 1, "ours/held": 1, "proposed/reproduced": 1,
+         "proposed/lower": 1, "proposed/inconclusive": 1, "baseline/reproduced": 1, "baseline/inconclusive": 3,
+         "baseline/not run": 1, "baseline/not comparable": 1}
+    ]  # fmt: skip
+    assert kept == [("ma_echo-table1-full", "report", [tmp_path / "report.md"])]
     assert opened[0].config["headline"] == dict(texts.headline(report()))

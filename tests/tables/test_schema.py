@@ -334,6 +334,7 @@ def _deciding(group: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", list(table_names()))
 def test_every_table_loads_and_its_keys_exist(name: str) -> None:
     made = load_table(name)
+    assert set(made.columns) <= set(made.looks), "conf/table/<paper>/_looks.yaml says how each column is drawn"
     met: set[tuple[str, ...]] = set()
     for form in ("full", "reduced", "smoke"):
         if form != "full" and made.shrunk(form) is None:  # type: ignore[arg-type]

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.drawing import DrawnRun
 from fedexp.tables.report import canvas, layout
-from fedexp.tables.report.report import Picture
+from fedexp.tables.report.report import Look, Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _DASH = 5  # points
-_FEW = 12  # points of a curve that are marked each
+_FEW = 12  # points of a curve that are marked each; of longer ones some
 
 Points = dict[float, float]  # x -> y of one run, or of one model of a run
 
@@ -75,16 +75,20 @@ class Panels:
         shown = {where: found for where, found in places.items() if any(method in found for method in methods)}
         if not shown:
             return ()
-        labels = {run.method: run.label for run in runs}
-        order = [method for method in (*methods, *lines) if method in labels]
+        known = {run.method: run for run in runs}
+        order = [known[method] for method in (*methods, *lines) if method in known]
+        styles = {
+            run.method: _style(look, run, number, run.method in lines)
+            for number, (run, look) in enumerate(zip(order, canvas.looks(run.look for run in order), strict=True))
+        }
         with canvas.drawing():
-            return (self._picture(shown, order, labels, set(lines), curve, level, notes),)
+            return (self._picture(shown, order, styles, set(lines), curve, level, notes),)
 
     def _picture(
         self,
         shown: Mapping[tuple[Any, ...], Mapping[str, Sequence[DrawnRun]]],
-        order: Sequence[str],
-        labels: Mapping[str, str],
+        order: Sequence[DrawnRun],
+        styles: Mapping[str, dict[str, Any]],
         lines: set[str],
         curve: Callable[[DrawnRun], Curve],
         level: Callable[[DrawnRun], float],
@@ -99,19 +103,19 @@ class Panels:
         for at, (where, found) in enumerate(shown.items()):
             axes = canvas.axes(figure, down, across, at + 1, sharey=first)
             first = first or axes
-            for number, method in enumerate(order):
+            for method, style in styles.items():
                 if method in lines and method in found:
                     value = statistics.fmean(level(run) for run in found[method])
-                    axes.axhline(value, **_look(number, is_line=True))
+                    axes.axhline(value, **style)
                 elif method in found:
-                    _plot(axes, [curve(run) for run in found[method]], _look(number))
+                    _plot(axes, [curve(run) for run in found[method]], style)
             axes.set_title(self._heading(where), fontsize=9, loc="left", parse_math=False, color=canvas.INK)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
             if at >= len(shown) - across:
                 axes.set_xlabel(self.x, parse_math=False)
             if at % across == 0:
                 axes.set_ylabel(self.y, parse_math=False)
-        canvas.legend(figure, _handles(order, labels, lines))
+        canvas.legend(figure, _handles(order, styles))
         return canvas.picture(self.name, self.title, figure, notes)
 
     def _heading(self, where: Sequence[Any]) -> str:
@@ -128,14 +132,12 @@ class Panels:
             ) from None
 
 
-def _look(number: int, is_line: bool = False) -> dict[str, Any]:
-    """Of the number-th method. What coincides is seen all the same: dashes take turns, and curves lie on broader ones."""
-    dashes = (_DASH * number, (_DASH, _DASH)) if is_line else canvas.dashes(number)
-    return {
-        "color": canvas.look(number)["color"],
-        "linestyle": dashes,
-        "linewidth": 1.3 if is_line else max(1.2, 2.4 - 0.5 * number),
-    }
+def _style(look: Look, run: DrawnRun, number: int, is_line: bool) -> dict[str, Any]:
+    """Of the number-th method. Horizontal lines that coincide are seen all the same: their dashes take turns."""
+    style = canvas.line(look, run.role)
+    if is_line:
+        return {**style, "linestyle": (_DASH * number, (_DASH, _DASH)), "linewidth": 1.3, "marker": ""}
+    return {**style, "markersize": style["markersize"] - 1}
 
 
 def _plot(axes: Axes, curves: Sequence[Curve], look: Mapping[str, Any]) -> None:
@@ -151,7 +153,8 @@ def _plot(axes: Axes, curves: Sequence[Curve], look: Mapping[str, Any]) -> None:
     if any(spread.values()):
         low, high = ([centre[x] + sign * spread[x] for x in xs] for sign in (-1, 1))
         axes.fill_between(xs, low, high, color=colour, alpha=0.16, linewidth=0)
-    axes.plot(xs, [centre[x] for x in xs], marker="o" if len(xs) <= _FEW else "", markersize=3, **look)
+    every = None if len(xs) <= _FEW else (0.06, 0.12)  # of the axes' diagonal
+    axes.plot(xs, [centre[x] for x in xs], markevery=every, markeredgewidth=0, **look)
 
 
 def mean(curves: Sequence[Points]) -> Points:
@@ -170,13 +173,10 @@ def _common(curves: Sequence[Points]) -> list[float]:
     return [x for x in curves[0] if all(x in curve and math.isfinite(curve[x]) for curve in curves)]
 
 
-def _handles(order: Sequence[str], labels: Mapping[str, str], lines: set[str]) -> list[Any]:
+def _handles(order: Sequence[DrawnRun], styles: Mapping[str, dict[str, Any]]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    return [
-        Line2D([], [], label=canvas.plain(labels[method]), **_look(number, method in lines))
-        for number, method in enumerate(order)
-    ]
+    return [Line2D([], [], label=canvas.plain(run.label), **styles[run.method]) for run in order]
 
 
 def _condition(run: DrawnRun, key: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -71,7 +71,6 @@ class Units(Drawing):
 
     def _panel(self, axes: Axes, rows: Tensor) -> None:
         for at, points in enumerate(self.embed(rows)):
-            look = canvas.look(at)
             axes.plot(
                 points[:, 0],
                 points[:, 1],
@@ -79,7 +78,7 @@ class Units(Drawing):
                 markerfacecolor="none",
                 markeredgewidth=0.9,
                 markersize=_SIZES[at % len(_SIZES)],
-                **look,
+                **_dot(at),
             )
         axes.set_xticks([])
         axes.set_yticks([])
@@ -118,6 +117,11 @@ def met(rows: Tensor) -> float:
 def _legend(figure: Figure, clients: int) -> None:
     from matplotlib.lines import Line2D
 
-    hollow = {"linestyle": "none", "markerfacecolor": "none", "markersize": 5.5}
-    handles = [Line2D([], [], label=f"local model {i + 1}", **hollow, **canvas.look(i)) for i in range(clients)]  # type: ignore[arg-type]
+    hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 5.5}
+    handles = [Line2D([], [], label=f"local model {i + 1}", **hollow, **_dot(i)) for i in range(clients)]
     canvas.legend(figure, handles)
+
+
+def _dot(at: int) -> dict[str, Any]:
+    look = canvas.look(at)
+    return {"color": canvas.COLOURS[look.colour], "marker": look.marker}

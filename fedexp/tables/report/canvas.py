@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedexp.tables.report import layout
-from fedexp.tables.report.report import Picture, Value
+from fedexp.tables.report.report import Colour, Dash, Look, Marker, Picture, Role, Value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,15 +19,29 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 # Mid-tones: at least 3:1 on white and on the page's dark ground, told apart by the colour-blind with the marker's help.
-COLOURS = ("#0072b2", "#d55e00", "#009473", "#bf5f96", "#a37800", "#7f7f7f", "#8b5fd6", "#b5483c")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
-DASHES = ("-", (0, (7, 1.5, 1.5, 1.5)), (0, (1.5, 1)))  # one a turn of the colours
+COLOURS: Mapping[Colour, str] = {
+    "blue": "#0072b2",
+    "vermillion": "#d55e00",
+    "green": "#009473",
+    "pink": "#bf5f96",
+    "ochre": "#a37800",
+    "grey": "#7f7f7f",
+    "violet": "#8b5fd6",
+    "brick": "#b5483c",
+}
+DASHES: Mapping[Dash, Any] = {
+    "solid": "-",
+    "dashed": (0, (5, 1.5)),
+    "dotted": (0, (1.2, 1)),
+    "dashdot": (0, (6, 1.5, 1.2, 1.5)),
+}
 # Drawn like this in the PNG; in the SVG both become the colour of the text around the picture, so that it follows the theme.
 INK, FAINT = "#1b1f26", "#c4c9d1"
 _FAINTNESS = 0.2
 _SALT = "fedexp"
 _DPI = 160
 _LONGEST = 32  # letters of a label
+_LOOKS = 48  # beyond them they come again
 
 
 @contextmanager
@@ -40,14 +55,35 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def look(at: int) -> dict[str, Any]:
-    """Colour and marker of the at-th series: 24 different pairs."""
-    return {"color": COLOURS[at % len(COLOURS)], "marker": MARKERS[at % len(MARKERS)]}
+def look(at: int) -> Look:
+    """Of the at-th series of those that have none of their own: 48 that marker and dash alone tell apart."""
+    markers, dashes = get_args(Marker), get_args(Dash)
+    turn = at // len(markers)
+    return Look(list(COLOURS)[at % len(COLOURS)], markers[at % len(markers)], dashes[(at + turn) % len(dashes)])
 
 
-def dashes(at: int) -> Any:
-    """Of the at-th series' line: together with the colour, 24 different pairs."""
-    return DASHES[at // len(COLOURS) % len(DASHES)]
+def looks(own: Iterable[Look | None]) -> list[Look]:
+    """Each series' own look; the others get, in turn, such as no series has."""
+    given = list(own)
+    taken = {(look.marker, look.dash) for look in given if look is not None}
+    free = (new for at in itertools.count() if ((new := look(at)).marker, new.dash) not in taken or at >= _LOOKS)
+    return [next(free) if one is None else one for one in given]
+
+
+def line(look: Look, role: Role = "baseline") -> dict[str, Any]:
+    """How matplotlib draws it: the proposed method stands out, reference points step back."""
+    width, size, alpha = {"proposed": (2.4, 6.0, 1.0), "reference": (1.0, 4.0, 0.6), "local": (1.0, 4.0, 0.6)}.get(
+        role, (1.4, 4.5, 0.9)
+    )
+    return {
+        "color": COLOURS[look.colour],
+        "marker": look.marker,
+        "linestyle": DASHES[look.dash],
+        "linewidth": width,
+        "markersize": size,
+        "alpha": alpha,
+        "zorder": {"proposed": 4, "reference": 2, "local": 2}.get(role, 3),
+    }
 
 
 def name(kind: str, where: str) -> str:
@@ -99,7 +135,7 @@ def picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) ->
         figure.draw_without_rendering()
     text, data = io.StringIO(), io.BytesIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
+    figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})  # true colour
     svg = text.getvalue()
     svg = svg.replace(f"stroke: {FAINT}", f"stroke: currentColor; stroke-opacity: {_FAINTNESS}").replace(
         INK, "currentColor"
@@ -135,7 +171,9 @@ def plain(name: str) -> str:
 def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
     """Above the panels, in as many columns as fit; lines beyond two are no loss to the panels."""
     widest = max(len(str(handle.get_label())) for handle in handles)
-    fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 40))  # points: of a letter, of line and gap
+    fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 52))  # points: of a letter, of line and gap
     columns = max(1, min(len(handles), fitting))
     _grow(figure, 0.21 * (-(-len(handles) // columns) - 2))
-    figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, labelcolor=INK)
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=columns, frameon=False, labelcolor=INK, handlelength=3.2
+    )

@@ -1,4 +1,4 @@
-"""A report as CSV: one line a cell, for pandas."""
+"""A report as CSV: one line a cell, for pandas. One line a run is `fedexp.tables.record`'s ``runs.csv`` beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _JUDGED = ("verdict", "reason", "near", "settles", "deterministic", "same_as", "
 
 
 def to_csv(report: Report) -> str:
-    """All numbers at full precision; values, seeds and runs joined by blanks. Texts are `inert`."""
+    """All numbers at full precision, no field a list. Texts are `inert`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(inert, columns(report)))
@@ -25,19 +25,21 @@ def to_csv(report: Report) -> str:
 
 def inert(value: Any) -> Any:
     """A text that a spreadsheet would take for a formula gets an apostrophe in front; numbers stay as they are."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and not _is_numbers(value) else value
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value) else value
 
 
-def _is_numbers(text: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
-        return bool([float(part) for part in text.split()])
+        float(text)
     except ValueError:
         return False
+    return True
 
 
 def columns(report: Report) -> list[str]:
     numbers = (*_NUMBERS, "interval_low", "interval_high")
     return [
+        "table",
         *report.keys,
         "method",
         "label",
@@ -45,11 +47,8 @@ def columns(report: Report) -> list[str]:
         "oracle",
         *numbers,
         *_JUDGED,
+        "unit",
         "form",
-        "values",
-        "seeds",
-        "chosen",
-        "runs",
     ]
 
 
@@ -58,6 +57,7 @@ def lines(report: Report) -> list[list[Any]]:
     methods = {method.key: method for method in report.methods}
     return [
         [
+            report.name,
             *(cell.conditions[key] for key in report.keys),
             cell.method,
             layout.head(methods[cell.method]),
@@ -66,11 +66,8 @@ def lines(report: Report) -> list[list[Any]]:
             *(getattr(cell, name) for name in _NUMBERS),
             *(cell.interval or (None, None)),
             *(getattr(cell, name) for name in _JUDGED),
+            report.unit,
             report.form,
-            " ".join(map(repr, cell.values)),
-            " ".join(map(str, cell.seeds)),
-            " ".join(cell.chosen),
-            " ".join(cell.runs),
         ]
         for cell in report.cells
     ]

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from urllib.parse import quote
 
 from fedexp.storage.files import write_bytes, write_text
 from fedexp.tables.report.csv import to_csv
 from fedexp.tables.report.latex import latex
 from fedexp.tables.report.markdown import markdown
-from fedexp.tables.report.page import page
+from fedexp.tables.report.page import Links, page
 from fedexp.tables.report.report import Form, Report
+
+_OF_A_RUN = {  # what the page calls them, and what may lie in a run's folder
+    "config": "config.yaml",
+    "result": "result.json",
+    "curve": "metrics.jsonl",
+    "split": "partition.safetensors",
+    "environment": "environment.json",
+}
+_BESIDE = ("report.csv", "runs.csv", "curves.csv", "configs.json")
 
 
 def report_folder(root: Path, name: str, form: Form, part: bool) -> Path:
@@ -23,21 +34,19 @@ def report_folder(root: Path, name: str, form: Form, part: bool) -> Path:
     )
 
 
-def write_report(report: Report, folder: Path) -> Path:
+def write_report(report: Report, folder: Path, root: Path | None = None) -> Path:
     """Write ``report.{md,csv,tex,html}`` and ``report-<picture>.{png,svg}`` into `folder`, each replaced as a whole.
 
     Pictures of an earlier report that this one does not have are removed.
+
+    Args:
+        root: the output root, under which the page looks for runs to link to; None: it links to none.
 
     Returns:
         the page's path.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for ending, text in (
-        ("md", markdown(report)),
-        ("csv", to_csv(report)),
-        ("tex", latex(report)),
-        ("html", page(report)),
-    ):
+    for ending, text in (("md", markdown(report)), ("csv", to_csv(report)), ("tex", latex(report))):
         write_text(folder / f"report.{ending}", text)
     names = {f"report-{picture.name}" for picture in report.pictures}
     for path in [*folder.glob("report-*.png"), *folder.glob("report-*.svg")]:
@@ -46,4 +55,21 @@ def write_report(report: Report, folder: Path) -> Path:
     for picture in report.pictures:
         write_bytes(folder / f"report-{picture.name}.png", picture.png)
         write_text(folder / f"report-{picture.name}.svg", picture.svg)
+    write_text(folder / "report.html", page(report, links(report, folder, root)))
     return folder / "report.html"
+
+
+def links(report: Report, folder: Path, root: Path | None) -> Links:
+    """Relative ones to what is there: files beside the page and, under `root`, those of its runs."""
+    runs: dict[str, dict[str, str]] = {}
+    for run in dict.fromkeys(run for cell in report.cells for run in cell.runs) if root is not None else ():
+        assert root is not None
+        files = {name: root / run / file for name, file in _OF_A_RUN.items()}
+        found = {name: _relative(path, folder) for name, path in files.items() if path.is_file()}
+        if found:
+            runs[run] = {"folder": _relative(root / run, folder), **found}
+    return Links(runs, tuple(name for name in _BESIDE if (folder / name).is_file()))
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return quote(Path(os.path.relpath(path, folder.resolve())).as_posix())

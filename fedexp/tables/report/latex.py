@@ -1,12 +1,18 @@
-"""A report as a LaTeX table (booktabs): the paper's number above ours."""
+"""A report as LaTeX tables (booktabs) that fit a text width: the paper's number above ours, decimal points in line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from fedexp.tables.report import layout, texts
-from fedexp.tables.report.report import Report
+from fedexp.tables.report.report import Method, Report
+from fedexp.tables.report.texts import Shown
 
+WIDTH = 78  # digits of \footnotesize in article's text width of 345 pt, at 4.25 pt each, less some slack
+_LINES = 44  # of a page, the caption aside
+_GAP = 3  # digits that separate columns: 2 \tabcolsep of 6 pt
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -16,7 +22,11 @@ _SPECIAL = {
 
 
 def latex(report: Report) -> str:
-    """A ``table`` environment that needs the package booktabs; best of its row in bold."""
+    """``table`` environments that need the package booktabs; best of its row in bold.
+
+    Columns that do not fit beside each other stand in blocks below each other, and what is too long for a page goes on in
+    another table. The label ends in the form, so that several forms can stand in one document.
+    """
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -25,45 +35,151 @@ def escape(text: str) -> str:
     return "".join(_SPECIAL.get(character, character) for character in text)
 
 
+@dataclass(frozen=True)
+class _Number:
+    """A number in three parts: what stands before the decimal point, from there on, and what follows."""
+
+    whole: str
+    rest: str = ""
+    beside: str = ""
+    best: bool = False
+
+    @property
+    def tex(self) -> str:
+        parts = [escape(self.whole), escape(self.rest)]
+        return " & ".join(
+            [*(rf"\textbf{{{part}}}" if self.best and part else part for part in parts), escape(self.beside)]
+        )
+
+
+def _number(text: str, beside: str, best: bool) -> _Number:
+    first, _, more = text.partition(" ")
+    whole, point, rest = first.partition(".")
+    return _Number(whole or "--", point + rest, " ".join(filter(None, [more, beside])), best)
+
+
+_Line = tuple[list[str], str, list[_Number | None]]  # conditions, who, a number a method
+
+
 def _lines(report: Report) -> Iterator[str]:
-    keys, methods = report.keys, report.methods
-    reference = layout.referenced(report)
     yield from (f"% {what}: {said}" for what, said in texts.headline(report))
     yield "% needs \\usepackage{booktabs}"
     for warning in report.warnings:
         yield f"% {warning}"
     yield from (f"% left out: {part}" for part in report.left_out)
-    yield r"\begin{table}"
-    yield r"\centering"
-    yield rf"\caption{{{' '.join(_caption(report, reference))}}}"
-    yield rf"\label{{tab:{report.name.replace('/', '-').replace('_', '-')}}}"
-    yield rf"\begin{{tabular}}{{{'r' * len(keys)}l{'r' * len(methods)}}}"
+    for at, blocks in enumerate(_pages(report)):
+        yield r"\begin{table}"
+        yield r"\centering\footnotesize"
+        if at == 0:
+            yield rf"\caption{{{' '.join(_caption(report))}}}"
+            yield rf"\label{{tab:{report.name.replace('/', '-').replace('_', '-')}-{report.form}}}"
+        else:
+            yield rf"\caption{{{escape(report.title)} ({escape(report.source)}, {report.form} form), continued.}}"
+        for number, (methods, lines) in enumerate(blocks):
+            yield from [r"\\[1ex]"] if number else []
+            yield from _tabular(report, methods, lines)
+        yield r"\end{table}"
+
+
+def _tabular(report: Report, methods: Sequence[int], lines: Sequence[_Line]) -> Iterator[str]:
+    yield rf"\begin{{tabular}}{{{'r' * len(report.keys)}l{'r@{}l@{ }l' * len(methods)}}}"
     yield r"\toprule"
-    yield _row([*map(escape, keys), "", *(escape(layout.head(method)) for method in methods)])
+    widths = _widths(report, lines)
+    heads = [rf"\multicolumn{{3}}{{l}}{{{_head(report.methods[at], widths[at])}}}" for at in methods]
+    yield _row([*map(escape, report.keys), "", *heads])
     yield r"\midrule"
-    for row, entries in texts.shown(report):
-        paper = [_bold(e.paper, e.best_paper) if e else "" for e in entries]
-        ours = [f"{_bold(e.ours, e.best_ours)} {escape(texts.mark(e.cell))}" if e else "" for e in entries]
-        place = list(map(escape, texts.conditions(row, report)))
-        if reference:
-            yield _row([*place, "paper", *paper])
-        yield _row([*([""] * len(keys) if reference else place), "ours", *ours])
+    for place, who, numbers in lines:
+        found = [numbers[at] for at in methods]
+        yield _row([*map(escape, place), who, *(" & & " if number is None else number.tex for number in found)])
     yield r"\bottomrule"
     yield r"\end{tabular}"
-    yield r"\end{table}"
 
 
-def _caption(report: Report, reference: bool) -> Iterator[str]:
+def _head(method: Method, width: int) -> str:
+    """A label in as many lines as it needs to be no wider than its column."""
+    sign = layout.ORACLE if method.oracle else ""
+    lines = textwrap.wrap(method.label, max(width, 8)) or [""]
+    lines[-1] += sign
+    parts = [escape(line) for line in lines]
+    broken = r" \\ ".join(parts)
+    return parts[0] if len(parts) == 1 else rf"\shortstack[l]{{{broken}}}"
+
+
+def _pages(report: Report) -> Iterator[list[tuple[list[int], list[_Line]]]]:
+    """Blocks of columns that fit the text's width, as many of them as fit a page; long blocks are cut between rows."""
+    lines = _table(report)
+    a_row = 2 if layout.referenced(report) else 1
+    length = _LINES // a_row * a_row
+    blocks = [
+        (methods, lines[start : start + length])
+        for methods in _fitting(report, lines)
+        for start in range(0, max(len(lines), 1), length)
+    ]
+    page: list[tuple[list[int], list[_Line]]] = []
+    for block in blocks:
+        if page and sum(len(own) + 3 for _, own in page) + len(block[1]) > _LINES:
+            yield page
+            page = []
+        page.append(block)
+    yield page
+
+
+def _fitting(report: Report, lines: Sequence[_Line]) -> list[list[int]]:
+    """Columns by number, block by block; one that is alone too wide for the text is a block by itself."""
+    keys = [max([len(key), *(len(place[at]) for place, _, _ in lines)]) for at, key in enumerate(report.keys)]
+    left = WIDTH - sum(key + _GAP for key in keys) - len("paper") - _GAP
+    widths = _widths(report, lines)
+    blocks: list[list[int]] = [[]]
+    for at, width in enumerate(widths):
+        if blocks[-1] and sum(widths[i] + _GAP for i in blocks[-1]) + width > left:
+            blocks.append([])
+        blocks[-1].append(at)
+    return blocks
+
+
+def _widths(report: Report, lines: Sequence[_Line]) -> list[int]:
+    """In digits: parts of numbers side by side, and no word of a label broken."""
+    found = []
+    for at, method in enumerate(report.methods):
+        own = [numbers[at] for _, _, numbers in lines]
+        parts = [(len(n.whole), len(n.rest), len(n.beside)) for n in own if n is not None]
+        words = [len(word) + len(layout.ORACLE) * bool(method.oracle) for word in method.label.split()]
+        numbers = sum(map(max, zip(*parts, strict=True))) + 1 if parts else 0
+        found.append(max([numbers, *words]))
+    return found
+
+
+def _table(report: Report) -> list[_Line]:
+    reference, same = layout.referenced(report), _same_n(report)
+    lines: list[_Line] = []
+    for row, entries in texts.shown(report):
+        place = texts.conditions(row, report)
+        if reference:
+            lines.append((place, "paper", [None if e is None else _number(e.paper, "", e.best_paper) for e in entries]))
+            place = [""] * len(report.keys)
+        lines.append((place, "ours", [None if e is None else _ours(e, same) for e in entries]))
+    return lines
+
+
+def _ours(entry: Shown, same: int | None) -> _Number:
+    text = entry.ours if same is None else entry.ours.removesuffix(f" ({same})")
+    return _number(text, texts.mark(entry.cell), entry.best_ours)
+
+
+def _same_n(report: Report) -> int | None:
+    """Of how many runs every mean is, where that is one number."""
+    counts = {cell.n for cell in report.cells if cell.n}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _caption(report: Report) -> Iterator[str]:
+    reference, same = layout.referenced(report), _same_n(report)
     yield f"{escape(report.title)} ({escape(report.source)}, {report.form} form; {escape(layout.unit(report))})."
     yield texts.sentence("; ".join(escape(f"{what}: {said}") for what, said in texts.headline(report)))
-    yield rf"{'First line: paper; second: ours, mean' if reference else 'Mean'} $\pm$ sd ($n$);"
+    runs = "($n$)" if same is None else f"($n = {same}$)"
+    yield rf"{'First line: paper; second: ours, mean' if reference else 'Mean'} $\pm$ sd {runs};"
     yield ", ".join(escape(f"{mark} {word}") for word, mark in texts.marks(report).items()) + "."
     yield from (f"{escape(note)}." for note in texts.footnotes(report))
-
-
-def _bold(text: str, best: bool) -> str:
-    text = escape(text) or "--"
-    return rf"\textbf{{{text}}}" if best else text
 
 
 def _row(cells: list[str]) -> str:

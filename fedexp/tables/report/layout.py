@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from typing import get_args
 
 from fedexp.tables.report.report import Agreement, Cell, Method, Report, Role, Value
 
@@ -35,6 +36,17 @@ def rows(report: Report) -> tuple[Row, ...]:
         found.setdefault(_place(report, cell.conditions), []).append(cell)
     agreement = {_place(report, a.conditions): a for a in report.agreement}
     return tuple(Row(cells[0].conditions, tuple(cells), agreement.get(place)) for place, cells in found.items())
+
+
+def by_role(report: Report) -> list[Method]:
+    """The columns, those of the proposed method first, then baselines, reference points, local models and columns of ours.
+
+    A method that only cells know comes last.
+    """
+    known = {method.key: method for method in report.methods}
+    for cell in report.cells:
+        known.setdefault(cell.method, Method(cell.method, cell.method))
+    return sorted(known.values(), key=lambda method: get_args(Role).index(method.role))
 
 
 def covered(report: Report) -> dict[Role, list[Cell]]:

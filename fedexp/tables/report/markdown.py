@@ -47,9 +47,12 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _listed("Assumed, because the paper is silent", assumed)
     yield "## Made with"
     yield ""
-    for name, value in report.facts:
-        yield f"- {name}: {_plain(value)}"
+    yield from (f"- {name}: {_plain(value)}" for name, value in texts.facts(report))
     yield f"- command: `{report.command}`"
+    if folded := texts.hashes(report):
+        yield from ("", f"<details><summary>{', '.join(name for name, _ in folded)}</summary>", "")
+        yield from (f"- {name}: {_plain(value)}" for name, value in folded)
+        yield from ("", "</details>")
 
 
 def _legend(report: Report) -> Iterator[str]:

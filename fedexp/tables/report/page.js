@@ -50,11 +50,41 @@
       clearTimeout(timer);
       timer = setTimeout(() => isOpen() || box.showPopover(), 250);
     });
-    button.addEventListener("pointerleave", () => {
+    const leave = () => {
       clearTimeout(timer);
-      if (isOpen() && pinned !== box) box.hidePopover();
-    });
+      timer = setTimeout(() => isOpen() && pinned !== box && box.hidePopover(), 150); // time to move into the box
+    };
+    button.addEventListener("pointerleave", leave);
+    box.addEventListener("pointerleave", leave);
+    box.addEventListener("pointerenter", () => clearTimeout(timer));
   }
+
+  // An address that ends in a cell's anchor opens the cell.
+  const open = () => {
+    const button = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!button?.matches(".cell")) return;
+    const box = document.getElementById(button.getAttribute("popovertarget"));
+    button.focus();
+    if (!box.matches(":popover-open")) box.showPopover();
+    pinned = box;
+  };
+  addEventListener("hashchange", open);
+  open();
+}
+
+// Commands are copied by a button; where the browser does not let a page do so, the text is selected.
+for (const button of document.querySelectorAll(".copy")) {
+  button.addEventListener("click", async () => {
+    const text = button.previousElementSibling;
+    try {
+      await navigator.clipboard.writeText(text.textContent);
+      button.firstChild.data = "Copied";
+    } catch {
+      getSelection().selectAllChildren(text);
+      button.firstChild.data = "Selected";
+    }
+  });
+  button.hidden = false;
 }
 
 // The long table: sorting by any column, filters.
@@ -92,7 +122,19 @@
     head.append(button);
   });
 
-  const texts = new Map(rows.map((row) => [row, row.textContent.toLowerCase().replace(/\s+/g, " ")]));
+  // A number that is typed means a condition's value, never a part of another number; words are looked for in words.
+  const keys = [...form.elements].filter((element) => /^c\d+$/.test(element.name));
+  const values = (row) => keys.map((element) => row.dataset[element.name].slice(1));
+  const said = new Map(
+    rows.map((row) => {
+      const words = [...row.cells].filter((cell) => !("sort" in cell.dataset) && !cell.classList.contains("seeds"));
+      return [row, words.map((cell) => cell.textContent.toLowerCase().replace(/\s+/g, " ")).join(" ")];
+    }),
+  );
+  const has = (row, word) =>
+    word !== "" && !Number.isNaN(Number(word))
+      ? values(row).some((value) => value !== "" && Number(value) === Number(word))
+      : said.get(row).includes(word);
   const filter = () => {
     const words = form.elements.text.value.toLowerCase().split(/\s+/).filter(Boolean);
     const { value: method } = form.elements.method;
@@ -102,7 +144,8 @@
       row.hidden =
         (method !== "" && row.dataset.method !== method) ||
         (verdict !== "" && row.dataset.verdict !== verdict) ||
-        !words.every((word) => texts.get(row).includes(word));
+        keys.some((element) => element.value !== "" && row.dataset[element.name] !== element.value) ||
+        !words.every((word) => has(row, word));
       shown += !row.hidden;
     }
     form.elements.shown.value = `${shown} of ${rows.length} cells`;

@@ -12,6 +12,18 @@ Form = Literal["full", "partial", "reduced", "smoke"]
 Role = Literal["proposed", "baseline", "reference", "local", "ours"]
 ClaimState = Literal["held", "refuted", "open"]
 RowState = Literal["yes", "no", "open"]
+Colour = Literal["blue", "vermillion", "green", "pink", "ochre", "grey", "violet", "brick"]
+Marker = Literal["o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*"]  # as matplotlib names them
+Dash = Literal["solid", "dashed", "dotted", "dashdot"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn. Marker and dash alone tell it from the others: in grey, and for those who see few colours."""
+
+    colour: Colour
+    marker: Marker
+    dash: Dash
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,7 @@ class Method:
         role: ``proposed`` by the paper, a ``baseline``, a ``reference`` point (an ensemble, pooled training), a ``local`` model,
             or ``ours``: no column of the paper's.
         oracle: what was chosen or trained on test data, empty where nothing was.
+        look: in pictures; None: one that no other method of the report has.
     """
 
     key: str
@@ -31,6 +44,25 @@ class Method:
     tolerance: float | None = None
     role: Role = "baseline"
     oracle: str = ""
+    look: Look | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where one value of a cell came from.
+
+    Args:
+        run: its folder, relative to the output root; config: the hash of what it ran; split: of who held which samples.
+        commit, date: of the result, empty where they are not known.
+        command: what runs exactly this cell with this seed.
+    """
+
+    run: str
+    command: str
+    config: str = ""
+    split: str = ""
+    commit: str = ""
+    date: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +82,7 @@ class Cell:
         settles: of an inconclusive cell, how many seeds would settle it.
         deterministic: several runs gave one and the same number.
         same_as: the column that this one equals by construction; such a cell is not counted again.
-        runs: folders of the runs behind it, relative to the output root.
+        runs: folders of the runs behind it, relative to the output root; origins: of each value.
         failed: runs that failed, with their error's first line.
         reduced: what was smaller than the paper's, empty for a full run.
     """
@@ -71,6 +103,7 @@ class Cell:
     deterministic: bool = False
     same_as: str = ""
     runs: tuple[str, ...] = ()
+    origins: tuple[Origin, ...] = ()
     failed: tuple[str, ...] = ()
     reduced: str = ""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import ClaimState, Report, Verdict
@@ -38,7 +38,8 @@ def console() -> Console:
 def print_report(report: Report, out: Console | None = None) -> None:
     """The headline, the table, what it says of the paper's claims, and its warnings.
 
-    A cell has the paper's number, below it ours and the mark of the verdict. Where that does not fit, each cell has a line.
+    A cell has the paper's number, below it ours, the difference and the mark of the verdict. Where that does not fit, the
+    differences go first; then each cell has a line, with its difference where there is room.
     """
     out = out or console()
     out.print(f"{report.name}{texts.named_form(report)}: {report.title}", style="bold", markup=False)
@@ -46,10 +47,12 @@ def print_report(report: Report, out: Console | None = None) -> None:
         out.print(f"{what}: {said}", style="bold", markup=False)
     out.print(f"{report.source}; {report.metric}, {layout.unit(report)}", markup=False)
     out.print(texts.form(report), style="" if report.form == "full" else "yellow", markup=False)
-    wide = _wide(report)
-    is_wide = _width(wide, out, wrapped=False) <= out.width
-    out.print(wide if is_wide else _long(report, out))
-    out.print("; ".join(_legend(report, is_wide)), style="dim", markup=False)
+    fitting = (
+        deltas for deltas in (True, False) if _width(_wide(report, deltas=deltas), out, wrapped=False) <= out.width
+    )
+    deltas = next(fitting, None)
+    out.print(_long(report, out) if deltas is None else _wide(report, deltas=deltas))
+    out.print("; ".join(_legend(report, deltas)), style="dim", markup=False)
     for claim in report.claims:
         printed = f"; in print: {printed}" if (printed := texts.in_print(claim)) else ""
         line = f"{texts.state(claim)} {claim.id} ({texts.where(claim)}): {claim.says}. {texts.why(claim)}{printed}"
@@ -66,10 +69,50 @@ def print_report(report: Report, out: Console | None = None) -> None:
         out.print(f"failed {failure}", style="red", markup=False, soft_wrap=True)
 
 
-def _legend(report: Report, is_wide: bool) -> Iterator[str]:
+def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) -> None:
+    """The tables that there are, as `fedexp.tables.index` has them; where it is narrow, what is least asked for goes first.
+
+    The name and how its runs stand always stay.
+    """
+    out = out or console()
+    dropped: list[str] = []
+    for name in ("", "paper", "data", "measured", "failed", "cells", "runs", "done"):
+        dropped.append(name)
+        columns = [column for column in _LISTED if column not in dropped]
+        short = _tables([{**row, "state": row["state"][:_STATE]} for row in rows], columns)  # longer ones are broken
+        if _width(short, out, wrapped=False) <= out.width:
+            break
+    out.print(_tables(rows, columns))
+
+
+_STATE = 20  # letters of a state that are not broken over lines
+_LISTED = ("table", "paper", "cells", "runs", "done", "failed", "data", "measured", "state")
+
+
+def _tables(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        right = column in ("cells", "runs", "done", "failed", "measured")
+        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column == "table")
+    for row in rows:
+        said = {
+            **row,
+            "paper": f"{row['paper'].split(',')[0]}, {row['source']}",
+            "data": ", ".join(f"{name}{'' if there else ' (absent)'}" for name, there in row["data"].items()),
+            "measured": layout.duration(row["seconds"]) if row["done"] else "-",
+        }
+        table.add_row(*(_plain(str(said[column])) for column in columns))
+    return table
+
+
+def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
+    """Args: deltas: whether the wide table has them; None: it is not wide."""
     compared = layout.referenced(report)
-    if is_wide:
-        yield f"{'paper above ours' if compared else 'ours'} (mean ± sd (n){', difference' if compared else ''})"
+    if deltas is not None:
+        yield f"{'paper above ours' if compared else 'ours'} (mean ± sd (n){', difference' if compared and deltas else ''})"
     yield ", ".join(f"{mark} {word}" for word, mark in texts.marks(report).items())
     if tolerance := texts.tolerance(report):
         yield f"tolerance {tolerance}"
@@ -86,7 +129,7 @@ def _width(table: Table, out: Console, *, wrapped: bool) -> int:
     return needed.minimum if wrapped else needed.maximum
 
 
-def _wide(report: Report) -> Table:
+def _wide(report: Report, *, deltas: bool) -> Table:
     """As in the paper: one column a method."""
     from rich import box
     from rich.table import Table
@@ -100,19 +143,22 @@ def _wide(report: Report) -> Table:
     if agreement:
         table.add_column("Spearman", justify="right", no_wrap=True)
     for row, entries in texts.shown(report):
-        cells = [_cell(entry, reference) for entry in entries]
+        cells = [_cell(entry, reference, deltas) for entry in entries]
         place = map(_plain, texts.conditions(row, report))
         table.add_row(*place, *cells, *([texts.rho(row)] if agreement else []))
     return table
 
 
 def _long(report: Report, out: Console) -> Table:
-    """One line a cell. Headings and labels wrap first; numbers and verdicts only if it still does not fit."""
-    table = _one_a_line(report, whole=True)
-    return table if _width(table, out, wrapped=True) <= out.width else _one_a_line(report, whole=False)
+    """One line a cell. Differences go first, then headings and labels wrap; numbers and verdicts if it still does not fit."""
+    with_deltas = _one_a_line(report, whole=True, deltas=True)
+    if _width(with_deltas, out, wrapped=False) <= out.width:
+        return with_deltas
+    table = _one_a_line(report, whole=True, deltas=False)
+    return table if _width(table, out, wrapped=True) <= out.width else _one_a_line(report, whole=False, deltas=False)
 
 
-def _one_a_line(report: Report, *, whole: bool) -> Table:
+def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -129,23 +175,24 @@ def _one_a_line(report: Report, *, whole: bool) -> Table:
         longest = max((len(place[at]) for place, _ in lines), default=0)
         table.add_column(_plain(key), justify="right", overflow="fold", min_width=longest if whole else None)
     table.add_column("method", overflow="fold")
-    for name in ("paper", "ours") if compared else ("ours",):
+    deltas = deltas and compared
+    for name in (*(["paper"] if compared else []), "ours", *(["difference"] if deltas else [])):
         table.add_column(name, justify="right", overflow="fold", no_wrap=whole)
     table.add_column("verdict", overflow="fold", no_wrap=whole)
     for place, entry in lines:
         verdict = f"{texts.mark(entry.cell)} {texts.word(entry.cell)}"
-        numbers = [entry.paper, entry.ours] if compared else [entry.ours]
+        numbers = [*([entry.paper] if compared else []), entry.ours, *([entry.delta] if deltas else [])]
         table.add_row(*map(_plain, [*place, *numbers, verdict]), style=STYLES[entry.cell.verdict])
     return table
 
 
-def _cell(entry: Shown | None, reference: bool) -> Text:
+def _cell(entry: Shown | None, reference: bool, deltas: bool) -> Text:
     text = _plain("")
     if entry is None:
         return text
     if reference:
         text.append(f"{entry.paper}\n", style="bold" if entry.best_paper else "")
-    ours = " ".join(filter(None, [entry.ours, entry.delta, texts.mark(entry.cell)]))
+    ours = " ".join(filter(None, [entry.ours, entry.delta if deltas else "", texts.mark(entry.cell)]))
     return text.append(ours, style=f"{'bold ' if entry.best_ours else ''}{STYLES[entry.cell.verdict]}".strip())
 
 

@@ -19,6 +19,7 @@ MARKS: Mapping[Verdict, str] = {
     "no reference": "·",
     "not comparable": "≠",
 }
+_HASHES = ("data sha256", "split sha256", "code hash")
 _NEAR, _DETERMINISTIC = "≈", "‡"
 CLAIM_MARKS: Mapping[ClaimState, str] = {"held": "✓", "refuted": "✗", "open": "?"}
 _ROLES: Mapping[Role, str] = {
@@ -79,6 +80,29 @@ def form(report: Report) -> str:
 def named_form(report: Report) -> str:
     """`` (reduced)``, to stand behind a name."""
     return f" ({report.form})"
+
+
+def stamp(report: Report) -> str:
+    """What must go with a picture wherever it is shown: table, form, runs a cell, commit, date; only what is known."""
+    counts = sorted({cell.n for cell in report.cells if cell.n})
+    facts = dict(report.facts)
+    known = [
+        f"{report.name}, {report.form} form",
+        f"n = {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} runs a cell" if counts else "",
+        f"commit {facts['commit']}" if "commit" in facts else "",
+        facts.get("date", ""),
+    ]
+    return "; ".join(filter(None, known)) + "."
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """Of the report's, what a reader reads; `hashes` has the others."""
+    return [fact for fact in report.facts if fact[0] not in _HASHES]
+
+
+def hashes(report: Report) -> list[tuple[str, str]]:
+    """Facts that are there to be compared, not read."""
+    return [fact for fact in report.facts if fact[0] in _HASHES]
 
 
 def footnotes(report: Report) -> list[str]:

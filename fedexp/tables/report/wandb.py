@@ -1,15 +1,21 @@
-"""A table's summary as a run of W&B: the comparison and the claims as W&B Tables, the pictures, beside the runs of its cells."""
+"""A table's report as a run of W&B, in one group with the runs of its cells.
+
+Its summary holds counts of claims and verdicts, its history the comparison and the claims as W&B Tables and the pictures, and its
+artifact the report's files.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedexp.core.build import build
-from fedexp.tables.report import csv, texts
+from fedexp.tables.report import csv, layout, texts
 from fedexp.tables.report.report import Report
 from fedexp.tracking.logger import Logger, RunInfo
 from fedexp.tracking.wandb import Wandb
@@ -21,7 +27,7 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
     """Write the summary run into ``<folder>/wandb`` (offline unless the logger's mode says online).
 
     Args:
-        logger: the node of the config; group: that of the cells' runs.
+        logger: the node of the config; group: that of the cells' runs; folder: of the report, whose files are the artifact.
 
     Returns:
         False where the logger is not W&B, and nothing was sent.
@@ -55,15 +61,28 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
             image = Image.open(io.BytesIO(picture.png))
             values[f"pictures/{picture.name}"] = wandb.Image(image, caption=picture.title)
         tracker.log(values)
+        tracker.summarize(counts(report))
+        name = re.sub(r"[^\w.-]+", "-", f"{report.name}-{report.form}")
+        tracker.keep(name, "report", sorted(path for path in folder.iterdir() if path.is_file()))
         status = "done"
     finally:
         tracker.close(status, None)
     return True
 
 
+def counts(report: Report) -> dict[str, int]:
+    """``claims/held``, ``ours/open``, ``proposed/reproduced`` ...: what `texts.headline` says, as numbers."""
+    found: Counter[str] = Counter()
+    for claim in report.claims:
+        found[f"{'ours' if claim.where == 'ours' else 'claims'}/{claim.state}"] += 1
+    for role, cells in layout.covered(report).items():
+        found.update(f"{role}/{cell.verdict}" for cell in cells)
+    return dict(found)
+
+
 def _rows(report: Report) -> list[list[Any]]:
     """One row a cell. Conditions as text: a W&B column has one type."""
-    keys = len(report.keys)
+    keys = 1 + len(report.keys)
     return [[*map(str, line[:keys]), *line[keys:]] for line in csv.lines(report)]
 
 

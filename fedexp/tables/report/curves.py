@@ -1,0 +1,244 @@
+"""Each method's numbers over the table's last key or, where that is no number, row by row: the paper's beside ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedexp.tables.report import canvas, layout
+from fedexp.tables.report.layout import Row
+from fedexp.tables.report.report import Cell, Method, Report, Value
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_DECADES = 1.3  # numbers that span more are drawn on a logarithmic axis
+_TICKED = 8  # up to so many values of the axis each get a tick of their own
+_SPREAD = 8.0  # points of the paper over which methods at one value of the axis stand side by side
+_CLOSE = 0.035  # of the axis: ticks closer than that would write over each other
+
+
+def has_axis(report: Report) -> bool:
+    """Whether the last key is a number, of which most blocks of the table have several."""
+    if not report.keys:
+        return False
+    numeric = [_numeric(block) for block in _blocks(report).values()]
+    return 2 * sum(numeric) > len(numeric)
+
+
+def over_last_key(report: Report) -> Figure:
+    """A panel a block of the table, the last key as the axis, ticks where its values are."""
+    blocks = _blocks(report)
+    across = min(len(blocks), 2 if len(blocks) <= 4 else 3)
+    down = -(-len(blocks) // across)
+    figure = canvas.figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6)
+    log = _is_log_scale(report)
+    first: Axes | None = None
+    for at, (conditions, rows) in enumerate(blocks.items()):
+        axes = canvas.axes(figure, down, across, at + 1, sharey=first)
+        first = first or axes
+        _lines(axes, report, rows)
+        if log:
+            canvas.log(axes, "y")
+        axes.set_ylim(*_limits(report, log=log))  # matplotlib does not see what is moved sideways
+        axes.set_title(
+            canvas.named(report.keys[:-1], conditions, 58 // across),
+            fontsize=9,
+            loc="left",
+            parse_math=False,
+            color=canvas.INK,
+        )
+        if at >= len(blocks) - across:
+            axes.set_xlabel(report.keys[-1], parse_math=False)
+        if at % across == 0:
+            axes.set_ylabel(_measure(report), parse_math=False)
+    _legend(figure, report)
+    return figure
+
+
+def row_by_row(report: Report) -> Figure:
+    """A row a line, a method a marker, the paper's number joined to ours."""
+    rows, styles = layout.rows(report), _styles(report)
+    step = 0.8 / max(len(styles), 1)
+    differing = [key for key in report.keys if len({row.conditions.get(key) for row in rows}) > 1]
+    figure = canvas.figure(7.4, 0.9 + len(rows) * max(0.34, 0.13 * len(styles), 0.16 * len(differing)))
+    axes = canvas.axes(figure, 1, 1, 1)
+    for at, (method, style) in enumerate(styles):
+        look = {**style, "linestyle": "none"}
+        for i, row in enumerate(rows):
+            y = i + step * (at - (len(styles) - 1) / 2)
+            for cell in row.of(method.key):
+                paper, mean = _finite(cell.paper), _finite(cell.mean)
+                axes.plot([paper, mean], [y, y], color=style["color"], linewidth=0.9, alpha=0.5)
+                axes.plot([paper], [y], markerfacecolor="none", markeredgewidth=0.9, **look)
+                if not math.isnan(mean):
+                    axes.errorbar([mean], [y], xerr=[_spread(cell)], elinewidth=0.9, markeredgewidth=0, **look)
+    for i in range(1, len(rows)):
+        axes.axhline(i - 0.5, color=canvas.FAINT, linewidth=0.6)
+    named = [canvas.named(differing, [row.conditions.get(key) for key in differing], 1) for row in rows]
+    axes.set_yticks(range(len(rows)), named, parse_math=False)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    if _is_log_scale(report):
+        canvas.log(axes, "x")
+    axes.set_xlabel(_measure(report), parse_math=False)
+    _legend(figure, report)
+    return figure
+
+
+def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
+    keyed = sorted((row for row in rows if _number(row.conditions.get(report.keys[-1]))), key=lambda r: _x(report, r))
+    xs = [_x(report, row) for row in keyed]
+    _scale(axes, xs, [layout.label(row.conditions[report.keys[-1]]) for row in keyed])
+    styles = _styles(report)
+    for at, (method, style) in enumerate(styles):
+        beside = _beside(
+            axes, _SPREAD * (at / max(len(styles) - 1, 1) - 0.5) if len(styles) > 1 and len(xs) <= _TICKED else 0.0
+        )
+        cells = [(next(iter(row.of(method.key)), None)) for row in keyed]
+        hollow = {**style, "markerfacecolor": "none", "linestyle": ":", "linewidth": 0.7, "alpha": 0.7}
+        for run in _runs(xs, [None if c is None else c.paper for c in cells]):
+            axes.plot(*run, markeredgewidth=0.9, transform=beside, **hollow)
+        spreads = dict(zip(xs, (_spread(c) for c in cells), strict=True))
+        for x, y in _runs(xs, [None if c is None else c.mean for c in cells]):
+            axes.errorbar(
+                x, y, yerr=[spreads[v] for v in x], elinewidth=0.9, markeredgewidth=0, transform=beside, **style
+            )
+
+
+def _scale(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> None:
+    """Limits around all values, logarithmic where they span decades; few values each have a tick, those too close none."""
+    low, high = min(xs, default=0.0), max(xs, default=1.0)
+    log = _is_log(xs)
+    if log:
+        canvas.log(axes, "x")
+        axes.set_xticks([], minor=True)
+        reach = (high / low) ** 0.08
+        axes.set_xlim(low / reach, high * reach)
+    else:
+        reach = 0.08 * (high - low) or 1.0
+        axes.set_xlim(low - reach, high + reach)
+    if len(xs) > _TICKED:
+        return
+    ends = axes.get_xlim()
+
+    def place(x: float) -> float:
+        return math.log(x / ends[0]) / math.log(ends[1] / ends[0]) if log else (x - ends[0]) / (ends[1] - ends[0])
+
+    shown: list[int] = []
+    for at, x in enumerate(xs):
+        room = _CLOSE + 0.012 * len(labels[at])
+        if not shown or place(x) - place(xs[shown[-1]]) > room:
+            shown.append(at)
+    axes.set_xticks([xs[at] for at in shown], [labels[at] for at in shown])
+    axes.set_xticks(xs, minor=True)
+    axes.tick_params(axis="x", which="minor", labelbottom=False)
+
+
+def _limits(report: Report, *, log: bool) -> tuple[float, float]:
+    """Around all numbers and their bars."""
+    ends = [_finite(cell.paper) for cell in report.cells]
+    ends += [_finite(cell.mean) + sign * _spread(cell) for cell in report.cells for sign in (-1, 1)]
+    known = [end for end in ends if not math.isnan(end) and (end > 0 or not log)]
+    low, high = min(known), max(known)
+    if log:
+        return low / 1.3, high * 1.3
+    margin = 0.05 * (high - low) or max(0.1 * abs(high), 1e-9)
+    return low - margin, high + margin
+
+
+def _beside(axes: Axes, points: float) -> Any:
+    """The data's place, moved sideways on the paper: equal numbers of two methods are both seen."""
+    from matplotlib.transforms import ScaledTranslation
+
+    return axes.transData + ScaledTranslation(points / 72, 0, axes.get_figure().dpi_scale_trans)  # type: ignore[union-attr]
+
+
+def _legend(figure: Figure, report: Report) -> None:
+    """All methods, then what is filled and what is hollow."""
+    from matplotlib.lines import Line2D
+
+    names = layout.names(report)
+    handles = [
+        Line2D([], [], label=canvas.plain(names.get(method.key, method.key)), **style)
+        for method, style in _styles(report)
+    ]
+    if any(cell.paper is not None for cell in report.cells):
+        plain: dict[str, Any] = {"color": canvas.INK, "marker": "o", "markersize": 5, "linestyle": "none"}
+        handles.append(Line2D([], [], label="our runs", **plain))
+        handles.append(Line2D([], [], label="paper", markerfacecolor="none", **plain))
+    canvas.legend(figure, handles)
+
+
+def _styles(report: Report) -> list[tuple[Method, dict[str, Any]]]:
+    """How each method is drawn that has a number, the proposed one first in the legend and on top in the panels."""
+    used = {cell.method for cell in report.cells if cell.paper is not None or cell.values}
+    methods = [method for method in layout.by_role(report) if method.key in used]
+    found = canvas.looks(method.look for method in methods)
+    return [(method, canvas.line(look, method.role)) for method, look in zip(methods, found, strict=True)]
+
+
+# --- the report's numbers as points
+
+
+def _blocks(report: Report) -> dict[tuple[Value, ...], list[Row]]:
+    """Rows by all conditions but the last."""
+    blocks: dict[tuple[Value, ...], list[Row]] = {}
+    for row in layout.rows(report):
+        blocks.setdefault(tuple(row.conditions.get(key) for key in report.keys[:-1]), []).append(row)
+    return blocks
+
+
+def _numeric(rows: Sequence[Row]) -> bool:
+    return layout.numeric([list(row.conditions.values())[-1] for row in rows])
+
+
+def _x(report: Report, row: Row) -> float:
+    value = row.conditions[report.keys[-1]]
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def _number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _runs(xs: Sequence[float], ys: Sequence[float | None]) -> Iterator[tuple[list[float], list[float]]]:
+    """Stretches without a hole: a line never bridges a number that is missing or not finite."""
+    x_run: list[float] = []
+    y_run: list[float] = []
+    for x, y in zip(xs, ys, strict=True):
+        if y is not None and math.isfinite(y):
+            x_run.append(x)
+            y_run.append(y)
+        elif x_run:
+            yield x_run, y_run
+            x_run, y_run = [], []
+    if x_run:
+        yield x_run, y_run
+
+
+def _finite(value: float | None) -> float:
+    """What can be drawn; nan, which leaves a hole, for what cannot."""
+    return value if value is not None and math.isfinite(value) else math.nan
+
+
+def _spread(cell: Cell | None) -> float:
+    return cell.sd if cell is not None and cell.sd is not None and math.isfinite(cell.sd) else 0.0
+
+
+def _is_log(values: Sequence[float]) -> bool:
+    finite = [v for v in values if math.isfinite(v)]
+    return bool(finite) and min(finite) > 0 and math.log10(max(finite) / min(finite)) > _DECADES
+
+
+def _is_log_scale(report: Report) -> bool:
+    """Percentages are never drawn logarithmically: their differences count, not their ratios."""
+    return report.unit != "percent" and _is_log([_finite(v) for cell in report.cells for v in (cell.paper, cell.mean)])
+
+
+def _measure(report: Report) -> str:
+    return f"{report.metric.replace('_', ' ')} ({layout.unit(report)})"

@@ -1,0 +1,188 @@
+"""Ours less the paper's, a row a cell: does the interval lie within the tolerance, beyond it, or across its edge?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedexp.tables.report import canvas, layout, texts
+from fedexp.tables.report.report import Cell, Colour, Method, Report
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BARS = "95 % intervals"
+Group = tuple[Method, Sequence[Cell]]
+_ROW, _HEAD = 1.0, 1.35  # heights of a cell's row and of a method's heading, in rows
+_INCHES = 0.165  # of a row
+_TALLEST = 45.0  # rows of one column of the picture
+_COLUMNS = 3
+_DECADES = 1.5
+# By the verdict's words: colour, marker, filled. Shape and filling say the same as the colour.
+LOOKS: dict[str, tuple[Colour, str, bool]] = {
+    "reproduced": ("blue", "o", True),
+    "higher": ("vermillion", "^", True),
+    "lower": ("vermillion", "v", True),
+    "inconclusive (near)": ("ochre", "D", False),
+    "inconclusive (far)": ("ochre", "D", True),
+    "inconclusive": ("ochre", "D", True),
+    "no reference": ("grey", "s", False),
+    "not comparable": ("grey", "X", True),
+}
+
+
+def drawable(report: Report) -> bool:
+    return any(map(_has_delta, report.cells))
+
+
+def figure(report: Report) -> Figure:
+    """Cells grouped by method, the proposed one first, in as many columns as keep it readable; axis limits hold every bar."""
+    groups = [(method, cells) for method in layout.by_role(report) if (cells := _cells(report, method))]
+    columns = _packed(groups)
+    tallest = max(sum(map(_height, column)) for column in columns)
+    made = canvas.figure(max(5.6, 3.7 * len(columns)), 1.0 + _INCHES * tallest)
+    ends = _ends(report, groups)
+    margin = 0.04 * (ends[1] - ends[0]) or 1.0
+    keys = differing(report)
+    for at, column in enumerate(columns):
+        axes = canvas.axes(made, 1, len(columns), at + 1)
+        _column(axes, report, column, keys)
+        axes.set_ylim(tallest, 0)
+        if _is_log(report):
+            axes.set_xscale("symlog", linthresh=_smallest(report))
+            axes.set_xlim(ends[0] * 1.3, ends[1] * 1.3)
+        else:
+            axes.set_xlim(ends[0] - margin, ends[1] + margin)
+        axes.set_xlabel(f"ours less the paper's ({layout.points(report.unit)})", parse_math=False)
+    _legend(made, report)
+    return made
+
+
+def note(report: Report) -> str:
+    """What a reader would otherwise take for something else."""
+    drawn = [cell for cell in report.cells if _has_delta(cell)]
+    bare = sum(cell.interval is None for cell in drawn)
+    endless = sum(cell.delta is not None and not _has_delta(cell) for cell in report.cells)
+    rows = ", ".join(differing(report))
+    return " ".join(
+        filter(
+            None,
+            [
+                f"Rows: {rows}." if rows else "",
+                f"Bars: {BARS}" + (f"; {texts.count(bare, 'cell')} without." if bare else "."),
+                f"{texts.count(endless, 'cell')} with no finite difference not drawn." if endless else "",
+            ],
+        )
+    )
+
+
+def differing(report: Report) -> list[str]:
+    """The keys that tell rows apart."""
+    return [key for key in report.keys if len({repr(cell.conditions.get(key)) for cell in report.cells}) > 1]
+
+
+def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[str]) -> None:
+    axes.axvline(0, color=canvas.INK, linewidth=0.8, alpha=0.7)
+    ticks, named = [], []
+    y = 0.0
+    for method, cells in groups:
+        y += _HEAD
+        head = y - _ROW / 2
+        axes.axhline(head - 0.75, color=canvas.FAINT, linewidth=0.6)
+        title = canvas.plain(layout.names(report).get(method.key, method.label))
+        weight = "bold" if method.role == "proposed" else "normal"
+        axes.annotate(
+            title, (0, head), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
+            fontsize=8.5, color=canvas.INK, weight=weight,
+        )  # fmt: skip
+        tolerance = report.tolerance if method.tolerance is None else method.tolerance
+        if tolerance is not None:
+            band = [y, y + len(cells) * _ROW]
+            axes.fill_betweenx(band, -tolerance, tolerance, color=canvas.INK, alpha=0.08, linewidth=0)
+        for cell in cells:
+            _point(axes, cell, y + _ROW / 2)
+            ticks.append(y + _ROW / 2)
+            named.append(", ".join(layout.label(cell.conditions.get(key)) for key in keys) or method.label)
+            y += _ROW
+    axes.set_yticks(ticks, [name if len(name) <= 32 else f"{name[:31]}…" for name in named], parse_math=False)
+    axes.tick_params(axis="y", length=0, labelsize=7.5)
+    axes.grid(visible=False, axis="y")
+
+
+def _point(axes: Axes, cell: Cell, y: float) -> None:
+    delta = _delta(cell)
+    look = _look(texts.word(cell))
+    low, high = cell.interval if cell.interval is not None else (delta, delta)
+    bars = [[delta - low], [high - delta]]
+    axes.errorbar([delta], [y], xerr=bars, linestyle="none", elinewidth=1.1, **look)
+
+
+def _look(word: str) -> dict[str, Any]:
+    colour, marker, filled = LOOKS[word]
+    fill = {} if filled else {"markerfacecolor": "none"}
+    return {"color": canvas.COLOURS[colour], "marker": marker, "markersize": 4.5, "markeredgewidth": 1.0, **fill}
+
+
+def _legend(figure: Figure, report: Report) -> None:
+    from matplotlib.lines import Line2D
+
+    there = {texts.word(cell) for cell in report.cells if _has_delta(cell)}
+    words = [word for word in texts.marks(report) if word in there]
+    canvas.legend(figure, [Line2D([], [], linestyle="none", label=word, **_look(word)) for word in words])
+
+
+def _cells(report: Report, method: Method) -> list[Cell]:
+    return [cell for row in layout.rows(report) for cell in row.of(method.key) if _has_delta(cell)]
+
+
+def _packed(groups: Sequence[Group]) -> list[list[Group]]:
+    """Groups in order, in the fewest columns of at most `_TALLEST` rows, or in `_COLUMNS` of about equal height."""
+    total = sum(map(_height, groups))
+    number = min(_COLUMNS, len(groups), max(1, math.ceil(total / _TALLEST)))
+    columns: list[list[Group]] = [[]]
+    for group in groups:
+        full = sum(map(_height, columns[-1])) + _height(group) / 2 > total / number
+        if columns[-1] and full and len(columns) < number:
+            columns.append([])
+        columns[-1].append(group)
+    return columns
+
+
+def _height(group: Group) -> float:
+    return _HEAD + len(group[1]) * _ROW
+
+
+def _ends(report: Report, groups: Sequence[Group]) -> tuple[float, float]:
+    """Of all that is drawn: points, intervals, tolerances."""
+    values = [0.0]
+    for method, cells in groups:
+        tolerance = report.tolerance if method.tolerance is None else method.tolerance
+        values += [] if tolerance is None else [-tolerance, tolerance]
+        for cell in cells:
+            values += [_delta(cell), *(cell.interval or ())]
+    return min(values), max(values)
+
+
+def _is_log(report: Report) -> bool:
+    """Where the differences span decades and are of no percentages, for which each point counts the same."""
+    sizes = _sizes(report)
+    return report.unit != "percent" and bool(sizes) and math.log10(max(sizes) / min(sizes)) > _DECADES
+
+
+def _smallest(report: Report) -> float:
+    return min(_sizes(report))
+
+
+def _sizes(report: Report) -> list[float]:
+    return [abs(_delta(cell)) for cell in report.cells if _has_delta(cell) and _delta(cell)]
+
+
+def _has_delta(cell: Cell) -> bool:
+    return cell.delta is not None and math.isfinite(cell.delta)
+
+
+def _delta(cell: Cell) -> float:
+    assert cell.delta is not None
+    return cell.delta
