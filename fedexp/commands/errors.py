@@ -61,7 +61,9 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             raise self._unknown("command", str(value), [str(choice) for choice in action.choices])
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         options, rest = super().parse_known_args(args, namespace)
         takes = next(
             (action.dest for action in self._actions if action.nargs == "*" and not action.option_strings), None

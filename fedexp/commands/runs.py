@@ -44,11 +44,11 @@ def run_command(arguments: list[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="fedexp-runs", description="What runs there are, and what they weigh.")
-    shared = argparse.ArgumentParser(add_help=False)
+    shared = Parser(add_help=False)
     shared.add_argument("--root", type=Path, default=Path("outputs"), help="output_root of the runs (%(default)s)")
     commands = parser.add_subparsers(required=True, dest="command")
 
-    chosen = argparse.ArgumentParser(add_help=False)
+    chosen = Parser(add_help=False)
     chosen.add_argument("conditions", nargs="*", metavar="key=value",
                         help="runs that meet all of these alone, on any key of the config, group or metric: "
                              "method=NAME,NAME 'partition.alpha<0.5' status!=done 'headline>=0.9'")  # fmt: skip

@@ -45,7 +45,7 @@ def _parser() -> Parser:
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
     listing.set_defaults(run=_list)
 
-    shared = argparse.ArgumentParser(add_help=False)
+    shared = Parser(add_help=False)
     shared.add_argument("name", metavar="paper/table", help="a name that 'fedexp-table list' prints")
     shared.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="overrides for every cell, as for fedexp"

@@ -441,8 +441,10 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
     elif key in known:
         what, do = text.splitlines()[0].rstrip("."), f"its value is {known[key]}: leave the value out, ~{key}"
     else:
-        what, do = f"unknown key '{key}'", None if key.startswith("hydra.") else _nearest(key, known)
-        if do is None:
+        what = f"unknown key '{key}'"
+        if not key.startswith("hydra."):
+            do = _nearest(key, known)
+        else:
             own = [override for override in overrides if override.startswith("hydra/")]
             node = OmegaConf.to_container(hydra_compose("config", own, return_hydra_config=True).hydra, resolve=False)
             near = nearest(key, [f"hydra.{name}" for name, _ in _dotted(node)])
