@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -113,6 +114,9 @@ def test_the_server_keeps_the_mean_over_all_who_can_take_part(m: int) -> None:
     for own in after.clients.values():
         total = trees.add(total, own["g_i"], alpha=-1 / (A * 4))
     assert_same([after.state["server"]["d"]], [total], 1e-10)
+    state, metrics = world.aggregator.update(world.aggregator.init(world.env), first_results(world), world.env)
+    length = torch.cat([value.flatten() for value in state["server"]["d"].values()]).norm()
+    assert metrics["server/d"] == pytest.approx(float(length), rel=1e-10) and length > 0
 
 
 def test_stacked_is_serial() -> None:
