@@ -59,7 +59,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            raise self._unknown("command", str(value), [str(choice) for choice in action.choices])
+            kind = f"value of {action.option_strings[0]}" if action.option_strings else "command"
+            raise self._unknown(kind, str(value), [str(choice) for choice in action.choices])
 
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None

@@ -13,6 +13,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.storage.run_folder import rows_of
 from fedexp.storage.selection import flat
 from fedexp.storage.stored_run import StoredRun
+from fedexp.tables.report.csv import inert
 
 
 def as_csv(runs: Sequence[StoredRun]) -> str:
@@ -72,7 +73,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list) else value
+    return inert(json.dumps(value) if isinstance(value, list) else value)
 
 
 def to_wandb(

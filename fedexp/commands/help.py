@@ -46,8 +46,8 @@ def topic_text(topic: str, *folders: Path) -> str:
         lines = [f"{option:<{width}}  {_about(topic, option, folders)}".rstrip() for option in groups[topic]]
         return "\n".join([f"{topic}=OPTION", *(f"  {line}" for line in lines), ""])
     keys = dict(_keys(folders[0] / "config.yaml"))
-    if topic in keys:
-        return keys[topic]
+    if (key := topic.partition(".")[0]) in keys:
+        return keys[key]
     raise ConfigError(f"no group or key '{topic}'", where="--help", do=suggest(topic, [*groups, *keys]))
 
 

@@ -24,6 +24,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     interrupted is resumed. The stored run is only read.
     """
     from fedexp.config.compose import group_option, register
+    from fedexp.config.pinning import pin
     from fedexp.running.check import Checked, naming
     from fedexp.running.execute import Interrupted, execute
 
@@ -45,7 +46,23 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     }
     with naming(f"the stored config of {run.name}"):
         Checked.of(config)
+        now, then = pin(config), run.config.get("contents", {})
+        for key in then:
+            if now.get(key) != then[key]:
+                raise ConfigError(
+                    "a file that the run was made with is another one now, or gone",
+                    where=key,
+                    expected=f"sha256 {then[key][:8]}",
+                    got=str(now.get(key, "no file"))[:8],
+                    do="put that file back",
+                )
     folder = RunFolder.of(config)
+    if folder.path.resolve() == run.path.resolve():
+        raise ConfigError(
+            "this run is itself a rerun, which would take its own place",
+            where=str(run.path),
+            do=f"rerun the first one: fedexp-runs rerun {run.name} --root {root}",
+        )
     _prepare(folder, run)
     try:
         result = execute(config)

@@ -37,7 +37,7 @@ def _run(arguments: list[str]) -> int:
 
     from fedexp.commands.launching import run_hydra
     from fedexp.config import compose
-    from fedexp.running.check import check_split, checked
+    from fedexp.running.check import check_split, check_splits, checked, job_name
 
     compose.register()
     if (asked := _config_asked(arguments)) is not None:
@@ -50,6 +50,7 @@ def _run(arguments: list[str]) -> int:
     jobs = compose.expand(overrides) if sweep else [overrides]
     all_checked = checked(jobs)
     if DRY_FLAG in arguments:
+        check_splits((job_name(i, job.config["overrides"]), job.experiment) for i, job in enumerate(all_checked))
         return _dry_run([job.config for job in all_checked])
     if not sweep:
         check_split(all_checked[0])

@@ -94,12 +94,12 @@ def _draws(cell: Cell, runs: Sequence[StoredRun], rows: Sequence[str], cols: str
             got=f"{first}: {', '.join(texts[:_SHOWN])}",
             do=f"add a condition ({first}={texts[0]}), or rows={','.join([*rows, first])}",
         )
-    found = {}
-    for run in runs:
+    found: dict[Draw, float] = {}
+    for run in runs:  # newest first
         number = value_of(run, value)
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ConfigError(f"'{value}' of a run is no number", where=run.name, got=text_of(number))
-        found[tuple(value_of(run, key) for key in _SEEDS)] = float(number)
+        found.setdefault(tuple(value_of(run, key) for key in _SEEDS), float(number))
     return dict(sorted(found.items(), key=lambda item: [_order(text_of(seed)) for seed in item[0]]))
 
 

@@ -71,7 +71,7 @@ def check_hooks(kind: type, where: str) -> None:
         whats, places, expected, got = zip(*problems, strict=True)
         raise ConfigError(
             "; ".join(whats),
-            where=f"{places[0]} ({where})",
+            where=f"{', '.join(dict.fromkeys(places))} ({where})",
             expected="; ".join(expected),
             got="; ".join(filter(None, got)) or None,
         )

@@ -77,6 +77,8 @@ class Breakdown:
             values = self._values(outcome.models, outcome, train, order, offsets)
         task = self._evaluator.task
         known = sorted((v for v in values if v is not None), reverse=not task.higher_is_better(task.metric_names[0]))
+        if not known:  # none of this round's clients has a sample here
+            return {}
         worst = known[: math.ceil(WORST * len(known))]
         return dict(zip(client_names(task, split), map(statistics.fmean, (known, worst)), strict=True))
 

@@ -44,7 +44,7 @@ class Condition:
     def of(cls, text: str) -> Condition:
         """Parse ``key=a,b``, ``key!=a``, ``key<0.5`` ...; a `ConfigError` says what is none."""
         found = _CLAUSE.fullmatch(text)
-        if found is None:
+        if found is None or found.group(3).startswith("="):
             raise ConfigError(
                 f"'{text}' is no condition on runs",
                 expected="key=value, key=a,b, key!=value, 'key<value', 'key>=value' (< and > in quotes, or the shell takes them)",
@@ -57,8 +57,18 @@ class Condition:
         """Whether `run` meets it; one without the key meets ``!=`` alone."""
         value = value_of(run, self.key)
         if self.sign in _ORDERS:
-            return _precedes(value, self.values[0], _ORDERS[self.sign])
+            return self._precedes(value)
         return any(_is(value, text) for text in self.values) == (self.sign == "=")
+
+    def _precedes(self, value: Any) -> bool:
+        text, order = self.values[0], _ORDERS[self.sign]
+        if not _is_number(value):
+            return isinstance(value, str) and order(value, text)
+        if (number := _number(text)) is None:
+            raise ConfigError(
+                f"'{self.key}' is a number in stored runs", expected=f"{self.key}{self.sign}NUMBER", got=text
+            )
+        return bool(order(value, number))
 
 
 def value_of(run: StoredRun, key: str) -> Any:
@@ -144,14 +154,9 @@ def _is(value: Any, text: str) -> bool:
     number = _number(text)
     if number is not None and _is_number(value):
         return bool(value == number)
+    if value is None or isinstance(value, bool):
+        return text_of(value) == text.lower()
     return value is not ABSENT and text_of(value) == text.replace(", ", ",")
-
-
-def _precedes(value: Any, text: str, order: Callable[[Any, Any], bool]) -> bool:
-    number = _number(text)
-    if number is not None:
-        return _is_number(value) and order(value, number)
-    return isinstance(value, str) and order(value, text)
 
 
 def _is_number(value: Any) -> bool:

@@ -52,6 +52,7 @@ class Index:
         self._tables: dict[str, Any] = stored.get("tables", {}) if stored.get("version") == _VERSION else {}
         self._seconds: dict[str, Any] = stored.get("seconds", {}) if self._tables else {}  # of results, by file
         self._options: dict[str, Any] = stored.get("options", {}) if self._tables else {}  # of stored runs, by folder
+        self._stored_runs: dict[Path, _Stored] = {}
         self._changed = False
         self._shared = _surroundings()
 
@@ -85,22 +86,29 @@ class Index:
         stored = self._stored(Path(entry["root"]))
         fitting = [overrides for overrides in entry["waiting"] if _may_be_stored(overrides, stored)]
         for overrides in fitting:
-            with suppress(FedexpError):  # it cannot be stored: running the table says why
-                entry["folders"].append(str(RunFolder.of(compose(overrides)).path))
+            try:
+                folder = RunFolder.of(compose(overrides)).path
+            except FedexpError as error:
+                entry["unready"] = f"its config cannot be composed: {error.what}"
+                continue
+            entry["folders"].append(str(folder))
             entry["waiting"].remove(overrides)
             self._changed = True
 
     def _stored(self, root: Path) -> _Stored:
         """The options and the seeds of the runs under `root`."""
-        stored: _Stored = defaultdict(list)
-        for run in find_runs(root):
-            config = str(run.path.parent)
-            if config not in self._options:
-                self._options[config] = [run.config.get("seed"), {group: run.choices.get(group) for group in _GROUPS}]
-                self._changed = True
-            seed, options = self._options[config]
-            stored[str(seed)].append(options)
-        return stored
+        if root not in self._stored_runs:
+            stored: _Stored = defaultdict(list)
+            for run in find_runs(root):
+                path = str(run.path)
+                if path not in self._options and run.config and run.choices:
+                    self._options[path] = [run.config.get("seed"), {group: run.choices.get(group) for group in _GROUPS}]
+                    self._changed = True
+                if path in self._options:
+                    seed, options = self._options[path]
+                    stored[str(seed)].append(options)
+            self._stored_runs[root] = stored
+        return self._stored_runs[root]
 
     def _row(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         stands = [self._stand(folder) for folder in entry["folders"]]

@@ -72,3 +72,22 @@ def test_of_a_built_in_table_only_what_may_be_stored_is_composed(
     assert row()["done"] == 1
     other = [*wanted[:1], "partition.alpha=0.1", *wanted[2:]]
     assert composed[1:] == [other, wanted]  # what has this method and this seed
+
+
+def test_a_run_without_its_config_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = compose(["experiment=demo/digits", "partition.alpha=0.5", "method=average", "seed=1"])
+    run = RunFolder.of(config)
+    run.path.mkdir(parents=True)
+
+    def done() -> int:
+        index = Index([], str)
+        found = index.row("demo/digits", table_names()["demo/digits"])["done"]
+        index.save()
+        return int(found)
+
+    assert done() == 0  # it has begun and written nothing yet
+    (run.path / "config.yaml").write_text(yaml.safe_dump({key: config[key] for key in ("seed", "choices")}))
+    write_json(run.path / "result.json", {"status": "done", "hashes": run.hashes, "seconds": {"total": 2.0}})
+    assert done() == 1
