@@ -78,6 +78,7 @@ def names(root: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> li
     (["partition.alpha<0.5", "status=done"], 8), (["partition.alpha<=0.5"], 10), (["partition.alpha>0.10"], 1),
     (["seed=0", "partition=dirichlet"], 5), (["headline>=0.9"], 2), (["test/global/loss<0.2"], 3), (["profile=false"], 10),
     (["stop.target=null"], 10), (["local.betas=[0.9,0.5]"], 10), (["headline<1"], 9), (["name>=scaffold"], 1),
+    (["profile=False"], 10), (["updated>2020"], 10),
 ])  # fmt: skip
 def test_conditions(root: Path, capsys: pytest.CaptureFixture[str], conditions: list[str], left: int) -> None:
     assert len(names(root, capsys, *conditions)) == left
@@ -100,7 +101,9 @@ def test_lists_are_sorted_and_say_how_many_are_left(root: Path, capsys: pytest.C
 @pytest.mark.parametrize(("arguments", "said"), [
     (["list", "alpha<1"], "did you mean 'partition.alpha'?"),
     (["list", "alfa<1"], "did you mean 'partition.alpha'?"), (["list", "--sort", "headlin"], "did you mean 'headline'?"),
-    (["list", "fedavg"], "'fedavg' is no condition"), (["export", "sed=1"], "did you mean 'seed'?"),
+    (["list", "fedavg"], "'fedavg' is no condition"), (["list", "method==fedavg"], "is no condition"),
+    (["list", "headline>high"], "headline>NUMBER"), (["export", "--wandb", "ofline"], "unknown value of --wandb 'ofline'"),
+ (["export", "sed=1"], "did you mean 'seed'?"),
     (["table", "cols=method"], "rows=partition.alpha cols=method"),
     (["table", "row=seed", "cols=method"], "did you mean 'rows'?"),
     (["table", "rows=partition.alpha", "cols=method", "method=moon"], "no finished run"),
@@ -215,6 +218,13 @@ def test_rerun_has_the_same_bits_or_says_where_they_part(
         and "threads: 99" in told
     )
     assert again.with_name(f"{again.name}.1").is_dir()
+    kept = {path: path.read_bytes() for path in again.rglob("*") if path.is_file()}
+    assert run_command(["rerun", str(again)]) == 2 and "itself a rerun" in capsys.readouterr().err
+    assert kept == {path: path.read_bytes() for path in again.rglob("*") if path.is_file()}
+    stored["contents"] = {"partition.path": "0" * 64}
+    (folder / "config.yaml").write_text(yaml.safe_dump(stored))
+    assert run_command(["rerun", "outputs/" + "/".join(folder.parts[1:])]) == 2
+    assert "another one now, or gone" in capsys.readouterr().err
 
 
 def test_runs_go_to_wandb_from_their_files(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
