@@ -19,7 +19,7 @@ from fedexp.core.local_optimizers import LocalOptimizer
 from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Batch, Metrics
-from fedexp.core.trainer import Adjustment, Ascent, Ctx, Measured, Received, Trainer
+from fedexp.core.trainer import Adjustment, Ascent, Clock, Ctx, Measured, Received, Trainer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
@@ -190,6 +190,7 @@ def context(
         num_steps=num_steps,
         net=net,
         clock=noise,
+        once=Once(noise),
         noise=noise,
         full_gradient=partial(_full_gradient, job, net, samples, index, noise),
         count_classes=lambda: torch.bincount(samples.labels(index), minlength=num_classes),
@@ -210,11 +211,11 @@ def schedule_of(job: ClientJob, net: Net, n: int) -> Schedule:
 
 
 def adjusted(grad: Tree, params: Tree, start: Tree, how: Adjustment) -> Tree:
-    """``gradient * g + pull * (w - w^t) + shift``."""
+    """``gradient * g + pull * (w - toward) + shift``, `toward` being `start` unless there is one."""
     if how.gradient != 1:
         grad = trees.scale(grad, how.gradient)
     if how.pull:
-        grad = trees.add(grad, trees.sub(params, start), alpha=how.pull)
+        grad = trees.add(grad, trees.sub(params, how.toward or start), alpha=how.pull)
     return grad if how.shift is None else trees.add(grad, how.shift)
 
 
@@ -291,6 +292,22 @@ class StepNoise:
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self._generator.manual_seed(seed_of(self._seed, "noise", self.step, name))
         return torch.rand(shape, generator=self._generator, device=self._generator.device)
+
+
+class Once:
+    """Tensors by name that stay the same during a step of the clock (`Ctx.once`)."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._step = clock, -1
+        self._made: Tree = {}
+
+    def __call__(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        if self._step != self._clock.step:
+            self._step, self._made = self._clock.step, {}
+        if name not in self._made:
+            with torch.no_grad():
+                self._made[name] = make()
+        return self._made[name]
 
 
 def _full_gradient(job: ClientJob, net: Net, samples: Samples, index: Tensor, noise: StepNoise, at: Tree) -> Tree:

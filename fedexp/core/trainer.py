@@ -86,6 +86,8 @@ class Ctx:
         round: communication round, from 0; num_examples: training samples (n_i); num_steps: optimizer steps of this round
             (tau_i).
         net: the network that is trained; clock: what `step` and `epoch` read.
+        once: the tensor that ``make()`` returns at this step, by name: made without a graph when first asked for, then kept for
+            all gradients of the step. For what depends on the batch, and on no parameter that is trained.
         noise: uniform [0, 1) numbers by name and shape, a function of client, round and step.
         full_gradient: mean task gradient over the whole local data at given parameters, in training mode.
         count_classes: computes `class_counts`.
@@ -102,6 +104,7 @@ class Ctx:
     num_steps: int
     net: Net
     clock: Clock
+    once: Callable[[str, Callable[[], Tensor]], Tensor]
     noise: Noise
     full_gradient: Callable[[Tree], Tree]
     count_classes: Callable[[], Tensor]
@@ -136,7 +139,9 @@ class Ctx:
 
 @dataclass(frozen=True, eq=False)
 class Adjustment:
-    """``gradient * g + pull * (w - w^t) + shift`` in place of g; and, after the optimizer's step, ``w -= lr * outside``.
+    """``gradient * g + pull * (w - toward) + shift`` in place of g; and, after the optimizer's step, ``w -= lr * outside``.
+
+    `toward` is w^t unless there is one.
 
     Its parts stay the same for a whole round. Engines apply it without a copy of the gradient; most methods that change
     gradients can say it this way. `outside` stays out of clipping, weight decay and momentum.
@@ -144,6 +149,7 @@ class Adjustment:
 
     gradient: float = 1.0
     pull: float = 0.0
+    toward: Tree | None = None
     shift: Tree | None = None
     outside: Tree | None = None
 

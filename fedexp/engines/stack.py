@@ -258,6 +258,7 @@ def _together(member: _Member, stack: StackTrees) -> Ctx:
         num_steps=unknown,
         net=SimpleNamespace(beside=refuse, spec=None),  # type: ignore[arg-type]
         clock=SimpleNamespace(step=unknown, epoch=unknown),
+        once=refuse,
         noise=refuse,
         full_gradient=refuse,
         count_classes=refuse,
@@ -289,21 +290,21 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
         common = trainer.adjustment(own[0])
         return common and _changed(common, lambda value: value.expand(len(own), *value.shape))
     kinds = set()
-    shift: Tree = {}
-    outside: Tree = {}
+    rows: dict[str, Tree] = {}
     for i, ctx in enumerate(own):
         net.set_noise(ctx.noise)
         how = trainer.adjustment(ctx)
-        kinds.add(how and (how.gradient, how.pull, how.shift is None, how.outside is None))
+        parts = _parts(how)
+        kinds.add(how and (how.gradient, how.pull, *parts))
         if len(kinds) > 1:
             raise NotStackableError("its adjustments differ from client to client in more than their trees")
-        for rows, tree in ((shift, how.shift), (outside, how.outside)) if how is not None else ():
-            for name, value in (tree or {}).items():
+        for part, tree in parts.items():
+            for name, value in tree.items():
                 if not i:
-                    rows[name] = value.new_empty(len(own), *value.shape)
-                rows[name][i] = value
+                    rows.setdefault(part, {})[name] = value.new_empty(len(own), *value.shape)
+                rows[part][name][i] = value
     net.set_noise(None)
-    return how and replace(how, shift=shift or None, outside=outside or None)
+    return how and _with(how, rows)
 
 
 def _identity(ctx: Ctx) -> tuple[int, ...]:
@@ -313,10 +314,18 @@ def _identity(ctx: Ctx) -> tuple[int, ...]:
 
 def _changed(how: Adjustment, change: Callable[[Tensor], Tensor]) -> Adjustment:
     """An adjustment, each of its tensors changed."""
-    shift, outside = (
-        tree and {name: change(value) for name, value in tree.items()} for tree in (how.shift, how.outside)
-    )
-    return replace(how, shift=shift, outside=outside)
+    return _with(how, {part: {name: change(v) for name, v in tree.items()} for part, tree in _parts(how).items()})
+
+
+def _with(how: Adjustment, parts: dict[str, Tree]) -> Adjustment:
+    """An adjustment with trees `parts` in place of its own."""
+    return Adjustment(how.gradient, how.pull, **parts)
+
+
+def _parts(how: Adjustment | None) -> dict[str, Tree]:
+    """The trees of an adjustment, those that it has."""
+    parts = {"toward": how.toward, "shift": how.shift, "outside": how.outside} if how is not None else {}
+    return {part: tree for part, tree in parts.items() if tree is not None}
 
 
 def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:

@@ -1,7 +1,7 @@
 """FedDyn: dynamic regularisation, which makes the clients' minimisers agree with that of their mean.
 
 Reference: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1. Client: minimise
-``f_i(w) - <g_i, w> + (a/2) ||w - w^t||^2``, in every step ``g - g_i + a (w - w^t)``; then ``g_i -= a u_i``, which at the
+``f_i(w) - <g_i, w> + (a/2) ||w - w^t||^2``, in every step ``g + a (w - (w^t + g_i / a))``; then ``g_i -= a u_i``, which at the
 minimum is the gradient of f_i. Server: ``h -= (a/N) sum_{i in P_t} u_i``, ``w^{t+1} = mean_{P_t} y_i - h/a``. What is kept is
 ``d = -h/a``, the mean over all N clients of what they moved so far; then the server needs no a.
 
@@ -66,7 +66,7 @@ class FedDyn(Trainer):
 
     @elementwise
     def adjustment(self, ctx: Ctx) -> Adjustment:
-        return Adjustment(pull=self.a, shift=trees.scale(ctx.state["g_i"], -1.0))
+        return Adjustment(pull=self.a, toward=trees.add(ctx.start, ctx.state["g_i"], alpha=1 / self.a))
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
         return {}, {"g_i": trees.sub(ctx.state["g_i"], trees.sub(params, ctx.start), alpha=self.a)}

@@ -86,16 +86,21 @@ class FedMRUR(MoFedSAM):
             return super().loss(net, params, buffers, batch, ctx)
         run = _Watched(net, self.layer == "penultimate")
         loss = ctx.task.loss(cast(Net, run), params, buffers, batch, ctx.noise)
-        frozen = _Watched(ctx.reference, self.layer == "penultimate")
-        with torch.no_grad():
-            frozen(*ctx.received, *run.inputs)
-        d2 = squared_distance(run.z.flatten(1), frozen.z.flatten(1), self.beta)
+        anchor = ctx.once("received model's z", lambda: self._received(run.inputs, ctx))
+        d2 = squared_distance(run.z.flatten(1), anchor.flatten(1), self.beta)
         R = self.reduced(d2)
         scalars = {"lorentz": d2.mean(), "hyperbolic": R - 1}
         if self.measure_gradient:
             with torch.no_grad():
-                scalars["hyperbolic_gradient"] = self._share(run, frozen.z, net, params, buffers, batch, ctx)
+                scalars["hyperbolic_gradient"] = self._share(run, anchor, net, params, buffers, batch, ctx)
         return Measured(loss + self.gamma * R, scalars)
+
+    def _received(self, inputs: tuple[Tensor, ...], ctx: Ctx) -> Tensor:
+        """The representation (b, ...) by the received model."""
+        frozen = _Watched(ctx.reference, self.layer == "penultimate")
+        with torch.no_grad():
+            frozen(*ctx.received, *inputs)
+        return frozen.z
 
     def reduced(self, d2: Tensor) -> Tensor:
         """R of a batch's (b,) squared distances (Eq. 3)."""

@@ -149,7 +149,7 @@ class Normed(Trainer):
 class OwnLoss(Trainer):
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
         drift = sum(((params[name] - ctx.start[name]) ** 2).sum() for name in params)
-        noise = ctx.noise("mine", tuple(batch.x.shape)).to(batch.x)
+        noise = ctx.once("mine", lambda: ctx.noise("mine", tuple(batch.x.shape)).to(batch.x))
         noisy = ctx.task.loss(net, params, buffers, Batch(batch.x + 0.1 * noise, batch.y), ctx)
         return noisy * ctx.num_steps + 0.1 * drift
 
@@ -180,7 +180,8 @@ class Adjusted(Trainer):
     @elementwise
     def adjustment(self, ctx: Ctx) -> Adjustment:
         shift = trees.add(ctx.state["mine"], ctx.start, alpha=0.3)
-        return Adjustment(gradient=0.5, pull=0.7, shift=shift, outside=trees.scale(ctx.state["mine"], 0.2))
+        toward = trees.sub(ctx.start, ctx.state["mine"], alpha=0.4)
+        return Adjustment(0.5, 0.7, toward, shift, outside=trees.scale(ctx.state["mine"], 0.2))
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx):
         return {}, {"mine": trees.sub(params, ctx.start)}
@@ -198,7 +199,7 @@ def test_adjustments(overrides: tuple[str, ...], kernel: str) -> None:
 
 
 def test_an_adjustment_is_its_formula() -> None:
-    """Two full-batch steps by hand: ``w -= lr (a g + b (w - w^t) + s)``, then ``w -= lr o``."""
+    """Two full-batch steps by hand: ``w -= lr (a g + b (w - c) + s)``, then ``w -= lr o``."""
     w = world("fedavg", "local.batch_size=100", "local.lr=0.1", sizes=(9,))
     w.env = replace(w.env, trainer=Adjusted())
     (job,) = next_jobs(w.aggregator, w.env, Snapshot(0, w.aggregator.init(w.env)))
@@ -209,7 +210,8 @@ def test_an_adjustment_is_its_formula() -> None:
         (plain,) = Serial().map([replace(moved, budget=replace(job.budget, max_steps=1))], w.data)
         gradient = trees.scale(trees.sub(at, plain.weights.params), 1 / 0.1)
         direction = {
-            k: 0.5 * gradient[k] + 0.7 * (at[k] - start[k]) + mine[k] + 0.3 * start[k] + 0.2 * mine[k] for k in at
+            k: 0.5 * gradient[k] + 0.7 * (at[k] - start[k] + 0.4 * mine[k]) + mine[k] + 0.3 * start[k] + 0.2 * mine[k]
+            for k in at
         }
         at = trees.sub(at, direction, alpha=0.1)
     (result,) = Serial().map([job], w.data)

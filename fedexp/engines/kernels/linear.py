@@ -40,7 +40,6 @@ class Linear(FusedKernel):
         self._lowest = next(i for i, layer in enumerate(self._chain) if self._trained.intersection(layer))
         self._lr, self._momentum = job.budget.lr, job.budget.momentum
         self._buffer: Tree = {}
-        self._anchors: Tree = {}
 
     def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor]:
         losses, inputs, top = self._forward(stack.params, batch)
@@ -75,14 +74,14 @@ class Linear(FusedKernel):
         """Where the gradient g of parameter `name` goes, as ``into = keep * into + factor * g``: (into, keep, factor).
 
         Everything else that is added in the same step has been added when this returns. Without momentum that is
-        ``w -= lr * (pull * (w - w^t) + shift)``, else the same sum, without -lr, on ``momentum * b``. A decay of b by which
+        ``w -= lr * (pull * (w - toward) + shift)``, else the same sum, without -lr, on ``momentum * b``. A decay of b by which
         nothing comes first is left to `keep`: the product that adds g does it on its way.
         """
         w = stack.live[name]
         if not self._momentum:
             if how.pull:
-                w.lerp_(self._anchor(name, stack, how), self._lr * how.pull)
-            elif how.shift is not None:
+                w.lerp_((how.toward or stack.start)[name], self._lr * how.pull)
+            if how.shift is not None:
                 w.add_(how.shift[name], alpha=-self._lr)
             return w, 1.0, -self._lr * how.gradient
         b = self._buffer[name]
@@ -90,18 +89,10 @@ class Linear(FusedKernel):
             return b, self._momentum, how.gradient
         b.mul_(self._momentum)
         if how.pull:
-            b.add_(w, alpha=how.pull).sub_(self._anchor(name, stack, how), alpha=how.pull)
-        elif how.shift is not None:
+            b.add_(w, alpha=how.pull).sub_((how.toward or stack.start)[name], alpha=how.pull)
+        if how.shift is not None:
             b.add_(how.shift[name])
         return b, 1.0, how.gradient
-
-    def _anchor(self, name: str, stack: StackTrees, how: Adjustment) -> Tensor:
-        """``w^t - shift / pull``, towards which both draw together; an adjustment stays the same for the whole round."""
-        if how.shift is None:
-            return stack.start[name]
-        if name not in self._anchors:
-            self._anchors[name] = stack.start[name].sub(how.shift[name], alpha=1 / how.pull)
-        return self._anchors[name]
 
     def _follow_buffer(self, name: str, stack: StackTrees) -> None:
         """``w -= lr * b``, where there is momentum."""
@@ -110,7 +101,6 @@ class Linear(FusedKernel):
 
     def keep(self, count: int) -> None:
         self._buffer = {name: value[:count] for name, value in self._buffer.items()}
-        self._anchors = {name: value[:count] for name, value in self._anchors.items()}
 
     def _forward(self, params: Tree, batch: StackBatch) -> tuple[Tensor, list[Tensor], Tensor]:
         """The (k,) losses, every layer's (k, b, width) input and the losses' gradient at the last layer's output."""

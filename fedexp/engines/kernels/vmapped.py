@@ -131,6 +131,7 @@ class Vmapped(StackKernel):
                 received=received,
                 shared=shared,
                 state=state,
+                once=lambda name, make: make(),  # a tensor of this pass means nothing in the next
                 noise=draw,
                 full_gradient=refuse,
                 count_classes=count_classes,
