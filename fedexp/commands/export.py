@@ -81,6 +81,7 @@ def to_wandb(
 ) -> int:
     """Send every finished run of `runs` under its own id, so that online nothing is there twice; files in ``<run>/wandb``."""
     from fedexp.core.build import build
+    from fedexp.tracking.feed import Feed
     from fedexp.tracking.logger import Logger, RunInfo
 
     finished = [run for run in runs if run.status == "done" and run.config and not run.is_aside]
@@ -91,7 +92,6 @@ def to_wandb(
         "project": project,
         "entity": entity,
         "mode": mode,
-        "strict": True,
     }
     build(Logger, node, "logger").check()  # type: ignore[type-abstract]
     failed = 0
@@ -100,14 +100,16 @@ def to_wandb(
         with run.lock():
             rows = rows_of(run.path, run.result)
             info = RunInfo.of(run.config, run.result["hashes"], run.path, group, resumed=False)
-            try:
-                logger.open(info, rows)
-                logger.close("done", run.result)
-            except Exception as error:  # noqa: BLE001 - trackers raise anything; the other runs are sent
-                logger.close("failed", None)
-                failed += 1
-                print(f"FAILED {run.name}: {str(error).strip() or type(error).__name__}")
-                continue
+            notes: list[str] = []
+            feed = Feed(logger, notes.append)
+            feed.open(info, rows)
+            feed.close("done", run.result)
+        if feed.failure is not None:
+            failed += 1
+            print(f"FAILED {run.name}: {feed.failure}")
+            continue
+        for note in notes:
+            print(note)
         print(f"sent   {run.name}: {len(rows)} rows" + (f", {run.path}" if mode == "offline" else ""))
     if mode == "offline":
         print("upload each with: wandb sync FOLDER/wandb/offline-run-*")

@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedexp.storage.identity import scientific
+from fedexp.storage.identity import SEEDS, scientific
 from fedexp.storage.run_folder import RunFolder
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.report.layout import duration
 from fedexp.tracking.terminal import size_text
-
-_SEEDS = ("seed", "seed_data")
 
 Cost = tuple[float, float]  # seconds, bytes
 
@@ -68,5 +66,5 @@ def _finished(alike: Path) -> dict[str, list[Cost]]:
 
 
 def _unseeded(config: Mapping[str, Any]) -> str:
-    left = {key: value for key, value in scientific(config).items() if key not in _SEEDS}
+    left = {key: value for key, value in scientific(config).items() if key not in SEEDS}
     return json.dumps(left, sort_keys=True)

@@ -10,11 +10,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from fedexp.commands.errors import JOB_ERROR
+from fedexp.commands.errors import JOB_ERROR, tell
 from fedexp.core.errors import FedexpError
 from fedexp.tracking.outlet import lasting_output
 
@@ -107,6 +107,20 @@ def _alive(work: Callable[[], Any]) -> Any:
             file=sys.stderr,
         )
         raise SystemExit(JOB_ERROR) from None
+
+
+def executed(config: Mapping[str, Any], what: str) -> dict[str, Any] | int:
+    """The result of one job in this process; of one that was interrupted or failed the exit code, the reason being said."""
+    from fedexp.running.execute import Interrupted, execute
+
+    try:
+        return execute(config)
+    except (KeyboardInterrupt, Interrupted) as error:
+        print(f"interrupted: the same command resumes {what}", file=sys.stderr)
+        return int(getattr(error, "exit_code", 130))
+    except FedexpError as error:
+        tell(error)
+        return JOB_ERROR
 
 
 @lasting_output()

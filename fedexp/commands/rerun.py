@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedexp.commands.errors import JOB_ERROR, tell
-from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.commands.errors import JOB_ERROR
+from fedexp.core.errors import ConfigError
 from fedexp.storage.files import read_json
 from fedexp.storage.run_folder import RunFolder, rows_of
 from fedexp.storage.selection import flat
@@ -23,10 +22,10 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     With the numerics of then, without memo and trackers; what an earlier rerun finished is moved aside, and one that was
     interrupted is resumed. The stored run is only read.
     """
+    from fedexp.commands.launching import executed
     from fedexp.config.compose import group_option, register
     from fedexp.config.pinning import pin
     from fedexp.running.check import Checked, naming
-    from fedexp.running.execute import Interrupted, execute
 
     if run.status != "done" or not run.config:
         raise ConfigError(
@@ -64,15 +63,8 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
             do=f"rerun the first one: fedexp-runs rerun {run.name} --root {root}",
         )
     _prepare(folder, run)
-    try:
-        result = execute(config)
-    except (KeyboardInterrupt, Interrupted) as error:
-        print("interrupted: the same command resumes this rerun", file=sys.stderr)
-        return getattr(error, "exit_code", 130)
-    except FedexpError as error:
-        tell(error)
-        return JOB_ERROR
-    return _compare(run, StoredRun(folder.path), result)
+    result = executed(config, "this rerun")
+    return result if isinstance(result, int) else _compare(run, StoredRun(folder.path), result)
 
 
 def _prepare(folder: RunFolder, run: StoredRun) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedexp.commands.errors import JOB_ERROR, guarded, tell
+from fedexp.commands.errors import JOB_ERROR, guarded
 from fedexp.core.errors import ConfigError, FedexpError
 
 if TYPE_CHECKING:
@@ -111,17 +111,12 @@ def _dry_run(configs: list[dict[str, Any]]) -> int:
 
 def _single(config: dict[str, Any]) -> int:
     """Run one job in this process; interruptions and failures are exit codes, with one line each."""
-    from fedexp.running.execute import Interrupted, execute
+    from fedexp.commands.launching import executed
     from fedexp.tracking.terminal import print_result
 
-    try:
-        result = execute(config)
-    except (KeyboardInterrupt, Interrupted) as error:
-        print("interrupted: the same command resumes this run", file=sys.stderr)
-        return getattr(error, "exit_code", 130)
-    except FedexpError as error:
-        tell(error)
-        return JOB_ERROR
+    result = executed(config, "this run")
+    if isinstance(result, int):
+        return result
     print_result(result, Path(result["folder"]))
     return 0
 

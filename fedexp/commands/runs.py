@@ -17,7 +17,7 @@ from typing import Any
 from fedexp.commands.errors import Parser, guarded
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.storage.files import litter, passing, sweep, write_text
-from fedexp.storage.selection import flat, ordered, select
+from fedexp.storage.selection import ABSENT, flat, ordered, select, text_of
 from fedexp.storage.sources import differences, own_code
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
 from fedexp.tracking.terminal import console, memory_text, size_text
@@ -236,7 +236,7 @@ def _diff(options: argparse.Namespace) -> int:
     sides = [dict(flat(run.config)) for run in (a, b)]
     deciding = set().union(*(dict(flat(scientific(run.config))) for run in (a, b)))
     keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if key.partition(".")[0] != "overrides"]
-    differing = [key for key in keys if sides[0].get(key, _ABSENT) != sides[1].get(key, _ABSENT)]
+    differing = [key for key in keys if sides[0].get(key, ABSENT) != sides[1].get(key, ABSENT)]
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
@@ -250,7 +250,7 @@ def _diff(options: argparse.Namespace) -> int:
         add(name, left, "the same" if left == right and left is not None else right)
 
     for key in sorted(differing, key=lambda key: (key not in deciding, keys.index(key))):
-        left, right = (_shown(side.get(key, _ABSENT)) for side in sides)
+        left, right = (text_of(side.get(key, ABSENT)) for side in sides)
         decides = key in deciding
         add(key if decides else f"{key} (no effect on results)", left, right, None if decides else "dim")
     if not differing:
@@ -391,12 +391,7 @@ def _clean_memo(folder: Path, delete: bool) -> tuple[int, int]:
     return count, size
 
 
-_ABSENT = object()
 _OWN_COLUMN = ("method=", "dataset=", "output_root=")
-
-
-def _shown(value: Any) -> str:
-    return "-" if value is _ABSENT else "null" if value is None else str(value)
 
 
 def _swapped(run: StoredRun) -> list[str]:

@@ -7,13 +7,12 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedexp.core.errors import ConfigError, suggest
-from fedexp.storage.identity import scientific
+from fedexp.storage.identity import SEEDS, scientific
 from fedexp.storage.selection import ABSENT, check_keys, flat, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Draw, adjusted, compare
 from fedexp.tracking.terminal import console
 
-_SEEDS = ("seed", "seed_data")
 _PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}  # groups that a method's preset chooses
 _SHOWN = 4  # keys in one message
 
@@ -99,7 +98,7 @@ def _draws(cell: Cell, runs: Sequence[StoredRun], rows: Sequence[str], cols: str
         number = value_of(run, value)
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ConfigError(f"'{value}' of a run is no number", where=run.name, got=text_of(number))
-        found.setdefault(tuple(value_of(run, key) for key in _SEEDS), float(number))
+        found.setdefault(tuple(value_of(run, key) for key in SEEDS), float(number))
     return dict(sorted(found.items(), key=lambda item: [_order(text_of(seed)) for seed in item[0]]))
 
 
@@ -111,7 +110,7 @@ def _differing(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[s
     return {
         key: texts
         for key, texts in values.items()
-        if len(texts) > 1 and key not in _SEEDS and not any(key == one or key.startswith(f"{one}.") for one in implied)
+        if len(texts) > 1 and key not in SEEDS and not any(key == one or key.startswith(f"{one}.") for one in implied)
     }
 
 

@@ -406,7 +406,8 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
     """'Could not override ...' with the nearest key of what the command line chose."""
     text = str(error)
     if "Ambiguous value" in text:
-        several = next((o for o in overrides if "," in o.partition("=")[2]), "key=a,b")
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        several = next((o.input_line or "" for o in parsed if o.is_sweep_override()), "key=a,b")
         name, _, values = several.partition("=")
         rest = [o for o in overrides if o.partition("=")[0] != name]
         now = dict(_dotted(OmegaConf.to_container(_composed(_chosen_firsts(rest))[0], resolve=False))).get(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from fedexp.core.data import POOLED, FederatedData
 from fedexp.core.engine import Engine
 from fedexp.core.env import Specs
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.probe import Record
 from fedexp.core.seeds import seed_of
@@ -242,5 +241,5 @@ def _nearest(folder: Path) -> str:
     while not missing.parent.is_dir():
         missing = missing.parent
     names = [child.name for child in missing.parent.iterdir() if child.is_dir()]
-    near = difflib.get_close_matches(missing.name, names, n=1, cutoff=0.6)
-    return f"did you mean '{missing.parent / near[0]}'?" if near else "relative paths start at the working directory"
+    near = nearest(missing.name, names)
+    return f"did you mean '{missing.parent / near}'?" if near else "relative paths start at the working directory"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from fedexp.core.data import FederatedData, Samples
+from fedexp.core.errors import ConfigError
 from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Metrics, Task
 from fedexp.core.weights import Weights
@@ -38,6 +39,20 @@ class Breakdown:
 
     def __init__(self, evaluator: Evaluator, data: FederatedData, classes: bool, clients: bool) -> None:
         self._evaluator, self._data, self._classes, self._clients = evaluator, data, classes, clients
+
+    def check(self, metrics: Iterable[str], delivers: Delivers) -> None:
+        """Refuse one of `metrics` that is a class's without samples: `ConfigError`."""
+        for split, samples in (("test", self._data.test), ("val", self._data.val)):
+            if not self._classes or samples is None:
+                continue
+            counts = torch.bincount(samples.y, minlength=self._data.num_classes).tolist()
+            names = class_names(self._evaluator.task, delivers, split, self._data.num_classes)
+            for c in (names.index(metric) for metric in metrics if metric in names and not counts[names.index(metric)]):
+                raise ConfigError(
+                    f"'{names[c]}' cannot be measured: no {split} sample is of class {c}",
+                    where="headline.metric, stop.metric",
+                    expected=f"a class of {', '.join(str(k) for k, count in enumerate(counts) if count)}",
+                )
 
     def __call__(self, outcome: Outcome) -> Metrics:
         """The metrics of `class_names` on the test set and, where there is one, the validation set, those of classes without

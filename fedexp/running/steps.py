@@ -52,12 +52,14 @@ def steps(
     """The steps that follow `snapshot`, up to the method's end or the first that meets ``stop.target``.
 
     Raises:
+        ConfigError: the headline, or the metric that stops the run, is of a class that has no samples.
         FedexpError: the server's update left NaN or infinity in the model, a metric is NaN, or a plug-in drew from a global
             generator.
     """
     config, aggregator = experiment.config, experiment.aggregator
     evaluator = Evaluator(experiment.task, config.eval.batch_size)
     breakdown = Breakdown(evaluator, data, config.eval.per_class, config.eval.per_client)
+    breakdown.check({experiment.headline, experiment.stop_metric}, aggregator.delivers)
     tracer = Tracer(evaluator, data, config.trace.every, config.trace.weights)
     env = replace(env, trace=tracer)
     following = run(aggregator, env, engine, data, snapshot, config.on_nonfinite, on_client)

@@ -52,6 +52,7 @@ _ALWAYS = (
     "fedexp.running.summary",
 )
 _FRAMEWORKS = ("torch", "torchvision")
+SEEDS = ("seed", "seed_data")  # keys in which draws of one config differ
 
 
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:

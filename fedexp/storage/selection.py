@@ -94,6 +94,8 @@ def text_of(value: Any) -> str:
         return "-"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float) and value.is_integer():  # 1.0 is what 1 is
+        value = int(value)
     return str(value).replace(", ", ",")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import difflib
 import os
 import re
 import sys
@@ -14,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedexp.core.errors import ConfigError, FedexpError, StorageError
+from fedexp.core.errors import ConfigError, FedexpError, StorageError, nearest
 
 _FOLDER = re.compile(r"[0-9a-f]{8}(\.\d+)?")  # <codehash8>, or <codehash8>.<k> for files that were set aside
 _SHOWN_MATCHES = 8
@@ -179,12 +178,12 @@ def find_run(root: Path, name: str) -> StoredRun:
         run: (run.name, run.path.parent.name.rpartition("-")[0], run.path.parent.name, run.path.name) for run in runs
     }
     known = {key: run.name for run, keys in parts.items() for key in keys}
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = nearest(name, known)
     raise FedexpError(
         f"no run '{name}'",
         where=str(root / "runs"),
         expected="a run folder, or a part of its name",
-        do=f"did you mean '{known[near[0]]}'?" if near else "fedexp-runs list shows what there is (--root: elsewhere)",
+        do=f"did you mean '{known[near]}'?" if near else "fedexp-runs list shows what there is (--root: elsewhere)",
     )
 
 

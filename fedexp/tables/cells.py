@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import shlex
@@ -12,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from fedexp.core.errors import ConfigError, suggest
+from fedexp.core.errors import ConfigError, nearest, suggest
 from fedexp.tables.report.report import Form, Value
 from fedexp.tables.schema import Column, Rule, Table, fits
 
@@ -143,6 +142,8 @@ def command(
 def _typed(value: Value) -> str:
     """As YAML would read it back."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, float) and "." not in text:  # YAML reads 1e-05 as a word
+        text = text.replace("e", ".0e")
     return text if yaml.safe_load(text) == value else json.dumps(value)
 
 
@@ -152,7 +153,7 @@ def split_only(table: Table, clauses: Sequence[str]) -> tuple[list[str], list[st
     A key that the table does not have is an override, unless it is nearly one that the table has.
     """
     keys = ["method", *table.conditions]
-    mine = [c for c in clauses if (k := c.partition("=")[0]) in keys or difflib.get_close_matches(k, keys, cutoff=0.7)]
+    mine = [c for c in clauses if (k := c.partition("=")[0]) in keys or nearest(k, keys)]
     return mine, [clause for clause in clauses if clause not in mine]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ import yaml
 
 from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.core.build import build, require
-from fedexp.core.errors import ConfigError, suggest
+from fedexp.core.errors import ConfigError, nearest, suggest
 from fedexp.tables.looks import read_looks
 from fedexp.tables.report.report import Form, Look, Method, Role, Value
 from fedexp.tables.tuning import load_tuning
@@ -497,11 +496,11 @@ def load_table(name: str) -> Table:
     known = table_names()
     if name not in known:
         ends = [full for full in known if full.rpartition("/")[2] == name]
-        near = ends or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        near = next(iter(ends), nearest(name, known))
         raise ConfigError(
             f"unknown table '{name}'",
             expected=", ".join(known) or "a file in conf/table",
-            do=f"did you mean '{near[0]}'?" if near else "fedexp-table list shows what there is",
+            do=f"did you mean '{near}'?" if near else "fedexp-table list shows what there is",
         )
     return read_table(known[name], name)
 

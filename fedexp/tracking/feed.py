@@ -39,6 +39,11 @@ class Feed:
         self._thread = threading.Thread(target=self._work, name="fedexp-logger", daemon=True)
         self._thread.start()
 
+    @property
+    def failure(self) -> str | None:
+        """Why the logger was given up; None while it works."""
+        return self._failure
+
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
         """Begin; `history` are the rows on disk when a run resumes."""
         rows = [dict(row) for row in history]

@@ -7,6 +7,7 @@ import io
 import json
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from scipy.stats import t
 from fedexp.commands.run import run_command as fedexp
 from fedexp.commands.runs import run_command
 from fedexp.storage.files import write_json, write_text
+from fedexp.storage.selection import text_of
 from fedexp.tables.seeds import Comparison, adjusted, compare
+from fedexp.tracking.logger import Logger
 from tests.commands.test_runs import make
 
 VALUES = {"fedavg": (0.70, 0.72, 0.77), "fedprox": (0.75, 0.74, 0.85), "scaffold": (0.9,)}
@@ -92,6 +95,7 @@ def test_lists_are_sorted_and_say_how_many_are_left(root: Path, capsys: pytest.C
         "scaffold",
     ]
     assert names(root, capsys, "--sort", "test/global/acc")[-1] == ("fedavg", None)
+    assert text_of(1.0) == text_of(1) and text_of(0.5) == "0.5" and text_of(True) == "true"
     assert run_command(["list", "method=scaffold", "--root", str(root)]) == 0
     assert "1 of 10 runs" in capsys.readouterr().out
     assert run_command(["list", "method=moon", "--root", str(root)]) == 0
@@ -230,9 +234,12 @@ def test_rerun_has_the_same_bits_or_says_where_they_part(
 def test_runs_go_to_wandb_from_their_files(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     fed: list[tuple[Any, ...]] = []
 
-    class Fake:
+    class Fake(Logger):
         def __init__(self, **options: Any) -> None:
             fed.append(("made", options))
+
+        def log(self, row: dict[str, Any]) -> None:
+            raise AssertionError("rows go with open")
 
         def open(self, run: Any, history: list[dict[str, Any]]) -> None:
             fed.append(("open", run.id, run.group, run.name, run.config["seed"], len(history)))
@@ -251,3 +258,8 @@ def test_runs_go_to_wandb_from_their_files(root: Path, capsys: pytest.CaptureFix
     assert fed[0][1]["mode"] == "offline" and fed[1] == ("check",)
     assert fed[3:] == [("open", "c" * 16 + "d" * 8, "g", "method=scaffold seed=0", 0, 1), ("close", "done")]
     assert "1 of 1 runs sent" in capsys.readouterr().out
+    monkeypatch.setattr(Fake, "timeout", 0.05)
+    monkeypatch.setattr(Fake, "open", lambda *_: time.sleep(0.5))
+    assert run_command(["export", "--wandb", "offline", "method=scaffold", "--root", str(root)]) == 1
+    out = capsys.readouterr().out
+    assert "open took longer than 0.05 s" in out and "0 of 1 runs sent, 1 failed" in out

@@ -73,6 +73,10 @@ def test_classes_without_samples_are_left_out_and_the_worst_tenth_is_rounded_up(
     model, evaluator = drawn(world, 1), Evaluator(world.experiment.task, 7)
     found = Breakdown(evaluator, data, classes=True, clients=False)(Outcome((model,), "model"))
     assert sorted(found) == ["test/global/acc_of_class_0", "test/global/acc_of_class_2"]
+    breakdown = Breakdown(evaluator, data, classes=True, clients=False)
+    breakdown.check(["test/global/acc_of_class_2", "val/global/acc_of_class_1", "test/global/acc"], "model")
+    with pytest.raises(ConfigError, match="no test sample is of class 1"):
+        breakdown.check(["test/global/acc", "test/global/acc_of_class_1"], "model")
     many = make_data((5,) * 11, seed=1)
     found = Breakdown(evaluator, many, classes=False, clients=True)(Outcome((model,), "model"))
     big = replace(world, data=many)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import yaml
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError
-from fedexp.tables.cells import launch_order, parse_only, slots
+from fedexp.tables.cells import command, launch_order, parse_only, slots
 from fedexp.tables.lookup import Finder, find
 from fedexp.tables.schema import Table, load_table, read_table, table_names
 
@@ -235,6 +237,9 @@ def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) ->
     ):
         with pytest.raises(ConfigError, match=said):
             parse_only(made, [clause])
+    small = replace(made, grids=tuple({**grid, "clients": 1e-05} for grid in made.grids), smoke=None, reduced=None)
+    clauses = shlex.split(command(small, "full", [], {"clients": 1e-05}, "local", 3))
+    assert parse_only(small, clauses[clauses.index("--only") + 1 : -2])["clients"] == [1e-05]
     with pytest.raises(ConfigError, match="no cell of the table fits"):
         slots(made, only=parse_only(made, ["clients=4", "start=diff"]))
 
