@@ -6,16 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedexp.config.compose import compose
 from fedexp.core import users_code
 from fedexp.core.build import build
 from fedexp.core.errors import FedexpError
-from fedexp.data.dataset import Arrays
-from fedexp.running.experiment import Experiment
 from fedexp.storage.run_folder import RunFolder, standing
 from fedexp.tracking.logger import Logger
+
+if TYPE_CHECKING:  # a mistyped key is told before torch is imported, which takes seconds
+    from fedexp.data.dataset import Arrays
+    from fedexp.running.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Checked:
     @classmethod
     def of(cls, config: dict[str, Any]) -> Checked:
         """Build everything of a resolved config; a `FedexpError` says what cannot be."""
+        from fedexp.running.experiment import Experiment
+
         experiment = Experiment.of(config)
         build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
         return cls(config, experiment)
@@ -35,10 +39,14 @@ class Checked:
 
 def checked(jobs: list[list[str]]) -> list[Checked]:
     """Compose and check every job before the first starts; the error names the job."""
-    all_checked = []
-    for number, overrides in enumerate(jobs):
-        with naming(job_name(number, overrides) if len(jobs) > 1 else ""):
-            all_checked.append(Checked.of(compose(overrides)))
+    names = [job_name(number, overrides) if len(jobs) > 1 else "" for number, overrides in enumerate(jobs)]
+    configs, all_checked = [], []
+    for name, overrides in zip(names, jobs, strict=True):
+        with naming(name):
+            configs.append(compose(overrides))
+    for name, config in zip(names, configs, strict=True):
+        with naming(name):
+            all_checked.append(Checked.of(config))
     return all_checked
 
 

@@ -326,14 +326,15 @@ def test_users_torch_module_is_a_model() -> None:
     assert results()[0]["bytes"]["up"] == 10 * 640 * 4
 
 
-def test_help_and_import_load_no_torch() -> None:
+def test_help_and_a_mistyped_key_load_no_torch() -> None:
     script = (
         "import sys; import fedexp; from fedexp.commands.run import run_command; code = run_command(['--help']);"
         "bad = {'torch', 'torchvision', 'wandb', 'matplotlib', 'sklearn', 'hydra'} & set(sys.modules);"
-        "sys.exit(f'imported {bad}' if bad or code else 0)"
+        "refused = run_command(['-m', 'local.lrr=1', 'seed=0,1']); slow = {'torch', 'wandb'} & set(sys.modules);"
+        "sys.exit(f'imported {bad} {slow}' if bad or slow or code or refused != 2 else 0)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "did you mean 'local.lr'?" in done.stderr, done.stderr
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

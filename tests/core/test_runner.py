@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +14,7 @@ from fedexp.core.engine import Engine
 from fedexp.core.env import Sampling
 from fedexp.core.errors import ClientError
 from fedexp.core.numerics import Numerics
-from fedexp.core.runner import run
+from fedexp.core.runner import Snapshot, next_jobs, run
 from fedexp.engines.memo import Memo
 from fedexp.engines.serial import Serial
 from tests.world import assert_same, make_data, make_world
@@ -159,6 +161,40 @@ def test_memo_survives_damage_and_keeps_to_its_size(tmp_path) -> None:
     size = entries()[-1].stat().st_size
     world.run(engine=Memo(Serial(), tmp_path, 2.5 * size / 1e9, NUMERICS, "code"))
     assert len(entries()) <= 2
+
+
+def test_memo_says_that_another_run_trains_the_same_clients_and_takes_its_models(tmp_path) -> None:
+    """The other run is in the middle of them; the waiting one goes on when it is done, and trains nothing."""
+    world = make_world("method=fedavg", "rounds=1")
+    first, second = (Memo(Counting(), tmp_path, 1.0, NUMERICS, "code") for _ in range(2))
+    started, go_on, noted = threading.Event(), threading.Event(), threading.Event()
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        noted.set()
+
+    second.note = note
+    Counting.trained = 0
+
+    def train() -> None:
+        results = first.map(jobs, world.data)
+        next(results)
+        started.set()
+        assert go_on.wait(60)
+        list(results)
+
+    jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
+    with ThreadPoolExecutor(2) as threads:
+        other = threads.submit(train)
+        assert started.wait(60)
+        mine = threads.submit(lambda: list(second.map(jobs, world.data)))
+        told = noted.wait(60)
+        go_on.set()
+        other.result()
+        assert [result.client for result in mine.result()] == [job.client for job in jobs]
+    assert told and len(notes) == 1 and "another run: waiting" in notes[0]
+    assert Counting.trained == len(jobs) and second.hits == len(jobs)
 
 
 def test_memo_keys_cover_the_samples_and_not_their_positions(tmp_path) -> None:
