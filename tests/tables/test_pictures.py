@@ -49,6 +49,11 @@ def test_without_references_nothing_is_compared_and_without_runs_nothing_is_draw
     assert names(report(cells=diverged)) == []
 
 
+def test_an_interval_that_rounding_left_beside_its_number_is_drawn() -> None:
+    equal = tuple(replace(c, interval=(c.delta + 1e-14, c.delta + 1e-14)) for c in report().cells if c.delta is not None)
+    assert "delta" in names(report(cells=equal))
+
+
 @pytest.mark.parametrize("many", [1, 12])
 def test_pictures_are_svg_and_png_without_anything_from_outside(many: int) -> None:
     methods = tuple(Method(f"m{i}", f"$_{i}^") for i in range(many))  # neither mathematics nor hidden
