@@ -306,7 +306,7 @@ def _show(report: Report, table: Table, record: Record, folder: Path | None, roo
     if folder is None:
         return
     write(table, record, folder)
-    page = write_report(report, folder, root)
+    page = write_report(report, folder, root, record.configs)
     print(f"files: {folder}/report.md, .csv, .tex, runs.csv" + (", pictures as .png, .svg" if report.pictures else ""))
     print(f"page: {page}")
 

@@ -20,6 +20,7 @@ from fedexp.storage.run_folder import rows_of
 from fedexp.tables.cells import Job, Slot
 from fedexp.tables.claims import Curve, Curves, Place
 from fedexp.tables.lookup import CellRun, read_value, traced
+from fedexp.tables.report.configs import parted
 from fedexp.tables.report.csv import inert
 from fedexp.tables.report.report import Form, Picture, Value
 from fedexp.tables.schema import Table
@@ -310,15 +311,7 @@ def write(table: Table, record: Record, folder: Path) -> None:
         write_text(folder / CURVES, _csv([*table.keys, "method", "draw", "curve", "x", "y"], lines))
     else:
         (folder / CURVES).unlink(missing_ok=True)
-    flat = {name: _flat(config) for name, config in sorted(record.configs.items())}
-    common = dict.fromkeys(key for config in flat.values() for key in config)
-    shared = {
-        key: next(iter(flat.values()))[key]
-        for key in common
-        if all(key in config for config in flat.values())
-        and len({json.dumps(config[key]) for config in flat.values()}) == 1
-    }
-    own = {name: {k: v for k, v in config.items() if k not in shared} for name, config in flat.items()}
+    shared, own = parted(record.configs)
     write_json(folder / CONFIGS, {"of all": shared, "of each": own})
     asked = {name: getattr(record, name) for name in ("form", "only", "seeds", "extra", "command", "drawn", "missed")}
     write_json(folder / ABOUT, {"table": table.name, **asked})
@@ -434,13 +427,3 @@ def _value(text: str, kind: str) -> Any:
     if kind == "bool":
         return text == "True"
     return int(text) if kind == "int" else text
-
-
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(node, Mapping) or not node:
-        return {prefix: node}
-    return {
-        path: value
-        for key, inner in node.items()
-        for path, value in _flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
-    }

@@ -233,6 +233,11 @@ def test_a_cell_leads_to_its_runs_files_and_to_the_command_of_each_seed() -> Non
             "4f4ac65",
         ):
             assert part in line
+    whole = page(
+        report(keys=("beta",), cells=cells), Links(configs={"c0ffee": {"a": {"b": 1}, "c": None}, "d": {"c": None}})
+    )
+    assert 'href="#config-c0ffee"' in whole and 'id="config-c0ffee"' in whole and 'id="config-d"' in whole
+    assert re.findall("<pre.*?><code>(.*?)</code>", whole, flags=re.DOTALL)[-3:] == ["c: null", "a.b: 1", ""]
     assert 'id="cell-beta-0.1-m"' in text and 'href="#cell-beta-0.1-m"' in text and 'href="runs.csv"' in text
 
 

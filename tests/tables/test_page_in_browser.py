@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fedexp.tables.report import canvas
-from fedexp.tables.report.page import page
+from fedexp.tables.report.page import Links, page
 from fedexp.tables.report.pictures import pictures
 from fedexp.tables.report.report import Origin, Picture
 from tests.tables.reports import HOSTILE, cell, report
@@ -244,17 +244,25 @@ def test_a_command_is_copied_or_selected(chrome: Chrome, tmp_path: Path) -> None
     from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.ui import WebDriverWait
 
-    made = tuple(Origin(f"runs/{seed}", f"fedexp-table run t --seeds {seed}") for seed in (0, 1))
+    hashes = {seed: f"{seed}" * 32 for seed in (0, 1)}
+    made = tuple(Origin(f"runs/{seed}", f"fedexp-table run t --seeds {seed}", hashes[seed]) for seed in (0, 1))
     written = tmp_path / "commands.html"
-    written.write_text(
-        page(report(cells=(cell({"clients": 5, "beta": 1}, "m", 1.0, 2.0, 3.0, origins=made),))), "utf-8"
-    )
+    configs = {name: {"rounds": 3, "seed": seed} for seed, name in hashes.items()}
+    cells = (cell({"clients": 5, "beta": 1}, "m", 1.0, 2.0, 3.0, origins=made),)
+    written.write_text(page(report(cells=cells), Links(configs=configs)), "utf-8")
     chrome.get(f"{written.as_uri()}#cell-clients-5-beta-1-m")
     button = chrome.find_elements("css selector", ".copy")[1]
     button.send_keys(Keys.ENTER)
     WebDriverWait(chrome, 5).until(lambda _: button.text.split()[0] in ("Copied", "Selected"))
     if button.text.startswith("Selected"):
         assert chrome.execute_script("return String(getSelection())").strip() == "fedexp-table run t --seeds 1"
+    chrome.find_element("link text", f"config {hashes[1][:16]}").click()  # the second click from the number
+    opened = chrome.find_element("css selector", f"[id='config-{hashes[1][:16]}']")
+    WebDriverWait(chrome, 5).until(lambda _: opened.get_attribute("open"))
+    assert "seed: 1" in opened.text and "rounds" not in opened.text
+    assert not chrome.find_elements("css selector", ":popover-open")
+    top, bottom = chrome.execute_script("return [arguments[0].getBoundingClientRect().top, innerHeight]", opened)
+    assert -1 < top < bottom
 
 
 def test_on_a_phone_each_row_is_a_card(opened: Chrome) -> None:

@@ -50,7 +50,9 @@ def test_without_references_nothing_is_compared_and_without_runs_nothing_is_draw
 
 
 def test_an_interval_that_rounding_left_beside_its_number_is_drawn() -> None:
-    equal = tuple(replace(c, interval=(c.delta + 1e-14, c.delta + 1e-14)) for c in report().cells if c.delta is not None)
+    equal = tuple(
+        replace(c, interval=(c.delta + 1e-14, c.delta + 1e-14)) for c in report().cells if c.delta is not None
+    )
     assert "delta" in names(report(cells=equal))
 
 

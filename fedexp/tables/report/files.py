@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 from urllib.parse import quote
 
 from fedexp.storage.files import write_bytes, write_text
@@ -34,13 +37,19 @@ def report_folder(root: Path, name: str, form: Form, part: bool) -> Path:
     )
 
 
-def write_report(report: Report, folder: Path, root: Path | None = None) -> Path:
+def write_report(
+    report: Report,
+    folder: Path,
+    root: Path | None = None,
+    configs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Path:
     """Write ``report.{md,csv,tex,html}`` and ``report-<picture>.{png,svg}`` into `folder`, each replaced as a whole.
 
     Pictures of an earlier report that this one does not have are removed.
 
     Args:
         root: the output root, under which the page looks for runs to link to; None: it links to none.
+        configs: of the runs, by their hashes, which the page shows.
 
     Returns:
         the page's path.
@@ -55,12 +64,12 @@ def write_report(report: Report, folder: Path, root: Path | None = None) -> Path
     for picture in report.pictures:
         write_bytes(folder / f"report-{picture.name}.png", picture.png)
         write_text(folder / f"report-{picture.name}.svg", picture.svg)
-    write_text(folder / "report.html", page(report, links(report, folder, root)))
+    write_text(folder / "report.html", page(report, links(report, folder, root, configs)))
     return folder / "report.html"
 
 
-def links(report: Report, folder: Path, root: Path | None) -> Links:
-    """Relative ones to what is there: files beside the page and, under `root`, those of its runs."""
+def links(report: Report, folder: Path, root: Path | None, configs: Mapping[str, Mapping[str, Any]]) -> Links:
+    """Relative ones to what is there: files beside the page and, under `root`, those of its runs; and their configs."""
     runs: dict[str, dict[str, str]] = {}
     for run in dict.fromkeys(run for cell in report.cells for run in cell.runs) if root is not None else ():
         assert root is not None
@@ -68,7 +77,7 @@ def links(report: Report, folder: Path, root: Path | None) -> Links:
         found = {name: _relative(path, folder) for name, path in files.items() if path.is_file()}
         if found:
             runs[run] = {"folder": _relative(root / run, folder), **found}
-    return Links(runs, tuple(name for name in _BESIDE if (folder / name).is_file()))
+    return Links(runs, tuple(name for name in _BESIDE if (folder / name).is_file()), configs)
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -59,9 +59,14 @@
     box.addEventListener("pointerenter", () => clearTimeout(timer));
   }
 
-  // An address that ends in a cell's anchor opens the cell.
+  // An address that ends in a cell's anchor opens the cell; in a config's, the config, which details may cover.
   const open = () => {
     const button = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (button?.matches("details")) {
+      document.querySelector(":popover-open")?.hidePopover();
+      button.open = true;
+      button.scrollIntoView();
+    }
     if (!button?.matches(".cell")) return;
     const box = document.getElementById(button.getAttribute("popovertarget"));
     button.focus();

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from fedexp.tables.report import layout, texts
+from fedexp.tables.report.configs import lines, parted
 from fedexp.tables.report.page_cells import Links, ShownCell, columns, condition, minus, shown, sortable
 from fedexp.tables.report.report import Cell, ClaimResult, ClaimState, Method, Picture, Report
 
@@ -59,6 +60,7 @@ def page(report: Report, links: Links = Links()) -> str:
         values=_values(report),
         facts=texts.facts(report),
         hashes=texts.hashes(report),
+        configs=parted(links.configs),
         pictures=[(picture, _inline(picture, f"p{at}-")) for at, picture in enumerate(report.pictures)],
     )
 
@@ -75,7 +77,7 @@ def _environment() -> Environment:
         autoescape=True, loader=FunctionLoader(_file), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     made.filters |= {"minus": minus, "condition": condition}
-    made.globals |= {"texts": texts, "layout": layout, "sortable": sortable}
+    made.globals |= {"texts": texts, "layout": layout, "sortable": sortable, "lines": lines}
     return made
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Cell, Method, Origin, Report, Value
@@ -19,10 +20,12 @@ class Links:
 
     Args:
         runs: by a run's folder, its files by name (``folder`` is the folder itself); files: those beside the page.
+        configs: resolved, by their hashes; they stand on the page.
     """
 
     runs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     files: Sequence[str] = ()
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
