@@ -71,7 +71,7 @@ def pages() -> list[Page]:
         for module, tree in trees.items()
     ]
     said = docstring(ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text())) or "", links)
-    index = Page("api/index.md", "API", f"# API\n\n{said}\n\n{table(['module', '', 'names'], rows)}\n")
+    index = Page("api/index.md", "API", f"# API\n\n{said}\n\n{table(['module', 'what it has', 'names'], rows)}\n")
     return [index, *(_page(module, tree, links) for module, tree in trees.items())]
 
 

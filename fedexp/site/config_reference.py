@@ -37,7 +37,7 @@ class Key:
 
 
 def keys_of(path: Path) -> list[Key]:
-    """The keys of a config file in their order; ``defaults``, which chooses options of groups, is none."""
+    """The keys of a config file in their order; what it chooses for groups is the key ``defaults``."""
     text = path.read_text()
     root = yaml.compose(text)
     return [] if root is None else list(_keys(root, "", text.splitlines(), text))
@@ -45,16 +45,15 @@ def keys_of(path: Path) -> list[Key]:
 
 def _keys(node: yaml.MappingNode, above: str, lines: list[str], text: str) -> Iterator[Key]:
     for number, (key, value) in enumerate(node.value):
-        if not above and key.value == "defaults":
-            continue
         name, line = f"{above}{key.value}", key.start_mark.line
         note = "" if not above and number == 0 else _comment_above(lines, line)
         if isinstance(value, yaml.MappingNode) and not value.flow_style:
             yield Key(name, None, _comment(lines[line][key.end_mark.column :]), note)
             yield from _keys(value, f"{name}.", lines, text)
         elif isinstance(value, yaml.SequenceNode) and not value.flow_style:
-            listed = yaml.safe_dump(yaml.safe_load(yaml.serialize(value)), default_flow_style=True, width=10_000)
-            yield Key(name, listed.strip(), _comment(lines[line][key.end_mark.column :]), note)
+            items = [text[item.start_mark.index : item.end_mark.index].strip() for item in value.value]
+            said = [_comment(lines[item.start_mark.line]) for item in value.value]
+            yield Key(name, "; ".join(items), "; ".join(one for one in said if one), note)
         else:
             written = text[value.start_mark.index : value.end_mark.index]
             yield Key(name, written, _comment(lines[value.end_mark.line][value.end_mark.column :]), note)
@@ -90,9 +89,8 @@ def about(group: str, option: str) -> str:
 
 def link(key: str) -> str:
     """Where a key of config.yaml, a group or a key of the chosen option (``trainer.mu``) is explained, from the site's root."""
-    options = dict(groups((conf_dir(),)))
     top = key.partition(".")[0]
-    return f"config/{top}.md" if top in options else f"config/index.md#{key}"
+    return f"config/{top}.md" if (conf_dir() / top).is_dir() else f"config/index.md#{key}"
 
 
 def pages() -> list[Page]:
@@ -121,7 +119,7 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
         "## Groups",
         table(["group", "default", "options"], rows),
     ]
-    return Page("config/index.md", "Configuration", "\n\n".join([*parts, *_sections(keys_of(path))]) + "\n")
+    return Page("config/index.md", "Configuration", "\n\n".join([*parts, *_sections(keys_of(path)[1:])]) + "\n")
 
 
 def _sections(keys: list[Key]) -> Iterator[str]:
@@ -170,7 +168,7 @@ def _group(folder: Path, name: str, options: list[str]) -> Page:
     parts = [f"# {name}", f"{code(f'{name}=OPTION')}; {code(f'fedexp --help {name}')} prints the list."]
     if name == "method":
         rows = [[f"[{code(one)}](../methods/{one}.md)", escaped(about(name, one))] for one in options]
-        return Page(f"config/{name}.md", name, "\n\n".join([*parts, table(["option", ""], rows)]) + "\n")
+        return Page(f"config/{name}.md", name, "\n\n".join([*parts, table(["option", "what it is"], rows)]) + "\n")
     for option in options:
         path = folder / name / f"{option}.yaml"
         anchor = re.sub(r"[^\w-]", "-", option)

@@ -56,14 +56,13 @@ def pages() -> list[Page]:
     """
     root = conf_dir().parent
     sections = {name: sections_of(_read(root / name)) for name in (README, CONTRIBUTING)}
-    anchors = {
-        (file, slug(inside)): f"{guide.name}.md#{slug(inside)}"
+    places = {
+        (file, slug(heading)): (f"{guide.name}.md", heading)
         for guide in GUIDES
         for file, heading in guide.sections
         if heading
-        for inside in (heading, *_headings(_section(sections, file, heading)))
     }
-    return [_page(guide, sections, anchors) for guide in GUIDES]
+    return [_page(guide, sections, places) for guide in GUIDES]
 
 
 def _read(path: Path) -> str:
@@ -100,29 +99,26 @@ def _section(sections: Mapping[str, Mapping[str, str]], file: str, heading: str)
     return sections[file][heading]
 
 
-def _headings(text: str) -> list[str]:
-    return re.findall(r"^### (.+)$", text, re.MULTILINE)
-
-
 def slug(heading: str) -> str:
-    """A heading's anchor, as GitHub and Python-Markdown make it."""
+    """A heading's anchor, as GitHub makes it."""
     return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
-def _page(guide: Guide, sections: Mapping[str, Mapping[str, str]], anchors: Mapping[tuple[str, str], str]) -> Page:
+def _page(
+    guide: Guide, sections: Mapping[str, Mapping[str, str]], places: Mapping[tuple[str, str], tuple[str, str]]
+) -> Page:
     parts = [f"# {guide.title}"]
     for file, heading in guide.sections:
         if not heading:
             parts.append((Path(__file__).parent / "guides" / file).read_text().strip())
             continue
-        if len(guide.sections) > 1 or heading != guide.title:
-            parts.append(f"## {heading}")
-        parts.append(_relinked(_section(sections, file, heading), file, anchors))
-    return Page(f"guides/{guide.name}.md", guide.title, "\n\n".join(parts) + "\n")
+        title = f"## {heading} {{#{slug(heading)}}}" if heading != guide.title else ""
+        parts += [title, _relinked(_section(sections, file, heading), file, places)]
+    return Page(f"guides/{guide.name}.md", guide.title, "\n\n".join(part for part in parts if part) + "\n")
 
 
-def _relinked(text: str, file: str, anchors: Mapping[tuple[str, str], str]) -> str:
-    """Links to files and headings as links to pages; to what has no page, as its path."""
+def _relinked(text: str, file: str, places: Mapping[tuple[str, str], tuple[str, str]]) -> str:
+    """Links to files and headings as links to pages; of what has no page, the words alone."""
 
     def made(link: re.Match[str]) -> str:
         words, path, anchor = link[1], link[2], (link[3] or "").removeprefix("#")
@@ -130,7 +126,9 @@ def _relinked(text: str, file: str, anchors: Mapping[tuple[str, str], str]) -> s
             return link[0]
         if path in _PAGES:
             return f"[{words}]({posixpath.relpath(_PAGES[path], 'guides')})"
-        place = anchors.get((path or file, anchor))
-        return f"[{words}]({place})" if place else words
+        if (path or file, anchor) not in places:
+            return words
+        page, heading = places[path or file, anchor]
+        return f"[{heading if words.strip('`') == path else words}]({page}#{anchor})"
 
     return _LINK.sub(made, text)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,17 +121,35 @@ def _plain(family: Sequence[_Method]) -> _Method:
     return min(family, key=lambda method: len(method.name))
 
 
-def _method(path: Path, base: Mapping[str, Any]) -> _Method:
-    """As Hydra composes ``method=<name>`` (55 times that takes as long as all else here): parts replaced, then keys set."""
+def composed(path: Path, base: Mapping[str, Any]) -> dict[str, Any]:
+    """What Hydra composes of ``method=<name>``, in a fraction of its time: parts replaced, then keys set.
+
+    Args:
+        path: of the preset; base: the config without one.
+    """
     preset = yaml.safe_load(path.read_text())
-    chosen = [entry.popitem() for entry in preset.pop("defaults")]
-    choices = {group.removeprefix("override /"): option for group, option in chosen}
     config = deepcopy(dict(base))
-    for group, option in choices.items():
-        config[group] = yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text())
+    for entry in preset.pop("defaults"):
+        ((group, option),) = entry.items()
+        group = group.removeprefix("override /")
+        config[group] = deepcopy(_option(group, option))
+        config["choices"][group] = option
     _set(config, preset)
-    own = {group: config[group] for group in _PARTS} | {key: config[key] for key in preset if key not in ("method", *_PARTS)}
-    return _Method(path.stem, choices, config, dict(_flat(own)), Experiment.of(config))
+    return config
+
+
+@cache
+def _option(group: str, option: str) -> dict[str, Any]:
+    node: dict[str, Any] = yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text())
+    return node
+
+
+def _method(path: Path, base: Mapping[str, Any]) -> _Method:
+    config = composed(path, base)
+    own = {key: config[key] for key in yaml.safe_load(path.read_text()) if key in config and key != "method"}
+    settings = dict(_flat(own | {group: config[group] for group in _PARTS}))
+    choices = {group: config["choices"][group] for group in _PARTS}
+    return _Method(path.stem, choices, config, settings, Experiment.of(config))
 
 
 def _set(config: dict[str, Any], values: Mapping[str, Any]) -> None:
@@ -166,7 +185,7 @@ def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) 
             if method.kind == kind
         ]
         if rows:
-            parts += [f"## {kind}", table(["method", "", "applied", "tables"], rows)]
+            parts += [f"## {kind}", table(["method", "what it is", "applied", "our tables"], rows)]
     return Page("methods/index.md", "Methods", "\n\n".join(parts) + "\n")
 
 
@@ -185,11 +204,11 @@ def _page(
         yield "\n".join(f"- [{escaped(one.label)}](../{one.link}): {escaped(one.text)}" for one in mentions)
     yield "## Parts"
     rows = []
-    for group, part in method.parts.items():
+    for group in _PARTS:
         option = method.choices[group]
         place = f"[{code(f'{group}={option}')}](../config/{group}.md#{option})"
         rows.append([place, escaped(about(group, option), links)])
-    yield table(["part", ""], rows)
+    yield table(["part", "what it is"], rows)
     if len(family) > 1:
         yield from _variants(method, family)
     shown: set[str] = set()
@@ -211,9 +230,7 @@ def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
     plain = _plain(family)
     yield "## Presets of the same parts"
     others = (one for one in family if one is not method)
-    yield "\n".join(
-        f"- [{code(one.name)}]({one.name}.md): {escaped(about('method', one.name))}" for one in others
-    )
+    yield "\n".join(f"- [{code(one.name)}]({one.name}.md): {escaped(about('method', one.name))}" for one in others)
     if method is plain:
         return
     keys = [key for key in {**plain.settings, **method.settings} if _value(plain, key) != _value(method, key)]
@@ -228,7 +245,7 @@ def _value(method: _Method, key: str) -> str:
         if not isinstance(value, Mapping) or step not in value:
             return "-"
         value = value[step]
-    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n...\n").strip()
+    return str(yaml.safe_dump(value, default_flow_style=True, width=10_000)).removesuffix("\n...\n").strip()
 
 
 def _description(group: str, kind: type, links: Mapping[str, str], shown: set[str]) -> Iterator[str]:
@@ -260,7 +277,9 @@ def _needs(method: _Method) -> Iterator[str]:
     for group, part in method.parts.items():
         name = f"{group.replace('_', ' ')} {code(type(part).__name__)}"
         for demand in part.needs.demands:
-            value = demand.value.__name__ if isinstance(demand.value, type) else yaml.safe_dump(demand.value).split("\n")[0]
+            value = (
+                demand.value.__name__ if isinstance(demand.value, type) else yaml.safe_dump(demand.value).split("\n")[0]
+            )
             where = f"[{code(demand.key)}](../{link(demand.key)})"
             yield f"{where} = {code(value)}: the {name} {escaped(demand.why)}"
         for need in (need for need in NEEDS if getattr(part.needs, need) and need not in seen):
@@ -284,7 +303,7 @@ def _traffic(method: _Method) -> Iterator[str]:
         yield "Nothing travels between clients and server, and no bytes are counted."
     rows.append(["kept at a client", *_sizes("", counted.client, counted)])
     rows.append(["kept at the server", *_sizes("", counted.server, counted)])
-    yield table(["", "size", "of it"], rows)
+    yield table(["where", "size", "of it"], rows)
     chosen = ", ".join(code(f"{group}={method.config['choices'][group]}") for group in ("dataset", "model"))
     yield (
         f"Counted in the first step of one client and, at the server, before it, with {chosen}: a model of"

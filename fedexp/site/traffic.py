@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedexp.core.data import FederatedData
 from fedexp.core.runner import Snapshot, env_of, next_jobs
 from fedexp.core.trees import Tree, num_bytes
 from fedexp.core.weights import Weights
+from fedexp.data.dataset import Dataset
+from fedexp.data.federated import Division, federate
 from fedexp.engines.serial import Serial
 from fedexp.running.experiment import Experiment
 
@@ -37,7 +42,7 @@ class Counted:
 
 def first_step(experiment: Experiment) -> Counted:
     """Train one client of `experiment` for its first step. Nothing is stored."""
-    data = experiment.load(_CPU)
+    data = _data(experiment.dataset, experiment.division)
     env = experiment.env(data, _CPU)
     now = Snapshot(0, experiment.aggregator.init(env))
     job = next_jobs(experiment.aggregator, env_of(experiment.aggregator, env, now), now)[0]
@@ -49,6 +54,12 @@ def first_step(experiment: Experiment) -> Counted:
         client=_of(result.state or {}),
         server=_of(_trees(now.state, "", set())),
     )
+
+
+@lru_cache(maxsize=8)
+def _data(dataset: Dataset, division: Division) -> FederatedData:
+    """Shared by the methods whose split and server data are alike; `dataset` has no files."""
+    return federate(dataset, division, root=Path(), download=False, device=_CPU, dtype=torch.float32)
 
 
 def _of(trees: Mapping[str, Tree]) -> dict[str, int]:
