@@ -103,10 +103,10 @@ def _page(module: str, tree: ast.Module, links: dict[str, str]) -> Page:
 
 def _class(node: ast.ClassDef, links: dict[str, str]) -> Iterator[str]:
     """Bases, fields with their defaults, and methods that are documented, abstract or hooks."""
-    bases = ", ".join(map(ast.unparse, node.bases))
+    bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
     fields = [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign) and not _hidden(item)]
     yield f"## {node.name} {{#{node.name}}}"
-    yield fenced("\n".join([f"class {node.name}({bases}):", *(f"    {line}" for line in fields or ["..."])]), "python")
+    yield fenced("\n".join([f"class {node.name}{bases}:", *(f"    {line}" for line in fields or ["..."])]), "python")
     yield docstring(ast.get_docstring(node) or "", links)
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and not _hidden(item):

@@ -157,6 +157,8 @@ def _table(keys: list[Key], title: str, prefix: str = "") -> Iterator[str]:
         yield title
     rows = []
     for key in keys:
+        if key.default is None and not key.comment:
+            continue
         told = " ".join(part for part in (key.note, key.comment) if part) if prefix else key.comment
         anchor = f'<a id="{prefix}{key.name}"></a>'
         rows.append([anchor + code(key.name), "" if key.default is None else code(key.default), escaped(told)])

@@ -35,7 +35,7 @@ from fedexp.running.experiment import Experiment
 from fedexp.site import api, traffic
 from fedexp.site.config_reference import about, header, link
 from fedexp.site.page import Mention, Page
-from fedexp.site.prose import code, docstring, escaped, fenced, table
+from fedexp.site.prose import code, docstring, escaped, fenced, first_sentence, table
 from fedexp.tracking.terminal import size_text
 
 _PARTS = {"trainer": Trainer, "aggregator": Aggregator, "server_optimizer": ServerOptimizer}
@@ -88,6 +88,18 @@ class _Method:
         return {"trainer": run.trainer, "aggregator": run.aggregator, "server_optimizer": run.server_optimizer}
 
     @property
+    def classes(self) -> tuple[type, ...]:
+        return tuple(map(type, self.parts.values()))
+
+    @property
+    def particular(self) -> type:
+        """The class of the first part that is not the plain one; the aggregator's where only that is the method's own."""
+        trainer, aggregator, server_optimizer = self.classes
+        own = [trainer] if self.choices["trainer"] != "sgd" else []
+        own += [server_optimizer] if self.choices["server_optimizer"] != "sgd" else []
+        return [*own, aggregator][0]
+
+    @property
     def kind(self) -> str:
         return next((name for name, bases in _KINDS if isinstance(self.experiment.aggregator, bases)), "Others")
 
@@ -102,7 +114,7 @@ def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
     methods = [_method(path, base) for path in sorted((conf_dir() / "method").glob("*.yaml"))]
     families: dict[tuple[type, ...], list[_Method]] = {}
     for method in methods:
-        families.setdefault(tuple(map(type, method.parts.values())), []).append(method)
+        families.setdefault(method.classes, []).append(method)
     links = {module: f"../{api.page_of(module)}" for module in api.MODULES}
     for family in families.values():
         first = _plain(family)
@@ -110,7 +122,7 @@ def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
             links.setdefault(type(part).__module__, f"{first.name}.md")
     made = []
     for method in methods:
-        family = families[tuple(map(type, method.parts.values()))]
+        family = families[method.classes]
         text = "\n\n".join(_page(method, family, base, links, tables.get(method.name, ())))
         made.append(Page(f"methods/{method.name}.md", method.name, f"{text}\n"))
     return [_index(methods, tables), *made]
@@ -177,6 +189,7 @@ def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) 
         rows = [
             [
                 f"[{code(method.name)}]({method.name}.md)",
+                _does(method, methods),
                 escaped(about("method", method.name)),
                 "once" if method.config["rounds"] == 1 else "every round",
                 str(len(tables.get(method.name, ()))) if tables.get(method.name) else "",
@@ -185,8 +198,17 @@ def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) 
             if method.kind == kind
         ]
         if rows:
-            parts += [f"## {kind}", table(["method", "what it is", "applied", "our tables"], rows)]
+            parts += [f"## {kind}", table(["method", "what it does", "preset", "applied", "our tables"], rows)]
     return Page("methods/index.md", "Methods", "\n\n".join(parts) + "\n")
+
+
+def _does(method: _Method, methods: Sequence[_Method]) -> str:
+    """Of a plain preset the first sentence on its most particular part; of another, which one it varies."""
+    plain = _plain([one for one in methods if one.classes == method.classes])
+    if method is not plain:
+        return f"as [{code(plain.name)}]({plain.name}.md)"
+    paragraph = _module_doc(method.particular).partition("\n\n")[0]
+    return escaped(first_sentence(" ".join(paragraph.split())))
 
 
 def _page(
@@ -212,9 +234,9 @@ def _page(
     if len(family) > 1:
         yield from _variants(method, family)
     shown: set[str] = set()
-    for group, part in method.parts.items():
+    for group, kind in zip(_PARTS, method.classes, strict=True):
         if group == "aggregator" or method.choices[group] != base["choices"][group]:
-            yield from _description(group, type(part), links, shown)
+            yield from _description(group, kind, {one.__module__ for one in method.classes}, links, shown)
     yield "## What it needs"
     yield "\n".join(f"- {line}" for line in _needs(method)) or "Nothing besides the clients' data."
     yield "## What it sends and keeps"
@@ -248,27 +270,38 @@ def _value(method: _Method, key: str) -> str:
     return str(yaml.safe_dump(value, default_flow_style=True, width=10_000)).removesuffix("\n...\n").strip()
 
 
-def _description(group: str, kind: type, links: Mapping[str, str], shown: set[str]) -> Iterator[str]:
-    """Docstrings of the class and its module, then, folded, of what it derives from."""
+def _description(group: str, kind: type, own: set[str], links: Mapping[str, str], shown: set[str]) -> Iterator[str]:
+    """Docstrings of the class and its module, then, folded, of what it derives from.
+
+    Args:
+        own: modules of the method's parts; shown: those whose docstring is on the page, changed.
+    """
     yield f"## {group.replace('_', ' ').capitalize()} {kind.__name__} {{#{group}}}"
     yield f"Class {code(f'{kind.__module__}.{kind.__qualname__}')}"
-    yield from _docstrings(kind, links, shown)
-    bases = [one for one in kind.__mro__[1:] if one.__module__.startswith("fedexp.") and one is not _PARTS[group]]
-    for one in bases:
-        told = "\n\n".join(_docstrings(one, links, shown))
-        if told:
-            name = code(f"{one.__module__}.{one.__qualname__}")
-            yield f'<details markdown="1">\n<summary>Derived from {name}</summary>\n\n{told}\n\n</details>'
-
-
-def _docstrings(kind: type, links: Mapping[str, str], shown: set[str]) -> Iterator[str]:
-    """Of the module, unless it is among those `shown`, and of the class."""
     if kind.__module__ not in shown:
         shown.add(kind.__module__)
-        yield docstring(inspect.cleandoc(sys.modules[kind.__module__].__doc__ or ""), links)
+        yield docstring(_module_doc(kind), links)
+    yield docstring(_class_doc(kind), links)
+    for base in kind.__mro__[1:]:
+        if not base.__module__.startswith("fedexp.") or base is _PARTS[group]:
+            continue
+        module = "" if base.__module__ in shown | own else _module_doc(base)
+        shown.add(base.__module__)
+        told = [docstring(text, links) for text in (module, _class_doc(base)) if text]
+        if told:
+            name = code(f"{base.__module__}.{base.__qualname__}")
+            inside = "\n\n".join(told)
+            yield f'<details markdown="1">\n<summary>Derived from {name}</summary>\n\n{inside}\n\n</details>'
+
+
+def _module_doc(kind: type) -> str:
+    return inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "")
+
+
+def _class_doc(kind: type) -> str:
+    """The class's own docstring, not the signature that `dataclass` puts in place of one."""
     said = vars(kind).get("__doc__") or ""
-    if said and not said.startswith(f"{kind.__name__}("):  # what dataclasses write themselves
-        yield docstring(inspect.cleandoc(said), links)
+    return "" if said.startswith(f"{kind.__name__}(") else inspect.cleandoc(said)
 
 
 def _needs(method: _Method) -> Iterator[str]:

@@ -80,4 +80,5 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def first_sentence(text: str) -> str:
-    return re.split(r"(?<=[.:]) (?=[A-Z])", text, maxsplit=1)[0]
+    """Up to a full stop that a capital letter or a dotted key follows."""
+    return re.split(r"(?<=\.) (?=[A-Z]|\w+\.\w)", text, maxsplit=1)[0]

@@ -148,6 +148,7 @@ def test_guides_are_sections_that_are_there(pages: dict[str, Page], monkeypatch:
     assert "class PowerMean(Mean)" in text and "class Anchored(Trainer)" in text and "## A data set" not in text
     assert "[Your own plug-ins](own-method.md#your-own-plug-ins)" in text
     assert "[`conf/config.yaml`](../config/index.md)" in pages["guides/first-steps.md"].text
+    assert guides.sections_of("# T\n## A\nx\n```\n## b\n```\n## C") == {"A": "x\n```\n## b\n```", "C": ""}
     monkeypatch.setattr(guides, "GUIDES", (guides.Guide("x", "X", (("README.md", "No such heading"),)),))
     with pytest.raises(ConfigError, match="No such heading"):
         guides.pages()
