@@ -114,6 +114,20 @@ def test_a_preset_says_what_it_sets_otherwise(pages: dict[str, Page]) -> None:
     assert "| key |" not in pages["methods/dense.md"].text
 
 
+def test_comments_are_those_of_their_keys(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "# Head.\n# More.\na: '#1' # one\n\n# Two\n# lines.\nb: # below\n  c: {d: 1} # e\n  f:\n    - 1 # g\n    - 2\n"
+    )
+    assert config_reference.header(path) == "Head. More."
+    assert [(key.name, key.default, key.comment, key.note) for key in config_reference.keys_of(path)] == [
+        ("a", "'#1'", "one", ""),
+        ("b", None, "below", "Two lines."),
+        ("b.c", "{d: 1}", "e", ""),
+        ("b.f", "1; 2", "g", ""),
+    ]
+
+
 def test_every_key_of_the_config_has_a_comment(pages: dict[str, Page]) -> None:
     keys = config_reference.keys_of(conf_dir() / "config.yaml")
     written = leaves(yaml.safe_load((conf_dir() / "config.yaml").read_text()))
@@ -167,7 +181,9 @@ def test_no_link_among_the_pages_dangles(pages: dict[str, Page]) -> None:
 def test_the_api_has_the_hooks(pages: dict[str, Page]) -> None:
     text = pages["api/core.trainer.md"].text
     assert "def adjustment(self, ctx: Ctx) -> Adjustment | None" in text and "{#Trainer.adjustment}" in text
-    assert "_witnessed" not in pages["api/core.net.md"].text and "__post_init__" not in text
+    assert not any(
+        re.search(r"def _(?!_call__)|def __post", page.text) for path, page in pages.items() if path[:4] == "api/"
+    )
     assert (
         "def run(overrides: Sequence[str]=(), *, say: Callable[[str], None] | None=None) -> Run"
         in pages["api/api.md"].text
