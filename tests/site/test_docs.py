@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from html import unescape
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,9 +117,8 @@ def test_a_preset_says_what_it_sets_otherwise(pages: dict[str, Page]) -> None:
 
 def test_comments_are_those_of_their_keys(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
-    path.write_text(
-        "# Head.\n# More.\na: '#1' # one\n\n# Two\n# lines.\nb: # below\n  c: {d: 1} # e\n  f:\n    - 1 # g\n    - 2\n"
-    )
+    lines = ["# Head.", "# More.", "a: '#1' # one", "", "# Two", "# lines.", "b: # below", "  c: {d: 1} # e", "  f:"]
+    path.write_text("\n".join([*lines, "    - 1 # g", "    - 2", ""]))
     assert config_reference.header(path) == "Head. More."
     assert [(key.name, key.default, key.comment, key.note) for key in config_reference.keys_of(path)] == [
         ("a", "'#1'", "one", ""),
@@ -182,7 +182,7 @@ def test_the_api_has_the_hooks(pages: dict[str, Page]) -> None:
     text = pages["api/core.trainer.md"].text
     assert "def adjustment(self, ctx: Ctx) -> Adjustment | None" in text and "{#Trainer.adjustment}" in text
     assert not any(
-        re.search(r"def _(?!_call__)|def __post", page.text) for path, page in pages.items() if path[:4] == "api/"
+        re.search(r"def _[a-z]|__post_", page.text) for path, page in pages.items() if path[:4] == "api/"
     )
     assert (
         "def run(overrides: Sequence[str]=(), *, say: Callable[[str], None] | None=None) -> Run"
