@@ -36,10 +36,16 @@ def _code(text: str, links: Mapping[str, str]) -> str:
 
 
 def docstring(text: str, links: Mapping[str, str] | None = None) -> str:
-    """A cleaned docstring (`ast.get_docstring`) as Markdown: paragraphs, and its sections (Args, Raises, Returns) as lists."""
+    """A cleaned docstring (`ast.get_docstring`) as Markdown.
+
+    Paragraphs, sections (Args, Raises, Returns) as lists, and blocks that are indented, formulas say, as they are.
+    """
     made: list[str] = []
     for block in text.split("\n\n"):
         lines = block.splitlines()
+        if lines and all(line.startswith("    ") for line in lines):  # formulas
+            made.append(fenced(textwrap.dedent(block), "text"))
+            continue
         start = next((i for i, line in enumerate(lines) if _SECTION.match(line)), len(lines))
         if lines[:start]:
             made.append(escaped(" ".join(line.strip() for line in lines[:start]), links))

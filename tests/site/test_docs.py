@@ -181,9 +181,7 @@ def test_no_link_among_the_pages_dangles(pages: dict[str, Page]) -> None:
 def test_the_api_has_the_hooks(pages: dict[str, Page]) -> None:
     text = pages["api/core.trainer.md"].text
     assert "def adjustment(self, ctx: Ctx) -> Adjustment | None" in text and "{#Trainer.adjustment}" in text
-    assert not any(
-        re.search(r"def _[a-z]|__post_", page.text) for path, page in pages.items() if path[:4] == "api/"
-    )
+    assert not any(re.search(r"def _[a-z]|__post_", page.text) for path, page in pages.items() if path[:4] == "api/")
     assert (
         "def run(overrides: Sequence[str]=(), *, say: Callable[[str], None] | None=None) -> Run"
         in pages["api/api.md"].text
@@ -199,3 +197,4 @@ def test_docstrings_become_markdown() -> None:
     )
     assert docstring("Args: lr: eta; b: c.") == "Args:\n\n- <code>lr</code>: eta\n- <code>b</code>: c."
     assert docstring("Args:\na: b\n    c.") == "Args:\n\n- <code>a</code>: b c."
+    assert docstring("So:\n\n    a <- b_c\n      + d\n\nthen.") == "So:\n\n```text\na <- b_c\n  + d\n```\n\nthen."
