@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from fedexp.commands.help import groups
 from fedexp.config.folders import conf_dir
+from fedexp.config.groups import groups
 from fedexp.site.page import Page
 from fedexp.site.prose import code, escaped, first_sentence, table
 

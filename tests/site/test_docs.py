@@ -90,6 +90,10 @@ def test_what_is_sent_is_what_a_run_counts(pages: dict[str, Page]) -> None:
     assert counted["bytes/down"] == counted["bytes/up"] == 38480
     assert "| down, to a client | 38.5 kB | the model, <code>c</code> (as the model) |" in text
     assert "| up, from a client | 38.5 kB | the model, <code>dc_i</code> (as the model) |" in text
+    assert (
+        "| kept at the server | 38.5 kB | <code>weights</code> (as the model), <code>shared.c</code> (as the model) |"
+        in text
+    )
     assert "| kept at a client | 19.2 kB | <code>c_i</code> (as the model) |" in text
     assert "| down, to a client | 19.2 kB | the model |" in unescape(pages["methods/average.md"].text)
     assert "no bytes are counted" in pages["methods/local.md"].text
