@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedexp.config.groups import groups
 from fedexp.core.errors import ConfigError, suggest
 
 _TEXT = """fedexp - federated aggregation methods, compared
@@ -31,7 +32,7 @@ Also: fedexp-data list|show|prepare, fedexp-runs list|show|diff|rerun|export|tab
 
 def help_text(*folders: Path) -> str:
     """The text, with every group of the config folders and its options."""
-    return _TEXT.format(groups="\n".join(f"{name}: {', '.join(options)}" for name, options in _groups(folders)))
+    return _TEXT.format(groups="\n".join(f"{name}: {', '.join(options)}" for name, options in groups(folders)))
 
 
 def topic_text(topic: str, *folders: Path) -> str:
@@ -40,15 +41,15 @@ def topic_text(topic: str, *folders: Path) -> str:
     Raises:
         ConfigError: there is no such group or key.
     """
-    groups = dict(_groups(folders))
-    if topic in groups:
-        width = max(map(len, groups[topic]))
-        lines = [f"{option:<{width}}  {_about(topic, option, folders)}".rstrip() for option in groups[topic]]
+    options = dict(groups(folders))
+    if topic in options:
+        width = max(map(len, options[topic]))
+        lines = [f"{option:<{width}}  {_about(topic, option, folders)}".rstrip() for option in options[topic]]
         return "\n".join([f"{topic}=OPTION", *(f"  {line}" for line in lines), ""])
     keys = dict(_keys(folders[0] / "config.yaml"))
     if (key := topic.partition(".")[0]) in keys:
         return keys[key]
-    raise ConfigError(f"no group or key '{topic}'", where="--help", do=suggest(topic, [*groups, *keys]))
+    raise ConfigError(f"no group or key '{topic}'", where="--help", do=suggest(topic, [*options, *keys]))
 
 
 def _about(group: str, option: str, folders: tuple[Path, ...]) -> str:
@@ -71,14 +72,3 @@ def _keys(path: Path) -> Iterator[tuple[str, str]]:
         key, part = ("", "") if line.startswith("#") else (line.partition(":")[0], line)
     if key:
         yield key, part
-
-
-def _groups(folders: tuple[Path, ...]) -> Iterator[tuple[str, list[str]]]:
-    found: dict[str, set[str]] = {}
-    for folder in folders:
-        for path in folder.glob("*/**/*.yaml"):
-            name, _, option = path.relative_to(folder).with_suffix("").as_posix().partition("/")
-            found.setdefault(name, set()).add(option)
-    for name, options in sorted(found.items()):
-        if name not in ("table", "tuned"):  # never part of a config
-            yield name, sorted(options)

@@ -369,7 +369,7 @@ def test_help_of_a_group_has_each_options_first_comment_and_of_a_key_its_part_of
     lines = [line.split("  ", 2) for line in told.splitlines()]
     shown = {line[1]: line[2].strip() for line in lines if len(line) == 3}
     assert shown["scaffold"].startswith("SCAFFOLD") and shown["mine"] == "My own net."
-    assert "eval:\n  every: 1 # " in told and "trace:" not in told
+    assert "eval: # " in told and "\n  every: 1 # " in told and "trace:" not in told
     assert run_command(["--help", "aggregatr"]) == 2
     assert "did you mean 'aggregator'?" in capsys.readouterr().err
 

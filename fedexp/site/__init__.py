@@ -1,0 +1,1 @@
+"""The site: results and documentation as static pages."""

@@ -1,0 +1,131 @@
+"""The classes and functions that code of one's own uses, from their sources.
+
+Read without importing anything: docstrings here name several arguments in one line, which parsers of docstrings take for a
+mistake, and a page costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedexp.site.page import Page
+from fedexp.site.prose import code, docstring, fenced, table
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+# What plug-ins derive from, and what their hooks are given.
+MODULES = (
+    "fedexp.api",
+    "fedexp.core.trainer",
+    "fedexp.core.aggregator",
+    "fedexp.aggregators.averaging",
+    "fedexp.aggregators.mean",
+    "fedexp.aggregators.fusion",
+    "fedexp.aggregators.server_trained",
+    "fedexp.aggregators.distilling",
+    "fedexp.aggregators.data_free",
+    "fedexp.aggregators.replay",
+    "fedexp.core.server_optimizer",
+    "fedexp.core.task",
+    "fedexp.core.probe",
+    "fedexp.core.needs",
+    "fedexp.core.env",
+    "fedexp.core.jobs",
+    "fedexp.core.outcome",
+    "fedexp.core.weights",
+    "fedexp.core.net",
+    "fedexp.core.layers",
+    "fedexp.core.trees",
+    "fedexp.core.seeds",
+    "fedexp.core.dropout",
+    "fedexp.core.data",
+    "fedexp.core.errors",
+    "fedexp.data.dataset",
+    "fedexp.data.partition",
+    "fedexp.server_training.optimizers",
+    "fedexp.server_training.batches",
+    "fedexp.server_training.forward",
+    "fedexp.server_training.gradients",
+    "fedexp.matching.structure",
+    "fedexp.distillation.ensemble",
+)
+
+
+def page_of(module: str) -> str:
+    """Where a module's page lies, from the site's root."""
+    return f"api/{module.removeprefix('fedexp.')}.md"
+
+
+def pages() -> list[Page]:
+    """A page a module, and a list of them."""
+    trees = {module: ast.parse(_source(module).read_text()) for module in MODULES}
+    links = {module: Path(page_of(module)).name for module in MODULES}
+    for module, tree in trees.items():
+        for node in _public(tree):
+            links.setdefault(node.name, f"{links[module]}#{node.name}")
+            links[f"{module}.{node.name}"] = f"{links[module]}#{node.name}"
+    rows = [
+        [f"[{code(module)}]({links[module]})", docstring(_first(tree), links), _names(tree, links[module])]
+        for module, tree in trees.items()
+    ]
+    said = docstring(ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text())) or "", links)
+    index = Page("api/index.md", "API", f"# API\n\n{said}\n\n{table(['module', 'what it has', 'names'], rows)}\n")
+    return [index, *(_page(module, tree, links) for module, tree in trees.items())]
+
+
+def _source(module: str) -> Path:
+    return PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+
+
+def _public(tree: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+
+
+def _first(tree: ast.Module) -> str:
+    """The first sentence of the module's docstring."""
+    return (ast.get_docstring(tree) or "").partition("\n\n")[0].partition("\nReference")[0]
+
+
+def _names(tree: ast.Module, page: str) -> str:
+    return ", ".join(f"[{code(node.name)}]({page}#{node.name})" for node in _public(tree))
+
+
+def _page(module: str, tree: ast.Module, links: dict[str, str]) -> Page:
+    parts = [f"# {module}", docstring(ast.get_docstring(tree) or "", links)]
+    for node in _public(tree):
+        parts += _class(node, links) if isinstance(node, ast.ClassDef) else _function(node, node.name, "##", links)
+    return Page(page_of(module), module.removeprefix("fedexp."), "\n\n".join(part for part in parts if part) + "\n")
+
+
+def _class(node: ast.ClassDef, links: dict[str, str]) -> Iterator[str]:
+    """Bases, fields with their defaults, and methods that are documented, abstract or hooks."""
+    bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
+    fields = [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign) and not _hidden(item)]
+    yield f"## {node.name} {{#{node.name}}}"
+    yield fenced("\n".join([f"class {node.name}{bases}:", *(f"    {line}" for line in fields or ["..."])]), "python")
+    yield docstring(ast.get_docstring(node) or "", links)
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and not _hidden(item):
+            yield from _function(item, f"{node.name}.{item.name}", "###", links)
+
+
+def _hidden(item: ast.AnnAssign | ast.FunctionDef) -> bool:
+    """Private, or a special method that nobody calls by its name."""
+    name = item.name if isinstance(item, ast.FunctionDef) else ast.unparse(item.target)
+    special = name.startswith("__") and not (isinstance(item, ast.FunctionDef) and ast.get_docstring(item))
+    return special or (name.startswith("_") and not name.startswith("__"))
+
+
+def _function(node: ast.FunctionDef, name: str, level: str, links: dict[str, str]) -> Iterator[str]:
+    marks = [f"@{mark}" for mark in map(ast.unparse, node.decorator_list) if mark in _TOLD]
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    yield f"{level} {name} {{#{name}}}"
+    yield fenced("\n".join([*marks, f"def {node.name}({ast.unparse(node.args)}){returns}"]), "python")
+    yield docstring(ast.get_docstring(node) or "", links)
+
+
+_TOLD = ("property", "cached_property", "classmethod", "staticmethod", "abstractmethod")

@@ -1,0 +1,183 @@
+"""Every key of the config with its default and its comment, and every option of every group, read off the config folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from fedexp.config.folders import conf_dir
+from fedexp.config.groups import groups
+from fedexp.site.page import Page
+from fedexp.site.prose import code, escaped, first_sentence, table
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a YAML file.
+
+    Args:
+        name: with those above it, ``local.lr``.
+        default: as it is written; None: keys follow below it.
+        comment: behind it on its line.
+        note: what whole lines of comments above it say; the file's own begin the file.
+    """
+
+    name: str
+    default: str | None
+    comment: str
+    note: str
+
+    @property
+    def top(self) -> str:
+        return self.name.partition(".")[0]
+
+
+def keys_of(path: Path) -> list[Key]:
+    """The keys of a config file in their order; what it chooses for groups is the key ``defaults``."""
+    text = path.read_text()
+    root = yaml.compose(text)
+    return [] if root is None else list(_keys(root, "", text.splitlines(), text))
+
+
+def _keys(node: yaml.MappingNode, above: str, lines: list[str], text: str) -> Iterator[Key]:
+    for number, (key, value) in enumerate(node.value):
+        name, line = f"{above}{key.value}", key.start_mark.line
+        note = "" if not above and number == 0 else _comment_above(lines, line)
+        if isinstance(value, yaml.MappingNode) and not value.flow_style:
+            yield Key(name, None, _comment(lines[line][key.end_mark.column :]), note)
+            yield from _keys(value, f"{name}.", lines, text)
+        elif isinstance(value, yaml.SequenceNode) and not value.flow_style:
+            items = [text[item.start_mark.index : item.end_mark.index].strip() for item in value.value]
+            said = [_comment(lines[item.start_mark.line]) for item in value.value]
+            yield Key(name, "; ".join(items), "; ".join(one for one in said if one), note)
+        else:
+            written = text[value.start_mark.index : value.end_mark.index]
+            yield Key(name, written, _comment(lines[value.end_mark.line][value.end_mark.column :]), note)
+
+
+def _comment(rest: str) -> str:
+    return rest.partition("#")[2].strip()
+
+
+def _comment_above(lines: list[str], line: int) -> str:
+    above: list[str] = []
+    while line and lines[line - 1].strip().startswith("#"):
+        line -= 1
+        above.insert(0, lines[line].strip().removeprefix("#").strip())
+    return " ".join(above)
+
+
+def header(path: Path) -> str:
+    """The comment that a config file begins with, in one line."""
+    said = []
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            said.append(line.removeprefix("#").strip())
+    return " ".join(said)
+
+
+def about(group: str, option: str) -> str:
+    """The first sentence of an option's file."""
+    return first_sentence(header(conf_dir() / group / f"{option}.yaml"))
+
+
+def link(key: str) -> str:
+    """Where a key of config.yaml, a group or a key of the chosen option (``trainer.mu``) is explained, from the site's root."""
+    top = key.partition(".")[0]
+    return f"config/{top}.md" if (conf_dir() / top).is_dir() else f"config/index.md#{key}"
+
+
+def pages() -> list[Page]:
+    """A page of config.yaml, then one a group."""
+    folder = conf_dir()
+    found = dict(groups((folder,)))
+    return [_main(folder, found), *(_group(folder, name, options) for name, options in found.items())]
+
+
+def _main(folder: Path, options: dict[str, list[str]]) -> Page:
+    path = folder / "config.yaml"
+    chosen: dict[str, str | None] = {}
+    for entry in yaml.safe_load(path.read_text())["defaults"]:
+        if isinstance(entry, dict):
+            chosen.update(entry)
+    rows = [
+        [f"[{code(name)}]({name}.md)", code(str(chosen[name])) if chosen.get(name) else "none", str(len(options[name]))]
+        for name in options
+    ]
+    parts = [
+        "# Configuration",
+        escaped(header(path)),
+        "Keys are set on the command line as `key=value`, options of groups as `group=option`. What a group chooses stands below"
+        " its name: `trainer.mu` with `trainer=fedprox`. `fedexp --cfg job` prints an experiment's config, resolved, and"
+        " `fedexp --help KEY` the part of this page that a key belongs to.",
+        "## Groups",
+        table(["group", "default", "options"], rows),
+    ]
+    return Page("config/index.md", "Configuration", "\n\n".join([*parts, *_sections(keys_of(path)[1:])]) + "\n")
+
+
+def _sections(keys: list[Key]) -> Iterator[str]:
+    """Top-level keys in one table, and what stands below one of them in a section of its own."""
+    by_top: dict[str, list[Key]] = {}
+    for key in keys:
+        by_top.setdefault(key.top, []).append(key)
+    flat: list[Key] = []
+    titled = False
+    for top, below in by_top.items():
+        first, *rest = below
+        if first.note or rest:
+            yield from _table(flat, "" if titled else "## The experiment")
+            flat, titled = [], titled or bool(flat)
+        if first.note:
+            yield escaped(first.note)
+        if not rest:
+            flat.append(first)
+            continue
+        yield f"## {top} {{#{top}}}"
+        if first.comment:
+            yield escaped(_sentence(first.comment))
+        yield from _table(rest, "")
+    yield from _table(flat, "")
+
+
+def _sentence(comment: str) -> str:
+    return comment[0].upper() + comment[1:] + ("" if comment.endswith(".") else ".")
+
+
+def _table(keys: list[Key], title: str, prefix: str = "") -> Iterator[str]:
+    if not keys:
+        return
+    if title:
+        yield title
+    rows = []
+    for key in keys:
+        if key.default is None and not key.comment:
+            continue
+        told = " ".join(part for part in (key.note, key.comment) if part) if prefix else key.comment
+        anchor = f'<a id="{prefix}{key.name}"></a>'
+        rows.append([anchor + code(key.name), "" if key.default is None else code(key.default), escaped(told)])
+    yield table(["key", "default", "meaning"], rows)
+
+
+def _group(folder: Path, name: str, options: list[str]) -> Page:
+    """One section an option; methods have pages of their own."""
+    parts = [f"# {name}", f"{code(f'{name}=OPTION')}; {code(f'fedexp --help {name}')} prints the list."]
+    if name == "method":
+        rows = [[f"[{code(one)}](../methods/{one}.md)", escaped(about(name, one))] for one in options]
+        return Page(f"config/{name}.md", name, "\n\n".join([*parts, table(["option", "what it is"], rows)]) + "\n")
+    for option in options:
+        path = folder / name / f"{option}.yaml"
+        anchor = re.sub(r"[^\w-]", "-", option)
+        target = (yaml.safe_load(path.read_text()) or {}).get("_target_")
+        keys = [key for key in keys_of(path) if key.name != "_target_"]
+        parts += [f"## {option} {{#{anchor}}}", escaped(header(path))]
+        if target:
+            parts.append(f"Class {code(target)}.")
+        parts += _table(keys, "", f"{anchor}.")
+    return Page(f"config/{name}.md", name, "\n\n".join(part for part in parts if part) + "\n")

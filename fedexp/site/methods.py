@@ -1,0 +1,357 @@
+"""A page a method: what it is and where it comes from, its settings, what it needs, keeps and sends, and our numbers of it.
+
+Nothing is written down twice: descriptions are the docstrings of its parts, settings the YAML files that it is chosen by, and
+what it keeps and sends is counted in the first step of one client, as a run counts it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedexp.aggregators.averaging import Averaging, Collecting
+from fedexp.aggregators.centralized import Centralized
+from fedexp.aggregators.data_free import DataFree
+from fedexp.aggregators.fedgen import FedGen
+from fedexp.aggregators.fedma import FedMA
+from fedexp.aggregators.fusion import FusionAggregator
+from fedexp.aggregators.local import Local
+from fedexp.aggregators.server_trained import ServerTrained
+from fedexp.config.compose import compose
+from fedexp.config.folders import conf_dir
+from fedexp.core.aggregator import Aggregator
+from fedexp.core.server_optimizer import ServerOptimizer
+from fedexp.core.trainer import Trainer
+from fedexp.running.experiment import Experiment
+from fedexp.site import api, traffic
+from fedexp.site.config_reference import about, header, link
+from fedexp.site.page import Mention, Page
+from fedexp.site.prose import code, docstring, escaped, fenced, first_sentence, table
+from fedexp.tracking.terminal import size_text
+
+_PARTS = {"trainer": Trainer, "aggregator": Aggregator, "server_optimizer": ServerOptimizer}
+
+_KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("Distillation of the clients' models without data", (DataFree,)),
+    ("Training on the server", (ServerTrained, FedGen)),
+    ("Fusion of trained models", (FusionAggregator, FedMA)),
+    ("Robust to clients gone astray", (Collecting,)),
+    ("Reference points", (Local, Centralized)),
+    ("Averaging: local training, weights and the server's step", (Averaging,)),
+)
+
+# What a declared need means, for who reads it.
+NEEDS = {
+    "proxy": "data on the server: `proxy.source`",
+    "proxy_labels": "labels of the server's data: `proxy.labelled`",
+    "validation": "validation samples: `partition.val_fraction` or `eval.held_out`",
+    "update_norms": "the lengths of the clients' updates, which averaging measures",
+    "same_architecture": "one network for the server and all clients",
+    "global_model": "clients that receive a model of several clients', not the one that they trained last",
+    "broadcasts": "in several rounds one network for the server and all clients, who start from the server's model",
+    "images": "samples that are 8-bit images",
+    "augmented": "training batches with a random transform: `dataset.augment`",
+    "local_steps": "the numbers of local steps, so no models from elsewhere: `client_models.path`",
+}
+
+_DELIVERS = {"model": "one model", "ensemble": "an ensemble", "per_client": "a model for each client"}
+
+
+@dataclass(frozen=True)
+class _Method:
+    """A preset, composed and built.
+
+    Args:
+        choices: the option of each part.
+        config: as a run has it; settings: what of it the preset and its parts say, by dotted key.
+        experiment: built of it on the default data and model.
+    """
+
+    name: str
+    choices: Mapping[str, str]
+    config: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    experiment: Experiment
+
+    @property
+    def parts(self) -> dict[str, Trainer | Aggregator | ServerOptimizer]:
+        run = self.experiment
+        return {"trainer": run.trainer, "aggregator": run.aggregator, "server_optimizer": run.server_optimizer}
+
+    @property
+    def classes(self) -> tuple[type, ...]:
+        return tuple(map(type, self.parts.values()))
+
+    @property
+    def particular(self) -> type:
+        """The class of the first part that is not the plain one; the aggregator's where only that is the method's own."""
+        trainer, aggregator, server_optimizer = self.classes
+        own = [trainer] if self.choices["trainer"] != "sgd" else []
+        own += [server_optimizer] if self.choices["server_optimizer"] != "sgd" else []
+        return [*own, aggregator][0]
+
+    @property
+    def kind(self) -> str:
+        return next((name for name, bases in _KINDS if isinstance(self.experiment.aggregator, bases)), "Others")
+
+
+def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
+    """A list of the methods, then a page each.
+
+    Args:
+        tables: by method, the tables in which it appears with our numbers.
+    """
+    base = compose([])
+    methods = [_method(path, base) for path in sorted((conf_dir() / "method").glob("*.yaml"))]
+    families: dict[tuple[type, ...], list[_Method]] = {}
+    for method in methods:
+        families.setdefault(method.classes, []).append(method)
+    links = {module: f"../{api.page_of(module)}" for module in api.MODULES}
+    for family in families.values():
+        first = _plain(family)
+        for part in first.parts.values():
+            links.setdefault(type(part).__module__, f"{first.name}.md")
+    made = []
+    for method in methods:
+        family = families[method.classes]
+        text = "\n\n".join(_page(method, family, base, links, tables.get(method.name, ())))
+        made.append(Page(f"methods/{method.name}.md", method.name, f"{text}\n"))
+    return [_index(methods, tables), *made]
+
+
+def _plain(family: Sequence[_Method]) -> _Method:
+    """The preset that the others of its classes vary: it has the shortest name."""
+    return min(family, key=lambda method: len(method.name))
+
+
+def composed(path: Path, base: Mapping[str, Any]) -> dict[str, Any]:
+    """What Hydra composes of ``method=<name>``, in a fraction of its time: parts replaced, then keys set.
+
+    Args:
+        path: of the preset; base: the config without one.
+    """
+    preset = yaml.safe_load(path.read_text())
+    config = deepcopy(dict(base))
+    for entry in preset.pop("defaults"):
+        ((group, option),) = entry.items()
+        group = group.removeprefix("override /")
+        config[group] = deepcopy(_option(group, option))
+        config["choices"][group] = option
+    _set(config, preset)
+    return config
+
+
+@cache
+def _option(group: str, option: str) -> dict[str, Any]:
+    node: dict[str, Any] = yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text())
+    return node
+
+
+def _method(path: Path, base: Mapping[str, Any]) -> _Method:
+    config = composed(path, base)
+    own = {key: config[key] for key in yaml.safe_load(path.read_text()) if key in config and key != "method"}
+    settings = dict(_flat(own | {group: config[group] for group in _PARTS}))
+    choices = {group: config["choices"][group] for group in _PARTS}
+    return _Method(path.stem, choices, config, settings, Experiment.of(config))
+
+
+def _set(config: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(config.get(key), dict):
+            _set(config[key], value)
+        else:
+            config[key] = value
+
+
+def _flat(node: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) -> Page:
+    parts = [
+        "# Methods",
+        "`fedexp method=NAME`. Each pairs a trainer, an aggregator and a server optimizer, which can be swapped one by one.",
+    ]
+    for kind in [*(name for name, _ in _KINDS), "Others"]:
+        rows = [
+            [
+                f"[{code(method.name)}]({method.name}.md)",
+                _does(method, methods),
+                escaped(about("method", method.name)),
+                "once" if method.config["rounds"] == 1 else "every round",
+                str(len(tables.get(method.name, ()))) if tables.get(method.name) else "",
+            ]
+            for method in methods
+            if method.kind == kind
+        ]
+        if rows:
+            parts += [f"## {kind}", table(["method", "what it does", "preset", "applied", "our tables"], rows)]
+    return Page("methods/index.md", "Methods", "\n\n".join(parts) + "\n")
+
+
+def _does(method: _Method, methods: Sequence[_Method]) -> str:
+    """Of a plain preset the first sentence on its most particular part; of another, which one it varies."""
+    plain = _plain([one for one in methods if one.classes == method.classes])
+    if method is not plain:
+        return f"as [{code(plain.name)}]({plain.name}.md)"
+    paragraph = _module_doc(method.particular).partition("\n\n")[0]
+    return escaped(first_sentence(" ".join(paragraph.split())))
+
+
+def _page(
+    method: _Method,
+    family: Sequence[_Method],
+    base: Mapping[str, Any],
+    links: Mapping[str, str],
+    mentions: Sequence[Mention],
+) -> Iterator[str]:
+    yield f"# {method.name}"
+    yield escaped(header(conf_dir() / "method" / f"{method.name}.yaml"), links)
+    yield fenced(f"fedexp method={method.name}", "sh")
+    if mentions:
+        yield "## Our numbers"
+        yield "\n".join(f"- [{escaped(one.label)}](../{one.link}): {escaped(one.text)}" for one in mentions)
+    yield "## Parts"
+    rows = []
+    for group in _PARTS:
+        option = method.choices[group]
+        place = f"[{code(f'{group}={option}')}](../config/{group}.md#{option})"
+        rows.append([place, escaped(about(group, option), links)])
+    yield table(["part", "what it is"], rows)
+    if len(family) > 1:
+        yield from _variants(method, family)
+    shown: set[str] = set()
+    for group, kind in zip(_PARTS, method.classes, strict=True):
+        if group == "aggregator" or method.choices[group] != base["choices"][group]:
+            yield from _description(group, kind, {one.__module__ for one in method.classes}, links, shown)
+    yield "## What it needs"
+    yield "\n".join(f"- {line}" for line in _needs(method)) or "Nothing besides the clients' data."
+    yield "## What it sends and keeps"
+    yield from _traffic(method)
+    yield "## Settings"
+    for path in [f"method/{method.name}", *(f"{group}/{option}" for group, option in method.choices.items())]:
+        yield f"### conf/{path}.yaml {{#{path.replace('/', '-')}}}"
+        yield fenced((conf_dir() / f"{path}.yaml").read_text(), "yaml")
+
+
+def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
+    """The other presets of the same classes, and what this one sets otherwise than the plain one."""
+    plain = _plain(family)
+    yield "## Presets of the same parts"
+    others = (one for one in family if one is not method)
+    yield "\n".join(f"- [{code(one.name)}]({one.name}.md): {escaped(about('method', one.name))}" for one in others)
+    if method is plain:
+        return
+    keys = [key for key in {**plain.settings, **method.settings} if _value(plain, key) != _value(method, key)]
+    rows = [[code(key), code(_value(method, key)), code(_value(plain, key))] for key in keys]
+    yield table(["key", code(method.name), code(plain.name)], rows) if rows else "It sets nothing otherwise."
+
+
+def _value(method: _Method, key: str) -> str:
+    """A setting as YAML; one that the preset leaves alone is the config's."""
+    value: Any = method.config
+    for step in key.split("."):
+        if not isinstance(value, Mapping) or step not in value:
+            return "-"
+        value = value[step]
+    return str(yaml.safe_dump(value, default_flow_style=True, width=10_000)).removesuffix("\n...\n").strip()
+
+
+def _description(group: str, kind: type, own: set[str], links: Mapping[str, str], shown: set[str]) -> Iterator[str]:
+    """Docstrings of the class and its module, then, folded, of what it derives from.
+
+    Args:
+        own: modules of the method's parts; shown: those whose docstring is on the page, changed.
+    """
+    yield f"## {group.replace('_', ' ').capitalize()} {kind.__name__} {{#{group}}}"
+    yield f"Class {code(f'{kind.__module__}.{kind.__qualname__}')}"
+    if kind.__module__ not in shown:
+        shown.add(kind.__module__)
+        yield docstring(_module_doc(kind), links)
+    yield docstring(_class_doc(kind), links)
+    for base in kind.__mro__[1:]:
+        if not base.__module__.startswith("fedexp.") or base is _PARTS[group]:
+            continue
+        module = "" if base.__module__ in shown | own else _module_doc(base)
+        shown.add(base.__module__)
+        told = [docstring(text, links) for text in (module, _class_doc(base)) if text]
+        if told:
+            name = code(f"{base.__module__}.{base.__qualname__}")
+            inside = "\n\n".join(told)
+            yield f'<details markdown="1">\n<summary>Derived from {name}</summary>\n\n{inside}\n\n</details>'
+
+
+def _module_doc(kind: type) -> str:
+    return inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "")
+
+
+def _class_doc(kind: type) -> str:
+    """The class's own docstring, not the signature that `dataclass` puts in place of one."""
+    said = vars(kind).get("__doc__") or ""
+    return "" if said.startswith(f"{kind.__name__}(") else inspect.cleandoc(said)
+
+
+def _needs(method: _Method) -> Iterator[str]:
+    seen = set()
+    keys = {key: f"../{link(key)}" for said in NEEDS.values() for key in re.findall(r"`(.+?)`", said)}
+    for group, part in method.parts.items():
+        name = f"{group.replace('_', ' ')} {code(type(part).__name__)}"
+        for demand in part.needs.demands:
+            value = (
+                demand.value.__name__ if isinstance(demand.value, type) else yaml.safe_dump(demand.value).split("\n")[0]
+            )
+            where = f"[{code(demand.key)}](../{link(demand.key)})"
+            yield f"{where} = {code(value)}: the {name} {escaped(demand.why)}"
+        for need in (need for need in NEEDS if getattr(part.needs, need) and need not in seen):
+            seen.add(need)
+            yield f"{escaped(NEEDS[need], keys)} (the {name})"
+        for hook, what in (("check", "networks"), ("check_extent", "rounds or cohorts")):
+            if getattr(type(part), hook, None) is not getattr(_PARTS[group], hook, None):
+                yield f"the {name} refuses {what} that it cannot work with before anything is loaded, and says why"
+
+
+def _traffic(method: _Method) -> Iterator[str]:
+    """What the first client's first step sends and keeps."""
+    counted = traffic.first_step(method.experiment)
+    rows = [
+        ["down, to a client", *_sizes("the model", counted.down, counted)],
+        ["up, from a client", *_sizes("the model", counted.up, counted)],
+    ]
+    yield f"It delivers {_DELIVERS[method.experiment.aggregator.delivers]}."
+    if not method.experiment.aggregator.communicates:
+        rows = []
+        yield "Nothing travels between clients and server, and no bytes are counted."
+    rows.append(["kept at a client", *_sizes("", counted.client, counted)])
+    rows.append(["kept at the server", *_sizes("", counted.server, counted)])
+    yield table(["where", "size", "of it"], rows)
+    chosen = ", ".join(code(f"{group}={method.config['choices'][group]}") for group in ("dataset", "model"))
+    yield (
+        f"Counted in the first step of one client and, at the server, before it, with {chosen}: a model of"
+        f" {size_text(counted.model)}. What later steps change is in the descriptions above."
+    )
+
+
+def _sizes(first: str, trees: Mapping[str, int], counted: traffic.Counted) -> tuple[str, str]:
+    """The size in all, and of each tree; `first` is as large as the model."""
+    total = sum(trees.values()) + (counted.model if first else 0)
+    of = [f"{code(name)} {_share(size, counted.model)}" for name, size in trees.items()]
+    return size_text(total) if total else "nothing", ", ".join([*([first] if first else []), *of])
+
+
+def _share(size: int, model: int) -> str:
+    if size < model / 10:
+        return f"({size_text(size)})"
+    return "(as the model)" if size == model else f"({size / model:.2g} models)"

@@ -1,0 +1,84 @@
+"""What a method sends and keeps, counted in the first step of its first client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedexp.core.data import FederatedData
+from fedexp.core.runner import Snapshot, env_of, next_jobs
+from fedexp.core.trees import Tree, num_bytes
+from fedexp.core.weights import Weights
+from fedexp.data.dataset import Dataset
+from fedexp.data.federated import Division, federate
+from fedexp.engines.serial import Serial
+from fedexp.running.experiment import Experiment
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Bytes.
+
+    Args:
+        model: of the model that the client received.
+        down, up: of the trees that travel with it, by name: ``bytes/down`` and ``bytes/up`` of a run are these and the model.
+        client: of the client's state after the step; server: of the server's before it.
+    """
+
+    model: int
+    down: Mapping[str, int]
+    up: Mapping[str, int]
+    client: Mapping[str, int]
+    server: Mapping[str, int]
+
+
+def first_step(experiment: Experiment) -> Counted:
+    """Train one client of `experiment` for its first step. Nothing is stored."""
+    data = _data(experiment.dataset, experiment.division)
+    env = experiment.env(data, _CPU)
+    now = Snapshot(0, experiment.aggregator.init(env))
+    job = next_jobs(experiment.aggregator, env_of(experiment.aggregator, env, now), now)[0]
+    (result,) = Serial().map([job], data)
+    return Counted(
+        model=num_bytes(job.start.params) + num_bytes(job.start.buffers),
+        down=_of(job.shared),
+        up=_of({**result.payload, **result.probes}),
+        client=_of(result.state or {}),
+        server=_of(_trees(now.state, "", set())),
+    )
+
+
+@lru_cache(maxsize=8)
+def _data(dataset: Dataset, division: Division) -> FederatedData:
+    """Shared by the methods whose split and server data are alike; `dataset` has no files."""
+    return federate(dataset, division, root=Path(), download=False, device=_CPU, dtype=torch.float32)
+
+
+def _of(trees: Mapping[str, Tree]) -> dict[str, int]:
+    return {name: size for name, tree in trees.items() if (size := num_bytes(tree))}
+
+
+def _trees(state: Any, name: str, seen: set[int]) -> dict[str, Tree]:
+    """Models and tensors in a nest of dicts by their place, those in two places once."""
+    if isinstance(state, Weights):
+        state = {**state.params, **state.buffers}
+    elif isinstance(state, Tensor):
+        state = {name: state}
+    if not isinstance(state, dict):
+        return {}
+    if all(isinstance(value, Tensor) for value in state.values()):
+        own = {key: value for key, value in state.items() if id(value) not in seen}
+        seen |= {id(value) for value in own.values()}
+        return {name: own}
+    found: dict[str, Tree] = {}
+    for key, value in state.items():
+        found |= _trees(value, f"{name}.{key}" if name else key, seen)
+    return found
