@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,6 +195,26 @@ def test_every_text_has_contrast(opened: Chrome, system: str) -> None:
     measured = opened.execute_script(CONTRASTS)
     assert len(measured) > 100
     assert [text for text, ratio in measured if ratio < 4.5] == []
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_axe_finds_nothing_to_object_to(opened: Chrome, width: int) -> None:
+    """In light and dark, with a cell open and closed; contrast, where axe cannot tell it, is `CONTRASTS`' matter."""
+    opened.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+    opened.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500},
+    )
+    for system in ("light", "dark"):
+        opened.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": system}]}
+        )
+        found = opened.execute_async_script(
+            "axe.run(document).then(arguments[0], error => arguments[0](String(error)))"
+        )
+        assert len(found["passes"]) > 40
+        assert [(rule["id"], rule["nodes"][0]["target"]) for rule in found["violations"]] == []
+        opened.execute_script("document.querySelector('[popover]').showPopover()")
 
 
 def test_a_cell_says_more_by_click_by_key_and_by_hovering(opened: Chrome) -> None:
