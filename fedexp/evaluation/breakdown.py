@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 
@@ -28,6 +29,11 @@ def class_names(task: Task, delivers: Delivers, split: str, classes: int) -> lis
 def client_names(task: Task, split: str) -> list[str]:
     """``<split>/clients/<metric>_mean`` and ``_worst_10`` of the task's first metric."""
     return [f"{split}/clients/{task.metric_names[0]}_{ending}" for ending in ("mean", "worst_10")]
+
+
+def is_part(metric: str) -> bool:
+    """Whether a metric is one of `class_names` or `client_names`."""
+    return re.search(r"_of_class_\d+$|/clients/\w+_(mean|worst_10)$", metric) is not None
 
 
 class Breakdown:

@@ -143,6 +143,7 @@ def _cell(table: Table, slot: Slot, record: Record, reduced: str, extra: Sequenc
         else "",
         runs=tuple(run.run for run in done),
         origins=tuple(_origin(table, record, run) for run in done),
+        parts=tuple(_parts(done, table.headline.scale)),
         failed=tuple(dict.fromkeys(f"{run.run}: {run.error}" for run in runs if run.status in FAILED)),
         reduced=reduced if done else "",
     )
@@ -154,6 +155,12 @@ def _cell(table: Table, slot: Slot, record: Record, reduced: str, extra: Sequenc
     if any(run.other_code for run in done):
         cell = replace(cell, reason="; ".join(filter(None, [cell.reason, "made by other code than today's"])))
     return cell
+
+
+def _parts(runs: Sequence[RunRecord], scale: float) -> Iterable[tuple[str, float]]:
+    for name in runs[0].parts if runs else ():
+        if all(name in run.parts for run in runs):
+            yield name, sum(run.parts[name] for run in runs) / len(runs) * scale
 
 
 def _origin(table: Table, record: Record, run: RunRecord) -> Origin:

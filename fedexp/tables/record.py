@@ -14,6 +14,7 @@ from typing import Any
 from fedexp.core.build import locate
 from fedexp.core.errors import ConfigError, FedexpError, StorageError
 from fedexp.data.dataset import Dataset
+from fedexp.evaluation.breakdown import is_part
 from fedexp.storage.files import read_json, write_json, write_text
 from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import rows_of
@@ -25,8 +26,8 @@ from fedexp.tables.report.csv import inert
 from fedexp.tables.report.report import Form, Picture, Value
 from fedexp.tables.schema import Table
 
-_SPREAD = ("conditions", "pooled", "phases")  # of a run, over columns of their own
-_SECONDS = "seconds."
+_SPREAD = ("conditions", "pooled", "phases", "parts")  # of a run, over columns of their own
+_SECONDS, _METRIC = "seconds.", "metric."
 RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
 
 
@@ -45,7 +46,7 @@ class RunRecord:
         altered: the user's own overrides make it another run than the table's.
         other_code: made by other code than today's; others: how many results other code has made.
         lossy: names of data sets that are not the original's bits.
-        commit, date, code, config: of the result; phases: seconds by name; the rest is what the report says of cost, machine,
+        commit, date, code, config: of the result; phases: seconds by name; parts: metrics of classes and clients; the rest is what the report says of cost, machine,
             data and headline.
     """
 
@@ -80,6 +81,7 @@ class RunRecord:
     date: str = ""
     pooled: dict[str, Value] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -217,6 +219,7 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
         torch=str(about["packages"]["torch"]),
         date=run.date,
         phases={name: float(own) for name, own in result["seconds"].items() if name != "total"},
+        parts={name: float(own) for name, own in result["metrics"].items() if is_part(name)},
     )
 
 
@@ -286,8 +289,9 @@ def write(table: Table, record: Record, folder: Path) -> None:
     names = [f.name for f in fields(RunRecord) if f.name not in _SPREAD]
     pooled = [key for key in table.conditions if key not in table.keys]
     phases = list(dict.fromkeys(name for run in record.runs.values() for name in run.phases))
-    seconds = [f"{_SECONDS}{name}" for name in phases]
-    head = ["table", *table.keys, *pooled, *(_heading(table, name) for name in names), "unit", *seconds]
+    parts = list(dict.fromkeys(name for run in record.runs.values() for name in run.parts))
+    spread = [*(f"{_SECONDS}{name}" for name in phases), *(f"{_METRIC}{name}" for name in parts)]
+    head = ["table", *table.keys, *pooled, *(_heading(table, name) for name in names), "unit", *spread]
     rows = []
     for run in record.runs.values():
         values = asdict(run)
@@ -299,6 +303,7 @@ def write(table: Table, record: Record, folder: Path) -> None:
                 *(_text(values[name]) for name in names),
                 table.unit,
                 *(_text(run.phases.get(name)) for name in phases),
+                *(_text(run.parts.get(name)) for name in parts),
             ]
         )
     write_text(folder / RUNS, _csv(head, rows))
@@ -348,10 +353,11 @@ def read(table: Table, folder: Path) -> Record:
         values = {
             name: _value(text, kind) for name, kind in kinds.items() if (text := _there(row, table, name)) is not None
         }
-        phases = {
-            name.removeprefix(_SECONDS): float(text) for name, text in row.items() if name.startswith(_SECONDS) and text
-        }
-        run = RunRecord(conditions, **values, phases=phases)
+        phases, parts = (
+            {name.removeprefix(kind): float(text) for name, text in row.items() if name.startswith(kind) and text}
+            for kind in (_SECONDS, _METRIC)
+        )
+        run = RunRecord(conditions, **values, phases=phases, parts=parts)
         runs[tuple(conditions.values()), run.method, run.draw, run.point] = run
     curves: dict[tuple[Place, str, str, str], list[tuple[float, float]]] = {}
     for row in _rows(folder / CURVES) if (folder / CURVES).is_file() else ():

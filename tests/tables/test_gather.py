@@ -53,6 +53,7 @@ def result(
     return {
         "status": "done",
         "headline": {"metric": "test/acc", "rule": rule, "value": value},
+        "metrics": {"test/acc": value, "test/acc_of_class_0": value - 0.5, "val/clients/acc_worst_10": value / 2},
         "seconds": {"total": 1.5},
         "partition": {"sha256": split, "data_sha256": data},
         "hashes": {"config": "c", "code": "abcdef12"},
@@ -121,6 +122,7 @@ def test_a_whole_report(tmp_path: Path) -> None:
     assert [c.near for c in made.cells] == [True, True, None, True, False, None]
     assert made.cells[1].values == pytest.approx((62.0, 63.0)) and made.cells[1].seeds == (0, 1)
     assert made.cells[1].draws == ("seed=0", "seed=1") and made.form == "full"
+    assert dict(made.cells[1].parts) == pytest.approx({"test/acc_of_class_0": 12.5, "val/clients/acc_worst_10": 31.25})
     assert [run.partition("/ensemble/")[0] for run in made.cells[1].runs] == ["runs", "runs"]
     assert made.cells[2].reason == "not here"
     assert made.cells[1].interval == pytest.approx(interval(2.5, 0.5**0.5))

@@ -238,6 +238,17 @@ def test_a_cell_leads_to_its_runs_files_and_to_the_command_of_each_seed() -> Non
     )
     assert 'href="#config-c0ffee"' in whole and 'id="config-c0ffee"' in whole and 'id="config-d"' in whole
     assert re.findall("<pre.*?><code>(.*?)</code>", whole, flags=re.DOTALL)[-3:] == ["c: null", "a.b: 1", ""]
+    parts = (
+        ("t/acc_of_class_0", 50.0),
+        ("t/acc_of_class_1", 60.0),
+        ("v/clients/acc_mean", 7.0),
+        ("v/clients/acc_worst_10", 1.0),
+    )
+    shown = page(report(keys=("beta",), cells=(replace(cells[0], parts=parts),), agreement=()))
+    assert (
+        "<dt>t/acc by class</dt><dd>0: 50.00, 1: 60.00</dd><dt>v/clients/acc</dt><dd>mean: 7.00, worst 10 %: 1.00</dd>"
+        in shown
+    )
     assert 'id="cell-beta-0.1-m"' in text and 'href="#cell-beta-0.1-m"' in text and 'href="runs.csv"' in text
 
 

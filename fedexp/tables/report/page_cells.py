@@ -47,6 +47,7 @@ class ShownCell:
     Args:
         anchor: its id on the page, which stays as long as conditions and method do; label: of its method.
         paper, ours, sd, delta, interval: numbers; published: the paper's with its deviation.
+        parts: (metric, its numbers by class or by client), means over the runs.
         slug: of the verdict, for its colour; why: reason, failures, what is smaller; flags: what else stands in the cell.
     """
 
@@ -69,6 +70,7 @@ class ShownCell:
     flags: str
     same_as: str
     runs: tuple[ShownRun, ...]
+    parts: tuple[tuple[str, str], ...]
 
     @property
     def n(self) -> int:
@@ -143,7 +145,21 @@ def _shown(
         flags=", ".join(filter(None, flags)),
         same_as=same_as,
         runs=tuple(_runs(cell, places, links)),
+        parts=tuple(_parts(cell, places)),
     )
+
+
+def _parts(cell: Cell, places: int | None) -> Iterator[tuple[str, str]]:
+    """``test/global/acc by class``: ``0: 91.20, 1: 85.00``; ``val/clients/acc``: ``mean: 88.00, worst 10 %: 71.00``."""
+    found: dict[str, list[str]] = {}
+    for name, value in cell.parts:
+        metric, of_class, number = name.partition("_of_class_")
+        if not of_class:
+            metric, _, number = name.rpartition("_mean" if name.endswith("_mean") else "_worst_10")
+            number = "mean" if name.endswith("_mean") else "worst 10 %"
+        found.setdefault(metric + (" by class" if of_class else ""), []).append(f"{number}: {_number(value, places)}")
+    for metric, numbers in found.items():
+        yield metric, ", ".join(numbers)
 
 
 def _runs(cell: Cell, places: int | None, links: Links) -> Iterator[ShownRun]:

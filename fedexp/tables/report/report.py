@@ -83,6 +83,7 @@ class Cell:
         deterministic: several runs gave one and the same number.
         same_as: the column that this one equals by construction; such a cell is not counted again.
         runs: folders of the runs behind it, relative to the output root; origins: of each value.
+        parts: metrics of classes and of clients that all runs have, means over the runs, times the table's scale.
         failed: runs that failed, with their error's first line.
         reduced: what was smaller than the paper's, empty for a full run.
     """
@@ -104,6 +105,7 @@ class Cell:
     same_as: str = ""
     runs: tuple[str, ...] = ()
     origins: tuple[Origin, ...] = ()
+    parts: tuple[tuple[str, float], ...] = ()
     failed: tuple[str, ...] = ()
     reduced: str = ""
 
