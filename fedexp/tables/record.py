@@ -46,8 +46,8 @@ class RunRecord:
         altered: the user's own overrides make it another run than the table's.
         other_code: made by other code than today's; others: how many results other code has made.
         lossy: names of data sets that are not the original's bits.
-        commit, date, code, config: of the result; phases: seconds by name; parts: metrics of classes and clients; the rest is what the report says of cost, machine,
-            data and headline.
+        commit, date, code, config: of the result; phases: seconds by name; parts: metrics of classes and clients; the rest is
+            what the report says of cost, machine, data and headline.
     """
 
     conditions: dict[str, Value]
