@@ -80,25 +80,46 @@ def run_hydra(arguments: list[str]) -> int:
     """Hand over to Hydra, which parses flags, answers its flags and runs sweeps through its launchers."""
     import hydra
     from hydra._internal import utils
+    from hydra.core.utils import JobReturn
 
+    from fedexp.config.compose import JobFailedError
     from fedexp.config.folders import conf_dir
 
     sys.argv = [sys.argv[0], *arguments]
     report = utils.run_and_report  # prints a traceback for every error that it does not know
     utils.run_and_report = lambda func: report(lambda: _alive(func))
+    jobs: Any = JobReturn
+    returned = jobs.return_value  # prints the overrides of a job that failed, which has told them itself
+
+    def quietly(job: Any) -> Any:
+        if isinstance(job._return_value, JobFailedError):
+            raise job._return_value
+        return returned.fget(job)
+
+    jobs.return_value = property(quietly, returned.fset)
     try:
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(sweep_job)()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else JOB_ERROR
     finally:
         utils.run_and_report = report
+        jobs.return_value = returned
     return 0
 
 
 def _alive(work: Callable[[], Any]) -> Any:
-    """Call `work`; a worker process of the launcher's that dies is told in words and ends the sweep."""
+    """Call `work`; a worker process of the launcher's that dies is told in words and ends the sweep.
+
+    A job that failed has told why: Hydra would say it again.
+    """
+    from fedexp.config.compose import JobFailedError
+
     try:
         return work()
+    except JobFailedError:
+        if os.environ.get("HYDRA_FULL_ERROR"):
+            raise
+        raise SystemExit(JOB_ERROR) from None
     except BrokenProcessPool as error:
         how = ", ".join(sorted(set(re.findall(r"SIG[A-Z]+", str(error)))))
         print(

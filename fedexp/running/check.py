@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +19,10 @@ from fedexp.tracking.logger import Logger
 
 if TYPE_CHECKING:  # a mistyped key is told before torch is imported, which takes seconds
     from fedexp.data.dataset import Arrays
+    from fedexp.data.partition import Partitioner
     from fedexp.running.experiment import Experiment
+
+_PATIENCE = 3.0  # seconds without a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,24 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
             drawn.add(key)
             loaded = {key: loaded.get(key) or one.load(root, download=False) for key, one in sets.items()}
             arrays = [*loaded.values()]
-            experiment.division.parts(experiment.dataset, arrays[0], arrays[-1])
+            with _announced(f"drawing the split{f' of {name}' if name else ''}", experiment.partitioner):
+                experiment.division.parts(experiment.dataset, arrays[0], arrays[-1])
+
+
+@contextmanager
+def _announced(what: str, partitioner: Partitioner) -> Iterator[None]:
+    """Say what takes so long, if it does."""
+    from fedexp.data.partitions.bounded import BoundedPartitioner
+
+    if isinstance(partitioner, BoundedPartitioner):
+        what += f" again and again, for at most {partitioner.max_seconds:g} s of computing (partition.max_seconds)"
+    timer = threading.Timer(_PATIENCE, lambda: print(what, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def check_split(job: Checked) -> None:

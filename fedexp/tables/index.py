@@ -226,11 +226,16 @@ def _value(overrides: Sequence[str], key: str) -> str | None:
 
 
 def _may_name_a_file(config: Mapping[str, Any]) -> bool:
-    """Whether ``architectures.clients``, which is composed into a list, may have been read from a file."""
+    """Whether ``architectures.clients``, which is composed into a list, may have been read from a file.
+
+    Its overrides say so; or a file of the user's own config that speaks of architectures.
+    """
     key = "architectures.clients="
     own = [override for override in config["overrides"] if override.lstrip("+").startswith(key)]
     listed = all(override.partition("=")[2].startswith(("[", "{", "null")) for override in own)
-    return bool(config["architectures"]["clients"]) and not (listed and user_conf_dir() is None)
+    mine = user_conf_dir()
+    may = mine is not None and any("architectures" in path.read_text() for path in mine.rglob("*.yaml"))
+    return bool(config["architectures"]["clients"]) and not (listed and not may)
 
 
 def _data(runs: Iterable[CellRun]) -> tuple[dict[str, list[str]], list[str]]:

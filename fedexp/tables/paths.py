@@ -31,7 +31,7 @@ def check_path(path: str, experiment: Experiment, where: str) -> None:
     if head not in tops:
         raise _unknown(path, where, suggest(head, tops))
     if head in _KEYS and rest not in _KEYS[head]:
-        raise _unknown(path, where, suggest(rest, _KEYS[head]))
+        raise _unknown(path, where, suggest(path, [f"{head}.{key}" for key in _KEYS[head]]))
     if head == "trace" and not experiment.config.trace.every:
         raise _unknown(path, where, "set trace.every=1: no round of these runs is traced")
     if head == "rounds_to":

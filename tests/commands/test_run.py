@@ -186,6 +186,7 @@ def test_a_failing_job_does_not_take_the_sweep_with_it(capsys) -> None:
     assert "1 done, 1 failed" in captured.out
     assert "client 0 returned NaN or infinity in hidden.0.weight" in captured.err
     assert "training samples" in captured.err and "lr 1e+30" in captured.err and "Traceback" not in captured.err
+    assert "Error executing" not in captured.err and "HYDRA_FULL_ERROR" not in captured.err  # said once, in our words
     failed = next(p.parent for p in Path().glob("outputs/runs/*/*/error.txt"))
     assert json.loads((failed / "status.json").read_text())["status"] == "failed"
     assert "Traceback" in (failed / "error.txt").read_text()
@@ -411,6 +412,14 @@ def test_a_split_from_a_file_is_the_same_run_wherever_the_file_lies(capsys) -> N
 ])  # fmt: skip
 def test_smoke_fits_every_split(overrides: list[str]) -> None:
     assert run_command(["debug=smoke", *overrides]) == 0
+
+
+def test_a_split_that_takes_long_to_draw_is_announced(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("fedexp.running.check._PATIENCE", 0.05)
+    hopeless = ["partition.alpha=0.01", "partition.min_size=140", "partition.max_seconds=0.5"]
+    assert run_command(hopeless) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("drawing the split again and again, for at most 0.5 s") and "all left a client under" in told
 
 
 def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, capsys) -> None:

@@ -292,7 +292,7 @@ def test_a_choice_by_what_is_not_measured_is_refused(by: str, said: str, capfd: 
 
 @pytest.mark.parametrize(("value", "said"), [
     ("hedline.value", "did you mean 'headline'?"),
-    ("headline.valu", "did you mean 'value'?"),
+    ("headline.valu", "did you mean 'headline.value'?"),
     ("metrics.test/local/acc_men", "did you mean 'test/local/acc_mean'?"),
     ("best.test/global/acc", "test/local/acc_mean"),
     ("last_10.test/local/ac.0", "test/local/acc"),

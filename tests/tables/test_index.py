@@ -32,7 +32,9 @@ def test_lists_of_architectures_last_and_files_do_not(
     Path("names.yaml").write_text("[mlp, lenet5]\n")
     config = compose(overrides)
     assert _is_lasting(config) is lasts
-    Path("conf").mkdir()  # of the user's, which may name a file anywhere
+    Path("conf/experiment").mkdir(parents=True)
+    assert _is_lasting(config) is lasts
+    Path("conf/experiment/mine.yaml").write_text("architectures: {clients: names.yaml}\n")  # may be what was chosen
     assert _is_lasting(config) is (lasts and len(overrides) == 1)
 
 
