@@ -80,12 +80,29 @@ class ClientResult:
         """This result with what `other` says besides to probes."""
         return replace(self, probes={**self.probes, **other.probes}, probe_seconds=other.probe_seconds)
 
+    def in_order(self) -> ClientResult:
+        """This result with every tensor row by row in memory, as it comes back from the memo, a file or a process.
+
+        A product with a transposed matrix differs from it in its last bits; itself where nothing is transposed.
+        """
+        trees = [self.weights.params, self.weights.buffers, *self.payload.values(), *(self.state or {}).values()]
+        if all(value.is_contiguous() for tree in (*trees, *self.probes.values()) for value in tree.values()):
+            return self
+        weights = Weights(self.weights.spec, _in_order(self.weights.params), _in_order(self.weights.buffers))
+        payload, probes = ({name: _in_order(tree) for name, tree in own.items()} for own in (self.payload, self.probes))
+        state = None if self.state is None else {name: _in_order(tree) for name, tree in self.state.items()}
+        return replace(self, weights=weights, payload=payload, probes=probes, state=state)
+
     def nonfinite(self) -> str | None:
         """Name of the first tensor that holds NaN or infinity, answers to probes aside."""
         everything = {**self.weights.params, **self.weights.buffers}
         for name, tree in (*self.payload.items(), *(self.state or {}).items()):
             everything |= {f"{name} of {inside}": value for inside, value in tree.items()}
         return nonfinite(everything)
+
+
+def _in_order(tree: Tree) -> Tree:
+    return {name: value.contiguous() for name, value in tree.items()}
 
 
 def bytes_down(job: ClientJob) -> int:

@@ -149,7 +149,7 @@ class _Stream:
     def __iter__(self) -> Iterator[ClientResult]:
         for done, job in enumerate(self.jobs, start=1):
             began = time.perf_counter()
-            result = next(self.results)
+            result = next(self.results).in_order()
             self.seconds += time.perf_counter() - began
             self.steps += result.num_steps
             finite = self._finite(result)
