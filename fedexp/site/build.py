@@ -69,17 +69,40 @@ def build(out: Path, folder: Path | None = None) -> Path:
             write_text(docs / "assets" / name, files("fedexp.site").joinpath("assets", name).read_text(encoding="utf-8"))
         for path in folder.glob(f"*{_BESIDE}"):
             shutil.copy(path, docs / "benchmarks")
-        write_json(Path(scratch) / "mkdocs.yml", config(pages, docs, made))  # JSON is YAML
-        _mkdocs(Path(scratch) / "mkdocs.yml")
+        make(pages, docs, made)
         if out.exists():
             shutil.rmtree(out)
         made.rename(out)
     return out / "index.html"
 
 
+def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
+    """HTML in `out` of the pages, which lie in `docs`.
+
+    Raises:
+        FedexpError: a link of a page leads nowhere.
+    """
+    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # Material's word on another major version
+    from mkdocs.commands.build import build as mkdocs_build
+    from mkdocs.config import load_config
+    from mkdocs.exceptions import Abort, MkDocsException
+
+    source = docs.parent / "mkdocs.yml"
+    write_json(source, config(pages, docs, out))  # JSON is YAML
+    faults, log = _Faults(), logging.getLogger("mkdocs")
+    log.addHandler(faults)
+    log.propagate = False
+    try:
+        mkdocs_build(load_config(str(source)))
+    except (Abort, MkDocsException) as error:
+        raise FedexpError("the site could not be built", got="\n".join(faults.found) or str(error)) from None
+    finally:
+        log.removeHandler(faults)
+        log.propagate = True
+
+
 def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
     """What mkdocs is told. Nothing of the site is loaded from elsewhere: no font, no script."""
-    moon, sun = "material/weather-night", "material/weather-sunny"
     return {
         "site_name": "fedexp",
         "docs_dir": str(docs),
@@ -97,10 +120,11 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
             "features": ["navigation.tabs", "navigation.indexes", "navigation.prune", "navigation.top", "content.code.copy",
                          "search.highlight", "toc.follow"],
             "palette": [
+                {"media": "(prefers-color-scheme)", "toggle": {"icon": "material/brightness-auto", "name": "Switch to light"}},
                 {"media": "(prefers-color-scheme: light)", "scheme": "default", "primary": "indigo",
-                 "toggle": {"icon": moon, "name": "Switch to dark"}},
+                 "toggle": {"icon": "material/weather-sunny", "name": "Switch to dark"}},
                 {"media": "(prefers-color-scheme: dark)", "scheme": "slate", "primary": "indigo",
-                 "toggle": {"icon": sun, "name": "Switch to light"}},
+                 "toggle": {"icon": "material/weather-night", "name": "Switch to what the system has"}},
             ],
         },  # fmt: skip
         "plugins": ["search", "offline"],
@@ -140,20 +164,3 @@ class _Faults(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.found.append(record.getMessage())
 
-
-def _mkdocs(path: Path) -> None:
-    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # Material's word on another major version
-    from mkdocs.commands.build import build as mkdocs_build
-    from mkdocs.config import load_config
-    from mkdocs.exceptions import Abort, MkDocsException
-
-    faults, log = _Faults(), logging.getLogger("mkdocs")
-    log.addHandler(faults)
-    log.propagate = False
-    try:
-        mkdocs_build(load_config(str(path)))
-    except (Abort, MkDocsException) as error:
-        raise FedexpError("the site could not be built", got="\n".join(faults.found) or str(error)) from None
-    finally:
-        log.removeHandler(faults)
-        log.propagate = True

@@ -72,7 +72,7 @@ def read(folder: Path) -> dict[str, list[Result]]:
     for own in results.values():
         own.sort(key=lambda result: _FORMS.index(result.report.form))
     tables = {name: load_table(name) for name in table_names()}
-    return {name: results.get(name) or [_absent(table)] for name, table in tables.items() if table.paper != "none"}
+    return {name: results.get(name) or [absent(table)] for name, table in tables.items() if table.paper != "none"}
 
 
 def of_record(folder: Path) -> Result:
@@ -89,7 +89,8 @@ def of_record(folder: Path) -> Result:
     return Result(report, *_coverage(table, found), methods, html, files)
 
 
-def _absent(table: Table) -> Result:
+def absent(table: Table) -> Result:
+    """Of a table without a record: what the paper prints and claims."""
     nothing = Record("full", {}, None, [], f"fedexp-table run {table.name}", {})
     report = make_report(table, slots(table), nothing)
     return Result(report, *_coverage(table, nothing))

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from fedexp.site.page import Mention, Page
 from fedexp.site.prose import escaped
 from fedexp.site.records import Result
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.page_cells import Links, condition, minus, shown
-from fedexp.tables.report.report import Cell, ClaimResult, Method, Picture, Report
+from fedexp.tables.report.report import Cell, ClaimResult, ClaimState, Method, Picture, Report
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -192,7 +192,7 @@ def finding(report: Report) -> str:
     if len(rows) == 1:
         cells = [cell for key in labels for cell in rows[0].of(key) if cell.mean is not None]
         more = f"; {len(cells) - _FEW} more" if len(cells) > _FEW else ""
-        return "; ".join(f"{labels[cell.method]} {_beside(report, [cell])}" for cell in cells[:_FEW]) + f"{more}."
+        return "; ".join(f"{labels[cell.method]}: {_beside(report, [cell])}" for cell in cells[:_FEW]) + f"{more}."
     numbers = {
         key: {at: row.of(key)[0] for at, row in enumerate(rows) if row.of(key) and row.of(key)[0].mean is not None}
         for key in labels
@@ -218,7 +218,7 @@ def finding(report: Report) -> str:
 def _label(method: Method, report: Report) -> str:
     """Papers call their own method "Ours", which here would be taken for our runs."""
     label = layout.head(method)
-    return re.sub(r"^ours\b", report.paper.partition(",")[0], label, flags=re.IGNORECASE)
+    return re.sub(r"^ours?\b", report.paper.partition(",")[0], label, flags=re.IGNORECASE)
 
 
 def _mean(cells: Sequence[Cell]) -> float:
@@ -235,7 +235,7 @@ def _beside(report: Report, cells: Sequence[Cell]) -> str:
     places = layout.places(report)
     paper = [cell.paper for cell in cells if cell.paper is not None]
     theirs = f" (paper {layout.number(sum(paper) / len(paper), places)})" if len(paper) == len(cells) else ""
-    return minus(f"{layout.number(_mean(cells), places)} {layout.unit(report)}{theirs}")
+    return minus(f"{layout.number(_mean(cells), places)}\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}")
 
 
 def verdict(entry: Entry) -> str:
@@ -245,11 +245,8 @@ def verdict(entry: Entry) -> str:
         return "The paper claims nothing of it that could be tested."
     if entry.main.form == "reduced":
         return "Decides nothing: the runs are smaller than the paper's."
-    parts = [f"{counts[state]} {word}" for state, word in _WORDS.items() if counts[state]]
+    parts = [f"{counts[state]} {state}" for state in get_args(ClaimState) if counts[state]]
     return f"{texts.count(len(entry.claims), 'claim')} of the paper: {', '.join(parts)}."
-
-
-_WORDS = {"held": "held", "refuted": "refuted", "open": "open"}
 
 
 def _notes(key: str) -> str:
