@@ -102,7 +102,9 @@ def _faults(window: Any, page: Path) -> Iterator[str]:
             yield from (f"{width}, {scheme}: {entry['message']}" for entry in window.get_log("browser"))
             events = (json.loads(entry["message"])["message"] for entry in window.get_log("performance"))
             asked = (e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent")
-            yield from (f"asked for {url}" for url in asked if not url.startswith(("file:", "data:", "about:", "blob:")))
+            yield from (
+                f"asked for {url}" for url in asked if not url.startswith(("file:", "data:", "about:", "blob:"))
+            )
 
 
 def _mute(window: Any, page: Path) -> Iterator[str]:
@@ -127,7 +129,10 @@ def main() -> int:
         print(f"no site in {site}: make site builds it", file=sys.stderr)
         return 1
     faults = list(dict.fromkeys([*broken(site), *loud(site)]))
-    print("\n".join(faults) or f"{site}: links lead somewhere, the console is silent, nothing is asked for, the search works")
+    print(
+        "\n".join(faults)
+        or f"{site}: links lead somewhere, the console is silent, nothing is asked for, the search works"
+    )
     return int(bool(faults))
 
 

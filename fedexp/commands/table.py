@@ -77,10 +77,12 @@ def _parser() -> Parser:
                         help="a record of runs, which need not exist any more; given again: a record that adds what the "
                              "first one lacks; files are written with --out alone")  # fmt: skip
     report.set_defaults(run=_report)
-    site = commands.add_parser("site", help="all results that are committed, and the documentation, as a site to read from disk")
+    site = commands.add_parser(
+        "site", help="all results that are committed, and the documentation, as a site to read from disk"
+    )
     site.add_argument("--out", type=Path, default=Path("outputs/site"), help="its folder (default: %(default)s)")
     site.add_argument("--results", type=Path, metavar="DIR",
-                      help="folder of the records, as --out of run and report writes them (default: scripts/results of the checkout)")  # fmt: skip
+                      help="folder of records (default: scripts/results of the checkout)")  # fmt: skip
     site.set_defaults(run=_site)
     return parser
 

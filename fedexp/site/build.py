@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,9 +44,13 @@ def build(out: Path, folder: Path | None = None) -> Path:
         FedexpError: a link of a page leads nowhere.
     """
     if find_spec("mkdocs") is None or find_spec("material") is None:
-        raise ConfigError("the site is built by mkdocs-material, which is not installed", do="pip install 'fedexp[site]'")
+        raise ConfigError(
+            "the site is built by mkdocs-material, which is not installed", do="pip install 'fedexp[site]'"
+        )
     if out.exists() and not (out / "index.html").is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError("the folder holds something else than a site", where=str(out), do="name another one: --out DIR")
+        raise ConfigError(
+            "the folder holds something else than a site", where=str(out), do="name another one: --out DIR"
+        )
     out = out.resolve()
     folder = folder or conf_dir().parent / "scripts" / "results"
     read = records.read(folder)
@@ -65,10 +69,8 @@ def build(out: Path, folder: Path | None = None) -> Path:
             write_text(docs / page.path, page.text)
         for path, data in results.files_of(read):
             write_bytes(docs / path, data)
-        for name in _ASSETS:
-            write_text(docs / "assets" / name, files("fedexp.site").joinpath("assets", name).read_text(encoding="utf-8"))
-        for path in folder.glob(f"*{_BESIDE}"):
-            shutil.copy(path, docs / "benchmarks")
+        for picture in folder.glob(f"*{_BESIDE}"):
+            shutil.copy(picture, docs / "benchmarks")
         make(pages, docs, made)
         if out.exists():
             shutil.rmtree(out)
@@ -87,6 +89,9 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
     from mkdocs.config import load_config
     from mkdocs.exceptions import Abort, MkDocsException
 
+    for name in _ASSETS:
+        asset = files("fedexp.site").joinpath("assets", name)
+        write_text(docs / "assets" / name, asset.read_text(encoding="utf-8"))
     source = docs.parent / "mkdocs.yml"
     write_json(source, config(pages, docs, out))  # JSON is YAML
     faults, log = _Faults(), logging.getLogger("mkdocs")
@@ -117,29 +122,52 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
         "theme": {
             "name": "material",
             "font": False,
-            "features": ["navigation.tabs", "navigation.indexes", "navigation.prune", "navigation.top", "content.code.copy",
-                         "search.highlight", "toc.follow"],
-            "palette": [
-                {"media": "(prefers-color-scheme)", "toggle": {"icon": "material/brightness-auto", "name": "Switch to light"}},
-                {"media": "(prefers-color-scheme: light)", "scheme": "default", "primary": "indigo",
-                 "toggle": {"icon": "material/weather-sunny", "name": "Switch to dark"}},
-                {"media": "(prefers-color-scheme: dark)", "scheme": "slate", "primary": "indigo",
-                 "toggle": {"icon": "material/weather-night", "name": "Switch to what the system has"}},
+            "features": [
+                "navigation.tabs",
+                "navigation.indexes",
+                "navigation.prune",
+                "navigation.top",
+                "content.code.copy",
+                "search.highlight",
+                "toc.follow",
             ],
-        },  # fmt: skip
+            "palette": [
+                {
+                    "media": "(prefers-color-scheme)",
+                    "toggle": {"icon": "material/brightness-auto", "name": "Switch to light"},
+                },
+                {
+                    "media": "(prefers-color-scheme: light)",
+                    "scheme": "default",
+                    "primary": "indigo",
+                    "toggle": {"icon": "material/weather-sunny", "name": "Switch to dark"},
+                },
+                {
+                    "media": "(prefers-color-scheme: dark)",
+                    "scheme": "slate",
+                    "primary": "indigo",
+                    "toggle": {"icon": "material/weather-night", "name": "Switch to what the system has"},
+                },
+            ],
+        },
         "plugins": ["search", "offline"],
         "extra": {"generator": False, "polyfills": ["assets/iframe-worker.js"]},
         "extra_css": ["assets/site.css"],
         "markdown_extensions": [
-            "tables", "attr_list", "admonition", "md_in_html", "pymdownx.superfences", "pymdownx.highlight",
+            "tables",
+            "attr_list",
+            "admonition",
+            "md_in_html",
+            "pymdownx.superfences",
+            "pymdownx.highlight",
             {"toc": {"permalink": True}},
         ],
-    }  # fmt: skip
+    }
 
 
-def navigation(pages: Iterable[Page]) -> list[Mapping[str, Any]]:
+def navigation(pages: Iterable[Page]) -> list[Any]:
     """The pages in their order, those of a folder together; an ``index.md`` heads its section, and names it below the top."""
-    nav: list[Mapping[str, Any]] = []
+    nav: list[Any] = []
     sections: dict[str, list[Any]] = {}
     for page in pages:
         *folders, name = page.path.split("/")
@@ -163,4 +191,3 @@ class _Faults(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.found.append(record.getMessage())
-

@@ -205,8 +205,8 @@ def finding(report: Report) -> str:
     if not layout.referenced(report):
         if not rivals:
             return ""
-        ahead = [at for at in mine if all(at not in numbers[m] or _above(mine[at], numbers[m][at], sign) for m in rivals)]
-        return f"{labels[ours[0]]} is ahead of every baseline in {len(ahead)} of {len(mine)} rows (means)."
+        ahead = sum(all(_above(cell, numbers[m].get(at), sign) for m in rivals) for at, cell in mine.items())
+        return f"{labels[ours[0]]} is ahead of every baseline in {ahead} of {len(mine)} rows (means)."
     said = f"{labels[ours[0]]} {_beside(report, list(mine.values()))}, mean of {texts.count(len(mine), 'row')}"
     fair = [m for m in rivals if numbers[m].keys() >= mine.keys()]
     if not fair:
@@ -225,9 +225,9 @@ def _mean(cells: Sequence[Cell]) -> float:
     return sum(cell.mean for cell in cells if cell.mean is not None) / len(cells)
 
 
-def _above(a: Cell, b: Cell, sign: int) -> bool:
-    assert a.mean is not None and b.mean is not None
-    return sign * (a.mean - b.mean) > 0
+def _above(a: Cell, b: Cell | None, sign: int) -> bool:
+    """Also above what is not there."""
+    return b is None or a.mean is None or b.mean is None or sign * (a.mean - b.mean) > 0
 
 
 def _beside(report: Report, cells: Sequence[Cell]) -> str:
