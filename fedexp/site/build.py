@@ -70,7 +70,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
         for path, data in results.files_of(read):
             write_bytes(docs / path, data)
         for picture in folder.glob(f"*{_BESIDE}"):
-            shutil.copy(picture, docs / "benchmarks")
+            write_bytes(docs / "benchmarks" / picture.name, picture.read_bytes())
         make(pages, docs, made)
         if out.exists():
             shutil.rmtree(out)
