@@ -63,6 +63,7 @@ def test_numbers_lead_to_their_cells_configs_and_commands(read: dict[str, list[R
             path.rpartition("/")[2] for path, _ in results.files_of({"ma_echo/fig7": [result]})
         }
     assert len(set(re.findall(r'id="([^"]+)"', text))) == len(re.findall(r'id="([^"]+)"', text))
+    assert 'id="reduced-cell-' in text and 'id="cell-' in text
     unrun = unescape(pages["results/ma_echo/table1.md"])
     assert "80.31 | –" in unrun and "fedexp-table run ma_echo/table1</code>" in unrun and "report.html" not in unrun
 
