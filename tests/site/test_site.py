@@ -113,8 +113,6 @@ def test_what_is_lacking_is_said_in_words(
     site = ["site", "--out", str(tmp_path / "site"), "--results", str(tmp_path)]
     assert run_command(site) == 2 and "there are no results to publish" in capsys.readouterr().err
     (tmp_path / "mine.txt").touch()
-    assert (
-        run_command(["site", "--out", str(tmp_path)]) == 2 and "something else than a site" in capsys.readouterr().err
-    )
+    assert run_command([*site, "--out", str(tmp_path)]) == 2 and "something else than a site" in capsys.readouterr().err
     monkeypatch.setattr(build, "find_spec", lambda name: None)
     assert run_command(site) == 2 and "pip install 'fedexp[site]'" in capsys.readouterr().err
