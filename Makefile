@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export WANDB_MODE ?= offline
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick corpus check format bench wheel clean
+.PHONY: help setup demo test quick corpus check format bench site wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ format: $(STAMP) ## format the code
 
 bench: $(STAMP) ## seconds a round against a bare PyTorch loop (needs Fashion-MNIST under FEDEXP_DATA or ./data)
 	@$(BIN)/python scripts/bench_rounds.py
+
+site: $(STAMP) ## build the site of results and documentation, outputs/site/index.html
+	@$(BIN)/fedexp-table site
 
 wheel: $(STAMP) ## build the wheel and try it in a clean environment
 	@bash scripts/test_wheel.sh

@@ -1,4 +1,4 @@
-"""The ``fedexp-table`` command: list, run, report."""
+"""The ``fedexp-table`` command: list, run, report, site."""
 
 from __future__ import annotations
 
@@ -77,6 +77,13 @@ def _parser() -> Parser:
                         help="a record of runs, which need not exist any more; given again: a record that adds what the "
                              "first one lacks; files are written with --out alone")  # fmt: skip
     report.set_defaults(run=_report)
+    site = commands.add_parser(
+        "site", help="all results that are committed, and the documentation, as a site to read from disk"
+    )
+    site.add_argument("--out", type=Path, default=Path("outputs/site"), help="its folder (default: %(default)s)")
+    site.add_argument("--results", type=Path, metavar="DIR",
+                      help="folder of records (default: scripts/results of the checkout)")  # fmt: skip
+    site.set_defaults(run=_site)
     return parser
 
 
@@ -309,6 +316,13 @@ def _show(report: Report, table: Table, record: Record, folder: Path | None, roo
     page = write_report(report, folder, root, record.configs)
     print(f"files: {folder}/report.md, .csv, .tex, runs.csv" + (", pictures as .png, .svg" if report.pictures else ""))
     print(f"page: {page}")
+
+
+def _site(options: argparse.Namespace) -> int:
+    from fedexp.site.build import build
+
+    print(f"site: {build(options.out, options.results)}")
+    return 0
 
 
 def _list(options: argparse.Namespace) -> int:

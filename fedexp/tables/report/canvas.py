@@ -131,8 +131,10 @@ def picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) ->
         small: dict[str, Any] = {"ha": "left", "fontsize": 7, "color": INK, "parse_math": False}
         _grow(figure, 0.13 * (len(wrapped) - 1))
         figure.supxlabel("\n".join(wrapped), x=0.01, **small)
+    engine = figure.get_layout_engine()
     for _ in range(2):  # a square panel beside a legend settles in the second pass
-        figure.draw_without_rendering()
+        engine.execute(figure)  # type: ignore[union-attr]
+    figure.set_layout_engine("none")  # settled: laying out takes longer than drawing
     text, data = io.StringIO(), io.BytesIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})  # true colour

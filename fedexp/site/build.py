@@ -1,0 +1,193 @@
+"""The site: the generators' pages, written to a folder and built by mkdocs-material, for reading from disk or any server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fedexp.config.folders import conf_dir
+from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.site import api, config_reference, guides, methods, records, results
+from fedexp.site.page import Page
+from fedexp.storage.files import write_bytes, write_json, write_text
+
+_SECTIONS = {  # folders of pages, as the navigation has them
+    "results": "Papers",
+    "guides": "Guides",
+    "methods": "Methods",
+    "config": "Configuration",
+    "api": "API",
+    "benchmarks": "Benchmarks",
+}
+_ASSETS = ("site.css", "iframe-worker.js")
+_BESIDE = ".png"  # what benchmarks show
+
+
+def build(out: Path, folder: Path | None = None) -> Path:
+    """Build the site of the results in `folder` as `out`, which is replaced as a whole at the end.
+
+    Args:
+        folder: None: ``scripts/results`` of the checkout.
+
+    Returns:
+        its first page.
+
+    Raises:
+        ConfigError: mkdocs-material is not installed, this is no checkout, there are no results, or `out` holds something else.
+        FedexpError: a link of a page leads nowhere.
+    """
+    if find_spec("mkdocs") is None or find_spec("material") is None:
+        raise ConfigError(
+            "the site is built by mkdocs-material, which is not installed", do="pip install 'fedexp[site]'"
+        )
+    if out.exists() and not (out / "index.html").is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(
+            "the folder holds something else than a site", where=str(out), do="name another one: --out DIR"
+        )
+    out = out.resolve()
+    folder = folder or conf_dir().parent / "scripts" / "results"
+    read = records.read(folder)
+    pages = [
+        *results.pages(read),
+        *guides.pages(),
+        *methods.pages(results.mentions(read)),
+        *config_reference.pages(),
+        *api.pages(),
+        *results.benchmarks(folder),
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
+        docs, made = Path(scratch) / "docs", Path(scratch) / "site"
+        for page in pages:
+            write_text(docs / page.path, page.text)
+        for path, data in results.files_of(read):
+            write_bytes(docs / path, data)
+        for picture in folder.glob(f"*{_BESIDE}"):
+            write_bytes(docs / "benchmarks" / picture.name, picture.read_bytes())
+        make(pages, docs, made)
+        if out.exists():
+            shutil.rmtree(out)
+        made.rename(out)
+    return out / "index.html"
+
+
+def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
+    """HTML in `out` of the pages, which lie in `docs`.
+
+    Raises:
+        FedexpError: a link of a page leads nowhere.
+    """
+    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # Material's word on another major version
+    from mkdocs.commands.build import build as mkdocs_build
+    from mkdocs.config import load_config
+    from mkdocs.exceptions import Abort, MkDocsException
+
+    for name in _ASSETS:
+        asset = files("fedexp.site").joinpath("assets", name)
+        write_text(docs / "assets" / name, asset.read_text(encoding="utf-8"))
+    source = docs.parent / "mkdocs.yml"
+    write_json(source, config(pages, docs, out))  # JSON is YAML
+    faults, log = _Faults(), logging.getLogger("mkdocs")
+    log.addHandler(faults)
+    log.propagate = False
+    try:
+        mkdocs_build(load_config(str(source)))
+    except (Abort, MkDocsException) as error:
+        raise FedexpError("the site could not be built", got="\n".join(faults.found) or str(error)) from None
+    finally:
+        log.removeHandler(faults)
+        log.propagate = True
+
+
+def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
+    """What mkdocs is told. Nothing of the site is loaded from elsewhere: no font, no script."""
+    return {
+        "site_name": "fedexp",
+        "docs_dir": str(docs),
+        "site_dir": str(out),
+        "use_directory_urls": False,  # links work from disk
+        "nav": navigation(pages),
+        "strict": True,
+        "validation": {
+            "nav": {"omitted_files": "warn", "not_found": "warn"},
+            "links": {"not_found": "warn", "anchors": "warn", "absolute_links": "warn", "unrecognized_links": "warn"},
+        },
+        "theme": {
+            "name": "material",
+            "font": False,
+            "features": [
+                "navigation.tabs",
+                "navigation.indexes",
+                "navigation.prune",
+                "navigation.top",
+                "content.code.copy",
+                "search.highlight",
+                "toc.follow",
+            ],
+            "palette": [
+                {
+                    "media": "(prefers-color-scheme)",
+                    "toggle": {"icon": "material/brightness-auto", "name": "Switch to light"},
+                },
+                {
+                    "media": "(prefers-color-scheme: light)",
+                    "scheme": "default",
+                    "primary": "indigo",
+                    "toggle": {"icon": "material/weather-sunny", "name": "Switch to dark"},
+                },
+                {
+                    "media": "(prefers-color-scheme: dark)",
+                    "scheme": "slate",
+                    "primary": "indigo",
+                    "toggle": {"icon": "material/weather-night", "name": "Switch to what the system has"},
+                },
+            ],
+        },
+        "plugins": ["search", "offline"],
+        "extra": {"generator": False, "polyfills": ["assets/iframe-worker.js"]},
+        "extra_css": ["assets/site.css"],
+        "markdown_extensions": [
+            "tables",
+            "attr_list",
+            "admonition",
+            "md_in_html",
+            "pymdownx.superfences",
+            "pymdownx.highlight",
+            {"toc": {"permalink": True}},
+        ],
+    }
+
+
+def navigation(pages: Iterable[Page]) -> list[Any]:
+    """The pages in their order, those of a folder together; an ``index.md`` heads its section, and names it below the top."""
+    nav: list[Any] = []
+    sections: dict[str, list[Any]] = {}
+    for page in pages:
+        *folders, name = page.path.split("/")
+        here = nav
+        for depth in range(1, len(folders) + 1):
+            key = "/".join(folders[:depth])
+            if key not in sections:
+                sections[key] = []
+                here.append({_SECTIONS.get(key, page.title): sections[key]})
+            here = sections[key]
+        here.append(page.path if folders and name == "index.md" else {page.title: page.path})
+    return nav
+
+
+class _Faults(logging.Handler):
+    """Keeps what mkdocs warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage())

@@ -1,0 +1,106 @@
+"""What is committed of the tables' runs, as reports: read, judged and drawn again, without any run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal
+
+from fedexp.core.errors import ConfigError
+from fedexp.storage.files import read_json
+from fedexp.tables import record
+from fedexp.tables.cells import slots
+from fedexp.tables.gather import make_report, with_pictures
+from fedexp.tables.record import Record, draw_of
+from fedexp.tables.report.page import Links, page
+from fedexp.tables.report.report import Report
+from fedexp.tables.schema import Table, load_table, table_names
+
+FILES = (record.RUNS, record.CURVES, record.CONFIGS)  # of a record, for who wants to count again
+_FORMS = ("full", "partial", "reduced", "smoke")  # the first of a table speaks for it
+
+
+@dataclass(frozen=True)
+class Result:
+    """A table in one form.
+
+    Args:
+        done, planned: runs that are there, and that the form has.
+        methods: of columns that were run, the option of ``method``.
+        page: the interactive page as HTML, and what lies beside it by its name; empty where nothing was run.
+    """
+
+    report: Report
+    done: int
+    planned: int
+    methods: Mapping[str, str] = field(default_factory=dict)
+    page: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def form(self) -> Literal["full", "partial", "reduced", "smoke", "not run"]:
+        return self.report.form if self.done else "not run"
+
+
+def read(folder: Path) -> dict[str, list[Result]]:
+    """Every table of a paper: its results, those of the fullest form first; where there are none, what would be run.
+
+    Args:
+        folder: of the records, ``<folder>/<paper>/<table>[-<form>]``.
+
+    Raises:
+        ConfigError: there is no record in it, or one of a table that does not exist.
+    """
+    found = [path.parent for path in sorted(folder.glob(f"*/*/{record.ABOUT}"))]
+    if not found:
+        raise ConfigError(
+            "there are no results to publish",
+            where=str(folder),
+            expected=f"<paper>/<table>/{record.ABOUT}, as fedexp-table writes them with --out",
+            do="name their folder: --results DIR; those of fedexp lie in its checkout, in scripts/results",
+        )
+    results: dict[str, list[Result]] = {}
+    # drawing takes most of the time; processes that are not forked hold no locks of threads
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
+        for result in pool.map(of_record, found):
+            results.setdefault(result.report.name, []).append(result)
+    for own in results.values():
+        own.sort(key=lambda result: _FORMS.index(result.report.form))
+    tables = {name: load_table(name) for name in table_names()}
+    return {name: results.get(name) or [absent(table)] for name, table in tables.items() if table.paper != "none"}
+
+
+def of_record(folder: Path) -> Result:
+    """The result in `folder`."""
+    about = read_json(folder / record.ABOUT) or {}
+    table = load_table(str(about.get("table")))
+    found = record.read(table, folder)
+    cells = slots(table, found.form, only=found.only, seeds=found.seeds, extra=found.extra)
+    found = record.placed(found, table, cells)
+    report = with_pictures(make_report(table, cells, found), record.pictures(found, folder), found.missed)
+    files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    methods = {run.method: run.choice for run in found.runs.values() if run.choice}
+    html = page(report, Links(files=tuple(files), configs=found.configs))
+    return Result(report, *_coverage(table, found), methods, html, files)
+
+
+def absent(table: Table) -> Result:
+    """Of a table without a record: what the paper prints and claims."""
+    nothing = Record("full", {}, None, [], f"fedexp-table run {table.name}", {})
+    report = make_report(table, slots(table), nothing)
+    return Result(report, *_coverage(table, nothing))
+
+
+def _coverage(table: Table, found: Record) -> tuple[int, int]:
+    """Runs that have a number, and all of the form: a run that several cells share counts once."""
+    values: dict[tuple[str, ...], bool] = {}
+    for slot in slots(table, found.form):
+        place = tuple(slot.conditions[key] for key in table.keys)
+        for job in slot.jobs:
+            run = found.runs.get((place, slot.method, draw_of(job), job.point))
+            values[job.overrides] = values.get(job.overrides, False) or (run is not None and run.value is not None)
+    return sum(values.values()), len(values)

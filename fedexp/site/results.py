@@ -1,0 +1,320 @@
+"""The results' part of the site: its first page, a page a paper, a page a table, and the benchmarks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from fedexp.site.page import Mention, Page
+from fedexp.site.prose import escaped
+from fedexp.site.records import Result
+from fedexp.tables.report import layout, texts
+from fedexp.tables.report.page_cells import Links, condition, minus, shown
+from fedexp.tables.report.report import Cell, ClaimResult, ClaimState, Method, Picture, Report
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_FEW = 6  # columns of a single row that the first page names
+_NUMBER = re.compile(r"\d+")
+_DARK = "#e2e4e9"  # ink on a dark ground
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table or figure of a paper.
+
+    Args:
+        results: in its forms, the fullest first; there is one at least.
+    """
+
+    name: str
+    results: Sequence[Result]
+
+    @property
+    def main(self) -> Result:
+        return self.results[0]
+
+    @property
+    def report(self) -> Report:
+        return self.main.report
+
+    @property
+    def anchor(self) -> str:
+        return self.name.replace("/", "-")
+
+    @property
+    def claims(self) -> list[ClaimResult]:
+        """The paper's own."""
+        return [claim for claim in self.report.claims if claim.where != "ours"]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Args:
+    key: its folder in ``conf/table``; name: of its method; cited: in full; entries: tables, then figures.
+    """
+
+    key: str
+    name: str
+    cited: str
+    entries: Sequence[Entry]
+
+    @property
+    def run(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.main.done]
+
+    @property
+    def waiting(self) -> list[Entry]:
+        return [entry for entry in self.entries if not entry.main.done]
+
+    def states(self) -> Counter[str]:
+        """Of its claims, how many held, are refuted, open."""
+        return Counter(claim.state for entry in self.entries for claim in entry.claims)
+
+
+def papers(results: Mapping[str, Sequence[Result]]) -> list[Paper]:
+    """Those with most tables decided first."""
+    grouped: dict[str, list[Entry]] = {}
+    for name, own in results.items():
+        grouped.setdefault(name.partition("/")[0], []).append(Entry(name, own))
+    made = []
+    for key, entries in grouped.items():
+        entries.sort(key=_place)
+        cited = Counter(entry.report.paper for entry in entries).most_common(1)[0][0]
+        made.append(Paper(key, cited.partition(",")[0], cited, entries))
+    return sorted(made, key=lambda paper: (-_decided(paper), -len(paper.run), paper.name))
+
+
+def _decided(paper: Paper) -> int:
+    return sum(entry.main.form in ("full", "partial") for entry in paper.entries)
+
+
+def _place(entry: Entry) -> tuple[int, list[int], str]:
+    """Tables, figures, and what else a paper has, by their numbers."""
+    source = entry.report.source
+    kind = next((at for at, word in enumerate(("Table", "Fig.")) if source.startswith(word)), 2)
+    return kind, [int(number) for number in _NUMBER.findall(source)[:1]], source
+
+
+def pages(results: Mapping[str, Sequence[Result]]) -> list[Page]:
+    """The first page, then every paper's with those of its tables."""
+    found = papers(results)
+    made = [Page("index.md", "Results", _rendered("front.md", papers=found))]
+    for paper in found:
+        text = _rendered("paper.md", paper=paper, notes=_notes(paper.key), assumed=_assumed(paper))
+        made.append(Page(f"results/{paper.key}/index.md", paper.name, text))
+        for entry in paper.entries:
+            title = entry.report.source + ("" if entry.main.done else " (not run)")
+            made.append(Page(f"results/{entry.name}.md", title, _rendered("table.md", paper=paper, entry=entry)))
+    return made
+
+
+def benchmarks(folder: Path) -> list[Page]:
+    """Those that lie in `folder` as Markdown."""
+    made = []
+    for path in sorted(folder.glob("*.md")):
+        text = path.read_text()
+        title = path.stem.removeprefix("bench_").replace("_", " ").capitalize()
+        if text.startswith("# "):
+            title = text.partition("\n")[0].removeprefix("# ")
+        else:
+            text = f"# {title}\n\n{text}"
+        made.append(Page(f"benchmarks/{path.stem}.md", title, text))
+    return made
+
+
+def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, bytes]]:
+    """What the tables' pages link to and show, by its path in the site."""
+    for name, own in results.items():
+        for result in own if own[0].done else ():
+            folder = f"results/{name}/{result.form}"
+            yield f"{folder}/report.html", result.page.encode()
+            yield from ((f"{folder}/{file}", data) for file, data in result.files.items())
+            for picture in result.report.pictures:
+                for ending, data in _drawn(picture).items():
+                    yield f"{folder}/{picture.name}{ending}", data
+
+
+def _drawn(picture: Picture) -> dict[str, bytes]:
+    """Its files by their endings: a pair where it takes the colour of the text around it, else what it was drawn as."""
+    if "currentColor" not in picture.svg:
+        return {".png": picture.png}
+    start = picture.svg.index("<svg")
+    dark = f'{picture.svg[:start]}<svg color="{_DARK}"{picture.svg[start + 4 :]}'
+    return {".svg": picture.svg.encode(), "-dark.svg": dark.encode()}
+
+
+def mentions(results: Mapping[str, Sequence[Result]]) -> dict[str, list[Mention]]:
+    """By option of ``method``, the tables in which it has numbers of ours."""
+    made: dict[str, list[Mention]] = {}
+    for name, own in results.items():
+        for result in own if own[0].done else ():
+            cells: dict[str, list[Cell]] = {}
+            for cell in result.report.cells:
+                if cell.mean is not None and cell.method in result.methods:
+                    cells.setdefault(result.methods[cell.method], []).append(cell)
+            label = f"{result.report.paper.partition(',')[0]}, {result.report.source}: {result.report.title}"
+            for method, mine in cells.items():
+                text = f"{_range(mine, result.report)}, {result.form} form"
+                made.setdefault(method, []).append(Mention(label, f"results/{name}.md", text))
+    return made
+
+
+def _range(cells: Sequence[Cell], report: Report) -> str:
+    places, unit = layout.places(report), layout.unit(report)
+    means = sorted(cell.mean for cell in cells if cell.mean is not None)
+    if len(cells) == 1:
+        [cell] = cells
+        spread = "" if cell.sd is None else f" ± {layout.number(cell.sd, places)}"
+        return minus(f"{layout.number(means[0], places)}{spread} {unit} (n = {cell.n})")
+    ends = " to ".join(layout.number(mean, places) for mean in (means[0], means[-1]))
+    return minus(f"{len(cells)} numbers, {ends} {unit}")
+
+
+# --- sentences
+
+
+def finding(report: Report) -> str:
+    """What came out, in one sentence; empty where nothing can be said in one.
+
+    A single row: its numbers. Several: the proposed method and the baseline that does best, their means over the rows that both
+    have, or without the paper's numbers, which are curves then, in how many rows it is ahead.
+    """
+    rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
+    labels = {method.key: _label(method, report) for method in layout.by_role(report)}
+    if len(rows) == 1:
+        cells = [cell for key in labels for cell in rows[0].of(key) if cell.mean is not None]
+        more = f"; {len(cells) - _FEW} more" if len(cells) > _FEW else ""
+        return "; ".join(f"{labels[cell.method]}: {_beside(report, [cell])}" for cell in cells[:_FEW]) + f"{more}."
+    numbers = {
+        key: {at: row.of(key)[0] for at, row in enumerate(rows) if row.of(key) and row.of(key)[0].mean is not None}
+        for key in labels
+    }
+    ours = [m.key for m in report.methods if m.role == "proposed" and numbers[m.key]]
+    rivals = [m.key for m in report.methods if m.role == "baseline" and len(numbers[m.key]) > 1]
+    if not ours:
+        return ""
+    mine, sign = numbers[ours[0]], 1 if report.higher_is_better else -1
+    if not layout.referenced(report):
+        if not rivals:
+            return ""
+        ahead = sum(all(_above(cell, numbers[m].get(at), sign) for m in rivals) for at, cell in mine.items())
+        return f"{labels[ours[0]]} is ahead of every baseline in {ahead} of {len(mine)} rows (means)."
+    said = f"{labels[ours[0]]} {_beside(report, list(mine.values()))}, mean of {texts.count(len(mine), 'row')}"
+    fair = [m for m in rivals if numbers[m].keys() >= mine.keys()]
+    if not fair:
+        return f"{said}."
+    best = max(fair, key=lambda m: sign * _mean([numbers[m][at] for at in mine]))
+    return f"{said}; the best baseline, {labels[best]}, {_beside(report, [numbers[best][at] for at in mine])}."
+
+
+def _label(method: Method, report: Report) -> str:
+    """Papers call their own method "Ours", which here would be taken for our runs."""
+    label = layout.head(method)
+    return re.sub(r"^ours?\b", report.paper.partition(",")[0], label, flags=re.IGNORECASE)
+
+
+def _mean(cells: Sequence[Cell]) -> float:
+    return sum(cell.mean for cell in cells if cell.mean is not None) / len(cells)
+
+
+def _above(a: Cell, b: Cell | None, sign: int) -> bool:
+    """Also above what is not there."""
+    return b is None or a.mean is None or b.mean is None or sign * (a.mean - b.mean) > 0
+
+
+def _beside(report: Report, cells: Sequence[Cell]) -> str:
+    """``81.03 % (paper 78.20)``: means over cells."""
+    places = layout.places(report)
+    paper = [cell.paper for cell in cells if cell.paper is not None]
+    theirs = f" (paper {layout.number(sum(paper) / len(paper), places)})" if len(paper) == len(cells) else ""
+    return minus(f"{layout.number(_mean(cells), places)}\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}")
+
+
+def verdict(entry: Entry) -> str:
+    """What came of the paper's claims, in words."""
+    counts = Counter(claim.state for claim in entry.claims)
+    if not entry.claims:
+        return "The paper claims nothing of it that could be tested."
+    if entry.main.form == "reduced":
+        return "Decides nothing: the runs are smaller than the paper's."
+    parts = [f"{counts[state]} {state}" for state in get_args(ClaimState) if counts[state]]
+    return f"{texts.count(len(entry.claims), 'claim')} of the paper: {', '.join(parts)}."
+
+
+def _notes(key: str) -> str:
+    """What is written of a paper by hand: where it and its code disagree."""
+    path = files("fedexp.site").joinpath("papers", f"{key}.md")
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _assumed(paper: Paper) -> list[tuple[str, str, list[Entry]]]:
+    """(what, why, of which tables), each once."""
+    found: dict[tuple[str, str], list[Entry]] = {}
+    for entry in paper.entries:
+        for said in entry.report.assumptions:
+            found.setdefault(said, []).append(entry)
+    return [(what, why, own) for (what, why), own in found.items()]
+
+
+# --- templates
+
+
+def _rendered(name: str, **values: Any) -> str:
+    return _environment().get_template(name).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    folder = files("fedexp.site").joinpath("templates")
+    made = Environment(
+        autoescape=True,  # what stands in HTML blocks; `md` is for text outside of them
+        loader=FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"md": lambda text: _safe(escaped(text)), "condition": condition}
+    made.globals |= {
+        "texts": texts,
+        "layout": layout,
+        "finding": finding,
+        "verdict": verdict,
+        "rows": lambda report: list(shown(report, Links())),
+        "endings": lambda picture: list(_drawn(picture)),
+        "label": _label,
+        "refuted": lambda entry: [claim for claim in entry.claims if claim.state == "refuted"],
+        "missed": _missed,
+        "contradicted": lambda entry: [claim for claim in entry.claims if claim.contradicted],
+    }
+    return made
+
+
+def _missed(report: Report) -> list[tuple[Method, int, int]]:
+    """Columns of the paper whose numbers of ours lie beyond its tolerance: how many, of how many that are judged."""
+    judged: dict[str, list[Cell]] = {}
+    for cells in layout.covered(report).values():
+        for cell in cells:
+            if cell.verdict in ("reproduced", "higher", "lower", "inconclusive"):
+                judged.setdefault(cell.method, []).append(cell)
+    counts = [
+        (method, sum(cell.verdict in ("higher", "lower") for cell in judged[method.key]), len(judged[method.key]))
+        for method in report.methods
+        if method.key in judged
+    ]
+    return [one for one in counts if one[1]]
+
+
+def _safe(text: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(text)

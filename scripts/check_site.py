@@ -1,0 +1,140 @@
+"""Check the site as it was built: every link leads somewhere, and in chromium its pages ask for nothing, say nothing on the
+console, are no wider than the window, and can be searched.
+
+    python scripts/check_site.py outputs/site    # exit code 1 with the faults, one a line
+
+Links and anchors are those of all HTML files; chromium opens a page of every folder, in three widths, light and dark.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+WIDTHS = (1400, 800, 390)
+NEVER = ("http", "https", "mailto", "data")  # where links may lead that are followed by hand
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
+
+
+class Links(HTMLParser):
+    """Of a page: its anchors, and what it links to or loads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors: set[str] = {""}
+        self.leading: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            if name in ("id", "name") and value:
+                self.anchors.add(value)
+            elif name in ("href", "src") and value is not None and tag != "base":
+                self.leading.append(value)
+
+
+def broken(site: Path) -> Iterator[str]:
+    """Links that lead nowhere, as ``page: link``; nothing is loaded from elsewhere."""
+    pages = {path.resolve(): Links(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
+    for page, links in pages.items():
+        for link in dict.fromkeys(links.leading):
+            parts = urlsplit(link)
+            if parts.scheme in NEVER:
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            if page.name == "404.html" and parts.path.startswith("/"):
+                target = (site / unquote(parts.path).lstrip("/")).resolve()
+            known = pages.get(target)
+            if not target.exists() or (known is not None and unquote(parts.fragment) not in known.anchors):
+                yield f"{page.relative_to(site.resolve())}: {link}"
+
+
+def loud(site: Path) -> Iterator[str]:
+    """What chromium's console says, what pages ask for beyond the site, and which are wider than the window."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    with tempfile.TemporaryDirectory() as profile:
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        window = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+        try:
+            window.get("about:blank")
+            window.get_log("performance")  # of the browser's own start; reading empties it
+            for page in sample(site):
+                yield from (f"{page.relative_to(site)}: {fault}" for fault in _faults(window, page))
+            yield from _mute(window, site / "index.html")
+        finally:
+            window.quit()
+
+
+def sample(site: Path) -> list[Path]:
+    """The first page, and of every folder that has pages its index or else the largest one."""
+    folders: dict[Path, list[Path]] = {}
+    for path in site.rglob("*.html"):
+        kind = path.parent if path.name != "report.html" else site / "report.html"  # of these one is as good as all
+        folders.setdefault(kind, []).append(path)
+    largest = (max(paths, key=lambda path: path.stat().st_size) for paths in folders.values())
+    indices = (path for paths in folders.values() for path in paths if path.name == "index.html")
+    return sorted({*largest, *indices})
+
+
+def _faults(window: Any, page: Path) -> Iterator[str]:
+    for width in WIDTHS:
+        for scheme in ("light", "dark"):
+            window.execute_cdp_cmd("Emulation.setEmulatedMedia",
+                                   {"features": [{"name": "prefers-color-scheme", "value": scheme}]})  # fmt: skip
+            window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                                   {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500})  # fmt: skip
+            window.get(page.resolve().as_uri())
+            if window.execute_script("return document.documentElement.scrollWidth > innerWidth"):
+                yield f"wider than {width}"
+            yield from (f"{width}, {scheme}: {entry['message']}" for entry in window.get_log("browser"))
+            events = (json.loads(entry["message"])["message"] for entry in window.get_log("performance"))
+            asked = (e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent")
+            yield from (
+                f"asked for {url}" for url in asked if not url.startswith(("file:", "data:", "about:", "blob:"))
+            )
+
+
+def _mute(window: Any, page: Path) -> Iterator[str]:
+    """Whether the search finds nothing, which it needs no server for."""
+    from selenium.common.exceptions import TimeoutException
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    window.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    window.get(page.resolve().as_uri())
+    box = window.find_element("css selector", ".md-search__input")
+    window.execute_script("arguments[0].focus()", box)
+    box.send_keys("projections")
+    try:
+        WebDriverWait(window, 20).until(lambda w: w.find_elements("css selector", ".md-search-result__item"))
+    except TimeoutException:
+        yield f"{page.name}: the search finds nothing"
+
+
+def main() -> int:
+    site = Path(sys.argv[1] if len(sys.argv) > 1 else "outputs/site")
+    if not (site / "index.html").is_file():
+        print(f"no site in {site}: make site builds it", file=sys.stderr)
+        return 1
+    faults = list(dict.fromkeys([*broken(site), *loud(site)]))
+    print(
+        "\n".join(faults)
+        or f"{site}: links lead somewhere, the console is silent, nothing is asked for, the search works"
+    )
+    return int(bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The results' pages, and the site that is built of pages."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from fedexp.commands.table import run_command
+from fedexp.config.folders import conf_dir
+from fedexp.core.errors import FedexpError
+from fedexp.site import build, records, results
+from fedexp.site.page import Page
+from fedexp.site.records import Result
+from fedexp.tables.schema import load_table
+from scripts.check_site import broken
+
+RESULTS = conf_dir().parent / "scripts" / "results"
+
+
+@pytest.fixture(scope="module")
+def read() -> dict[str, list[Result]]:
+    """A figure whose claim was refuted, in two forms, and a table that was not run."""
+    forms = [records.of_record(RESULTS / "ma_echo" / name) for name in ("fig7", "fig7-reduced")]
+    return {"ma_echo/table1": [records.absent(load_table("ma_echo/table1"))], "ma_echo/fig7": forms}
+
+
+@pytest.fixture(scope="module")
+def pages(read: dict[str, list[Result]]) -> dict[str, str]:
+    return {page.path: page.text for page in results.pages(read)}
+
+
+def test_the_first_page_says_what_came_out_and_whether_the_claim_held(
+    read: dict[str, list[Result]], pages: dict[str, str]
+) -> None:
+    front = unescape(pages["index.md"])
+    [card] = re.findall(r'<article class="card".*?</article>', front, re.DOTALL)
+    cells = {cell.method: cell for cell in read["ma_echo/fig7"][0].report.cells}
+    assert all(f"{cell.mean:.2f}\N{NO-BREAK SPACE}%" in card for cell in cells.values())
+    assert "2 claims of the paper: 1 refuted, 1 open." in card
+    assert re.search(r"refuted</span> <span>five MLPs converge faster with the norm", card)
+    assert ">full</span> 9 of 9 runs; also" in card and ">reduced</span> 3 of 3 runs" in card
+    assert 'Not run: <a href="results/ma_echo/table1.html"' in front
+    [paper] = results.papers({"ma_echo/fig7": read["ma_echo/fig7"][1:]})
+    assert results.verdict(paper.entries[0]).startswith("Decides nothing")
+
+
+def test_numbers_lead_to_their_cells_configs_and_commands(read: dict[str, list[Result]], pages: dict[str, str]) -> None:
+    text = unescape(pages["results/ma_echo/fig7.md"])
+    for result in read["ma_echo/fig7"]:
+        anchors = re.findall(rf'href="fig7/{result.form}/report.html#([^"]+)"', text)
+        assert len(anchors) == len(result.report.cells)
+        for anchor in anchors:
+            assert f'id="{anchor}"' in result.page
+            [box] = re.findall(rf'<div popover id="{re.escape(anchor)}-more".*?</div>', result.page, re.DOTALL)
+            assert "fedexp" in box and set(re.findall(r'href="#(config-\w+)"', box)) <= set(
+                re.findall(r'<details id="(config-\w+)"', result.page)
+            )
+            assert 'href="#config-' in box
+        assert set(re.findall(rf'"fig7/{result.form}/([\w.-]+)', text)) <= {
+            path.rpartition("/")[2] for path, _ in results.files_of({"ma_echo/fig7": [result]})
+        }
+    assert len(set(re.findall(r'id="([^"]+)"', text))) == len(re.findall(r'id="([^"]+)"', text))
+    assert 'id="reduced-cell-' in text and 'id="cell-' in text
+    unrun = unescape(pages["results/ma_echo/table1.md"])
+    assert "80.31 | –" in unrun and "fedexp-table run ma_echo/table1</code>" in unrun and "report.html" not in unrun
+
+
+def test_a_paper_says_what_does_not_come_out_and_what_was_assumed(pages: dict[str, str]) -> None:
+    text = unescape(pages["results/ma_echo/index.md"])
+    missing, _, assumed = text.partition("## What had to be assumed")
+    assert "five MLPs converge faster" in missing and "Where paper and code disagree" in missing
+    [batches] = re.findall(r"<dt>batches of 64</dt><dd>(.*?)</dd>", assumed)
+    assert batches.count("<a ") == 2  # said of both tables, once
+
+
+def test_methods_are_told_where_they_have_numbers(read: dict[str, list[Result]]) -> None:
+    [full, reduced] = results.mentions(read)["ma_echo"]
+    assert full.link == reduced.link == "results/ma_echo/fig7.md"
+    assert full.text.startswith("3 numbers, 61.62 to 78.45 %") and reduced.text.endswith("reduced form")
+
+
+def test_a_site_is_built_whose_links_lead_somewhere(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    made = [Page("index.md", "First", "# A\n\n[b](b/index.md#here)\n"), Page("b/index.md", "B", "# B\n\n## Here\n")]
+    for number, page in enumerate(made):
+        (docs / page.path).parent.mkdir(parents=True, exist_ok=True)
+        (docs / page.path).write_text(page.text)
+        assert build.navigation(made)[number] in ({"First": "index.md"}, {"B": ["b/index.md"]})
+    build.make(made, docs, tmp_path / "site")
+    assert list(broken(tmp_path / "site")) == []
+    html = (tmp_path / "site" / "index.html").read_text()
+    assert not re.findall(r'(?:src|stylesheet" href)="(?:https?:)?//', html) and "b/index.html#here" in html
+    (docs / "index.md").write_text("# A\n\n[b](b/index.md#there)\n")
+    with pytest.raises(FedexpError) as caught:
+        build.make(made, docs, tmp_path / "site")
+    assert "there" in str(caught.value)
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#x"></a><a href="b.html#y"></a><img src="no.png"><a href="#z"></a>'
+    )
+    (tmp_path / "b.html").write_text('<p id="x"></p><a href="https://example.org">')
+    assert list(broken(tmp_path)) == ["a.html: b.html#y", "a.html: no.png", "a.html: #z"]
+
+
+def test_what_is_lacking_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = ["site", "--out", str(tmp_path / "site"), "--results", str(tmp_path)]
+    assert run_command(site) == 2 and "there are no results to publish" in capsys.readouterr().err
+    (tmp_path / "mine.txt").touch()
+    assert run_command([*site, "--out", str(tmp_path)]) == 2 and "something else than a site" in capsys.readouterr().err
+    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    assert run_command(site) == 2 and "pip install 'fedexp[site]'" in capsys.readouterr().err
