@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -29,7 +30,6 @@ import yaml
 import fedexp
 from fedexp.commands import data, run, runs, table
 from fedexp.core.errors import FedexpError
-from tests.nursery import Forked
 
 pytestmark = pytest.mark.corpus
 
@@ -159,12 +159,6 @@ def _somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def entered(command: str, *arguments: str) -> None:
-    """The console entry point of `command`, in a process of its own."""
-    sys.argv = [command, *arguments]
-    MODULES[command].main()
-
-
 def content(folder: Path) -> dict[str, bytes]:
     """What lies in it, but locks, a run's bookkeeping and what a test's process says."""
     files = (path for path in folder.rglob("*") if path.is_file() and not PASSING.fullmatch(path.name))
@@ -201,12 +195,13 @@ def test_typos_get_the_right_suggestion() -> None:
 
 @pytest.mark.parametrize("entry", [entry for entry in CORPUS if entry.process], ids=str)
 def test_it_is_refused_by_a_process(entry: Entry) -> None:
+    """By the command's entry point in a true interpreter."""
+    start = f"from {MODULES[entry.command].__name__} import main; main()"
+    command = [sys.executable, "-B", "-c", start, *entry.argv]
     with folder_of(entry) as folder:
         before = content(folder)
-        process = Forked(folder, entered, entry.command, *entry.argv)
-        told = "".join(process.communicate(60))
-        assert process.returncode is not None
-        check(entry, Answer(process.returncode, told, changes(before, content(folder))))
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+        check(entry, Answer(done.returncode, done.stdout + done.stderr, changes(before, content(folder))))
 
 
 def test_the_corpus_is_one() -> None:
