@@ -36,6 +36,7 @@ from fedexp.site import api, traffic
 from fedexp.site.config_reference import about, header, link
 from fedexp.site.page import Mention, Page
 from fedexp.site.prose import code, docstring, escaped, fenced, first_sentence, table
+from fedexp.tables.report.configs import flat
 from fedexp.tracking.terminal import size_text
 
 _PARTS = {"trainer": Trainer, "aggregator": Aggregator, "server_optimizer": ServerOptimizer}
@@ -159,7 +160,7 @@ def _option(group: str, option: str) -> dict[str, Any]:
 def _method(path: Path, base: Mapping[str, Any]) -> _Method:
     config = composed(path, base)
     own = {key: config[key] for key in yaml.safe_load(path.read_text()) if key in config and key != "method"}
-    settings = dict(_flat(own | {group: config[group] for group in _PARTS}))
+    settings = flat(own | {group: config[group] for group in _PARTS})
     choices = {group: config["choices"][group] for group in _PARTS}
     return _Method(path.stem, choices, config, settings, Experiment.of(config))
 
@@ -170,14 +171,6 @@ def _set(config: dict[str, Any], values: Mapping[str, Any]) -> None:
             _set(config[key], value)
         else:
             config[key] = value
-
-
-def _flat(node: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) -> Page:
