@@ -1,5 +1,5 @@
 """Check the site as it was built: every link leads somewhere, and in chromium its pages ask for nothing, say nothing on the
-console, are no wider than the window, and can be searched.
+console, are no wider than the window, give axe nothing to object to, and can be searched with the keyboard alone.
 
     python scripts/check_site.py outputs/site    # exit code 1 with the faults, one a line
 
@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -73,7 +74,7 @@ def loud(site: Path) -> Iterator[str]:
             window.get_log("performance")  # of the browser's own start; reading empties it
             for page in sample(site):
                 yield from (f"{page.relative_to(site)}: {fault}" for fault in _faults(window, page))
-            yield from _mute(window, site / "index.html")
+            yield from _unreachable(window, site / "index.html")
         finally:
             window.quit()
 
@@ -99,6 +100,8 @@ def _faults(window: Any, page: Path) -> Iterator[str]:
             window.get(page.resolve().as_uri())
             if window.execute_script("return document.documentElement.scrollWidth > innerWidth"):
                 yield f"wider than {width}"
+            if width == WIDTHS[0] and page.name != "report.html":  # tests/tables gives axe a report, and a small one
+                yield from (f"{scheme}: {fault}" for fault in _objections(window))
             yield from (f"{width}, {scheme}: {entry['message']}" for entry in window.get_log("browser"))
             events = (json.loads(entry["message"])["message"] for entry in window.get_log("performance"))
             asked = (e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent")
@@ -107,20 +110,60 @@ def _faults(window: Any, page: Path) -> Iterator[str]:
             )
 
 
-def _mute(window: Any, page: Path) -> Iterator[str]:
-    """Whether the search finds nothing, which it needs no server for."""
+def _objections(window: Any) -> Iterator[str]:
+    """What axe objects to."""
+    window.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+    found = window.execute_async_script(
+        # Material's navigation is a list of lists, each a landmark of one name
+        "axe.run(document, {rules: {'landmark-unique': {enabled: false}}})"
+        ".then(arguments[0], error => arguments[0](String(error)))"
+    )
+    if isinstance(found, str):
+        yield f"axe: {found}"
+        return
+    for rule in found["violations"]:
+        yield f"axe: {rule['id']} ({len(rule['nodes'])}): {rule['nodes'][0]['html'][:120]}"
+
+
+def _unreachable(window: Any, page: Path) -> Iterator[str]:
+    """What cannot be had with the keyboard alone: the search, a page that it finds, the text behind the navigation, a table."""
     from selenium.common.exceptions import TimeoutException
+    from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.wait import WebDriverWait
+
+    def press(*keys: str) -> None:
+        window.switch_to.active_element.send_keys(*keys)
+
+    def reached(condition: Any) -> bool:
+        try:
+            return bool(WebDriverWait(window, 20).until(condition))
+        except TimeoutException:
+            return False
 
     window.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     window.get(page.resolve().as_uri())
-    box = window.find_element("css selector", ".md-search__input")
-    window.execute_script("arguments[0].focus()", box)
-    box.send_keys("projections")
-    try:
-        WebDriverWait(window, 20).until(lambda w: w.find_elements("css selector", ".md-search-result__item"))
-    except TimeoutException:
+    press(Keys.TAB)
+    if "md-skip" not in window.switch_to.active_element.get_attribute("class").split():
+        yield f"{page.name}: the first stop of the tab key is no way past the navigation"
+    for _ in range(60):
+        press(Keys.TAB)
+        if "/results/" in (window.switch_to.active_element.get_attribute("href") or ""):
+            break
+    at = window.current_url
+    press(Keys.ENTER)
+    if not reached(lambda w: w.current_url != at):
+        yield f"{page.name}: no page of results can be opened with tab and enter"
+    window.get(page.resolve().as_uri())
+    press("/")
+    press("projections")
+    if not reached(lambda w: w.find_elements("css selector", ".md-search-result__item")):
         yield f"{page.name}: the search finds nothing"
+        return
+    at = window.current_url
+    press(Keys.ARROW_DOWN)
+    press(Keys.ENTER)
+    if not reached(lambda w: w.current_url != at):
+        yield f"{page.name}: what the search finds cannot be opened"
 
 
 def main() -> int:
@@ -131,7 +174,7 @@ def main() -> int:
     faults = list(dict.fromkeys([*broken(site), *loud(site)]))
     print(
         "\n".join(faults)
-        or f"{site}: links lead somewhere, the console is silent, nothing is asked for, the search works"
+        or f"{site}: links lead somewhere, the console is silent, nothing is asked for, axe objects to nothing, keys suffice"
     )
     return int(bool(faults))
 

@@ -26,7 +26,7 @@ _SECTIONS = {  # folders of pages, as the navigation has them
     "api": "API",
     "benchmarks": "Benchmarks",
 }
-_ASSETS = ("site.css", "iframe-worker.js")
+_ASSETS = ("site.css", "iframe-worker.js", "reachable.js")
 _BESIDE = ".png"  # what benchmarks show
 
 
@@ -153,6 +153,7 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
         "plugins": ["search", "offline"],
         "extra": {"generator": False, "polyfills": ["assets/iframe-worker.js"]},
         "extra_css": ["assets/site.css"],
+        "extra_javascript": ["assets/reachable.js"],
         "markdown_extensions": [
             "tables",
             "attr_list",

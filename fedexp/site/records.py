@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -31,6 +31,7 @@ class Result:
     Args:
         done, planned: runs that are there, and that the form has.
         methods: of columns that were run, the option of ``method``.
+        datasets: the options of ``dataset`` that were run.
         page: the interactive page as HTML, and what lies beside it by its name; empty where nothing was run.
     """
 
@@ -38,6 +39,7 @@ class Result:
     done: int
     planned: int
     methods: Mapping[str, str] = field(default_factory=dict)
+    datasets: Sequence[str] = ()
     page: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -53,7 +55,7 @@ def read(folder: Path) -> dict[str, list[Result]]:
         folder: of the records, ``<folder>/<paper>/<table>[-<form>]``.
 
     Raises:
-        ConfigError: there is no record in it, or one of a table that does not exist.
+        ConfigError: there is no record in it, one of a table that does not exist, or two of a table in one form.
     """
     found = [path.parent for path in sorted(folder.glob(f"*/*/{record.ABOUT}"))]
     if not found:
@@ -64,9 +66,18 @@ def read(folder: Path) -> dict[str, list[Result]]:
             do="name their folder: --results DIR; those of fedexp lie in its checkout, in scripts/results",
         )
     results: dict[str, list[Result]] = {}
+    places: dict[tuple[str, str], Path] = {}
     # drawing takes most of the time; processes that are not forked hold no locks of threads
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
-        for result in pool.map(of_record, found):
+        for path, result in zip(found, pool.map(of_record, found), strict=True):
+            other = places.setdefault((result.report.name, result.report.form), path)
+            if other != path:
+                raise ConfigError(
+                    "two records are of one table in one form, which has one page",
+                    where=str(path),
+                    got=f"{result.report.name}, {result.report.form}, as in {other}",
+                    do="make one of both: fedexp-table report ... --from DIR --from DIR --out DIR",
+                )
             results.setdefault(result.report.name, []).append(result)
     for own in results.values():
         own.sort(key=lambda result: _FORMS.index(result.report.form))
@@ -84,8 +95,9 @@ def of_record(folder: Path) -> Result:
     report = with_pictures(make_report(table, cells, found), record.pictures(found, folder), found.missed)
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     methods = {run.method: run.choice for run in found.runs.values() if run.choice}
+    datasets = sorted({run.dataset for run in found.runs.values() if run.dataset})
     html = page(report, Links(files=tuple(files), configs=found.configs))
-    return Result(report, *_coverage(table, found), methods, html, files)
+    return Result(report, *_coverage(table, found), methods, datasets, html, files)
 
 
 def absent(table: Table) -> Result:

@@ -75,8 +75,8 @@ class Paper:
         return [entry for entry in self.entries if not entry.main.done]
 
     def states(self) -> Counter[str]:
-        """Of its claims, how many held, are refuted, open."""
-        return Counter(claim.state for entry in self.entries for claim in entry.claims)
+        """Of the claims that its runs are about, how many held, are refuted, open."""
+        return Counter(claim.state for entry in self.run for claim in entry.claims)
 
 
 def papers(results: Mapping[str, Sequence[Result]]) -> list[Paper]:
@@ -231,11 +231,12 @@ def _above(a: Cell, b: Cell | None, sign: int) -> bool:
 
 
 def _beside(report: Report, cells: Sequence[Cell]) -> str:
-    """``81.03 % (paper 78.20)``: means over cells."""
+    """``81.03 % (paper 78.20)``: means over cells; a single one's with its standard deviation over seeds."""
     places = layout.places(report)
+    spread = f" ± {layout.number(cells[0].sd, places)}" if len(cells) == 1 and cells[0].sd is not None else ""
     paper = [cell.paper for cell in cells if cell.paper is not None]
     theirs = f" (paper {layout.number(sum(paper) / len(paper), places)})" if len(paper) == len(cells) else ""
-    return minus(f"{layout.number(_mean(cells), places)}\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}")
+    return minus(f"{layout.number(_mean(cells), places)}{spread}\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}")
 
 
 def verdict(entry: Entry) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html import unescape
 from pathlib import Path
 
@@ -38,7 +39,11 @@ def test_the_first_page_says_what_came_out_and_whether_the_claim_held(
     front = unescape(pages["index.md"])
     [card] = re.findall(r'<article class="card".*?</article>', front, re.DOTALL)
     cells = {cell.method: cell for cell in read["ma_echo/fig7"][0].report.cells}
-    assert all(f"{cell.mean:.2f}\N{NO-BREAK SPACE}%" in card for cell in cells.values())
+    assert all(f"{cell.mean:.2f} ± {cell.sd:.2f}\N{NO-BREAK SPACE}%" in card for cell in cells.values())
+    assert "test accuracy · mnist · 3 seeds" in card
+    assert "1 refuted" in front and "? 1 open" in re.sub(
+        r"<[^>]+>", "", front
+    )  # not those of the table that was not run
     assert "2 claims of the paper: 1 refuted, 1 open." in card
     assert re.search(r"refuted</span> <span>five MLPs converge faster with the norm", card)
     assert ">full</span> 9 of 9 runs; also" in card and ">reduced</span> 3 of 3 runs" in card
@@ -112,6 +117,9 @@ def test_what_is_lacking_is_said_in_words(
 ) -> None:
     site = ["site", "--out", str(tmp_path / "site"), "--results", str(tmp_path)]
     assert run_command(site) == 2 and "there are no results to publish" in capsys.readouterr().err
+    for name in ("a", "b"):
+        shutil.copytree(RESULTS / "ma_echo" / "fig6a", tmp_path / "ma_echo" / name)
+    assert run_command(site) == 2 and "two records are of one table in one form" in capsys.readouterr().err
     (tmp_path / "mine.txt").touch()
     assert run_command([*site, "--out", str(tmp_path)]) == 2 and "something else than a site" in capsys.readouterr().err
     monkeypatch.setattr(build, "find_spec", lambda name: None)

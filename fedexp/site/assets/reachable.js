@@ -1,0 +1,6 @@
+// What Material leaves out for keyboards and screen readers: a name for its search, and a place in the tab order for what scrolls.
+addEventListener("load", () => {
+  document.querySelector('[data-md-component="search"]').setAttribute("aria-label", "Search")
+  for (const box of document.querySelectorAll("pre > code, .md-typeset__scrollwrap"))
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0
+})
