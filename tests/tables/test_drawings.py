@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import numpy as np
 import pytest
 
 from fedexp.commands.table import run_command
+from fedexp.config.compose import compose
 from fedexp.core.build import build
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, StorageError
+from fedexp.running.experiment import load_data
 from fedexp.storage.run_folder import trace_rows
 from fedexp.tables.cells import Job
 from fedexp.tables.drawing import Drawing, DrawnRun
+from fedexp.tables.drawings.class_counts import counts
 from fedexp.tables.drawings.panels import deviation, mean
 from fedexp.tables.lookup import CellRun, read_value
 from fedexp.tables.schema import load_table, table_names
@@ -193,3 +197,23 @@ def test_a_figure_from_nothing_to_its_page(tmp_path: Path, monkeypatch: pytest.M
     for step in (1, 10, 60):
         assert f"{values[step]:.2f} (1)" in lines[str(step)]
     assert "Log of the released code, our run" in (folder / "report.html").read_text()
+
+
+def test_class_counts_are_those_of_the_split_that_the_run_had(tmp_path: Path) -> None:
+    options = ["dataset=digits", "partition=shards", "partition.shards=2", "clients=6", f"output_root={tmp_path}"]
+    config = compose(options)
+    data = load_data(config)
+    made = run(tmp_path, "ours", 0, "same")
+    made = replace(made, config=config, result={"partition": {"sha256": data.partition.sha256}})
+    table = counts(made)
+    for client in range(6):
+        own = [int(data.train.y[at]) for at in data.partition.of(client)]
+        assert [own.count(k) for k in range(10)] == table[client].tolist()
+    assert table.sum() == len(data.train)
+    again = replace(made, seed=1, method="average")
+    [picture] = build(  # type: ignore[type-abstract]
+        Drawing, {"_target_": "fedexp.tables.drawings.class_counts.ClassCounts", "title": "t"}, "drawings[0]"
+    ).draw([again, made])
+    assert "seed 0" in picture.svg and "seed 1" not in picture.svg and str(table.max()) in picture.svg
+    with pytest.raises(StorageError, match="split that is drawn today"):
+        counts(replace(made, config=compose([*options, "seed_data=7"])))

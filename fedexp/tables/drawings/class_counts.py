@@ -1,0 +1,82 @@
+"""Who has how many samples of which class: the maps of FedSyn's Figures 4 and 5."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedexp.core.errors import StorageError
+from fedexp.tables.drawing import Drawing, DrawnRun
+from fedexp.tables.report import canvas
+from fedexp.tables.report.report import Picture
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class ClassCounts(Drawing):
+    """One panel a row, of its lowest seed: classes down, clients across, in every cell the samples, darker with their root.
+
+    Args:
+        title: of the picture; name: of its file.
+    """
+
+    title: str
+    name: str = "class_counts"
+
+    def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
+        rows: dict[tuple[Any, ...], DrawnRun] = {}  # methods of a row and seed have one split
+        for run in sorted(runs, key=lambda run: run.seed):
+            rows.setdefault(tuple(run.conditions.items()), run)
+        if not rows:
+            return ()
+        with canvas.drawing():
+            shown = [(run, counts(run)) for run in sorted(rows.values(), key=lambda run: list(run.conditions.values()))]
+            clients, classes = (max(table.shape[axis] for _, table in shown) for axis in (0, 1))
+            figure = canvas.figure(len(shown) * max(2.4, 0.42 * clients + 0.8), max(2.0, 0.24 * classes + 0.9))
+            for at, (run, table) in enumerate(shown):
+                axes = canvas.axes(figure, 1, len(shown), at + 1)
+                _map(axes, table)
+                where = canvas.named(list(run.conditions), list(run.conditions.values()), 40)
+                axes.set_title(f"{where}\nseed {run.seed}", fontsize=9, loc="left", parse_math=False, color=canvas.INK)
+            return (canvas.picture(self.name, self.title, figure, notes),)
+
+
+def counts(run: DrawnRun) -> np.ndarray:
+    """(clients, classes) int64, of the split that the run had: drawn again, and compared with what it stored.
+
+    Raises:
+        StorageError: the split that is drawn today is not the run's.
+    """
+    from fedexp.running.experiment import load_data
+
+    data = load_data(run.config)
+    stored = run.result["partition"]["sha256"]
+    if data.partition.sha256 != stored:
+        raise StorageError(
+            "the split that is drawn today is not the run's",
+            where=str(run.folder / "partition.safetensors"),
+            expected=stored,
+            got=data.partition.sha256,
+            do="run it again",
+        )
+    return data.class_counts()
+
+
+def _map(axes: Axes, table: np.ndarray) -> None:
+    import numpy as np
+
+    root = np.sqrt(table.T)
+    axes.imshow(root, cmap="Blues", vmin=0, aspect="auto", interpolation="nearest")
+    axes.grid(visible=False)
+    for (k, client), share in np.ndenumerate(root / max(1.0, root.max())):
+        if share:
+            colour = "white" if share > 0.6 else "black"
+            axes.text(client, k, f"{table[client, k]}", ha="center", va="center", fontsize=7, color=colour)
+    axes.set_xticks(range(table.shape[0]))
+    axes.set_yticks(range(table.shape[1]))
+    axes.set_xlabel("client")
+    axes.set_ylabel("class")
