@@ -11,13 +11,15 @@ cohort; within a round the cohort's models.
 Departures: the prior mean 0.1 is that of biases in every layer (the code puts it on a weight from the second layer on). All
 clients weigh 1 / N in a class that nobody has. The paper has all clients take part: one that was not in the last cohort gets
 the units that most of it have. BatchNorm is folded into the layer before it (NAFI, Appendix E). Fixed widths are ours:
-assignments are permutations, all clients get the whole model, and norms and tied layers (ResNet) move with their units.
+assignments are permutations, all clients get the whole model, and norms and tied layers (ResNet) move with their units. The
+posterior mean, which is the code's, takes c_k / (c_k + sigma / sigma_0) of every weight in every round; Algorithm 1 has a mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal
 
 import numpy as np
@@ -56,6 +58,8 @@ class FedMA(Aggregator):
     Args:
         sigma, sigma0, gamma, sweeps, popularity, caps: `fedexp.matching.beta_bernoulli.BetaBernoulli`.
         widths: ``inferred``, or ``fixed``: those of the local models.
+        merge: of matched units, ``posterior``: their posterior means, and rows of the output layer weighted by class counts;
+            ``mean``: plain means over the units that were matched, and over the models' output layers.
         fold_batch_norm: BatchNorm is taken into the layer before it, once, before the first match.
         retrain: false: all layers are matched at once, "one-shot matching".
         retrain_epochs, retrain_lr: of retraining and of all training in later rounds; None: as the round's local work. The
@@ -70,6 +74,7 @@ class FedMA(Aggregator):
     popularity: Literal[1, 2] = 1
     caps: bool = True
     widths: Literal["inferred", "fixed"] = "inferred"
+    merge: Literal["posterior", "mean"] = "posterior"
     fold_batch_norm: bool = True
     retrain: bool = True
     retrain_epochs: int | None = None
@@ -201,7 +206,7 @@ class FedMA(Aggregator):
             stream = numpy_generator(env.seed, "visiting order", env.round, number)
             order = np.asarray([stream.permutation(len(came)) for _ in range(self.sweeps)], dtype=np.int64)
             matched = matched.match_next(env.input_shape, options, order.reshape(-1, len(came)))
-        matched = matched.laid_out(env.input_shape, options)
+        matched = matched.laid_out(env.input_shape, replace(options, sigma0=inf) if self.merge == "mean" else options)
         structure = structure_of(matched.models[0].spec, env.input_shape)
         widths = [group.size for group in structure.groups]
         if again:
@@ -209,7 +214,8 @@ class FedMA(Aggregator):
             matching = {"cohort": cohort, "models": models, "units": dict(matched.units), "counted": counted}
             metrics = {"clients": len(came), f"fusion/width_{done + 1}": float(widths[done])}
             return {**state, "stage": state["stage"] + 1, "matching": matching}, metrics
-        fused = _fused(matched.models, structure, class_shares(counted))
+        shares = class_shares(counted if self.merge == "posterior" else torch.ones_like(counted))
+        fused = _fused(matched.models, structure, shares)
         metrics = {"clients": len(came), **width_metrics(list(matched.units.values()), widths)}
         return {**ended, "weights": fused, "cohort": cohort, "units": dict(matched.units)}, metrics
 

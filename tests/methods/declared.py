@@ -182,7 +182,7 @@ DECLARED = {
     "nafi": MATCHED,
     "nafi_paper": MATCHED,
     "fedma": LAYERWISE,
-    "fedma_fixed": Declared(NO_PRIOR, copies=SHRUNK),
+    "fedma_fixed": Declared(Reduction((), against=UNIFORM, tolerance=1e-6)),
     "nafi_layerwise": LAYERWISE,
     "feddf": Declared(Reduction(("aggregator.epochs=0",)), small=FEW_STEPS),
     "feddf_paper": Declared(Reduction(("aggregator.steps=0",), against=UNIFORM), small=FEW_STEPS),

@@ -352,6 +352,22 @@ def test_with_fixed_widths_and_no_prior_it_is_the_average(name: str) -> None:
         if key.startswith("output"):
             expected = sum(torch.einsum("c,c...->c...", f, m.params[key]) for f, m in zip(shares, close, strict=True))
         torch.testing.assert_close(result.params[key], expected, rtol=1e-11, atol=1e-11)
+    plain = matching(spec, widths="fixed", fold_batch_norm=False, merge="mean")
+    assert_same(tensors(merged(plain, close, COUNTS[:3])[0]), tensors(average), 1e-11)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_means_are_over_the_units_that_were_matched(name: str) -> None:
+    """Permuted copies are the model again; where no units are matched, the outputs are averaged."""
+    spec, models = NETS[name], models_of(NETS[name], 2)
+    structure = structure_of(spec, IMAGE)
+    moved = [models[0], *(structure.permute_weights(models[0], structure.random(seed)) for seed in range(2))]
+    result, _ = merged(matching(spec, gamma=0.01, merge="mean"), moved, COUNTS[:3])
+    torch.testing.assert_close(function_of(result), function_of(models[0]), rtol=1e-11, atol=1e-11)
+    wide, logged = merged(matching(spec, gamma=1e9, sigma=1e-9, merge="mean"), models, COUNTS[:2])
+    assert logged["fusion/log_ratio"] == 0
+    expected = (function_of(models[0]) + function_of(models[1])) / 2
+    torch.testing.assert_close(function_of(wide), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["paper", "code2020", "code2022"])
