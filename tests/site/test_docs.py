@@ -202,3 +202,8 @@ def test_docstrings_become_markdown() -> None:
     assert docstring("Args: lr: eta; b: c.") == "Args:\n\n- <code>lr</code>: eta\n- <code>b</code>: c."
     assert docstring("Args:\na: b\n    c.") == "Args:\n\n- <code>a</code>: b c."
     assert docstring("So:\n\n    a <- b_c\n      + d\n\nthen.") == "So:\n\n```text\na <- b_c\n  + d\n```\n\nthen."
+
+
+def test_links_of_the_readme_into_the_site_are_its_pages(pages: dict[str, Page]) -> None:
+    found = re.findall(r"\(outputs/site/([^)]+)\.html\)", (conf_dir().parent / "README.md").read_text())
+    assert len(found) > 3 and set(found) - {"index"} <= {path.removesuffix(".md") for path in pages}
