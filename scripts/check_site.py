@@ -70,6 +70,7 @@ def loud(site: Path) -> Iterator[str]:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         window = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
         try:
+            window.set_script_timeout(120)  # axe, on a busy machine
             window.get("about:blank")
             window.get_log("performance")  # of the browser's own start; reading empties it
             for page in sample(site):
