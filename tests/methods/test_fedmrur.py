@@ -281,16 +281,16 @@ def test_the_distance_and_its_gradient_are_their_definitions(beta: float) -> Non
 
 
 def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
-    """Where the definition, in the same precision, is off by its whole size; parallel vectors stay above zero."""
+    """Where the definition, in the same precision, is off by a quarter of its size or more, by the processor's sums."""
     rng = np.random.default_rng(1)
     a = torch.from_numpy(rng.normal(size=(50, 512)) * 1.3).float()
     z = a + torch.from_numpy(rng.normal(size=a.shape) * 1e-3).float()
     exact = squared_distance(z.double(), a.double(), 1.0)
     torch.testing.assert_close(squared_distance(z, a, 1.0).double(), exact, rtol=1e-5, atol=0)
-    assert float((naive_distance(z, a, 1.0).double() - exact).abs().max()) > 0.5 * float(exact.mean())
+    assert float((naive_distance(z, a, 1.0).double() - exact).abs().max()) > 0.25 * float(exact.mean())
     longer = 1e3 * a
     steps = torch.linspace(-1e-3, 1e-3, 50)[:, None]
-    assert bool((squared_distance(longer * (1 + steps), longer, 1.0) >= 0).all())
+    assert bool((squared_distance(longer * (1 + steps), longer, 1.0) >= 0).all())  # of parallel vectors
 
 
 @pytest.mark.parametrize("reduction", ["mean_exp", "exp_mean", "exp_sum", "sum_exp"])
