@@ -2,9 +2,9 @@
 
     python scripts/bench_distillation.py [steps bf16 ensemble weights memory] [--threads 2] [--write FILE] [sizes: --help]
 
-`steps`: a generator step and a distillation step of DENSE (Fashion-MNIST, CNN-MNIST) beside the same arithmetic written out with
-modules of torch's, channels last; rates of a matrix product and of the generator's largest convolution; what an experiment of
-T = 200, T_G = 30 takes, and would at the latter rate, the floor. `bf16`: the same steps with and without autocast. `ensemble`:
+`steps`: a generator step and a distillation step of DENSE (Fashion-MNIST, CNN-MNIST) beside the printed arithmetic written out
+with modules of torch's, channels last, whose products are counted; rates of a matrix product and of the generator's largest
+convolution; what an experiment of T = 200, T_G = 30 takes, and the bare one would at the latter rate, the floor. `bf16`: the same steps with and without autocast. `ensemble`:
 logits, statistics and the gradient with respect to the inputs, stacked and looped, and what ``teachers=auto`` takes. `weights`:
 Co-Boosting's steps of the clients' weights on a bank of --bank batches, in an epoch. `memory`: the peak of --many ResNet-18
 teachers, --at-once at a time, in a process of its own. Clients' models are start and noise. Sides alternate, a first turn does
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -47,7 +48,6 @@ from fedexp.core.seeds import torch_generator
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation.bank import samples_of
 from fedexp.distillation.ensemble import Ensemble
-from fedexp.distillation.generator import Generator
 from fedexp.distillation.stacking import seconds, stacks
 from fedexp.running.experiment import Experiment
 from fedexp.running.peak_memory import peak_memory
@@ -110,7 +110,7 @@ class World:
 
 
 class Bare:
-    """DENSE's two loops with modules and optimizers of torch's, channels last."""
+    """DENSE's two loops with modules and optimizers of torch's, channels last, as they are printed."""
 
     def __init__(self, world: World) -> None:
         self.world, self.norms = world, list[tuple[nn.BatchNorm2d, Tensor]]()
@@ -132,7 +132,7 @@ class Bare:
         method, env, y = self.world.method, self.world.env, self.world.labels
         assert isinstance(method, Dense) and isinstance(method.generator, Adam)
         c, height, width = env.input_shape
-        generator = Generator(shape=(c, height, width), nz=method.nz, ngf=method.ngf)
+        generator = _generator((c, height, width), method.nz, method.ngf)
         generator = generator.to(env.device, memory_format=torch.channels_last)
         z = drawn(method.b, method.nz, device=env.device).requires_grad_()
         optimizer = torch.optim.Adam([*generator.parameters(), z], lr=method.lr_generator, betas=method.generator.betas)
@@ -173,6 +173,17 @@ class Bare:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+
+
+def _generator(shape: tuple[int, int, int], nz: int, ngf: int) -> nn.Sequential:
+    """The layers that `fedexp.distillation.generator.Generator` lists, one after the other."""
+    c, height, width = shape
+    start = (2 * ngf, height // 4, width // 4)
+    layers: list[nn.Module] = [nn.Linear(nz, math.prod(start)), nn.Unflatten(1, start), nn.BatchNorm2d(2 * ngf)]
+    for channels in (2 * ngf, ngf):
+        convolution = nn.Conv2d(2 * ngf, channels, 3, padding=1, bias=False)
+        layers += [nn.Upsample(scale_factor=2), convolution, nn.BatchNorm2d(channels), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*layers, nn.Conv2d(ngf, c, 3, padding=1), nn.Sigmoid())
 
 
 def _module(weights: Weights) -> nn.Module:
