@@ -4,11 +4,11 @@
 
 `steps`: a generator step and a distillation step of DENSE (Fashion-MNIST, CNN-MNIST) beside the printed arithmetic written out
 with modules of torch's, channels last, whose products are counted; rates of a matrix product and of the generator's largest
-convolution; what an experiment of T = 200, T_G = 30 takes, and the bare one would at the latter rate, the floor. `bf16`: the same steps with and without autocast. `ensemble`:
-logits, statistics and the gradient with respect to the inputs, stacked and looped, and what ``teachers=auto`` takes. `weights`:
-Co-Boosting's steps of the clients' weights on a bank of --bank batches, in an epoch. `memory`: the peak of --many ResNet-18
-teachers, --at-once at a time, in a process of its own. Clients' models are start and noise. Sides alternate, a first turn does
-not count; times are medians, ratios medians of turns.
+convolution; what an experiment of T = 200, T_G = 30 takes, and the bare one would at the latter rate, the floor. `bf16`: the
+same steps with and without autocast. `ensemble`: logits, statistics and the gradient with respect to the inputs, stacked and
+looped, and what ``teachers=auto`` takes. `weights`: Co-Boosting's steps of the clients' weights on a bank of --bank batches, in
+an epoch. `memory`: the peak of --many ResNet-18 teachers, --at-once at a time, in a process of its own. Clients' models are
+start and noise. Sides alternate, a first turn does not count; times are medians, ratios medians of turns.
 """
 
 from __future__ import annotations
