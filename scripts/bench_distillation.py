@@ -200,11 +200,15 @@ def generator_step(world: World, steps: int, ensemble: Ensemble) -> float:
 
 
 def distillation_step(world: World, ensemble: Ensemble) -> float:
-    """Seconds of one, of a pass over the bank."""
-    samples = samples_of(world.bank, world.env.domain)
-    inputs = world.method.inputs(samples, ensemble, world.env)
-    once = partial(world.method.taught, world.state, inputs, ensemble, world.method.lr_student, world.env)
-    return clock(once, world.env.device) / len(world.bank)
+    """Seconds of one, of a pass over the bank, whose last batch is the teachers' first sight of it."""
+    method, env, samples = world.method, world.env, samples_of(world.bank, world.env.domain)
+    known = [ensemble(samples_of([batch], env.domain).inputs(slice(None))) for batch in world.bank[:-1]]
+
+    def once() -> None:
+        _, lessons = method.lessons({"bank": world.bank, "logits": known}, samples, ensemble, env)
+        method.taught(world.state, lessons, method.lr_student, env)
+
+    return clock(once, env.device) / len(world.bank)
 
 
 def rates(options: argparse.Namespace, dtype: torch.dtype) -> tuple[float, float]:

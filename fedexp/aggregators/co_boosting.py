@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.aggregators.data_free import Teach
-from fedexp.aggregators.replay import Replay
+from fedexp.aggregators.data_free import Lesson
+from fedexp.aggregators.replay import Replay, logits_of
 from fedexp.core.aggregator import State
 from fedexp.core.build import require
 from fedexp.core.data import Samples
@@ -125,19 +125,20 @@ class CoBoosting(Replay):
 
         return terms_of
 
-    def teacher(self, own: State, ensemble: Ensemble) -> Teach:
-        return partial(ensemble, weights=own["weights"])
-
-    def inputs(self, samples: Samples, teach: Teach, env: Env) -> Iterator[Tensor]:
+    def lessons(self, own: State, samples: Samples, ensemble: Ensemble, env: Env) -> tuple[State, Iterator[Lesson]]:
         """Perturbed batches, without bounds; each draws its directions u anew."""
+        return own, self._perturbed(partial(ensemble, weights=own["weights"]), samples, env)
+
+    def _perturbed(self, teach: Callable[[Tensor], Tensor], samples: Samples, env: Env) -> Iterator[Lesson]:
         random = torch_generator(env.seed, "directions", env.round, env.step)
         scale = 255 * env.domain.affine(samples.x.dim(), env.device)[0]  # of normalised inputs in [0, 1] units
-        for inputs in super().inputs(samples, teach, env):
+        for inputs, _ in self.inputs(samples, View.of(self.views, env, "distillation"), env):
             u = 2 * torch.rand(len(inputs), env.num_classes, generator=random).to(env.device, env.dtype) - 1
-            yield inputs + self.epsilon * scale * direction(inputs, teach, u, self.tau_epsilon)
+            moved = inputs + self.epsilon * scale * direction(inputs, teach, u, self.tau_epsilon)
+            yield moved, logits_of(teach, moved)
 
 
-def direction(inputs: Tensor, teach: Teach, u: Tensor, tau: float) -> Tensor:
+def direction(inputs: Tensor, teach: Callable[[Tensor], Tensor], u: Tensor, tau: float) -> Tensor:
     """Sign of the gradient of ``sum u * softmax(teach(inputs) / tau)``, u (b, C), with respect to the inputs."""
     leaf = inputs.detach().requires_grad_()
     with torch.enable_grad():

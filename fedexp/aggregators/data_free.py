@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,7 +29,7 @@ from fedexp.distillation.student import distil, fresh_student
 from fedexp.server_training.optimizers import Optimizer, Sgd, cosine
 from fedexp.tasks.classification import Classification
 
-Teach = Callable[[Tensor], Tensor]  # (b, C) logits of normalised inputs
+Lesson = tuple[Tensor, Tensor]  # normalised inputs (b, ...) and the teachers' logits of them (b, C)
 
 
 @dataclass(frozen=True)
@@ -167,13 +167,11 @@ class DataFree(Aggregator):
         """``synthetic``: images of the bank, or fresh ones of a generator that keeps none, a row a class."""
         return {"synthetic": by_class(*self.made(state, env), env.num_classes)} if state["own"] else {}
 
-    def taught(
-        self, state: State, inputs: Iterable[Tensor], teach: Teach, lr: float, env: Env
-    ) -> tuple[State, Metrics]:
-        """The state after a step of the student on each batch of `inputs`, and what to log."""
+    def taught(self, state: State, lessons: Iterable[Lesson], lr: float, env: Env) -> tuple[State, Metrics]:
+        """The state after a step of the student on each of `lessons`, and what to log."""
         noise = StepNoise(seed_of(env.seed, "student noise", env.round, env.step), env.device)
         student, optimizer, losses = distil(
-            state["student"], state["optimizer"], inputs, teach, self.student, lr, self.tau, noise
+            state["student"], state["optimizer"], lessons, self.student, lr, self.tau, noise
         )
         metrics = {"distillation/loss": float(losses.mean()), "distillation/steps": len(losses)}
         return {**state, "student": student, "optimizer": optimizer}, metrics

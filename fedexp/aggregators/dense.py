@@ -88,7 +88,9 @@ class Dense(Replay):
             return super().epoch(state, ensemble, lr, env)
         images, made, own = self.synthesise(self.labels(env), state["student"], ensemble, state["own"], env)
         inputs = View.of(self.views, env, "distillation").inputs(images, 0)
-        state, taught = self.taught({**state, "own": own}, [inputs], ensemble, lr, env)
+        with torch.no_grad():
+            lesson = inputs, ensemble(inputs)
+        state, taught = self.taught({**state, "own": own}, [lesson], lr, env)
         return state, {**made, **taught}
 
     def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:

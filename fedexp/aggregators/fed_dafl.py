@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedexp.aggregators.data_free import DataFree
+from fedexp.aggregators.data_free import DataFree, Lesson
 from fedexp.core.aggregator import State
 from fedexp.core.build import require
 from fedexp.core.env import Env
@@ -77,7 +77,7 @@ class FedDafl(DataFree):
 
     def epoch(self, state: State, ensemble: Ensemble, lr: float, env: Env) -> tuple[State, Metrics]:
         game = _Game(self, state["own"]["generator"], state["own"]["optimizer"], ensemble, env)
-        state, taught = self.taught(state, game.inputs(), game.teach, lr, env)
+        state, taught = self.taught(state, game.lessons(), lr, env)
         means = {name: float(torch.stack([row[name] for row in game.rows]).mean()) for name in game.rows[0]}
         own = {"generator": game.generator, "optimizer": game.optimizer}
         return {**state, "own": own}, {**named(means), **taught}
@@ -97,10 +97,10 @@ class _Game:
         self.generator, self.optimizer, self.rows = generator, optimizer, list[Terms]()
         self._method, self._ensemble, self._env = method, ensemble, env
         self._view = View.of("none", env, "synthesis")
-        self._shown: tuple[Tensor, Tensor] | None = None  # normalised images and the ensemble's logits
+        self._shown: Lesson | None = None
 
-    def inputs(self) -> Iterator[Tensor]:
-        """Normalised images of each step, after the generator has taken it."""
+    def lessons(self) -> Iterator[Lesson]:
+        """Normalised images of each step and their logits, which the generator's loss has computed, after it took the step."""
         method, env = self._method, self._env
         random = torch_generator(env.seed, "z", env.round, env.step)
         noise = torch.randn(method.iterations, method.b, method.nz, generator=random).to(env.device, env.dtype)
@@ -115,12 +115,7 @@ class _Game:
             params, self.optimizer = method.generator.step(params, grads, self.optimizer, method.lr_generator)
             self.generator = Weights(self.generator.spec, params, self.generator.buffers)
             assert self._shown is not None
-            yield self._shown[0]
-
-    def teach(self, inputs: Tensor) -> Tensor:
-        """The ensemble's logits of the step's images, which the generator's loss has computed."""
-        assert self._shown is not None and inputs is self._shown[0]
-        return self._shown[1]
+            yield self._shown
 
     def _loss(self, images: Tensor) -> Tensor:
         method = self._method

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedexp.aggregators.data_free import DataFree, Teach
+from fedexp.aggregators.data_free import DataFree, Lesson
 from fedexp.core.aggregator import State
 from fedexp.core.build import require
 from fedexp.core.data import Samples
@@ -28,7 +28,7 @@ class Replay(DataFree):
     """Epoch e: synthesis of b images, which join the bank; one shuffled pass of distillation over its e b images.
 
     ``own`` holds the bank, a tree ``x``, ``y`` a batch, which is stored once. Logs ``bank``, a count of images,
-    besides.
+    besides. Where distillation does not augment, the teachers see an image once: ``own`` holds D(x) of the bank's batches.
 
     Args:
         B: images of a distillation batch, the last one may be short, but not a single image.
@@ -54,9 +54,8 @@ class Replay(DataFree):
         images, made, own = self.synthesise(labels, state["student"], ensemble, state["own"], env)
         bank = [*own["bank"], stored(images, labels, self.rounding)]
         samples = samples_of(bank, env.domain)
-        teach = self.teacher(own, ensemble)
-        inputs = self.inputs(samples, teach, env)
-        state, taught = self.taught({**state, "own": {**own, "bank": bank}}, inputs, teach, lr, env)
+        own, lessons = self.lessons({**own, "bank": bank}, samples, ensemble, env)
+        state, taught = self.taught({**state, "own": own}, lessons, lr, env)
         return state, {**made, **taught, "bank": len(samples)}
 
     def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
@@ -74,15 +73,27 @@ class Replay(DataFree):
     ) -> tuple[Tensor, Metrics, State]:
         """The epoch's images (b, c, H, W) in [0, 1] for `labels`, what to log, and ``own`` after it."""
 
-    def teacher(self, own: State, ensemble: Ensemble) -> Teach:
-        """(b, C) logits that the student follows, of normalised inputs."""
-        return ensemble
-
-    def inputs(self, samples: Samples, teach: Teach, env: Env) -> Iterator[Tensor]:
-        """Batches of one shuffled pass over the bank, as the student sees them."""
+    def lessons(self, own: State, samples: Samples, ensemble: Ensemble, env: Env) -> tuple[State, Iterator[Lesson]]:
+        """``own`` for the next epoch, and what the student sees in one shuffled pass over `samples`, the bank's."""
         view = View.of(self.views, env, "distillation")
+        if view.augment is not None:
+            return own, ((x, logits_of(ensemble, x)) for x, _ in self.inputs(samples, view, env))
+        known: list[Tensor] = own.get("logits", [])
+        new = [samples_of([batch], env.domain).inputs(slice(None)) for batch in own["bank"][len(known) :]]
+        known = [*known, *(logits_of(ensemble, x) for x in new)]
+        logits = torch.cat(known)
+        return {**own, "logits": known}, ((x, logits[at]) for x, at in self.inputs(samples, view, env))
+
+    def inputs(self, samples: Samples, view: View, env: Env) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of one shuffled pass over the bank, through `view`, and the images' positions in it."""
         passes = batches(len(samples), self.B, env.seed, "distillation", env.round, env.step)
         order = torch.cat(list(passes)).to(samples.x.device)  # at once: no batch waits for the host
         for step, at in enumerate(torch.split(order, self.B)):
             if len(at) > 1:  # BatchNorm has no variance of one
-                yield view.augmented(samples.inputs(at), step)
+                yield view.augmented(samples.inputs(at), step), at
+
+
+def logits_of(ensemble: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """The ensemble's logits, without a gradient."""
+    with torch.no_grad():
+        return ensemble(inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ class Generator(nn.Module):
         x = self.linear(z).unflatten(1, self.start).contiguous(memory_format=torch.channels_last)
         x = self.norms[0](x)
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
-            x = functional.leaky_relu(norm(doubled(x, conv.weight)), 0.2)
+            x = functional.leaky_relu(norm(doubled(x, cast(Tensor, conv.weight))), 0.2)
         return torch.sigmoid(self.output(x))
 
 

@@ -28,28 +28,24 @@ def fresh_student(env: Env) -> Weights:
 def distil(
     student: Weights,
     state: State,
-    batches: Iterable[Tensor],
-    teach: Callable[[Tensor], Tensor],
+    lessons: Iterable[tuple[Tensor, Tensor]],
     optimizer: Optimizer,
     lr: float,
     tau: float,
     noise: StepNoise,
 ) -> tuple[Weights, State, Tensor]:
-    """The student and its optimizer's state after one step a batch towards ``KL_tau(teach(x) || S(x))``, and (steps,) losses.
+    """The student and its optimizer's state after one step a batch towards ``KL_tau(D(x) || S(x))``, and (steps,) losses.
 
     Args:
-        batches: normalised inputs (b, ...).
-        teach: (b, C) logits of inputs; asked without a gradient.
+        lessons: normalised inputs x (b, ...) and the teachers' logits D(x) (b, C).
         noise: what random layers of the student draw from.
     """
     net = net_of(student, training=True)
     net.set_noise(noise)
     learned, buffers = student.trainable, trees.clone(student.buffers)
     losses: list[Tensor] = []
-    for step, inputs in enumerate(batches):
+    for step, (inputs, target) in enumerate(lessons):
         noise.step = step
-        with torch.no_grad():
-            target = teach(inputs)
 
         def loss_of(learned: Tree, inputs: Tensor = inputs, target: Tensor = target) -> Tensor:
             return kl(target, net({**student.params, **learned}, buffers, inputs), tau).mean()

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.aggregators.co_boosting import CoBoosting, direction, reweighted
-from fedexp.aggregators.replay import Replay
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.weights import Weights
 from fedexp.distillation.bank import samples_of
 from fedexp.distillation.ensemble import Ensemble
 from fedexp.distillation.generator import generator_spec
+from fedexp.distillation.views import View
 from tests.methods.distilled_world import (
     assert_student,
     divergence,
@@ -104,8 +104,12 @@ def test_every_pixel_moves_by_epsilon_along_the_gradient() -> None:
     ensemble, env = Ensemble([kept.load() for kept in state["teachers"]]), world.env.at(0, 2)
     samples = samples_of(state["own"]["bank"], env.domain)
     teach = partial(ensemble, weights=state["own"]["weights"])
-    still = torch.cat(list(Replay.inputs(aggregator, samples, teach, env)))
-    moved = torch.cat(list(aggregator.inputs(samples, teach, env)))
+    view = View.of("clients", env, "distillation")
+    still = torch.cat([x for x, _ in aggregator.inputs(samples, view, env)])
+    lessons = list(aggregator.lessons(state["own"], samples, ensemble, env)[1])
+    moved = torch.cat([x for x, _ in lessons])
+    for x, logits in lessons:
+        assert torch.equal(logits, teach(x)) and not logits.requires_grad
     steps = (moved - still).abs() * 0.25 * 255  # in 8 bits of the images
     assert torch.all((steps - 4).abs().minimum(steps) < 1e-9) and (steps > 1).float().mean() > 0.5
     x, u = still[:2], torch.tensor([[1.0, -0.5, 0.2], [0.3, 0.3, -1.0]], dtype=torch.float64)

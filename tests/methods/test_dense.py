@@ -135,6 +135,27 @@ def test_the_bank_grows_by_a_batch_an_epoch_and_the_student_passes_over_all() ->
     assert [len(state["teachers"]) for state in after] == [3, 3, 3, 0]
 
 
+@pytest.mark.parametrize("method", ["dense", "fed_adi"])
+@pytest.mark.parametrize("views", ["clients", "flip"])
+def test_teachers_see_an_image_once_unless_distillation_augments(
+    method: str, views: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a round: the next one has other teachers, who see all that is kept."""
+    rounds = ["rounds=2", "aggregator.T=2", "aggregator.keep_bank=true", f"aggregator.views={views}"]
+    world = small_world(method, *(TINY if method == "dense" else ["aggregator.N_inv=2"]), *rounds)
+    seen: list[int] = []
+    call = Ensemble.__call__
+    monkeypatch.setattr(Ensemble, "__call__", lambda self, x: (seen.append(len(x)), call(self, x))[1])
+    after, _ = states(world)
+    assert sum(seen) == (6 + 6 + 18 + 6 if views == "clients" else 6 + 12 + 18 + 24)
+    for begun, ended in ((after[0], after[2]), (after[3], after[5])):
+        assert ("logits" in ended["own"]) == (views == "clients")
+        ensemble = Ensemble([kept.load() for kept in begun["teachers"]])
+        for batch, logits in zip(ended["own"]["bank"], ended["own"].get("logits", []), strict=False):
+            torch.testing.assert_close(call(ensemble, normalised(batch["x"].double() / 255)), logits)
+    assert len(after[5]["own"]["bank"]) == 4
+
+
 def epoch_of(world: Any, state: dict[str, Any], *, student: Weights | None = None, **changes: Any) -> Any:
     """What `Dense.synthesise` makes in the second epoch."""
     aggregator, env = replace(world.aggregator, **changes), world.env.at(0, 2)
@@ -249,7 +270,7 @@ def test_rounds_start_where_they_are_told() -> None:
 def test_the_step_size_follows_half_a_cosine_over_the_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
     distil = data_free.distil
-    monkeypatch.setattr(data_free, "distil", lambda *args: (seen.append(args[5]), distil(*args))[1])
+    monkeypatch.setattr(data_free, "distil", lambda *args: (seen.append(args[4]), distil(*args))[1])
     states(small_world("dense", *TINY, "aggregator.schedule=cosine"))
     assert seen == [cosine(0.01, epoch, 3) for epoch in range(3)] and seen[0] == 0.01 > seen[2] > 0
 
