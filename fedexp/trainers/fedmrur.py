@@ -87,37 +87,37 @@ class FedMRUR(MoFedSAM):
         run = _Watched(net, self.layer == "penultimate")
         loss = ctx.task.loss(cast(Net, run), params, buffers, batch, ctx.noise)
         anchor = ctx.once("received model's z", lambda: self._received(run.inputs, ctx))
-        d2 = squared_distance(run.z.flatten(1), anchor.flatten(1), self.beta)
-        R = self.reduced(d2)
-        scalars = {"lorentz": d2.mean(), "hyperbolic": R - 1}
-        if self.measure_gradient:
-            with torch.no_grad():
-                scalars["hyperbolic_gradient"] = self._share(run, anchor, net, params, buffers, batch, ctx)
-        return Measured(loss + self.gamma * R, scalars)
+        z = run.z.flatten(1)
+        with torch.no_grad():
+            d2, slope = squared_distance(z, anchor, self.beta)
+            R, rate = self.reduced(d2)
+            added, pull = self.gamma * R, self.gamma * rate.unsqueeze(-1) * slope
+            scalars = {"lorentz": d2.mean(), "hyperbolic": R - 1}
+            if self.measure_gradient:
+                scalars["hyperbolic_gradient"] = self._share(pull, run, net, params, buffers, batch, ctx)
+        # The value of gamma R, and its gradient in z
+        return Measured(loss + (((z - z.detach()) * pull).sum() + added), scalars)
 
     def _received(self, inputs: tuple[Tensor, ...], ctx: Ctx) -> Tensor:
-        """The representation (b, ...) by the received model."""
+        """The representation (b, d) by the received model."""
         frozen = _Watched(ctx.reference, self.layer == "penultimate")
         with torch.no_grad():
             frozen(*ctx.received, *inputs)
-        return frozen.z
+        return frozen.z.flatten(1)
 
-    def reduced(self, d2: Tensor) -> Tensor:
-        """R of a batch's (b,) squared distances (Eq. 3)."""
-        if self.reduction == "exp_mean":
-            d2 = d2.mean()
-        elif self.reduction == "exp_sum":
-            d2 = d2.sum()
-        each = torch.exp((d2 / self.sigma).clamp(max=MOST))
-        return each.sum() if self.reduction == "sum_exp" else each.mean()
+    def reduced(self, d2: Tensor) -> tuple[Tensor, Tensor]:
+        """R of a batch's (b,) squared distances (Eq. 3), and its derivatives in them, (b,) or a scalar that all share."""
+        exponent = {"exp_mean": d2.mean, "exp_sum": d2.sum}.get(self.reduction, lambda: d2)() / self.sigma
+        each = torch.exp(exponent.clamp(max=MOST))
+        rate = torch.where(exponent <= MOST, each, 0) / self.sigma
+        if self.reduction in ("mean_exp", "exp_mean"):
+            rate = rate / len(d2)
+        return each.sum() if self.reduction == "sum_exp" else each.mean(), rate
 
     def _share(
-        self, run: _Watched, anchor: Tensor, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
+        self, pull: Tensor, run: _Watched, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
     ) -> Tensor:
-        """``||d(gamma R)/dz|| / ||df/dz||`` at the representations z of `run`."""
-
-        def term(z: Tensor) -> Tensor:
-            return self.gamma * self.reduced(squared_distance(z.flatten(1), anchor.flatten(1), self.beta))
+        """``||pull|| / ||df/dz||`` at the representations z of `run`, pull being gamma R's gradient."""
 
         def task(z: Tensor) -> Tensor:
             def above(params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class FedMRUR(MoFedSAM):
 
             return ctx.task.loss(cast(Net, above), params, buffers, batch, ctx.noise)
 
-        own, other = (torch.linalg.vector_norm(torch.func.grad(f)(run.z.detach())) for f in (term, task))
+        own, other = (torch.linalg.vector_norm(gradient) for gradient in (pull, torch.func.grad(task)(run.z.detach())))
         share: Tensor = own / other.clamp(min=torch.finfo(other.dtype).tiny)
         return share
 

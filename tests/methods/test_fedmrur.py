@@ -270,14 +270,12 @@ def test_fedsam_on_a_quadratic() -> None:
 @pytest.mark.parametrize("beta", [0.1, 1.0, 30.0])
 def test_the_distance_and_its_gradient_are_their_definitions(beta: float) -> None:
     z, a = 3 * torch.from_numpy(np.random.default_rng(0).normal(size=(2, 20, 5)))
-    z.requires_grad_()
-    d2 = squared_distance(z, a, beta)
+    d2, found = squared_distance(z, a, beta)
     torch.testing.assert_close(d2, naive_distance(z, a, beta), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(d2, squared_distance(a, z, beta))
+    torch.testing.assert_close(d2, squared_distance(a, z, beta)[0])
     assert bool((d2 > 0).all() and (d2 < (z - a).square().sum(1)).all())
     z_0, a_0 = ((beta + each.square().sum(1, keepdim=True)).sqrt() for each in (z, a))
-    (found,) = torch.autograd.grad(d2.sum(), z)
-    torch.testing.assert_close(found, (2 * (a_0 / z_0) * z - 2 * a).detach(), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found, 2 * (a_0 / z_0) * z - 2 * a, rtol=1e-10, atol=1e-12)
 
 
 def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
@@ -285,12 +283,12 @@ def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
     rng = np.random.default_rng(1)
     a = torch.from_numpy(rng.normal(size=(50, 512)) * 1.3).float()
     z = a + torch.from_numpy(rng.normal(size=a.shape) * 1e-3).float()
-    exact = squared_distance(z.double(), a.double(), 1.0)
-    torch.testing.assert_close(squared_distance(z, a, 1.0).double(), exact, rtol=1e-5, atol=0)
+    exact, _ = squared_distance(z.double(), a.double(), 1.0)
+    torch.testing.assert_close(squared_distance(z, a, 1.0)[0].double(), exact, rtol=1e-5, atol=0)
     assert float((naive_distance(z, a, 1.0).double() - exact).abs().max()) > 0.25 * float(exact.mean())
     longer = 1e3 * a
     steps = torch.linspace(-1e-3, 1e-3, 50)[:, None]
-    assert bool((squared_distance(longer * (1 + steps), longer, 1.0) >= 0).all())  # of parallel vectors
+    assert bool((squared_distance(longer * (1 + steps), longer, 1.0)[0] >= 0).all())  # of parallel vectors
 
 
 @pytest.mark.parametrize("reduction", ["mean_exp", "exp_mean", "exp_sum", "sum_exp"])
@@ -299,10 +297,19 @@ def test_extremes_stay_finite(reduction: str) -> None:
     trainer = FedMRUR(sigma=1e-3, reduction=reduction)  # type: ignore[arg-type]
     a = torch.tensor([0.0, 1.0, 1e15, -1e15])[:, None].repeat(1, 3)
     for at in (a, -a, torch.zeros_like(a), a * (1 + 1e-6)):
-        z = at.clone().requires_grad_()
-        R = trainer.reduced(squared_distance(z, a, 1.0))
-        (grad,) = torch.autograd.grad(R, z)
-        assert bool(R.isfinite() and grad.isfinite().all())
+        d2, slope = squared_distance(at, a, 1.0)
+        R, rate = trainer.reduced(d2)
+        assert bool(R.isfinite() and (rate.unsqueeze(-1) * slope).isfinite().all())
+
+
+@pytest.mark.parametrize("reduction", ["mean_exp", "exp_mean", "exp_sum", "sum_exp"])
+def test_the_derivatives_of_r_are_its_slopes(reduction: str) -> None:
+    """Beyond the bound of the exponent, too, where R is constant."""
+    trainer = FedMRUR(sigma=2.0, reduction=reduction)  # type: ignore[arg-type]
+    for d2 in ([0.1, 3.0, 70.0], [0.5, 2.0, 4.0], [90.0, 70.0, 60.0]):
+        at = torch.tensor(d2, dtype=torch.float64, requires_grad=True)
+        R, rate = trainer.reduced(at)
+        torch.testing.assert_close(rate.expand(3), torch.autograd.grad(R, at)[0])
 
 
 # ---------------------------------------------------------------- normalised aggregation
