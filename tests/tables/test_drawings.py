@@ -51,10 +51,10 @@ def rows(*values: float, step: int = 1) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """What is put on the panels: ``plot`` (x, y), ``axhline`` y, ``fill_between`` (x, low, high), ``title``."""
+    """What is put on the panels: ``plot`` (x, y), ``axhline`` y, ``fill_between`` (x, low, high), title and axis' name."""
     from matplotlib.axes import Axes
 
-    seen: dict[str, list[Any]] = {"plot": [], "axhline": [], "fill_between": [], "set_title": []}
+    seen: dict[str, list[Any]] = {"plot": [], "axhline": [], "fill_between": [], "set_title": [], "set_xlabel": []}
     for name, kept in seen.items():
         original = getattr(Axes, name)
 
@@ -100,6 +100,8 @@ def test_each_client_is_thin_beside_their_mean(tmp_path: Path, drawn: dict[str, 
     drawn["plot"].clear()
     draw(runs, axis="record")
     assert drawn["plot"][0][0] == [0, 1]
+    draw(runs, called="server epoch")
+    assert drawn["set_xlabel"] == [("iteration",), ("recorded point",), ("server epoch",)]
 
 
 def test_a_run_that_several_rows_read_is_drawn_once(tmp_path: Path, drawn: dict[str, list[Any]]) -> None:

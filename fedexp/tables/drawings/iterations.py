@@ -26,6 +26,7 @@ class Iterations(Drawing):
         label: of the vertical axis; scale: factor that turns the series and the headline into its unit.
         panels: conditions, or ``method``, that make a panel; heading: of a panel, these in braces; None: they are listed.
         axis: ``iteration``, or ``record``: the number of the recorded point, where methods record in different steps.
+        called: what the figure calls an iteration, as the horizontal axis says it.
         round: whose iterations.
     """
 
@@ -39,6 +40,7 @@ class Iterations(Drawing):
     panels: tuple[str, ...] = ()
     heading: str | None = None
     axis: Literal["iteration", "record"] = "iteration"
+    called: str = "iteration"
     round: int = 1
 
     def __post_init__(self) -> None:
@@ -46,7 +48,7 @@ class Iterations(Drawing):
         require(not set(self.curves) & set(self.lines), "a method is either one of 'curves' or one of 'lines'")
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        x = "iteration" if self.axis == "iteration" else "recorded point"
+        x = self.called if self.axis == "iteration" else "recorded point"
         panels = Panels(self.name, self.title, x, self.label, self.panels, self.heading)
         return panels.draw(runs, self.curves, self._curve, self._level, self.lines, notes)
 
