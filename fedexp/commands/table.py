@@ -102,7 +102,7 @@ class _Request:
         from fedexp.tables.lookup import Finder
         from fedexp.tables.schema import load_table
 
-        if own := [o for o in options.overrides if key_of(o) == "seed"]:
+        if own := [o for o in options.overrides if key_of(o) == "seed" or o.isdecimal()]:
             raise ConfigError("a table gives each run its seed", got=own[0], do="name the seeds: --seeds 0,1")
         self.options = options
         self.table: Table = load_table(options.name)
