@@ -1,6 +1,6 @@
 """The bare loop that fedexp's speed is measured against: what a researcher would write by hand, nothing else.
 
-    python scripts/bare_loop.py DATA_ROOT W1|W2|W3 [--method fedavg|fedprox|scaffold|fedsam] [--threads 2] [--rounds 8]
+    python scripts/bare_loop.py DATA_ROOT W1|W2|W3|W4 [--method fedavg|fedprox|scaffold|fedsam] [--threads 2] [--rounds 8]
 
 Images are normalised once and indexed; torch.optim.SGD; no evaluation, checkpoint or log. Prints seconds and local steps of
 every round as JSON.
@@ -39,10 +39,33 @@ def cnn() -> nn.Module:
     )  # fmt: skip
 
 
+class Block(nn.Module):
+    def __init__(self, a: int, b: int, stride: int) -> None:
+        super().__init__()
+        self.main = nn.Sequential(*normed(a, b, 3, stride), nn.ReLU(), *normed(b, b, 3, 1))
+        self.short = nn.Sequential(*(normed(a, b, 1, stride) if stride > 1 else ()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.main(x) + self.short(x))
+
+
+def normed(a: int, b: int, size: int, stride: int) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(a, b, size, stride, padding=size // 2, bias=False), nn.GroupNorm(2, b)
+
+
+def resnet18() -> nn.Module:
+    blocks = [Block(a, b, stride) for a, b, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))]
+    again = [Block(b, b, 1) for b in (64, 128, 256, 512)]
+    pairs = itertools.chain.from_iterable(zip(blocks, again, strict=True))
+    stem = *normed(1, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)
+    return nn.Sequential(*stem, *pairs, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
 WORKLOADS = {  # model, clients, samples a client, clients a round, batch, lr, momentum
     "W1": (lambda: mlp(784, 200, 10), 1000, 60, 20, 20, 0.05, 0.0),
     "W2": (lambda: mlp(784, 400, 200, 100, 10), 10, 6000, 10, 64, 0.05, 0.5),
     "W3": (cnn, 100, 100, 10, 10, 0.05, 0.0),
+    "W4": (resnet18, 10, 40, 10, 20, 0.05, 0.0),
 }
 
 

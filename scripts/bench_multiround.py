@@ -6,8 +6,9 @@
 other clients have chosen, in float64; memory is the peak beyond the candidates. `peak`: a run in which the last round
 chooses among K models of m of N clients, all on disk beyond --memory-gb, beside FedAvg; a process each, models that nobody
 trained (start and noise), memory as the system says of the process when it ends. At full size it takes 13.5 GB of disk;
---clients 20 a fifth of that. `rounds`: seconds a round of methods on bench_rounds.py's W1 and W2, without momentum, beside a bare
-loop of two passes or another method, in alternating processes. `mix`: FedLAW's mix of m ResNet-18s and its gradient beside two
+--clients 20 a fifth of that. `rounds`: seconds a round of methods on bench_rounds.py's workloads, without momentum, beside a bare
+loop or another method, in alternating processes; W1s is W1 with 100 clients, whose states all exist after a few rounds: the
+first use of memory, a page at a time, is not in its medians. `mix`: FedLAW's mix of m ResNet-18s and its gradient beside two
 products with their matrix. `teachers`: FedDF's server on a static proxy, and how often a teacher has seen a sample. Seconds
 are the fastest of --repeats; of `rounds` medians.
 """
@@ -34,7 +35,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import alternate
-from bench_rounds import ROUNDS, WORKLOADS
+import bench_rounds
 from bench_scale import child
 
 from fedexp.aggregators import feddf
@@ -158,13 +159,17 @@ class Pair:
     beside: str
     most: float
     engine: str = "vectorized"
+    threads: int | None = None  # None: --threads
 
 
+WORKLOADS = {**bench_rounds.WORKLOADS, "W1s": [*bench_rounds.WORKLOADS["W1"], "clients=100", "limit.train=6000"]}
+ROUNDS = {**bench_rounds.ROUNDS, "W1s": 30}
 PAIRS = [
     *(Pair(w, method, "bare fedsam", most) for w, most in (("W1", 0.55), ("W2", 0.72)) for method in ("fedsam", "mofedsam")),
     *(Pair(w, "fedcm", "fedavg", 1.15) for w in ("W1", "W2")),
-    *(Pair(w, "feddyn", "fedavg", most) for w, most in (("W1", 1.4), ("W2", 1.15))),
+    *(Pair(w, "feddyn", "fedavg", most) for w, most in (("W1", 1.4), ("W1s", 1.4), ("W2", 1.15))),
     *(Pair(w, "fedmrur", "mofedsam", 1.35, "serial") for w in ("W1", "W2")),
+    Pair("W4", "fedavg", "bare fedavg", 1.05, "auto", threads=2),
 ]  # fmt: skip
 
 
@@ -173,15 +178,15 @@ def bench_rounds(options: argparse.Namespace) -> list[str]:
 
 
 def _paired(pair: Pair, options: argparse.Namespace) -> str:
-    rounds = options.rounds or ROUNDS[pair.workload]
+    rounds, threads = options.rounds or ROUNDS[pair.workload], pair.threads or options.threads
 
     def seconds(method: str) -> float:
         if method.startswith("bare "):
             more = ["--method", method.removeprefix("bare "), "--momentum", "0"]
-            said = alternate.bare(options.data, pair.workload, options.threads, rounds, *more)
+            said = alternate.bare(options.data, pair.workload, threads, rounds, *more)
         else:
             more = [f"method={method}", f"engine={pair.engine}", "local.momentum=0", "aggregator.weights=uniform"]
-            said = alternate.fedexp(options.data, options.threads, rounds, *WORKLOADS[pair.workload], *more)
+            said = alternate.fedexp(options.data, threads, rounds, *WORKLOADS[pair.workload], *more)
         steps.add(tuple(said["steps"]))
         return statistics.median(said["seconds"][1:])
 
@@ -192,6 +197,7 @@ def _paired(pair: Pair, options: argparse.Namespace) -> str:
     ratio = statistics.median(mine / other for other, mine in times)
     other, mine = map(statistics.median, zip(*times, strict=True))
     what = f"{pair.workload}, {pair.method} ({pair.engine}) beside {pair.beside}"
+    what += f", {pair.threads} threads" if pair.threads else ""
     return f"| {what} | {mine:.4f} s beside {other:.4f} s a round | | ratio {ratio:.2f}, bound {pair.most} |"
 
 

@@ -1,6 +1,6 @@
 """Seconds a round of fedexp's engines against the bare loop, in strictly alternating processes, on Fashion-MNIST.
 
-    python scripts/bench_rounds.py [W1 W1u W2 W3] [--methods fedavg fedprox scaffold] [--engines serial auto ...]
+    python scripts/bench_rounds.py [W1 W1u W2 W3 W4] [--methods fedavg fedprox scaffold] [--engines serial auto ...]
     python scripts/bench_rounds.py --against CHECKOUT    # the committed table, a checkout of another commit alternating with this
 
 An engine is its name with optional overrides behind commas: vectorized,engine.stack=5. Every engine's process follows a bare
@@ -19,7 +19,7 @@ from typing import Any
 
 import alternate
 
-ROUNDS = {"W1": 30, "W1u": 30, "W2": 5, "W3": 7}
+ROUNDS = {"W1": 30, "W1u": 30, "W2": 5, "W3": 7, "W4": 4}
 W1 = ["model=mlp_784_200", "clients=1000", "clients_per_round=20", "local.batch_size=20"]
 UNEQUAL = ["partition=dirichlet", "partition.alpha=0.1", "partition.gated=false", "partition.on_small=allow"]
 WORKLOADS = {
@@ -33,6 +33,7 @@ WORKLOADS = {
         *("partition=iid", "model=cnn_mcmahan", "limit.train=10000"),
         *("clients=100", "clients_per_round=10", "local.batch_size=10"),
     ],
+    "W4": ["partition=iid", "model=resnet18_gn", "limit.train=400", "clients=10", "local.batch_size=20"],
 }
 METHODS = {
     "fedavg": ["method=fedavg"],
@@ -101,7 +102,7 @@ def computing(engine: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = alternate.parser(__doc__)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="W1|W1u|W2|W3")
+    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="W1|W1u|W2|W3|W4")
     parser.add_argument("--methods", nargs="+", default=["fedavg"], choices=METHODS)
     parser.add_argument("--engines", nargs="+", default=alternate.ENGINES, metavar="ENGINE[,OVERRIDE...]")
     parser.add_argument("--pairs", type=int, default=5)
