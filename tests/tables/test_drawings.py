@@ -51,10 +51,17 @@ def rows(*values: float, step: int = 1) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """What is put on the panels: ``plot`` (x, y), ``axhline`` y, ``fill_between`` (x, low, high), title and axis' name."""
+    """What is put on the panels: ``plot`` (x, y), ``axhline`` y, ``fill_between`` (x, low, high), title and axis' name, scale."""
     from matplotlib.axes import Axes
 
-    seen: dict[str, list[Any]] = {"plot": [], "axhline": [], "fill_between": [], "set_title": [], "set_xlabel": []}
+    seen: dict[str, list[Any]] = {
+        "plot": [],
+        "axhline": [],
+        "fill_between": [],
+        "set_title": [],
+        "set_xlabel": [],
+        "set_yscale": [],
+    }
     for name, kept in seen.items():
         original = getattr(Axes, name)
 
@@ -137,7 +144,9 @@ def test_rounds(tmp_path: Path, drawn: dict[str, list[Any]]) -> None:
     (one.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     changes = {"_target_": "fedexp.tables.drawings.rounds.Rounds"}
     draw([one], **changes)
-    assert drawn["plot"] == [([1, 3], pytest.approx([20, 50]))]
+    assert drawn["plot"] == [([1, 3], pytest.approx([20, 50]))] and not drawn["set_yscale"]
+    draw([one], logarithmic=True, **changes)
+    assert drawn["set_yscale"] == [("log",)]
     with pytest.raises(ConfigError, match="no metric 'test/global/ac'"):
         draw([one], metric="test/global/ac", **changes)
 

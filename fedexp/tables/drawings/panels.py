@@ -42,6 +42,7 @@ class Panels:
         name, title: of the picture; x, y: what the axes say.
         by: conditions, or ``method``, that make a panel; what differs otherwise is pooled.
         heading: of a panel, its conditions in braces (``"{init}-init {clients}-MLPs"``); None: they are listed.
+        logarithmic: the vertical axis.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Panels:
     y: str
     by: tuple[str, ...] = ()
     heading: str | None = None
+    logarithmic: bool = False
 
     def draw(
         self,
@@ -110,6 +112,8 @@ class Panels:
                 elif method in found:
                     _plot(axes, [curve(run) for run in found[method]], style)
             axes.set_title(self._heading(where), fontsize=9, loc="left", parse_math=False, color=canvas.INK)
+            if self.logarithmic:
+                axes.set_yscale("log")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
             if at >= len(shown) - across:
                 axes.set_xlabel(self.x, parse_math=False)

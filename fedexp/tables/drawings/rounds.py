@@ -22,7 +22,7 @@ class Rounds(Drawing):
         curves: methods; lines: those drawn at their headline, as horizontal lines.
         title: of the picture; name: of its file.
         metric: of the evaluated rounds, e.g. ``test/global/acc``.
-        label: of the vertical axis; scale: factor that turns the metric into its unit.
+        label: of the vertical axis; scale: factor that turns the metric into its unit; logarithmic: the axis.
         panels: conditions, or ``method``, that make a panel; heading: of a panel, these in braces; None: they are listed.
     """
 
@@ -33,6 +33,7 @@ class Rounds(Drawing):
     metric: str = "test/global/acc"
     label: str = "test accuracy (%)"
     scale: float = 100.0
+    logarithmic: bool = False
     panels: tuple[str, ...] = ()
     heading: str | None = None
 
@@ -41,7 +42,8 @@ class Rounds(Drawing):
         require(not set(self.curves) & set(self.lines), "a method is either one of 'curves' or one of 'lines'")
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        panels = Panels(self.name, self.title, "communication round", self.label, self.panels, self.heading)
+        axes = "communication round", self.label, self.panels, self.heading, self.logarithmic
+        panels = Panels(self.name, self.title, *axes)
         return panels.draw(runs, self.curves, self._curve, self._level, self.lines, notes)
 
     def _level(self, run: DrawnRun) -> float:
