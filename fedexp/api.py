@@ -133,6 +133,8 @@ def save_models(
     num_classes: int,
     class_counts: Sequence[Sequence[int]] | Tensor | None = None,
     num_examples: Sequence[int] | Tensor | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
 ) -> None:
     """Bring models trained elsewhere into the form that ``client_models.path`` takes; model i is client i's.
 
@@ -144,6 +146,8 @@ def save_models(
         input_shape: of one sample, e.g. (1, 28, 28); num_classes: both are passed to constructors that take them.
         class_counts: (models, classes) training samples of each class; without them, those of the run's partition count.
         num_examples: training samples of each client; by default what `class_counts` sum to.
+        mean, std: per channel, of the inputs' normalisation (``[]``: none), as ``dataset.mean`` and ``dataset.std``; a run whose
+            data set has others is refused. None: nothing is checked.
 
     Raises:
         ConfigError: a state dict does not fit its network, or the counts or networks do not fit the models.
@@ -163,7 +167,8 @@ def save_models(
         examples = [sum(row) for row in counts]
     number = len(state_dicts)
     facts = {"num_clients": number, "clients": list(range(number)), "num_examples": examples, "class_counts": counts}
-    clients = build(Clients, facts, "")
+    inputs = {name: None if value is None else list(value) for name, value in (("mean", mean), ("std", std))}
+    clients = build(Clients, {**facts, **inputs}, "")
     given = [model] * number if isinstance(model, str | Mapping) else model
     if len(given) != number:
         raise ConfigError(

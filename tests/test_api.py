@@ -153,6 +153,15 @@ def test_models_from_elsewhere_are_fused() -> None:
         torch.testing.assert_close(value.double(), expected, rtol=0, atol=1e-6)
 
 
+def test_a_recorded_normalisation_must_be_the_runs() -> None:
+    node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [6]}
+    fedexp.save_models("raw", [net.state_dict() for net in networks(3)], node, mean=[], std=[], **SHAPE)
+    command = ["rounds=1", *QUICK[1:], "client_models.path=raw"]
+    with pytest.raises(ConfigError, match="another normalisation"):
+        fedexp.run(command)
+    assert fedexp.run([*command, "dataset.mean=[]", "dataset.std=[]"]).status == "done"
+
+
 def test_buffers_travel_and_a_class_path_is_enough() -> None:
     nets = [nn.BatchNorm1d(4), nn.BatchNorm1d(4)]
     for number, net in enumerate(nets):

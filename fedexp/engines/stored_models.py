@@ -19,7 +19,8 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.trainer import Trainer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.storage.model_folder import MODELS, Clients, ModelFolder, fingerprint
+from fedexp.data.dataset import Dataset
+from fedexp.storage.model_folder import CLIENTS, MODELS, Clients, ModelFolder, fingerprint
 
 _CPU = torch.device("cpu")
 _STORED = {torch.float32: "F32", torch.float64: "F64"}
@@ -64,7 +65,7 @@ class StoredModels:
     def __contains__(self, client: object) -> bool:
         return client in self._number
 
-    def check(self, clients: int, specs: Specs, dtype: torch.dtype, num_classes: int, trainer: Trainer) -> None:
+    def check(self, clients: int, specs: Specs, dtype: torch.dtype, dataset: Dataset, trainer: Trainer) -> None:
         """Refuse what does not fit the experiment, before any data are loaded; raises `ConfigError`."""
         if self.clients.num_clients != clients:
             raise ConfigError(
@@ -83,13 +84,23 @@ class StoredModels:
                     do="set trainer=sgd, or client_models.path=null",
                 )
         rows = self.clients.class_counts
-        if rows and len(rows[0]) != num_classes:
+        if rows and len(rows[0]) != dataset.num_classes:
             raise ConfigError(
                 "the folder's class counts are of another data set",
                 where="client_models.path",
-                expected=f"{num_classes} classes",
+                expected=f"{dataset.num_classes} classes",
                 got=f"{len(rows[0])} classes",
             )
+        for name in ("mean", "std"):
+            known, used = getattr(self.clients, name), getattr(dataset, name)
+            if known is not None and known != tuple(used):
+                raise ConfigError(
+                    "the folder's models were trained on inputs of another normalisation",
+                    where=f"dataset.{name}",
+                    expected=f"{list(known)}, as {CLIENTS} says",
+                    got=list(used),
+                    do="set dataset.mean and dataset.std to what the models were trained with",
+                )
         wanted = [specs.of(client) for client in self.clients.clients]
         for number, (stored, spec) in enumerate(zip(self.folder.specs, wanted, strict=True)):
             if stored.arch != spec.arch or stored.arguments != spec.arguments:  # in this order: a file imports nothing

@@ -132,8 +132,8 @@ class Experiment:
             self.aggregator.check(spec, self.input_shape)
         self.aggregator.check_extent(self.extent)
         if self.stored_models is not None:
-            classes, dtype = self.dataset.num_classes, getattr(torch, self.config.dtype)
-            self.stored_models.check(self.config.clients, self.specs, dtype, classes, self.trainer)
+            dtype = getattr(torch, self.config.dtype)
+            self.stored_models.check(self.config.clients, self.specs, dtype, self.dataset, self.trainer)
         self.proxy.check(self.dataset)
         for dataset in (self.dataset, self.proxy.dataset):
             if dataset is not None:

@@ -39,12 +39,15 @@ class Clients:
         clients: indices in it.
         num_examples: training samples of each, or None where nobody knows.
         class_counts: (models, classes) training samples of each class, or None.
+        mean, std: per channel, of the inputs' normalisation (`fedexp.core.data.InputDomain`; empty: none), or None.
     """
 
     num_clients: int
     clients: tuple[int, ...]
     num_examples: tuple[int, ...] | None = None
     class_counts: tuple[tuple[int, ...], ...] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         distinct = sorted(set(self.clients))
@@ -70,7 +73,8 @@ class Clients:
             return None
         chosen = list(outcome.clients)
         sizes, counts = data.partition.sizes[chosen].tolist(), data.class_counts()[chosen].tolist()
-        return cls(num_clients, outcome.clients, tuple(sizes), tuple(map(tuple, counts)))
+        inputs = data.train.mean, data.train.std
+        return cls(num_clients, outcome.clients, tuple(sizes), tuple(map(tuple, counts)), *inputs)
 
 
 def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> None:
