@@ -40,7 +40,7 @@ from fedexp.distillation.losses import boundary_support, hard_similarity
 from fedexp.distillation.student import answers
 from fedexp.distillation.synthesis import Terms, generate, named
 from fedexp.distillation.views import View
-from fedexp.server_training.batches import batches
+from fedexp.server_training.batches import batches, on_device
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Adam, Optimizer, Sgd
 
@@ -105,7 +105,7 @@ class CoBoosting(Replay):
             known = torch.cat([batch["y"] for batch in own["bank"]])
             order = batches(len(known), self.B, env.seed, "weights", env.round, env.step)
             step = self.mu * self.mu_decay ** (env.step - 1)
-            weights = reweighted(weights, torch.cat(logits, 1), known, order, step)
+            weights = reweighted(weights, torch.cat(logits, 1), known, on_device(order, env.device), step)
         metrics = {**named(made.lowest), "weights/min": float(weights.min()), "weights/max": float(weights.max())}
         return made.images, metrics, {**own, "weights": weights, "logits": logits}
 
@@ -126,15 +126,15 @@ class CoBoosting(Replay):
         return terms_of
 
     def lessons(self, own: State, samples: Samples, ensemble: Ensemble, env: Env) -> tuple[State, Iterator[Lesson]]:
-        """Perturbed batches, without bounds; each draws its directions u anew."""
+        """Perturbed batches, without bounds; every pass draws the images' directions u anew."""
         return own, self._perturbed(partial(ensemble, weights=own["weights"]), samples, env)
 
     def _perturbed(self, teach: Callable[[Tensor], Tensor], samples: Samples, env: Env) -> Iterator[Lesson]:
         random = torch_generator(env.seed, "directions", env.round, env.step)
+        u = (2 * torch.rand(len(samples), env.num_classes, generator=random) - 1).to(env.device, env.dtype)
         scale = 255 * env.domain.affine(samples.x.dim(), env.device)[0]  # of normalised inputs in [0, 1] units
-        for inputs, _ in self.inputs(samples, View.of(self.views, env, "distillation"), env):
-            u = 2 * torch.rand(len(inputs), env.num_classes, generator=random).to(env.device, env.dtype) - 1
-            moved = inputs + self.epsilon * scale * direction(inputs, teach, u, self.tau_epsilon)
+        for inputs, at in self.inputs(samples, View.of(self.views, env, "distillation"), env):
+            moved = inputs + self.epsilon * scale * direction(inputs, teach, u[at], self.tau_epsilon)
             yield moved, logits_of(teach, moved)
 
 
@@ -150,11 +150,10 @@ def reweighted(weights: Tensor, logits: Tensor, labels: Tensor, order: Iterable[
     """(m,) weights in [0, 1] after a signed step of the cross-entropy of D_w on each batch.
 
     Args:
-        logits: (m, N, C) of every client; labels: (N,); order: positions of each batch.
+        logits: (m, N, C) of every client; labels: (N,); order: positions of each batch, on their device.
     """
     for at in order:
-        rows = at.to(labels.device)
-        own, y = logits[:, rows], labels[rows]
+        own, y = logits[:, at], labels[at]
         _, (grads,) = value_and_grad(partial(_cross_entropy, own, y), {"w": weights})
         weights = (weights - step * grads["w"].sign()).clamp(0, 1)
     return weights

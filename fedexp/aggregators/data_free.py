@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from fedexp.aggregators.average import averaged
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.build import require
 from fedexp.core.env import Env
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import StepNoise
 from fedexp.core.needs import Demand, Needs
@@ -56,6 +57,8 @@ class DataFree(Aggregator):
         precision: ``bf16``: autocast in the teachers' passes, looped, and the generator's; losses, statistics and the student
             stay as they are.
     """
+
+    remedy: ClassVar[str] = "lower aggregator.lr_student, or bound gradients with aggregator.student.clip"
 
     T: int = 200
     tau: float = 20.0
@@ -174,6 +177,8 @@ class DataFree(Aggregator):
             state["student"], state["optimizer"], lessons, self.student, lr, self.tau, noise
         )
         metrics = {"distillation/loss": float(losses.mean()), "distillation/steps": len(losses)}
+        if not math.isfinite(metrics["distillation/loss"]):
+            raise FedexpError(f"the student's loss is not finite in server epoch {env.step}", do=self.remedy)
         return {**state, "student": student, "optimizer": optimizer}, metrics
 
     def outcome(self, state: State) -> Outcome:

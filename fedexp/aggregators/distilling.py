@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from fedexp.core import trees
 from fedexp.core.aggregator import State
 from fedexp.core.build import require
 from fedexp.core.env import Env
+from fedexp.core.errors import FedexpError
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
 from fedexp.core.task import Metrics
@@ -82,4 +84,8 @@ class Distilling(ServerTrained):
             work = self.after_step({**work, "optimizer": optimizer}, live, step)
             losses.append(loss)
         metrics = {"server/loss": float(torch.stack(losses).mean())} if losses else {}
+        if not math.isfinite(metrics.get("server/loss", 0.0)):
+            raise FedexpError(
+                "the student's loss is not finite", where=f"{len(losses)} optimizer steps", do="lower aggregator.lr"
+            )
         return Weights(weights.spec, whole(weights, live), buffers), work, metrics

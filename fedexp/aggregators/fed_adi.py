@@ -27,7 +27,7 @@ from fedexp.core.seeds import torch_generator
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation.ensemble import Ensemble
-from fedexp.distillation.losses import competition, total_variation
+from fedexp.distillation.losses import Variation, competition, total_variation
 from fedexp.distillation.student import answers
 from fedexp.distillation.synthesis import Terms, named, synthesise
 from fedexp.distillation.views import View
@@ -41,7 +41,7 @@ class FedAdi(Replay):
     Args:
         N_inv: steps on a batch; lr_pixels: their size; pixels: their optimizer.
         w_f, w_tv, w_2, w_c: of statistics, total variation, norm and competition (0: the student is not asked).
-        shift: the largest offset, in pixels, along either side.
+        shift: the largest offset, in pixels, along either side; tv: form of the total variation.
     """
 
     N_inv: int = 30
@@ -52,6 +52,7 @@ class FedAdi(Replay):
     w_2: float = 0.0
     w_c: float = 1.0
     shift: int = 2
+    tv: Variation = "l2"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +79,8 @@ class FedAdi(Replay):
         offsets = torch.randint(-self.shift, self.shift + 1, (self.N_inv, 2), generator=random).tolist()
         terms_of = self.loss(labels, student, ensemble, offsets, View.of("none", env, "synthesis"))
         state = self.pixels.init(u)
-        made = synthesise(u, state, lambda u: u["u"].sigmoid(), terms_of, self.pixels, self.lr_pixels, self.N_inv)
+        how = terms_of, self.pixels, self.lr_pixels, self.N_inv, "pixels"
+        made = synthesise(u, state, lambda u: u["u"].sigmoid(), *how)
         return made.images, named(made.lowest), own
 
     def loss(
@@ -94,7 +96,7 @@ class FedAdi(Replay):
             terms = {
                 "ce": F.cross_entropy(shown.logits, labels),
                 "f": shown.statistics,
-                "tv": total_variation(v),
+                "tv": total_variation(v, self.tv),
                 "norm": torch.linalg.vector_norm(v),
             }
             loss = terms["ce"] + self.w_f * terms["f"] + self.w_tv * terms["tv"] + self.w_2 * terms["norm"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +46,10 @@ class FedDafl(DataFree):
         nz, ngf: `fedexp.distillation.generator.Generator`, drawn once.
         w_oh, w_ie, w_a: weights of L_oh, L_ie and L_a (0: teachers need no penultimate features).
     """
+
+    remedy: ClassVar[str] = (
+        "lower aggregator.lr_generator or lr_student, or bound gradients with aggregator.generator.clip or student.clip"
+    )
 
     tau: float = 1.0
     iterations: int = 120

@@ -70,11 +70,18 @@ class FedDF(Distilling):
         require(
             self.patience is None or self.validate_every is not None, "patience has no effect without validate_every"
         )
+        require(
+            self.student_start == "fedavg" or 0 not in (self.steps, self.epochs),
+            "student_start=fresh without a step of distillation delivers an untrained network: set epochs or steps",
+        )
 
     @property
     def needs(self) -> Needs:
         needs = super().needs | Needs(
-            validation=self.validate_every is not None, augmented=self.augment, broadcasts=True
+            validation=self.validate_every is not None,
+            augmented=self.augment,
+            broadcasts=True,
+            unseen_proxy=True,
         )
         return replace(needs, same_architecture=self.averages_updates)
 

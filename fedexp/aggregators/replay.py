@@ -20,7 +20,7 @@ from fedexp.core.weights import Weights
 from fedexp.distillation.bank import Rounding, samples_of, stored
 from fedexp.distillation.ensemble import Ensemble
 from fedexp.distillation.views import View, Views
-from fedexp.server_training.batches import batches
+from fedexp.server_training.batches import batches, on_device
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,8 @@ class Replay(DataFree):
 
     def inputs(self, samples: Samples, view: View, env: Env) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of one shuffled pass over the bank, through `view`, and the images' positions in it."""
-        passes = batches(len(samples), self.B, env.seed, "distillation", env.round, env.step)
-        order = torch.cat(list(passes)).to(samples.x.device)  # at once: no batch waits for the host
-        for step, at in enumerate(torch.split(order, self.B)):
+        order = batches(len(samples), self.B, env.seed, "distillation", env.round, env.step)
+        for step, at in enumerate(on_device(order, samples.x.device)):
             if len(at) > 1:  # BatchNorm has no variance of one
                 yield view.augmented(samples.inputs(at), step), at
 

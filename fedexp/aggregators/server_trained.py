@@ -30,7 +30,7 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights, by_spec
-from fedexp.server_training.batches import batches
+from fedexp.server_training.batches import batches, on_device
 
 network = by_spec(Net)
 """``network(spec, device, dtype)``: a network that the server uses again and again, in whatever mode it was left."""
@@ -41,7 +41,9 @@ Part = tuple[int, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class ServerTrained(Mean):
-    """FedAvg's mean, then optimizer steps on proxy data. Without any of these the method is FedAvg to the bit.
+    """A first step, FedAvg's mean unless the method says otherwise, then optimizer steps on proxy data.
+
+    Without any of these, from the mean, the method is FedAvg to the bit.
 
     Args:
         steps, epochs: of server training a round, exactly one of them: optimizer steps, or passes over the proxy data.
@@ -166,12 +168,11 @@ class ServerTrained(Mean):
         noise = StepNoise(seed_of(*names, "noise"), env.device)
         net.set_noise(noise)
         order = batches(len(proxy), self.batch_size, *names, epochs=None, start=taken)
-        for step, at in enumerate(islice(order, until - taken), start=taken):
+        for step, at in enumerate(on_device(islice(order, until - taken), proxy.x.device), start=taken):
             if len(at) == 1 and net.has_batch_norm:
                 continue  # it has no statistics of one
             noise.step = step
-            index = at.to(proxy.x.device)
-            yield step, index, proxy.inputs(index)
+            yield step, at, proxy.inputs(at)
 
 
 def proxy_of(env: Env) -> Samples:

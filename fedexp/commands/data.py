@@ -87,8 +87,11 @@ def _facts(data: FederatedData) -> list[str]:
     lines.append(f"test       {len(data.test):,} samples")
     if data.proxy is not None:
         labelled = "labelled" if bool((data.proxy.y >= 0).all()) else "unlabelled"
-        source = f"the {data.proxy_source} split" + (f" of {data.proxy_dataset}" if data.proxy_dataset else "")
-        lines.append(f"proxy      {len(data.proxy):,} {labelled} samples from {source}")
+        split = f"samples from the {data.proxy_source} split" + (
+            f" of {data.proxy_dataset}" if data.proxy_dataset else ""
+        )
+        what = "images of noise" if data.proxy_source == "noise" else split
+        lines.append(f"proxy      {len(data.proxy):,} {labelled} {what}")
     lines.append("drawn      " + ", ".join(f"{key}={value}" for key, value in data.partition.info.items()))
     lines.append(f"sha256     {data.partition.sha256} (partition)")
     return lines

@@ -14,5 +14,5 @@ def groups(folders: tuple[Path, ...]) -> Iterator[tuple[str, list[str]]]:
             name, _, option = path.relative_to(folder).with_suffix("").as_posix().partition("/")
             found.setdefault(name, set()).add(option)
     for name, options in sorted(found.items()):
-        if name not in ("table", "tuned"):  # never part of a config
+        if name not in ("by_dataset", "table", "tuned"):  # not for users to choose
             yield name, sorted(options)

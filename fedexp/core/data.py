@@ -174,7 +174,7 @@ class FederatedData:
         proxy: server data, or None.
         fingerprint: sha256 of the arrays as loaded, before any split.
         labels: (n,) int64, `train.y`'s labels as a NumPy array, zeros where they are masks; may share memory with them.
-        proxy_source: the split that `proxy` was taken from: none, train or test.
+        proxy_source: the split that `proxy` was taken from: none, train or test; or noise.
         proxy_dataset, proxy_fingerprint: name and `fingerprint` of the other data set that it was taken from, or None.
         after_split: state of the legacy generator that drew the partition, after it (``RandomState.get_state``), or None.
     """

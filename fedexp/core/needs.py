@@ -32,7 +32,8 @@ class Needs:
 
     Args:
         demands: values that keys of the config must have; those of two plug-ins must agree.
-        proxy, proxy_labels: server data must be configured, with labels.
+        proxy, proxy_labels: server data must be configured, with labels; unseen_proxy: of one round, they must not
+            be test data.
         validation: the config must cut a validation share; an aggregator gets it as ``env.validation``.
         update_norms: RoundStats.squared_norms must be filled.
         same_architecture: every client and the server must have one network (whatever averages or matches models).
@@ -46,6 +47,7 @@ class Needs:
     demands: tuple[Demand, ...] = ()
     proxy: bool = False
     proxy_labels: bool = False
+    unseen_proxy: bool = False
     validation: bool = False
     update_norms: bool = False
     same_architecture: bool = False

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.build import require
 from fedexp.core.data import FederatedData, Partition, Samples
 from fedexp.core.errors import ConfigError, DataError
-from fedexp.core.seeds import numpy_generator
+from fedexp.core.seeds import numpy_generator, torch_generator
 from fedexp.data.dataset import Arrays, Dataset, labels_of
 from fedexp.data.partition import CutPartition, Partitioner, validate
 
@@ -26,28 +27,47 @@ class Proxy:
     """Server data, taken before the split; the clients (or the test set) do not have it.
 
     Args:
-        source: the split it is taken from, class-balanced as far as that allows.
-        size: a count (int), or a fraction of the source (float, at most 1).
+        source: the split it is taken from, class-balanced as far as that allows, or ``noise``: 8-bit images whose values are
+            uniform and independent.
+        size: a count (int), or a fraction of the split (float, at most 1).
         labelled: does the server know the labels? If not, they are -1.
         dataset: another data set whose split it is; its samples are normalised with the statistics of the clients' one.
+        resize: its images are brought to the clients' height and width, bilinearly, and rounded to 8 bits.
     """
 
-    source: Literal["none", "train", "test"] = "none"
+    source: Literal["none", "train", "test", "noise"] = "none"
     size: int | float = 0
     labelled: bool = False
     dataset: Dataset | None = None
+    resize: bool = False
 
     def __post_init__(self) -> None:
         if self.source == "none":
             require(self.size == 0, f"proxy.size={self.size} has no effect: set proxy.source=train or test")
             require(self.dataset is None, "proxy.dataset has no effect: set proxy.source=train or test")
+        elif self.source == "noise":
+            require(self.dataset is None, "noise is of no data set: set proxy.dataset=null, or proxy.source=train")
+            require(not self.labelled, "noise has no labels: set proxy.labelled=false")
+            require(
+                isinstance(self.size, int) and self.size >= 1,
+                f"proxy.size must be a count with proxy.source=noise, got {self.size}",
+            )
         elif isinstance(self.size, float):
             require(0 < self.size <= 1, f"proxy.size={self.size} is no fraction: give one in (0, 1], or a whole number")
         else:
             require(self.size >= 1, f"proxy.size must be at least 1 with proxy.source={self.source}, got {self.size}")
+        require(not self.resize or self.dataset is not None, "proxy.resize has no effect without proxy.dataset")
 
     def check(self, main: Dataset) -> None:
         """Refuse a data set whose samples the clients' networks do not take, or that is the clients' own."""
+        if self.source == "noise" and not main.pixels:
+            raise ConfigError(
+                "noise is made as 8-bit images, and the clients' samples are none",
+                where="proxy.source",
+                expected="train or test",
+                got="noise",
+                do="set proxy.source=train",
+            )
         other = self.dataset
         if other is None:
             return
@@ -59,13 +79,14 @@ class Proxy:
                 got=other.name,
                 do="set proxy.dataset=null: then what the proxy takes from a split is taken away from it",
             )
-        if other.shape != main.shape:
+        resized = self.resize and other.pixels and main.pixels and other.shape[:-2] == main.shape[:-2]
+        if other.shape != main.shape and not resized:
             raise ConfigError(
                 f"the proxy's samples do not fit networks for data set '{main.name}'",
                 where="proxy.dataset",
                 expected=f"samples of shape {list(main.shape)} (channels, height, width of images)",
                 got=f"{list(other.shape)} of '{other.name}'",
-                do="choose another data set, or image_folder with dataset.shape: nothing is resized or coloured silently",
+                do="choose another data set; images of other heights and widths, and as many channels: proxy.resize=true",
             )
         if self.labelled and other.num_classes != main.num_classes:
             raise ConfigError(
@@ -194,10 +215,15 @@ def federate(
         held = torch.from_numpy(partition.held).to(device)
         val = Samples(train.x[held], train.y[held], dataset.mean, dataset.std, None, dtype)
     server = None
-    if proxy.source != "none":
+    if proxy.source == "noise":
+        x = _noise(proxy.count(0), dataset.shape, division.seed_data)
+        server = samples(x, torch.full((len(x),), UNLABELLED), np.arange(len(x)))
+    elif proxy.source != "none":
         server = samples(
             proxy_x, proxy_y if proxy.labelled else torch.full((len(proxy_y),), UNLABELLED), parts.proxy_at
         )
+        if proxy.resize:
+            server = replace(server, x=_resized(server.x, dataset.shape[-2:]))
     return FederatedData(
         train=train,
         partition=partition,
@@ -347,6 +373,16 @@ def _hold_out(
             do="lower eval.held_out",
         )
     return _apart(balanced(labels[at], count, num_classes, numpy_generator(seed_data, "held out")), at)
+
+
+def _noise(count: int, shape: tuple[int, ...], seed_data: int) -> Tensor:
+    return torch.randint(256, (count, *shape), generator=torch_generator(seed_data, "proxy noise"), dtype=torch.uint8)
+
+
+def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
+    """8-bit images (n, c, height, width) of another `size`, in parts: as floating-point numbers they are four times as large."""
+    parts = [F.interpolate(part.float(), size, mode="bilinear", antialias=True) for part in torch.split(images, 1000)]
+    return torch.cat([part.round().clamp(0, 255).to(torch.uint8) for part in parts])
 
 
 def _apart(taken: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

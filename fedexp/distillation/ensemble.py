@@ -15,6 +15,8 @@ from fedexp.core.net import Net
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
+_AT_ONCE = 10  # 100 ResNets' activations do not fit into a device's memory
+
 
 class Shown(NamedTuple):
     """What an ensemble of m teachers shows of (b, ...) inputs; scalars are 0 where they were not asked for.
@@ -36,7 +38,7 @@ class Ensemble:
     Args:
         teachers: f^1 ... f^m.
         at_once: how many may hold activations for a gradient at a time; the others' are computed again when it is taken.
-            None: all, and nothing is computed twice.
+            None: ten; of no more than that nothing is computed twice.
         stacked: those run as one network, their tensors side by side along a first axis; they must have one architecture.
             False: one after the other.
         bf16: networks run under autocast, which does not reach convolutions of stacks; what they show is in the inputs' type,
@@ -52,7 +54,7 @@ class Ensemble:
         for net in self._nets.values():
             net.train(False)
         self._teachers = list(teachers)
-        self._at_once, self._bf16 = at_once or len(teachers), bf16
+        self._at_once, self._bf16 = at_once or _AT_ONCE, bf16
         self._stacks: dict[int, tuple[Tree, Tree]] = {}
         if stacked:
             require(len(self._nets) == 1, "stacked teachers must have one architecture")

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Mask = Literal["disagree", "agree", "none"]
+Variation = Literal["l2", "l1"]
 """Which samples count: those on which teacher and student name different classes, the same one, or all."""
 
 _TINY = 1e-8  # of a probability whose logarithm is taken
@@ -69,11 +70,19 @@ def competition(teacher: Tensor, student: Tensor) -> Tensor:
     return 1 - (sum(parts, torch.zeros_like(p[0, 0])) / 2).clamp(0, 1)
 
 
-def total_variation(images: Tensor) -> Tensor:
-    """Sum of the four Frobenius norms, over the whole (b, c, H, W) batch, of differences of neighbours: horizontal, vertical
-    and both diagonal ones (DeepInversion's code for CIFAR-10)."""
+def total_variation(images: Tensor, form: Variation = "l2") -> Tensor:
+    """Of (b, c, H, W) images, by differences of neighbours: horizontal, vertical and both diagonal ones.
+
+    Args:
+        form: ``l2``: the sum of the four Frobenius norms over the whole batch (DeepInversion's code for CIFAR-10); ``l1``: of the
+            four mean absolute differences (the same in its code's other form).
+    """
     across, down = images[..., :, 1:] - images[..., :, :-1], images[..., 1:, :] - images[..., :-1, :]
     falling = images[..., 1:, 1:] - images[..., :-1, :-1]
     rising = images[..., 1:, :-1] - images[..., :-1, 1:]
-    norms = [torch.linalg.vector_norm(difference) for difference in (across, down, falling, rising)]
-    return torch.stack(norms).sum()
+    measure = torch.linalg.vector_norm if form == "l2" else _mean_size
+    return torch.stack([measure(difference) for difference in (across, down, falling, rising)]).sum()
+
+
+def _mean_size(values: Tensor) -> Tensor:
+    return values.abs().mean()

@@ -52,12 +52,14 @@ def synthesise(
     optimizer: Optimizer,
     lr: float,
     steps: int,
+    called: str = "generator",
 ) -> Synthesis:
     """`steps` steps of `optimizer` from `state` on `learned`; the host waits for the device once, at the end.
 
     Args:
         images_of: images of `learned`, differentiable.
         terms_of: of the images and the step's number.
+        called: the optimizer's key in the aggregator's config, for messages; that of `lr` begins with lr_.
 
     Raises:
         FedexpError: a loss is NaN or infinite.
@@ -88,7 +90,7 @@ def synthesise(
         raise FedexpError(
             f"the loss of generated images is not finite in step {bad + 1} of {steps}",
             where=", ".join(f"{name} {value:g}" for name, value in terms[bad].items()),
-            do="lower aggregator.lr_generator, or bound gradients with aggregator.generator.clip",
+            do=f"lower aggregator.lr_{called}, or bound gradients with aggregator.{called}.clip",
         )
     return Synthesis(kept, learned, state, terms)
 

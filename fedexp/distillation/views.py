@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -13,17 +13,17 @@ from fedexp.core.kernel import StepNoise
 from fedexp.core.seeds import seed_of
 from fedexp.data.augment import Augment
 
-Views = Literal["none", "clients", "flip", "crop_flip"]
-"""``clients``: the transform of their training batches; ``flip``: its crop and a flip with probability 1/2 in any case;
-``crop_flip``: a crop of the image padded by 4 pixels, and that flip."""
+Views = Literal["none", "clients", "authors", "crop_flip"]
+"""``clients``: the transform of their training batches; ``authors``: the same with a flip with probability 1/2 in any case, as in
+DENSE's code (on CIFAR crop and flip, elsewhere a flip); ``crop_flip``: a crop of the image padded by 4 pixels, and that flip."""
 
 
 def augmentation(views: Views, domain: InputDomain) -> Augmentation | None:
     """The random transform of normalised batches that `views` names."""
     if views == "crop_flip":
         return Augment(flip=0.5, crop_padding=4)
-    if views == "flip":
-        return Augment(flip=0.5, crop_padding=getattr(domain.augment, "crop_padding", 0))
+    if views == "authors":
+        return replace(domain.augment, flip=0.5) if isinstance(domain.augment, Augment) else Augment(flip=0.5)
     return domain.augment if views == "clients" else None
 
 

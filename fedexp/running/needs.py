@@ -103,6 +103,14 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
             got="none",
             do="set proxy.source=train proxy.size=0.02",
         )
+    if needs.unseen_proxy and proxy.source == "test" and config.rounds == 1:
+        raise ConfigError(
+            f"{name} in one shot would train on test data",
+            where="proxy.source",
+            expected="train (of proxy.dataset, or of the clients' data set before the split) or noise",
+            got="test",
+            do="set proxy.source=train",
+        )
     if needs.proxy_labels and not proxy.labelled:
         raise ConfigError(f"{name} needs labelled server data", where="proxy.labelled", expected="true", got="false")
     if needs.local_steps and config.client_models.path is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,3 +32,9 @@ def batches(
         order = torch.randperm(n, generator=torch_generator(*names, "order", epoch))
         first = start % per_epoch if epoch == start // per_epoch else 0
         yield from itertools.islice(torch.split(order, batch_size), first, per_epoch)
+
+
+def on_device(order: Iterable[Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    """The batches of `order` on `device`, copied at once: no step of them waits for the host."""
+    parts = list(order)
+    return torch.split(torch.cat(parts).to(device), [len(part) for part in parts]) if parts else ()

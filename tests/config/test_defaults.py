@@ -12,7 +12,9 @@ import yaml
 
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
-from fedexp.core.build import convert, locate
+from fedexp.core.build import build, convert, locate
+from fedexp.data.dataset import Dataset
+from fedexp.data.federated import Proxy
 
 GROUPS = [path for path in sorted(conf_dir().iterdir()) if path.is_dir()]
 
@@ -65,7 +67,18 @@ def test_yaml_and_class_agree(path: Path) -> None:
 
 
 def test_one_shot_methods_have_one_round_unless_an_experiment_or_the_user_says_more() -> None:
-    for method in ("average", "ma_echo", "dense", "pfnm", "nafi", "gamf", "git_rebasin", "ot_fusion", "co_boosting"):
+    for method in (
+        "average",
+        "ma_echo",
+        "dense",
+        "pfnm",
+        "nafi",
+        "gamf",
+        "git_rebasin",
+        "ot_fusion",
+        "co_boosting",
+        "feddf_paper",
+    ):
         assert compose([f"method={method}"])["rounds"] == 1
         assert compose([f"method={method}", "rounds=20"])["rounds"] == 20
     assert compose(["experiment=ma_echo/fig9", "method=ma_echo"])["rounds"] == 20
@@ -76,3 +89,35 @@ def test_one_shot_methods_have_one_round_unless_an_experiment_or_the_user_says_m
 def test_an_experiment_says_its_rounds(path: Path) -> None:
     """Presets have their own, which no paper's table may follow."""
     assert "rounds" in yaml.safe_load(path.read_text())
+
+
+@pytest.mark.parametrize(("dataset", "proxy"), [
+    ("mnist", "fashion_mnist"), ("fashion_mnist", "mnist"), ("cifar10", "cifar100"), ("cifar100", "cifar10"),
+    ("svhn", "cifar10"), ("tiny_imagenet", "cifar100"), ("digits", None), ("femnist", None),
+])  # fmt: skip
+def test_one_shot_feddf_has_another_data_sets_images(dataset: str, proxy: str | None) -> None:
+    """Whatever chooses the data set, the command line or an experiment; what a user sets wins."""
+    for method in ("feddf_matched", "feddf_paper"):
+        config = compose([f"method={method}", f"dataset={dataset}"])
+        assert config["choices"].get("proxy.dataset") == proxy
+        assert config["proxy"]["source"] == ("noise" if dataset == "digits" else "train")
+        assert config["proxy"]["resize"] == (dataset == "tiny_imagenet")
+        build(Proxy, config["proxy"], "proxy").check(build(Dataset, config["dataset"], "dataset"))  # type: ignore[type-abstract]
+    of_experiment = compose(["experiment=fedsyn/table1", "method=feddf_matched", "proxy.size=7"])
+    assert of_experiment["choices"]["proxy.dataset"] == "cifar100" and of_experiment["proxy"]["size"] == 7
+    assert (
+        compose(["experiment=fedsyn/table1", "method=feddf_matched", "proxy.dataset=svhn"])["choices"]["proxy.dataset"]
+        == "svhn"
+    )
+
+
+@pytest.mark.parametrize(("datasets", "weights"), [
+    (("mnist", "fashion_mnist", "digits"), (1.0, 5.0, 0.1)),
+    (("cifar10", "svhn", "cifar10_jpeg"), (0.05, 5.0, 0.01)),
+    (("cifar100", "tiny_imagenet"), (0.5, 20.0, 0.1)),
+])  # fmt: skip
+def test_dafls_weights_are_those_of_the_data_set(datasets: tuple[str, ...], weights: tuple[float, ...]) -> None:
+    for dataset in datasets:
+        of = compose(["method=fed_dafl", f"dataset={dataset}"])["aggregator"]
+        assert (of["w_oh"], of["w_ie"], of["w_a"]) == weights
+    assert compose(["method=fed_dafl", f"dataset={datasets[0]}", "aggregator.w_ie=7"])["aggregator"]["w_ie"] == 7

@@ -13,7 +13,7 @@ from fedexp.core.errors import ConfigError, DataError
 from fedexp.data.augment import Augment
 from fedexp.data.dataset import Arrays, Dataset
 from fedexp.data.digits import Digits
-from fedexp.data.federated import Division, Proxy, balanced, cut_validation, federate
+from fedexp.data.federated import Division, Proxy, _resized, balanced, cut_validation, federate
 from fedexp.data.partition import Partitioner
 from fedexp.data.partitions.dirichlet import Dirichlet
 from fedexp.data.partitions.iid import Iid
@@ -311,3 +311,49 @@ def test_the_fingerprint_sees_every_array() -> None:
         parts[name][0] += 1
         prints.add(Arrays(**parts).fingerprint)
     assert len(prints) == 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures(Dataset):
+    """8-bit images of one grey value each, 40 for training and 10 for testing."""
+
+    pixels: ClassVar[bool] = True
+
+    num_classes: int = 4
+    shape: tuple[int, ...] = (1, 8, 8)
+
+    def read(self, root: Path, download: bool) -> Arrays:
+        x = (5 * torch.arange(50)).byte()[:, None, None, None].expand(-1, *self.shape).contiguous()
+        return Arrays(x[:40], torch.arange(40) % 4, x[40:], torch.arange(10) % 4)
+
+
+def test_noise_is_the_servers_own_and_takes_nothing_away() -> None:
+    data, again = (make(Pictures(), proxy=Proxy("noise", 500)) for _ in range(2))
+    assert data.proxy is not None and again.proxy is not None
+    assert data.proxy.x.shape == (500, 1, 8, 8) and data.proxy.x.dtype == torch.uint8
+    assert torch.equal(data.proxy.x, again.proxy.x) and set(data.proxy.y.tolist()) == {-1}
+    assert len(data.train) == 40 and len(data.test) == 10 and data.test_data_in_training is None
+    values = data.proxy.x.double()
+    assert values.min() == 0 and values.max() == 255  # uniform: mean 127.5, variance (256^2 - 1) / 12
+    assert abs(values.mean() - 127.5) < 2 and abs(values.var() / 5461.25 - 1) < 0.05
+    other = make(Pictures(), proxy=Proxy("noise", 500), seed_data=1).proxy
+    assert other is not None and not torch.equal(other.x, data.proxy.x)
+    with pytest.raises(ConfigError, match="8-bit images"):
+        Proxy("noise", 5).check(Numbered())
+
+
+def test_images_of_another_size_are_brought_to_the_clients() -> None:
+    small = Pictures(shape=(1, 4, 4))
+    proxy = Proxy("train", 1.0, dataset=small, resize=True)
+    proxy.check(Pictures())
+    data = make(Pictures(), proxy=proxy)
+    assert data.proxy is not None and data.proxy.x.shape == (40, 1, 8, 8) and data.proxy.x.dtype == torch.uint8
+    assert torch.equal(data.proxy.x[:, 0, 3, 5], (5 * torch.arange(40)).byte())  # one value stays one value
+    step = torch.tensor([[0, 255]], dtype=torch.uint8).expand(1, 1, 2, 2)
+    assert _resized(step, (4, 4))[0, 0, 0].tolist() == [0, 64, 191, 255]  # linear between the pixels' centres
+    for proxy in (
+        Proxy("train", 1.0, dataset=small),
+        Proxy("train", 9, dataset=Pictures(shape=(3, 4, 4)), resize=True),
+    ):
+        with pytest.raises(ConfigError, match="do not fit"):
+            proxy.check(Pictures())

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedexp.config.compose import compose
 from fedexp.core import trees
 from fedexp.core.data import InputDomain, Samples
 from fedexp.core.errors import ConfigError
@@ -91,8 +92,29 @@ def test_statistics_of_the_batch_itself_are_at_no_distance() -> None:
     assert Ensemble([model]).show(x, norms=True).statistics < 1e-12
 
 
-@pytest.mark.parametrize(("node", "count"), [(RESNET, 20), (CNN, 2), (PLAIN, 0)], ids=["resnet", "cnn", "mlp"])
-def test_every_batch_norm_is_observed(node: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_after_a_pass_in_training_mode_are_off_by_the_correction_of_the_variance() -> None:
+    """What is stored is the unbiased variance: of n values per channel ||sigma^2|| / (n - 1), small and not 0."""
+    model, x = teacher({**CNN, "channels": [3]}, 1), inputs()
+    module = model.module().train()
+    (norm,) = (part for part in module.modules() if isinstance(part, nn.BatchNorm2d))
+    norm.momentum = 1.0
+    seen: list[torch.Tensor] = []
+    norm.register_forward_hook(lambda layer, args, output: seen.append(args[0].detach()))
+    module(x)
+    buffers = {name: value.clone() for name, value in module.named_buffers()}
+    variance, n = seen[0].var((0, 2, 3), correction=0), seen[0].numel() // 3
+    shown = Ensemble([Weights(model.spec, model.params, buffers)]).show(x, norms=True).statistics
+    torch.testing.assert_close(shown, variance.norm() / (n - 1), rtol=1e-8, atol=0.0)
+    assert 0 < shown < 1e-2
+
+
+@pytest.mark.parametrize(("name", "count"), [
+    ("resnet18_bn_cifar", 20), ("wrn_16_1", 13), ("wrn_40_1", 37), ("cnn_mnist", 2), ("cnn1", 0), ("cnn2", 0), ("mlp", 0),
+])  # fmt: skip
+def test_every_batch_norm_is_observed(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (1, 28, 28) if name == "cnn_mnist" else (3, 32, 32)
+    node = compose([f"model={name}"])["model"]
+    model = Weights.init(ModelSpec.of(node, shape, CLASSES), 0, CPU, torch.float32)
     seen: list[int] = []
     measure = ensembles.distance_of_statistics
     monkeypatch.setattr(
@@ -100,7 +122,8 @@ def test_every_batch_norm_is_observed(node: dict[str, Any], count: int, monkeypa
         "distance_of_statistics",
         lambda norms, buffers: (seen.append(len(norms)), measure(norms, buffers))[1],
     )
-    assert (Ensemble([teacher(node, 0)]).show(inputs(), norms=True).statistics > 0) == (count > 0)
+    x = torch.randn((2, *shape), generator=torch.Generator().manual_seed(0))
+    assert (Ensemble([model]).show(x, norms=True).statistics > 0) == (count > 0)
     assert seen == [count]
 
 
@@ -289,12 +312,12 @@ def test_the_bank_rounds_and_stays_in_the_clients_domain() -> None:
 
 
 def test_views_of_images() -> None:
-    crop = Augment(flip=0.0, crop_padding=3)
+    crop = Augment(flip=0.0, crop_padding=3, crop_probability=0.5)
     clients, plain = InputDomain(augment=crop), InputDomain()
     assert augmentation("clients", clients) is crop and augmentation("clients", plain) is None
     assert augmentation("none", clients) is None
-    assert augmentation("flip", clients) == Augment(flip=0.5, crop_padding=3)
-    assert augmentation("flip", plain) == Augment(flip=0.5)
+    assert augmentation("authors", clients) == Augment(flip=0.5, crop_padding=3, crop_probability=0.5)
+    assert augmentation("authors", plain) == Augment(flip=0.5)
     assert augmentation("crop_flip", plain) == Augment(flip=0.5, crop_padding=4)
 
 

@@ -76,6 +76,12 @@ def test_labels_of_ones_own_and_evenly_used_classes() -> None:
     assert float(losses.information_entropy(T)) == pytest.approx(-0.40695814, abs=5e-9)
     assert float(losses.information_entropy(T, math.e)) == pytest.approx(-0.93705575, abs=5e-9)
     assert float(losses.information_entropy(torch.zeros(4, 5))) == pytest.approx(-math.log10(5))
+    random = torch.Generator().manual_seed(0)
+    uneven = [torch.randn(1, 5, generator=random) * size for size in (1e-3, 0.1, 1, 10, 100)]
+    assert all(float(losses.information_entropy(logits)) > -math.log10(5) for logits in uneven[1:])
+    assert float(losses.information_entropy(uneven[0])) == pytest.approx(-math.log10(5), abs=1e-6)
+    split = torch.eye(5) * 50  # every sample sure of a class of its own: p is uniform
+    assert float(losses.information_entropy(split)) == pytest.approx(-math.log10(5))
     gap = torch.tensor([[0.0, 200.0]], requires_grad=True)
     (grad,) = torch.autograd.grad(losses.information_entropy(gap), gap)
     assert grad.isfinite().all()
@@ -87,3 +93,7 @@ def test_competition_and_total_variation() -> None:
     assert 0 <= float(losses.competition(10 * T, -10 * T)) < 0.9
     ramp = (torch.arange(16, dtype=torch.float64) / 15).reshape(1, 1, 4, 4)
     assert float(losses.total_variation(ramp)) == pytest.approx(2.75470054, abs=5e-9)
+    assert float(losses.total_variation(ramp, "l1")) == pytest.approx(0.86666667, abs=5e-9)
+    two = torch.cat([ramp, ramp])  # norms of a batch grow with it, means do not
+    assert float(losses.total_variation(two)) == pytest.approx(2**0.5 * 2.75470054, abs=1e-8)
+    assert float(losses.total_variation(two, "l1")) == pytest.approx(0.86666667, abs=5e-9)

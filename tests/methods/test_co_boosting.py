@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -84,10 +85,13 @@ def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
                 w = (w.detach() - 0.1 * 0.9 ** (epoch - 1) * slope.sign()).clamp(0, 1)
         torch.testing.assert_close(after[epoch]["own"]["weights"], w)
         bank, known = [*bank, (kept * 255).round() / 255], [*known, y]
-        at_random = torch_generator(0, "directions", 0, epoch)
+        u = 2 * torch.rand(6 * len(bank), 3, generator=torch_generator(0, "directions", 0, epoch)) - 1
+        order = torch.randperm(len(u), generator=torch_generator(0, "distillation", 0, epoch, "order", 0))
 
-        def moved(x: torch.Tensor, w: torch.Tensor = w, at_random: torch.Generator = at_random) -> torch.Tensor:
-            u = 2 * torch.rand(len(x), 3, generator=at_random).double() - 1
+        def moved(
+            x: torch.Tensor, w: torch.Tensor = w, parts: Iterator[torch.Tensor] = iter(u[order].split(4))
+        ) -> torch.Tensor:
+            u = next(parts).double()
             leaf = x.clone().requires_grad_()
             (slope,) = torch.autograd.grad((u * (mixed(w, every(leaf)) / 4).softmax(1)).sum(), leaf)
             return x + 4 / 255 / 0.25 * slope.sign()

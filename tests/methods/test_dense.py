@@ -136,7 +136,7 @@ def test_the_bank_grows_by_a_batch_an_epoch_and_the_student_passes_over_all() ->
 
 
 @pytest.mark.parametrize("method", ["dense", "fed_adi"])
-@pytest.mark.parametrize("views", ["clients", "flip"])
+@pytest.mark.parametrize("views", ["clients", "authors"])
 def test_teachers_see_an_image_once_unless_distillation_augments(
     method: str, views: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +197,7 @@ def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.Monkey
     images, metrics, _ = epoch_of(world, state, synthesis_views="crop_flip")
     losses = [row["loss"] for row in made[0].terms]
     best = losses.index(min(losses))
-    assert 0 < best < 5 or losses[-1] > losses[best]
+    assert 0 < best < 5 and losses[best] < min(losses[0], losses[-1])
     aggregator = replace(world.aggregator, synthesis_views="crop_flip")
     env, ensemble = world.env.at(0, 2), Ensemble([kept.load() for kept in state["teachers"]])
     view = View.of("crop_flip", env, "synthesis")
@@ -217,6 +217,20 @@ def test_a_loss_that_is_not_finite_ends_the_run() -> None:
         epoch_of(world, state, student=broken)
 
 
+@pytest.mark.parametrize(("method", "keys", "remedy"), [
+    ("dense", (*TINY, "aggregator.lr_student=1e300"), "aggregator.lr_student"),
+    ("co_boosting", (*TINY, "aggregator.lr_student=1e300"), "aggregator.lr_student"),
+    ("fed_adi", ("aggregator.N_inv=2", "aggregator.lr_student=1e300"), "aggregator.lr_student"),
+    ("fed_adi", ("aggregator.N_inv=2", "aggregator.w_2=1e308"), "lr_pixels, or bound gradients with aggregator.pixels.clip"),
+    ("dense", (*TINY, "aggregator.lr_generator=1e300"), "lr_generator, or bound gradients with aggregator.generator.clip"),
+    ("fed_dafl", (*TINY[1:3], "aggregator.iterations=4", "aggregator.lr_generator=1e300"), "lr_generator or lr_student"),
+])  # fmt: skip
+def test_what_diverges_names_the_key_of_its_step_size(method: str, keys: tuple[str, ...], remedy: str) -> None:
+    with pytest.raises(FedexpError, match="is not finite in") as raised:
+        states(small_world(method, *keys))
+    assert remedy in str(raised.value)
+
+
 COLUMNS = {  # section 5.6 of the specification: method, then what differs from the first
     "dense": {
         "variant": "bank", "T": 200, "T_G": 30, "b": 128, "B": 128, "lr_generator": 1e-3, "nz": 256, "lambda_1": 1,
@@ -226,7 +240,7 @@ COLUMNS = {  # section 5.6 of the specification: method, then what differs from 
         "synthesis_views": "clients", "views": "clients", "rounding": "round",
     },
     "dense_authors_readme": {
-        "b": 256, "B": 256, "lambda_2": 1, "lr_student": 0.005, "synthesis_views": "crop_flip", "views": "flip",
+        "b": 256, "B": 256, "lambda_2": 1, "lr_student": 0.005, "synthesis_views": "crop_flip", "views": "authors",
         "rounding": "floor",
     },
     "dense_paper_literal": {"variant": "paper_literal", "tau": 1, "synthesis_views": "none", "views": "none"},
@@ -505,35 +519,43 @@ def test_a_generators_pictures_are_filed_as_the_student_sees_them(method: str) -
 
 
 def shapes(count: int, seed: int, share: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (count, 1, 8, 8) of a horizontal bar, a vertical one, a square or a diagonal on noise, and their classes."""
+    """Images (count, 1, 16, 16) of a horizontal bar, a vertical one, a square or a diagonal on noise, and their classes."""
     random = torch.Generator().manual_seed(seed)
     y = torch.multinomial(torch.tensor(share).float(), count, replacement=True, generator=random)
-    x = torch.randint(0, 90, (count, 1, 8, 8), generator=random)
-    at = torch.randint(0, 5, (count, 2), generator=random)
+    x = torch.randint(0, 90, (count, 1, 16, 16), generator=random)
+    at = torch.randint(0, 9, (count, 2), generator=random)
     for image, kind, (row, column) in zip(x, y.tolist(), at.tolist(), strict=True):
         if kind == 0:
-            image[0, row : row + 2] += 150
+            image[0, row : row + 4] += 150
         elif kind == 1:
-            image[0, :, column : column + 2] += 150
+            image[0, :, column : column + 4] += 150
         elif kind == 2:
-            image[0, row : row + 4, column : column + 4] += 150
+            image[0, row : row + 8, column : column + 8] += 150
         else:
-            image[0, range(8), range(8)] += 150
+            image[0, range(16), range(16)] += 150
     return x.to(torch.uint8), y
 
 
-def test_the_student_learns_from_images_alone() -> None:
-    """Three clients hold two classes each almost alone: well beyond chance, a quarter, and the student's loss falls."""
-    parts = [shapes(120, seed, share) for seed, share in enumerate(([8, 8, 1, 1], [1, 8, 8, 1], [1, 1, 8, 8]))]
+def taught_by_shapes(seed: int, *keys: str) -> float:
+    """Accuracy of the student of three clients that hold two classes each almost alone; its loss has fallen."""
+    shares = ([8, 8, 1, 1], [1, 8, 8, 1], [1, 1, 8, 8])
+    parts = [shapes(120, 10 * seed + number, share) for number, share in enumerate(shares)]
     x, y = (torch.cat([part[i] for part in parts]) for i in range(2))
-    train, test = (Samples(*pair, (0.3,), (0.3,)) for pair in ((x, y), shapes(200, 9, [1, 1, 1, 1])))
+    train, test = (Samples(*pair, (0.3,), (0.3,)) for pair in ((x, y), shapes(400, 999, [1, 1, 1, 1])))
     split = Partition.from_lists([np.arange(120 * c, 120 * (c + 1)) for c in range(3)])
     data = FederatedData(train, split, test, 4, "shapes", y.numpy())
-    keys = ["rounds=1", "dtype=float32", "local.epochs=15", "aggregator.T=6", "aggregator.T_G=12", "aggregator.b=48"]
-    keys += ["aggregator.B=24", "aggregator.nz=64", "aggregator.ngf=8", "aggregator.lr_generator=0.1"]
-    keys += ["aggregator.lr_student=0.03"]
-    world = make_world("method=dense", *keys, data=data, model={**CNN, "channels": [6, 8], "pool": 2})
+    few = ["rounds=1", "dtype=float32", "local.epochs=15", "aggregator.T=8", "aggregator.T_G=12", "aggregator.b=32"]
+    few += ["aggregator.B=16", "aggregator.nz=64", "aggregator.ngf=8", "aggregator.lr_generator=0.02"]
+    few += ["aggregator.lr_student=0.02", f"seed={seed}"]
+    model = {**CNN, "channels": [6, 8], "pool": 2}
+    world = make_world("method=dense", *few, *keys, data=data, model=model)
     after, rows = states(world)
-    outcome = world.aggregator.outcome(after[-1])
-    assert Evaluator(world.experiment.task, 200)(outcome, test, "test")["test/global/acc"] > 0.45
     assert rows[-1]["distillation/loss"] < rows[1]["distillation/loss"] / 2
+    return Evaluator(world.experiment.task, 400)(world.aggregator.outcome(after[-1]), test, "test")["test/global/acc"]
+
+
+def test_the_student_learns_from_images_alone() -> None:
+    """Well beyond chance, a quarter, and by the mean of seeds better than without L_BN and L_div."""
+    whole = [taught_by_shapes(seed) for seed in range(2)]
+    similar = [taught_by_shapes(seed, "aggregator.lambda_1=0", "aggregator.lambda_2=0") for seed in range(2)]
+    assert min(whole) > 0.5 and np.mean(whole) > np.mean(similar)

@@ -28,6 +28,7 @@ from tests.world import CPU, MLP, World, assert_same, make_data, make_world
 
 NORMED = {"_target_": "tests.methods.test_distilling.Normed"}
 MIXED = ["architectures.clients=[mlp,mlp_nafi_100]"]
+VALIDATED = ("partition.val_fraction=0.1", "aggregator.validate_every=100")
 MASKS = ["task=segmentation", "partition=iid", "dataset=shapes_masks", "model=unet"]
 
 
@@ -186,7 +187,7 @@ def test_on_a_clients_own_samples_a_fresh_student_becomes_that_client() -> None:
     teacher = alone.run().state["weights"]
     said = module_of(teacher)(alone.data.train.inputs(slice(None))).detach()
     distances, agreement = [], []
-    for epochs in (0, 5, 25, 125):
+    for epochs in (1, 5, 25, 125):
         world = world_of("feddf", student_start="fresh", epochs=epochs, optimizer=Sgd(momentum=0.9), lr=0.3)
         world.env = replace(world.env, proxy=alone.data.train)
         student = module_of(round_of(world, [teacher])[0]["weights"])
@@ -227,7 +228,7 @@ def test_the_best_student_is_delivered_and_patience_ends_the_round(monkeypatch: 
             return {"server/global/acc": next(accuracies)}
 
     monkeypatch.setattr(feddf, "Evaluator", Scripted)
-    world = world_of("feddf_paper", validate_every=2, patience=4, steps=20)
+    world = world_of("feddf_paper", *VALIDATED, validate_every=2, patience=4, steps=20)
     state, logged = round_of(world, models_near(world.env.initial_weights(), 2))
     assert [row["server/val_acc"] for row in logged[1:]] == [0.2, 0.5, 0.5, 0.4]
     assert_same(params_of(state), [students[1].params])
@@ -244,7 +245,8 @@ def test_the_best_student_is_delivered_and_patience_ends_the_round(monkeypatch: 
 def test_interrupted_after_any_step_it_is_the_straight_run(
     method: str, steps: int, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    world = world_of(method, "rounds=2", "local.steps=2", "local.epochs=null", **changes)
+    share = VALIDATED if "validate_every" in changes else ()
+    world = world_of(method, "rounds=2", "local.steps=2", "local.epochs=null", *share, **changes)
     straight = world.run()
     again = stored_after_every_step(world, tmp_path)
     assert again.step == straight.step == 2 * steps
@@ -352,7 +354,14 @@ def test_recomputed_statistics_are_torchs() -> None:
     ("feddf", ["aggregator.temperature=0"], "temperature must be positive"),
     ("feddf", ["aggregator.steps=10"], "set one of steps and epochs"),
     ("feddf", ["aggregator.patience=10"], "patience has no effect"),
-    ("feddf_paper", ["partition.val_fraction=0"], "needs a validation share"),
+    ("feddf_paper", ["aggregator.validate_every=100"], "needs a validation share"),
+    *((method, ["proxy.source=test"], "in one shot would train on test data") for method in ("feddf_paper", "feddf_matched")),
+    ("feddf", ["proxy.source=test", "rounds=1"], "in one shot would train on test data"),
+    ("feddf", ["aggregator.student_start=fresh", "aggregator.epochs=0"], "delivers an untrained network"),
+    ("feddf", ["proxy.source=noise"], "must be a count with proxy.source=noise"),
+    ("feddf", ["proxy.source=noise", "proxy.size=9", "proxy.dataset=mnist"], "noise is of no data set"),
+    ("feddf", ["proxy.source=noise", "proxy.size=9", "proxy.labelled=true"], "noise has no labels"),
+    ("feddf", ["proxy.resize=true"], "no effect without proxy.dataset"),
     ("fedbe", ["aggregator.temperature=0"], "temperature must be positive"),
     ("fedlaw", ["proxy.labelled=false"], "labelled server data"),
     ("fedlaw", ["proxy.source=none", "proxy.size=0", "proxy.labelled=false"], "needs server data"),
