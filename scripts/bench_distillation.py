@@ -1,14 +1,16 @@
 """Distillation without data: DENSE's steps beside bare loops, bfloat16, teachers stacked and looped, re-weighting, memory.
 
-    python scripts/bench_distillation.py [steps bf16 ensemble weights memory] [--threads 2] [--write FILE] [sizes: --help]
+    python scripts/bench_distillation.py [steps bf16 ensemble weights checkpoint memory] [--threads 2] [--write FILE] [--help]
 
-`steps`: a generator step and a distillation step of DENSE (Fashion-MNIST, CNN-MNIST) beside the printed arithmetic written out
-with modules of torch's, channels last, whose products are counted; rates of a matrix product and of the generator's largest
-convolution; what an experiment of T = 200, T_G = 30 takes, and the bare one would at the latter rate, the floor. `bf16`: the
-same steps with and without autocast. `ensemble`: logits, statistics and the gradient with respect to the inputs, stacked and
-looped, and what ``teachers=auto`` takes. `weights`: Co-Boosting's steps of the clients' weights on a bank of --bank batches, in
-an epoch. `memory`: the peak of --many ResNet-18 teachers, --at-once at a time, in a process of its own. Clients' models are
-start and noise. Sides alternate, a first turn does not count; times are medians, ratios medians of turns.
+`steps`: a generator step and a distillation step of DENSE (Fashion-MNIST, CNN-MNIST) beside loops of modules of torch's,
+channels last: one of the same arithmetic (sums of the kernels that meet doubled pixels, each image's D(x) computed once), whose
+products are counted, and one as printed; rates of a matrix product and of the generator's largest convolution; what an
+experiment of T = 200, T_G = 30 takes, and the first loop would at the latter rate, the floor. `bf16`: the same steps with and
+without autocast. `ensemble`: logits, statistics and the gradient with respect to the inputs, stacked and looped, and what
+``teachers=auto`` takes. `weights`: Co-Boosting's steps of the clients' weights on a bank of --bank batches, in an epoch.
+`checkpoint`: saving DENSE's state after such an epoch, all but the last batch having been saved before. `memory`: the peak of
+--many ResNet-18 teachers, --at-once at a time, in a process of its own. Clients' models are start and noise. Sides alternate, a
+first turn does not count; times are medians, ratios medians of turns.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import json
 import math
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -48,14 +51,16 @@ from fedexp.core.seeds import torch_generator
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation.bank import samples_of
 from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.stacking import seconds, stacks
 from fedexp.running.experiment import Experiment
 from fedexp.running.peak_memory import peak_memory
 from fedexp.server_training.optimizers import Adam, Sgd
+from fedexp.storage.checkpoint import Checkpoint
 
 T, T_G = 200, 30  # of the experiment whose minutes are told
 SHAPES = {"cnn_mnist": (1, 28, 28)}  # other models: CIFAR-10's
-EXACT = 1.15, 1.05, 0.02, 8000  # bounds: steps, rule, share of re-weighting, MB
+EXACT = 1.15, 1.05, 0.02, 8000, 0.02  # bounds: steps, rule, share of re-weighting, MB, share of a checkpoint
 
 
 def drawn(*shape: int, device: torch.device) -> Tensor:
@@ -110,10 +115,15 @@ class World:
 
 
 class Bare:
-    """DENSE's two loops with modules and optimizers of torch's, channels last, as they are printed."""
+    """DENSE's two loops with modules and optimizers of torch's, channels last.
 
-    def __init__(self, world: World) -> None:
-        self.world, self.norms = world, list[tuple[nn.BatchNorm2d, Tensor]]()
+    Args:
+        printed: the generator as a row of layers, and teachers that see an image in every pass; else the generator's own module
+            and teachers that see an image once.
+    """
+
+    def __init__(self, world: World, printed: bool) -> None:
+        self.world, self.norms, self.printed = world, list[tuple[nn.BatchNorm2d, Tensor]](), printed
         self.teachers = [_module(weights).requires_grad_(False) for weights in world.teachers]
         self.student = _module(world.state["student"])
         device, domain = world.env.device, world.env.domain
@@ -132,7 +142,8 @@ class Bare:
         method, env, y = self.world.method, self.world.env, self.world.labels
         assert isinstance(method, Dense) and isinstance(method.generator, Adam)
         c, height, width = env.input_shape
-        generator = _generator((c, height, width), method.nz, method.ngf)
+        spec = generator_spec(env.input_shape, method.nz, method.ngf)
+        generator = _generator((c, height, width), method.nz, method.ngf) if self.printed else spec.module()
         generator = generator.to(env.device, memory_format=torch.channels_last)
         z = drawn(method.b, method.nz, device=env.device).requires_grad_()
         optimizer = torch.optim.Adam([*generator.parameters(), z], lr=method.lr_generator, betas=method.generator.betas)
@@ -156,18 +167,26 @@ class Bare:
             least, kept = torch.where(better, loss.detach(), least), torch.where(better, images.detach(), kept)
         return kept
 
-    def distil(self, bank: list[Tensor]) -> None:
-        """A step a batch of pixels."""
+    def known(self, bank: list[Tensor]) -> list[Tensor]:
+        """D(x) of all batches of pixels but the last."""
+        with torch.no_grad():
+            return [self.taught((batch / 255.0 - self.mean) / self.std) for batch in bank[:-1]]
+
+    def distil(self, bank: list[Tensor], known: list[Tensor]) -> None:
+        """A step a batch of pixels; `known` is of all but the last, and not used as printed."""
         method = self.world.method
         assert isinstance(method.student, Sgd)
         self.student.train().requires_grad_(True)
         optimizer = torch.optim.SGD(self.student.parameters(), lr=method.lr_student, momentum=method.student.momentum)
         pixels, tau = torch.cat(bank), method.tau
+        if not self.printed:
+            with torch.no_grad():
+                targets = torch.cat([*known, self.taught((bank[-1] / 255.0 - self.mean) / self.std)])
         for at in torch.randperm(len(pixels)).split(method.B):
             x = (pixels[at.to(pixels.device)] / 255.0 - self.mean) / self.std
             x = x.contiguous(memory_format=torch.channels_last)
             with torch.no_grad():
-                d = self.taught(x)
+                d = self.taught(x) if self.printed else targets[at.to(pixels.device)]
             log_q, log_p = (self.student(x) / tau).log_softmax(1), (d / tau).log_softmax(1)
             loss = tau**2 * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
             optimizer.zero_grad()
@@ -236,29 +255,36 @@ def minutes(generator: float, distillation: float, b: int, B: int) -> float:
 
 def bench_steps(options: argparse.Namespace, table: alternate.Table) -> None:
     world = World("dense", options, options.steps, f"aggregator.T_G={options.steps}")
-    bare, ensemble, steps = Bare(world), world.ensemble(), options.steps
+    ensemble, steps, device = world.ensemble(), options.steps, options.device
     pixels = [batch["x"] for batch in world.bank]
-    sides = {
-        "generator": (
-            partial(generator_step, world, steps, ensemble),
-            lambda: clock(lambda: bare.generate(steps), options.device) / steps,
-            flops(lambda: bare.generate(1)),
-        ),
-        "distillation": (
-            partial(distillation_step, world, ensemble),
-            lambda: clock(lambda: bare.distil(pixels), options.device) / steps,
-            flops(lambda: bare.distil(pixels[:1])),
-        ),
+    ours = {
+        "generator": partial(generator_step, world, steps, ensemble),
+        "distillation": partial(distillation_step, world, ensemble),
     }
     product, convolution = rates(options, torch.float32)
     both: list[tuple[float, float, float]] = []
-    for name, (ours, theirs, count) in sides.items():
-        mine, other, ratio = beside(ours, theirs, options.turns)
-        what = f"DENSE, {name} step, m = {options.clients}, b = {options.batch}"
-        floor = count / convolution
-        said = f"{count / 1e9:.2f} GFLOP, {count / mine / 1e9:,.0f} GFLOP/s; floor {milliseconds(floor)}"
-        table.row([what, milliseconds(mine), f"bare {milliseconds(other)}", f"{ratio:.2f}, bound {EXACT[0]}", said])
-        both.append((mine, other, floor))
+    for printed in (False, True):
+        bare = Bare(world, printed)
+        known = bare.known(pixels)
+        theirs = {
+            "generator": lambda bare=bare: clock(lambda: bare.generate(steps), device) / steps,
+            "distillation": lambda bare=bare, known=known: clock(lambda: bare.distil(pixels, known), device) / steps,
+        }
+        counts = {
+            "generator": flops(lambda bare=bare: bare.generate(1)),
+            "distillation": flops(lambda bare=bare, known=known: bare.distil(pixels, known)) / steps,
+        }
+        for name, count in counts.items():
+            mine, other, ratio = beside(ours[name], theirs[name], options.turns)
+            what = f"DENSE, {name} step, m = {options.clients}, b = {options.batch}"
+            said = f"{count / 1e9:.2f} GFLOP"
+            if printed:
+                table.row([what, milliseconds(mine), f"as printed {milliseconds(other)}", f"{ratio:.2f}", said])
+                continue
+            floor = count / convolution
+            said += f", {count / mine / 1e9:,.0f} GFLOP/s; floor {milliseconds(floor)}"
+            table.row([what, milliseconds(mine), f"bare {milliseconds(other)}", f"{ratio:.2f}, bound {EXACT[0]}", said])
+            both.append((mine, other, floor))
     table.row(["rate, matrix product", "", "", "", f"{product / 1e9:,.0f} GFLOP/s"])
     table.row(["rate, convolution 128 to 64, 28 x 28", "", "", "", f"{convolution / 1e9:,.0f} GFLOP/s, the floor's"])
     b, B = world.method.b, world.method.B
@@ -363,6 +389,31 @@ def bench_weights(options: argparse.Namespace, table: alternate.Table) -> None:
     table.row([what, milliseconds(statistics.median(spent[1:])), said, share, ""])
 
 
+def bench_checkpoint(options: argparse.Namespace, table: alternate.Table) -> None:
+    world = World("dense", options, options.bank, f"aggregator.T_G={options.steps}")
+    method, env, ensemble = world.method, world.env.at(0, options.bank), world.ensemble()
+    logits = [drawn(options.batch, 10, device=options.device) for _ in world.bank[1:]]
+    state: State = {**world.state, "teachers": [], "own": {"bank": world.bank[1:], "logits": logits}}
+    pairs: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Checkpoint(Path(folder), options.device)
+        checkpoint.save(Snapshot(options.bank, state), set(), {})
+        for turn in range(1 + options.turns):
+            after = list[State]()
+
+            def once(after: list[State] = after) -> None:
+                after.append(method.epoch(state, ensemble, method.lr_student, env)[0])
+
+            epoch = clock(once, options.device)
+            saved = partial(checkpoint.save, Snapshot(options.bank + 1 + turn, after[0]), set(), {})
+            pairs.append((clock(saved, options.device), epoch))
+        checkpoint.close()
+    save, epoch = map(statistics.median, zip(*pairs[1:], strict=True))
+    what = f"DENSE, checkpoint after epoch {options.bank}, m = {options.clients}, b = {options.batch}"
+    share = f"{statistics.median(a / b for a, b in pairs[1:]):.2%}, bound {EXACT[4]:.0%}"
+    table.row([what, milliseconds(save), f"epoch of {options.steps} generator steps {epoch:.1f} s", share, ""])
+
+
 def worker(options: argparse.Namespace) -> dict[str, float]:
     """Seconds of a pass with its gradient; MB on a GPU."""
     ensemble = Ensemble(models("resnet18_bn_cifar", options.many, options.device), options.at_once)
@@ -389,6 +440,7 @@ CASES: dict[str, Callable[[argparse.Namespace, alternate.Table], None]] = {
     "bf16": bench_bf16,
     "ensemble": bench_ensemble,
     "weights": bench_weights,
+    "checkpoint": bench_checkpoint,
     "memory": bench_memory,
 }
 
@@ -404,7 +456,7 @@ def main() -> None:
     parser.add_argument("--product", type=int, default=2048, help="rows and columns of the matrix product")
     parser.add_argument("--teachers", type=int, default=10, help="m of ensemble")
     parser.add_argument("--models", nargs="+", default=["cnn_mnist", "cnn2", "resnet18_bn_cifar"], help="of ensemble")
-    parser.add_argument("--bank", type=int, default=T // 2, help="batches of weights")
+    parser.add_argument("--bank", type=int, default=T // 2, help="batches of weights and checkpoint")
     parser.add_argument("--many", type=int, default=100, help="teachers of memory")
     parser.add_argument("--at-once", type=int, default=1, help="of memory")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

@@ -91,16 +91,6 @@ class StoredModels:
                 expected=f"{dataset.num_classes} classes",
                 got=f"{len(rows[0])} classes",
             )
-        for name in ("mean", "std"):
-            known, used = getattr(self.clients, name), getattr(dataset, name)
-            if known is not None and known != tuple(used):
-                raise ConfigError(
-                    "the folder's models were trained on inputs of another normalisation",
-                    where=f"dataset.{name}",
-                    expected=f"{list(known)}, as {CLIENTS} says",
-                    got=list(used),
-                    do="set dataset.mean and dataset.std to what the models were trained with",
-                )
         wanted = [specs.of(client) for client in self.clients.clients]
         for number, (stored, spec) in enumerate(zip(self.folder.specs, wanted, strict=True)):
             if stored.arch != spec.arch or stored.arguments != spec.arguments:  # in this order: a file imports nothing
@@ -110,6 +100,16 @@ class StoredModels:
                     expected=f"that of the folder: {_told(stored, spec)}",
                     got=_told(spec, stored),
                     do="choose the model and the data set that the folder's models were trained with",
+                )
+        for name in ("mean", "std"):
+            known, used = getattr(self.clients, name), getattr(dataset, name)
+            if known is not None and known != tuple(used):
+                raise ConfigError(
+                    "the folder's models were trained on inputs of another normalisation",
+                    where=f"dataset.{name}",
+                    expected=f"{list(known)}, as {CLIENTS} says",
+                    got=list(used),
+                    do="set dataset.mean and dataset.std to what the models were trained with",
                 )
         self._check_tensors(wanted, dtype)
 
