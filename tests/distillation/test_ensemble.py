@@ -131,7 +131,7 @@ def test_every_batch_norm_is_observed(name: str, count: int, monkeypatch: pytest
 def test_in_parts_the_same_with_one_more_pass(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [teacher(node, seed) for seed, node in enumerate((CNN, PLAIN, CNN, CNN, PLAIN))]
     before = [trees.clone({**model.params, **model.buffers}) for model in models]
-    weights = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=DTYPE)
+    weights = torch.arange(1, 12, dtype=DTYPE) / 10
     passes: list[str] = []
     observe = Net.observe
     monkeypatch.setattr(
@@ -141,10 +141,14 @@ def test_in_parts_the_same_with_one_more_pass(at_once: int, monkeypatch: pytest.
     def found(models: Sequence[Weights], at_once: int | None) -> tuple[torch.Tensor, ...]:
         passes.clear()
         x = inputs().requires_grad_()
-        shown = Ensemble(models, at_once).show(x, weights, norms=True, features=True)
+        shown = Ensemble(models, at_once).show(x, weights[: len(models)], norms=True, features=True)
         loss = shown.logits.square().sum() + 0.7 * shown.statistics + 0.3 * shown.activation
         return *(value.detach() for value in shown), *torch.autograd.grad(loss, x)
 
+    eleven = [teacher(PLAIN, seed) for seed in range(11)]
+    for count, limit, expected in ((10, None, 10), (11, None, 22), (11, 11, 11)):
+        found(eleven[:count], limit)
+        assert len(passes) == expected
     whole = found(models, None)
     assert len(passes) == 5
     parts = found(models, at_once)
