@@ -54,6 +54,7 @@ _KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
 NEEDS = {
     "proxy": "data on the server: `proxy.source`",
     "proxy_labels": "labels of the server's data: `proxy.labelled`",
+    "unseen_proxy": "in one round, server data that are no test data: `proxy.source`",
     "validation": "validation samples: `partition.val_fraction` or `eval.held_out`",
     "update_norms": "the lengths of the clients' updates, which averaging measures",
     "same_architecture": "one network for the server and all clients",
@@ -135,7 +136,7 @@ def _plain(family: Sequence[_Method]) -> _Method:
 
 
 def composed(path: Path, base: Mapping[str, Any]) -> dict[str, Any]:
-    """What Hydra composes of ``method=<name>``, in a fraction of its time: parts replaced, then keys set.
+    """What Hydra composes of ``method=<name>``, in a fraction of its time: parts replaced, then keys set, then those by data set.
 
     Args:
         path: of the preset; base: the config without one.
@@ -143,12 +144,24 @@ def composed(path: Path, base: Mapping[str, Any]) -> dict[str, Any]:
     preset = yaml.safe_load(path.read_text())
     config = deepcopy(dict(base))
     for entry in preset.pop("defaults"):
-        ((group, option),) = entry.items()
-        group = group.removeprefix("override /")
-        config[group] = deepcopy(_option(group, option))
-        config["choices"][group] = option
+        if entry == "_self_":
+            continue
+        (((how, _, group), option),) = ((key.partition(" /"), option) for key, option in entry.items())
+        if how == "override":
+            config[group] = deepcopy(_option(group, option))
+            config["choices"][group] = option
     _set(config, preset)
+    for name in by_dataset(path):
+        if name.rpartition("/")[2] == base["choices"]["dataset"]:
+            _set(config, _option(*name.rsplit("/", 1)))
     return config
+
+
+def by_dataset(path: Path) -> list[str]:
+    """What depends on the data set in the preset at `path`: the files under ``conf``, without their suffix."""
+    entries = [entry for entry in yaml.safe_load(path.read_text())["defaults"] if entry != "_self_"]
+    groups = [group.removeprefix("optional /") for entry in entries for group in entry if group.startswith("optional ")]
+    return [f"{group}/{file.stem}" for group in groups for file in sorted((conf_dir() / group).glob("*.yaml"))]
 
 
 @cache
@@ -235,7 +248,9 @@ def _page(
     yield "## What it sends and keeps"
     yield from _traffic(method)
     yield "## Settings"
-    for path in [f"method/{method.name}", *(f"{group}/{option}" for group, option in method.choices.items())]:
+    preset = f"method/{method.name}"
+    parts = [f"{group}/{option}" for group, option in method.choices.items()]
+    for path in [preset, *parts, *by_dataset(conf_dir() / f"{preset}.yaml")]:
         yield f"### conf/{path}.yaml {{#{path.replace('/', '-')}}}"
         yield fenced((conf_dir() / f"{path}.yaml").read_text(), "yaml")
 

@@ -359,7 +359,7 @@ def test_help_lists_every_group_and_the_users_own_options(capsys) -> None:
     assert run_command(["-h", "rounds=1"]) == 0
     groups = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
     assert "mine" in groups["model"].split(", ") and {"fedavg", "scaffold"} <= set(groups["method"].split(", "))
-    assert "ma_echo/table1" in groups["experiment"].split(", ") and not {"table", "tuned"} & {*groups}
+    assert "ma_echo/table1" in groups["experiment"].split(", ") and not {"by_dataset", "table", "tuned"} & {*groups}
 
 
 def test_help_of_a_group_has_each_options_first_comment_and_of_a_key_its_part_of_the_config(capsys) -> None:

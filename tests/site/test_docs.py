@@ -62,8 +62,10 @@ def test_every_method_has_a_page_with_its_files_and_is_listed(pages: dict[str, P
     for path in paths:
         text = pages[f"methods/{path.stem}.md"].text
         preset = yaml.safe_load(path.read_text())
-        parts = [entry.popitem() for entry in preset["defaults"]]
-        files = [path, *(conf_dir() / group.removeprefix("override /") / f"{option}.yaml" for group, option in parts)]
+        parts = [entry.popitem() for entry in preset["defaults"] if entry != "_self_"]
+        chosen = [(group.split(" /"), option) for group, option in parts]
+        files = [path, *(conf_dir() / group / f"{option}.yaml" for (how, group), option in chosen if how == "override")]
+        files += [file for (how, group), _ in chosen if how == "optional" for file in (conf_dir() / group).glob("*")]
         for file in files:
             assert file.read_text().strip() in text, (path.stem, file.name)
         assert f"]({path.stem}.md)" in pages["methods/index.md"].text
@@ -72,7 +74,7 @@ def test_every_method_has_a_page_with_its_files_and_is_listed(pages: dict[str, P
     assert sum("Our numbers" in page.text for page in pages.values()) == 1
 
 
-@pytest.mark.parametrize("name", ["feddf_paper", "dense_coboost"])
+@pytest.mark.parametrize("name", ["feddf_paper", "fed_dafl", "dense_coboost"])
 def test_a_preset_is_composed_as_by_hydra(name: str) -> None:
     made = methods.composed(conf_dir() / "method" / f"{name}.yaml", compose([]))
     theirs = compose([f"method={name}"])
@@ -147,7 +149,7 @@ def test_every_key_of_the_config_has_a_comment(pages: dict[str, Page]) -> None:
 def test_every_option_of_every_group_is_there_with_its_keys(pages: dict[str, Page]) -> None:
     for path in sorted(conf_dir().glob("*/**/*.yaml")):
         group, _, option = path.relative_to(conf_dir()).with_suffix("").as_posix().partition("/")
-        if group in ("method", "table", "tuned"):
+        if group in ("by_dataset", "method", "table", "tuned"):
             continue
         page = pages[f"config/{group}.md"].text
         anchor = option.replace("/", "-")
