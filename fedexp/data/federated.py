@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -215,15 +215,13 @@ def federate(
         held = torch.from_numpy(partition.held).to(device)
         val = Samples(train.x[held], train.y[held], dataset.mean, dataset.std, None, dtype)
     server = None
-    if proxy.source == "noise":
-        x = _noise(proxy.count(0), dataset.shape, division.seed_data)
-        server = samples(x, torch.full((len(x),), UNLABELLED), np.arange(len(x)))
-    elif proxy.source != "none":
-        server = samples(
-            proxy_x, proxy_y if proxy.labelled else torch.full((len(proxy_y),), UNLABELLED), parts.proxy_at
-        )
-        if proxy.resize:
-            server = replace(server, x=_resized(server.x, dataset.shape[-2:]))
+    if proxy.source != "none":
+        at = torch.from_numpy(parts.proxy_at)
+        x = _noise(proxy.count(0), dataset.shape, division.seed_data) if proxy.source == "noise" else proxy_x[at]
+        if proxy.resize:  # on the host: the same images on every device
+            x = _resized(x, dataset.shape[-2:])
+        y = proxy_y[at] if proxy.labelled else torch.full((len(x),), UNLABELLED)
+        server = samples(x, y, np.arange(len(x)))
     return FederatedData(
         train=train,
         partition=partition,

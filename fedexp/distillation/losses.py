@@ -75,7 +75,7 @@ def total_variation(images: Tensor, form: Variation = "l2") -> Tensor:
 
     Args:
         form: ``l2``: the sum of the four Frobenius norms over the whole batch (DeepInversion's code for CIFAR-10); ``l1``: of the
-            four mean absolute differences (the same in its code's other form).
+            four mean absolute differences (the other form in DeepInversion's code).
     """
     across, down = images[..., :, 1:] - images[..., :, :-1], images[..., 1:, :] - images[..., :-1, :]
     falling = images[..., 1:, 1:] - images[..., :-1, :-1]
