@@ -105,7 +105,9 @@ def _faults(window: Any, page: Path) -> Iterator[str]:
                 yield from (f"{scheme}: {fault}" for fault in _objections(window))
             yield from (f"{width}, {scheme}: {entry['message']}" for entry in window.get_log("browser"))
             events = (json.loads(entry["message"])["message"] for entry in window.get_log("performance"))
-            asked = (e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent")
+            sent = (e["params"] for e in events if e["method"] == "Network.requestWillBeSent")
+            # the browser's own first tab may still be loading its chrome:// parts
+            asked = (s["request"]["url"] for s in sent if not s["documentURL"].startswith("chrome://"))
             yield from (
                 f"asked for {url}" for url in asked if not url.startswith(("file:", "data:", "about:", "blob:"))
             )

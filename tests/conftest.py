@@ -24,14 +24,21 @@ def unflushed(file: int) -> None:
 os.fsync = unflushed  # on a busy disk half of the tests' time
 
 
+TOGETHER = ("/test_ray.py", "/test_page_in_browser.py")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Ray's tests stay together: one cluster, not one in each of pytest's processes. (pytest 9.2 has no marks for groups.)"""
+    """Ray's tests stay together, and the browser's: one cluster and one browser, not one in each of pytest's processes.
+
+    pytest 9.2 has no marks for groups.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "ray" if "/test_ray.py" in nodeid else nodeid
+            file = nodeid.partition("::")[0]
+            return file if file.endswith(TOGETHER) else nodeid
 
     return Together(config, log)
 

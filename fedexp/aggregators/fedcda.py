@@ -32,7 +32,7 @@ from fedexp.core import trees
 from fedexp.core.aggregator import State
 from fedexp.core.build import require
 from fedexp.core.env import Env, Extent
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, overflow
 from fedexp.core.jobs import ClientResult
 from fedexp.core.seeds import numpy_generator
 from fedexp.core.task import Metrics
@@ -220,8 +220,11 @@ class FedCDA(Mean):
     ) -> tuple[list[int], Metrics]:
         """Every participant's index into its entries; J (Eq. 6) of the choice, of the newest and of a random one."""
         candidates = [entry["model"].load().trainable for entries in fresh for entry in entries]
+        inner = products(candidates, centre, trees.part_of(fixed, "params"), len(rest))
+        if not np.isfinite(inner).all():
+            raise overflow("the inner products of the clients' models")
         problem = Selection(
-            products=products(candidates, centre, trees.part_of(fixed, "params"), len(rest)),
+            products=inner,
             losses=np.array([entry["loss"] if self.loss_term else 0.0 for entries in fresh for entry in entries]),
             sizes=tuple(map(len, fresh)),
             fixed=len(rest),

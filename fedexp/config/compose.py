@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.config.pinning import pin
+from fedexp.config.yaml_files import read_yaml
 from fedexp.core.errors import ConfigError, nearest
 
 
@@ -144,7 +145,7 @@ def group_option(group: str, name: str, where: str, search: list[str]) -> DictCo
 def _read_names(path: str, clients: int) -> Any:
     """What stands in place of ``architectures.clients``: a file's names, one a client, or its ranges."""
     try:
-        names = yaml.safe_load(Path(path).expanduser().read_text())
+        names = read_yaml(Path(path).expanduser())
         problem = f"{len(names)} names" if isinstance(names, list) and len(names) != clients else None
     except (OSError, yaml.YAMLError) as error:
         names, problem = None, str(error).splitlines()[0]
@@ -241,7 +242,7 @@ def _users_files() -> str:
     return state.hexdigest()
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)  # 0.2 MB each; a table has a hundred
 def _of_groups(groups: tuple[str, ...], users_files: str) -> tuple[DictConfig, Mapping[str, Any]]:
     """As `_composed`; not to be changed."""
     config = hydra_compose("config", overrides=list(groups), return_hydra_config=True)
@@ -506,7 +507,7 @@ def _keys_of(group: str, option: str) -> list[str]:
     """The keys that an option's own file sets."""
     for folder in filter(None, (conf_dir(), user_conf_dir())):
         with suppress(OSError, yaml.YAMLError):
-            node = yaml.safe_load((folder / group / f"{option}.yaml").read_text())
+            node = read_yaml(folder / group / f"{option}.yaml")
             return [str(key) for key in node if key not in ("_target_", "defaults")] if isinstance(node, dict) else []
     return []
 

@@ -70,6 +70,14 @@ class StorageError(FedexpError):
     """A run folder, checkpoint or memo entry that cannot be used."""
 
 
+def overflow(what: str) -> FedexpError:
+    """Of finite weights, `what` (a plural) is not finite."""
+    return FedexpError(
+        f"{what} are not finite",
+        do="the clients' weights are as large as after a training that diverged: lower local.lr",
+    )
+
+
 def suggest(name: str, options: Iterable[str]) -> str:
     """'did you mean ...?' for the nearest of `options` that is not `name`, or the list of them where nothing is near."""
     known = sorted({*options} - {name})

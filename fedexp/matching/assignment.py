@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from fedexp.core.errors import overflow
+
 
 def assignments(costs: Tensor) -> Tensor:
     """Permutations of least cost.
@@ -19,8 +21,14 @@ def assignments(costs: Tensor) -> Tensor:
 
     Returns:
         (models, n) int64 on the CPU; ``perm[i, b]`` is the unit that goes to position b.
+
+    Raises:
+        FedexpError: a cost is not finite.
     """
     from scipy.optimize import linear_sum_assignment
+
+    if not bool(costs.isfinite().all()):
+        raise overflow("the costs of matching units")
 
     def solve(cost: Tensor) -> Tensor:
         return torch.from_numpy(linear_sum_assignment(cost.T.numpy())[1])  # positions choose units

@@ -17,6 +17,7 @@ neither the number of dimensions nor that of sweeps or lambdas costs anything th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.build import require
+from fedexp.core.errors import overflow
 
 Penalty = Literal["paper", "code2020", "code2022"]
 
@@ -333,9 +335,14 @@ def assign(values: Tensor, known: int = 0) -> Tensor:
         values: (columns, J), at least as many columns as units.
         known: columns before those of new units. Where there is a new one for every unit, a unit that has a known column
             could have had the least of its new ones instead, so that columns worth less than that to all units are left out.
+
+    Raises:
+        FedexpError: a value is NaN or infinite; minus infinity is a column that no unit may have.
     """
     from scipy.optimize import linear_sum_assignment
 
+    if not float(values.amax()) < math.inf:  # NaN is not either
+        raise overflow("the gains of matching units")
     columns, units = values.shape
     useful = torch.arange(columns, device=values.device)
     if columns - known >= units:

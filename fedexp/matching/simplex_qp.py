@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedexp.core.errors import FedexpError
+from fedexp.core.errors import FedexpError, overflow
 
 _JITTER = 1e-12  # added to the scaled matrix, which may be singular
 _GAP = 1e-6  # of the scaled objective, beyond which a solution is refused
@@ -20,11 +22,13 @@ def capped_simplex_qp(G: Tensor, C: float) -> Tensor:
         C: upper bound of every a_i, at least 1 / N (where all are equal).
 
     Raises:
-        FedexpError: the solver ended without a solution that meets the conditions of optimality.
+        FedexpError: G is not finite, or the solver ended without a solution that meets the conditions of optimality.
     """
     N = len(G)
     g = G.detach().double().cpu().numpy()
     scale = float(np.abs(g).max())
+    if not math.isfinite(scale):
+        raise overflow("the entries of MA-Echo's quadratic program")
     if scale == 0.0 or C * N <= 1.0:  # every a is optimal, or one alone is feasible
         return torch.full((N,), 1 / N, dtype=G.dtype, device=G.device)
     g = g / scale + _JITTER * np.eye(N)

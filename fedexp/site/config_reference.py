@@ -11,6 +11,7 @@ import yaml
 
 from fedexp.config.folders import conf_dir
 from fedexp.config.groups import groups
+from fedexp.config.yaml_files import read_yaml
 from fedexp.site.page import Page
 from fedexp.site.prose import code, escaped, first_sentence, table
 
@@ -103,7 +104,7 @@ def pages() -> list[Page]:
 def _main(folder: Path, options: dict[str, list[str]]) -> Page:
     path = folder / "config.yaml"
     chosen: dict[str, str | None] = {}
-    for entry in yaml.safe_load(path.read_text())["defaults"]:
+    for entry in read_yaml(path)["defaults"]:
         if isinstance(entry, dict):
             chosen.update(entry)
     rows = [
@@ -174,7 +175,7 @@ def _group(folder: Path, name: str, options: list[str]) -> Page:
     for option in options:
         path = folder / name / f"{option}.yaml"
         anchor = re.sub(r"[^\w-]", "-", option)
-        target = (yaml.safe_load(path.read_text()) or {}).get("_target_")
+        target = (read_yaml(path) or {}).get("_target_")
         keys = [key for key in keys_of(path) if key.name != "_target_"]
         parts += [f"## {option} {{#{anchor}}}", escaped(header(path))]
         if target:

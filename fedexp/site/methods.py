@@ -28,6 +28,7 @@ from fedexp.aggregators.local import Local
 from fedexp.aggregators.server_trained import ServerTrained
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
+from fedexp.config.yaml_files import read_yaml
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.trainer import Trainer
@@ -141,7 +142,7 @@ def composed(path: Path, base: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         path: of the preset; base: the config without one.
     """
-    preset = yaml.safe_load(path.read_text())
+    preset = read_yaml(path)
     config = deepcopy(dict(base))
     for entry in preset.pop("defaults"):
         if entry == "_self_":
@@ -159,20 +160,20 @@ def composed(path: Path, base: Mapping[str, Any]) -> dict[str, Any]:
 
 def by_dataset(path: Path) -> list[str]:
     """What depends on the data set in the preset at `path`: the files under ``conf``, without their suffix."""
-    entries = [entry for entry in yaml.safe_load(path.read_text())["defaults"] if entry != "_self_"]
+    entries = [entry for entry in read_yaml(path)["defaults"] if entry != "_self_"]
     groups = [group.removeprefix("optional /") for entry in entries for group in entry if group.startswith("optional ")]
     return [f"{group}/{file.stem}" for group in groups for file in sorted((conf_dir() / group).glob("*.yaml"))]
 
 
 @cache
 def _option(group: str, option: str) -> dict[str, Any]:
-    node: dict[str, Any] = yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text())
+    node: dict[str, Any] = read_yaml(conf_dir() / group / f"{option}.yaml")
     return node
 
 
 def _method(path: Path, base: Mapping[str, Any]) -> _Method:
     config = composed(path, base)
-    own = {key: config[key] for key in yaml.safe_load(path.read_text()) if key in config and key != "method"}
+    own = {key: config[key] for key in read_yaml(path) if key in config and key != "method"}
     settings = flat(own | {group: config[group] for group in _PARTS})
     choices = {group: config["choices"][group] for group in _PARTS}
     return _Method(path.stem, choices, config, settings, Experiment.of(config))

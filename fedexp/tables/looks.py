@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from fedexp.config.yaml_files import read_yaml
 from fedexp.core.build import convert
 from fedexp.core.errors import ConfigError
 from fedexp.tables.report.report import Look
@@ -23,7 +24,7 @@ def read_looks(folder: Path) -> dict[str, Look]:
     if not path.is_file():
         return {}
     try:
-        looks: dict[str, Look] = convert(yaml.safe_load(path.read_text()), dict[str, Look], "")
+        looks: dict[str, Look] = convert(read_yaml(path), dict[str, Look], "")
     except yaml.YAMLError as error:
         raise ConfigError("a paper's looks are not YAML", where=" ".join(str(error).split())) from None
     except ConfigError as error:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from fedexp.config.folders import conf_dir, user_conf_dir
+from fedexp.config.yaml_files import read_yaml
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError, nearest, suggest
 from fedexp.tables.looks import read_looks
@@ -508,7 +509,7 @@ def load_table(name: str) -> Table:
 def read_table(path: Path, name: str) -> Table:
     """The table in `path`."""
     try:
-        node = yaml.safe_load(path.read_text())
+        node = read_yaml(path)
     except yaml.YAMLError as error:
         why = " ".join(str(error).replace("<unicode string>", path.name).split())
         raise ConfigError("a table's file is not YAML", where=str(path), got=why, do="mend the file") from None

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedexp.config.folders import conf_dir, user_conf_dir
+from fedexp.config.yaml_files import read_yaml
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError, suggest
 
@@ -78,4 +77,4 @@ def load_tuning(name: str) -> Tuning:
     files = tuned_files()
     if name not in files:
         raise ConfigError(f"no file conf/tuned/{name}.yaml", where="tuned", do=suggest(name, files))
-    return build(Tuning, yaml.safe_load(files[name].read_text()), f"conf/tuned/{name}.yaml")
+    return build(Tuning, read_yaml(files[name]), f"conf/tuned/{name}.yaml")

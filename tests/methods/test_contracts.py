@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import pytest
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.data import FederatedData, Partition
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.engines.serial import Serial
 from fedexp.running.experiment import Experiment
 from tests.methods.declared import DECLARED, Exempt, Reduction
 from tests.world import MLP, SOFTMAX, Backwards, World, assert_same, make_data, make_world, resumed
@@ -110,8 +114,6 @@ def test_identical_clients_agree_with_one(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_client_order_does_not_matter(method: str) -> None:
     """The same clients under other numbers, full batch: the same model up to the order of a sum, or an exemption with cause."""
-    from dataclasses import replace
-
     overrides = ("local.batch_size=100", "local.epochs=2")
     data = data_of(method)
     order = [2, 0, 3, 1]
@@ -150,11 +152,26 @@ def test_empty_and_single_sample_clients(method: str) -> None:
     world.run()
 
 
+class Enormous(Serial):
+    """Clients return weights that are finite, as after steps that are far too long; their squares are not."""
+
+    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+        for result in super().map(jobs, data):
+            params = {name: value * 1e250 for name, value in result.weights.params.items()}
+            yield replace(result, weights=replace(result.weights, params=params))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_that_overflow_end_in_words_or_not_at_all(method: str) -> None:
+    world = world_of(method, "rounds=1")
+    with suppress(FedexpError):
+        world.run(engine=Enormous())
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model", [MLP, SOFTMAX], ids=["mlp", "softmax"])
 def test_training_lowers_the_loss(method: str, model: dict) -> None:
     from fedexp.core.runner import run
-    from fedexp.engines.serial import Serial
 
     world = world_of(method, "rounds=15", "local.lr=0.1", model=model)
     steps = run(world.aggregator, world.env, Serial(), world.data)

@@ -95,7 +95,9 @@ def opened(chrome: Chrome, tmp_path: Path) -> Iterator[Chrome]:
     yield chrome
     assert chrome.get_log("browser") == []
     events = [json.loads(entry["message"])["message"] for entry in chrome.get_log("performance")]
-    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    # the browser's own first tab may still be loading its chrome:// parts
+    asked = [s["request"]["url"] for s in sent if not s["documentURL"].startswith("chrome://")]
     assert asked == [written.as_uri()]
     chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
