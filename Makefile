@@ -28,7 +28,7 @@ demo: $(STAMP) ## run the main job and a small table on the embedded digits
 	@sed -n '/^## Run, sweep, resume/,/^## /s|^fedexp |  $(BIN)/fedexp |p' README.md | head -5
 
 test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest -n 3 --durations 20 # on two cores: a fifth of the time a test waits for processes that it started
+	@$(BIN)/python -m pytest -n 2 --durations 20
 
 quick: $(STAMP) ## run the tests of the core's contracts, in half a minute
 	@$(BIN)/python -m pytest -n 2 tests/core tests/methods/test_averaging.py

@@ -27,7 +27,7 @@ from tests.nursery import Forked, fedexp_command
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 SCAFFOLD = [
     "method=scaffold",
-    "rounds=60",
+    "rounds=24",
     "clients_per_round=5",
     "checkpoint.every=1",
     "threads=1",
@@ -240,9 +240,9 @@ def test_a_launchers_failing_job_is_told(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_in_a_sweep_stops_it_and_it_resumes(tmp_path: Path) -> None:
-    sweep = ["-m", "seed=0,1", "rounds=120", "clients=4", "checkpoint.every=5"]
+    sweep = ["-m", "seed=0,1", "rounds=60", "clients=4", "checkpoint.every=5"]
     process = start(tmp_path, *sweep)
-    wait_for_rounds(tmp_path, 20)
+    wait_for_rounds(tmp_path, 10)
     process.send_signal(signal.SIGINT)
     told = finish(process, 130)
     assert "1 interrupted, 1 queued" in told

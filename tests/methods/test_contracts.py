@@ -173,7 +173,7 @@ def test_weights_that_overflow_end_in_words_or_not_at_all(method: str) -> None:
 def test_training_lowers_the_loss(method: str, model: dict) -> None:
     from fedexp.core.runner import run
 
-    world = world_of(method, "rounds=15", "local.lr=0.1", model=model)
+    world = world_of(method, "rounds=8", "local.lr=0.1", model=model)
     steps = run(world.aggregator, world.env, Serial(), world.data)
     losses = [step.metrics["train/loss"] for step in steps if "train/loss" in step.metrics]
     with pytest.raises(AssertionError) if DECLARED[method].descent else nullcontext():
