@@ -194,8 +194,12 @@ def test_every_picture_names_its_form_inside(form: Any, said: str, words: bool) 
     stamp = f"ma_echo/table1, {form} form; n = 1 to 3 runs a cell; commit 4f4ac65; 2026-11-02."
     assert [stamp in " ".join(note.split("\n")) for note in notes] == [True, True]
     assert all(f"({form})" in picture.title for picture in made)
+
+
+def test_no_note_about_test_data_where_no_column_has_seen_them() -> None:
+    of = report()
     with watched("supxlabel") as notes:
-        pictures(replace(of, methods=tuple(replace(m, oracle="") for m in of.methods), form=form))
+        pictures(replace(of, methods=tuple(replace(m, oracle="") for m in of.methods)))
     assert ["†" in note for note in notes] == [False, False]
 
 
