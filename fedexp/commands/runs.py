@@ -407,13 +407,12 @@ def _parts(method: str) -> dict[str, str]:
     import yaml
 
     from fedexp.config.folders import conf_dir, user_conf_dir
-    from fedexp.config.yaml_files import read_yaml
+    from fedexp.config.yaml_files import defaults_of, read_yaml
 
     for folder in filter(None, (conf_dir(), user_conf_dir())):
         with contextlib.suppress(OSError, yaml.YAMLError):
-            defaults = (read_yaml(folder / "method" / f"{method}.yaml") or {}).get("defaults", [])
-            pairs = [pair for entry in defaults if isinstance(entry, dict) for pair in entry.items()]
-            return {key.removeprefix("override /"): option for key, option in pairs if key.startswith("override /")}
+            preset = read_yaml(folder / "method" / f"{method}.yaml") or {}
+            return {group: option for how, group, option in defaults_of(preset) if how == "override"}
     return {}
 
 

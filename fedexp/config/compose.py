@@ -29,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.config.folders import conf_dir, user_conf_dir
+from fedexp.config.groups import NOT_CHOSEN
 from fedexp.config.pinning import pin
 from fedexp.config.yaml_files import read_yaml
 from fedexp.core.errors import ConfigError, nearest
@@ -247,9 +248,31 @@ def _of_groups(groups: tuple[str, ...], users_files: str) -> tuple[DictConfig, M
     """As `_composed`; not to be changed."""
     config = hydra_compose("config", overrides=list(groups), return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)
+    _refuse_keys_of_data(choices.get("method"))
     with open_dict(config):
         config.pop("hydra")
     return config, choices
+
+
+def _refuse_keys_of_data(method: str | None) -> None:
+    """A user's method preset cannot set keys of ``dataset``: that group is composed after it and would win silently."""
+    file = (user_conf_dir() or Path()) / "method" / f"{method}.yaml"
+    if user_conf_dir() is None or not file.is_file():
+        return
+    node = read_yaml(file)
+    if isinstance(node, dict) and "dataset" in node:
+        raise _data_in_method(f"method/{method}")
+
+
+def _data_in_method(file: str) -> ConfigError:
+    name = file.removeprefix("method/")
+    return ConfigError(
+        "a method's preset cannot say anything of the data set, which is composed after it",
+        where=f"{file}.yaml",
+        expected="keys and options of other groups",
+        got="dataset",
+        do=f"put it into conf/experiment/{name}.yaml, whose defaults say '- override /method: {name}'",
+    )
 
 
 def expand(overrides: list[str]) -> list[list[str]]:
@@ -429,6 +452,8 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
     key = match.group(2).partition("@")[0]
     where = next((o for o in overrides if o.lstrip("+~").startswith(key)), None)
     if (file := re.match(r"In '([^']+)'", text)) is not None:  # a default of a file's that is none from where it stands
+        if key == "dataset" and file.group(1).startswith("method/"):
+            return _data_in_method(file.group(1))
         return ConfigError(
             f"config file '{file.group(1)}.yaml' overrides '{key}', which is not there",
             where=f"{file.group(1)}.yaml, defaults",
@@ -436,9 +461,12 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
             got=match.group(2),
             do="add the line '# @package _global_' at the top, or correct the name",
         )
-    if key in _groups() and "defaults list" in text:
-        name = (where or "").partition("=")[2]
-        do = f"fedexp-table run {name}" if key == "table" else "remove it"
+    group, _, inside = key.partition("/")
+    if group in _groups() and "defaults list" in text:
+        name = "/".join(filter(None, (inside, (where or "").partition("=")[2])))
+        do = f"fedexp-table run {name}" if group == "table" else "remove it"
+        if group not in NOT_CHOSEN and name in _options(group):
+            do = f"did you mean '{group}={name}'?"
         return ConfigError(
             f"'{key}' is no part of an experiment", where=where, expected="a group of conf/config.yaml", do=do
         )

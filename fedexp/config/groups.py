@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+NOT_CHOSEN = ("by_dataset", "table", "tuned")  # folders of conf that are no groups of an experiment
+
 
 def groups(folders: tuple[Path, ...]) -> Iterator[tuple[str, list[str]]]:
     """Every group that a config can choose from, with its options."""
@@ -14,5 +16,5 @@ def groups(folders: tuple[Path, ...]) -> Iterator[tuple[str, list[str]]]:
             name, _, option = path.relative_to(folder).with_suffix("").as_posix().partition("/")
             found.setdefault(name, set()).add(option)
     for name, options in sorted(found.items()):
-        if name not in ("by_dataset", "table", "tuned"):  # not for users to choose
+        if name not in NOT_CHOSEN:
             yield name, sorted(options)

@@ -173,6 +173,7 @@ class Limit:
     train: int | None
     test: int | None
     server_steps: int | None
+    proxy: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,5 +12,18 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML
 
 
 def read_yaml(path: Path) -> Any:
-    """Raises `yaml.YAMLError`."""
-    return yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+    """Raises `yaml.YAMLError`, also where the file is no text."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise yaml.YAMLError(f"{path} is not text in UTF-8") from error
+    return yaml.load(text, _LOADER)
+
+
+def defaults_of(preset: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Of the defaults list of a preset's file: how (``override``, ``optional`` or nothing), the group and its option."""
+    for entry in preset.get("defaults") or []:
+        if isinstance(entry, dict):
+            for key, option in entry.items():
+                *how, group = str(key).split() or [""]
+                yield "".join(how), group.removeprefix("/"), option

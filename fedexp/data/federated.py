@@ -43,20 +43,23 @@ class Proxy:
 
     def __post_init__(self) -> None:
         if self.source == "none":
-            require(self.size == 0, f"proxy.size={self.size} has no effect: set proxy.source=train or test")
+            require(self.size == 0, f"proxy.size={self.size} has no effect: set proxy.source=train, test or noise")
             require(self.dataset is None, "proxy.dataset has no effect: set proxy.source=train or test")
         elif self.source == "noise":
+            require(not self.labelled, "noise has no labels: set proxy.source=train, or proxy.labelled=false")
             require(self.dataset is None, "noise is of no data set: set proxy.dataset=null, or proxy.source=train")
-            require(not self.labelled, "noise has no labels: set proxy.labelled=false")
             require(
                 isinstance(self.size, int) and self.size >= 1,
-                f"proxy.size must be a count with proxy.source=noise, got {self.size}",
+                f"proxy.size must be a count with proxy.source=noise, e.g. 10000, got {self.size}",
             )
         elif isinstance(self.size, float):
             require(0 < self.size <= 1, f"proxy.size={self.size} is no fraction: give one in (0, 1], or a whole number")
         else:
             require(self.size >= 1, f"proxy.size must be at least 1 with proxy.source={self.source}, got {self.size}")
-        require(not self.resize or self.dataset is not None, "proxy.resize has no effect without proxy.dataset")
+        require(
+            not self.resize or self.dataset is not None,
+            "proxy.resize has no effect without proxy.dataset: set proxy.resize=false",
+        )
 
     def check(self, main: Dataset) -> None:
         """Refuse a data set whose samples the clients' networks do not take, or that is the clients' own."""
@@ -110,6 +113,7 @@ class Division:
 
     Args:
         limit_train, limit_test: keep at most so many samples: the first of each class, class-balanced as far as possible.
+        limit_proxy: take at most so many samples for the server.
         val_fraction: share of each client's samples, rounded; every client keeps one sample or more.
         held_out: training samples that are the validation samples instead, class-balanced as far as possible.
     """
@@ -122,6 +126,7 @@ class Division:
     proxy: Proxy
     limit_train: int | None
     limit_test: int | None
+    limit_proxy: int | None
 
     def parts(self, dataset: Dataset, arrays: Arrays, source: Arrays) -> Parts:
         """The division of `arrays`, by labels and owners alone; the proxy is of `source`. `DataError`: it cannot be."""
@@ -133,11 +138,11 @@ class Division:
         proxy_at = held_at = np.zeros(0, np.int64)
         if proxy.dataset is not None:
             whole, classes = np.arange(len(proxy_y)), proxy.dataset.num_classes
-            proxy_at, _ = _take_proxy(proxy, proxy_labels, whole, classes, seed_data)
+            proxy_at, _ = self._take_proxy(proxy_labels, whole, classes)
         elif proxy.source == "train":
-            proxy_at, train_at = _take_proxy(proxy, labels, train_at, number, seed_data)
+            proxy_at, train_at = self._take_proxy(labels, train_at, number)
         elif proxy.source == "test":
-            proxy_at, test_at = _take_proxy(proxy, test_labels, test_at, number, seed_data)
+            proxy_at, test_at = self._take_proxy(test_labels, test_at, number)
         if self.held_out:
             held_at, train_at = _hold_out(self.held_out, labels, train_at, number, seed_data)
         if len(train_at) < len(labels):
@@ -153,6 +158,25 @@ class Division:
             partition = cut_validation(partition, self.val_fraction, seed_data)
             validate(partition, len(labels))
         return Parts(train_at, test_at, proxy_at, held_at, labels, partition, generator.get_state(legacy=False))
+
+    def proxy_count(self, n: int) -> int:
+        """Samples that the server takes from a source of `n`; of noise no source is asked."""
+        count = self.proxy.count(n)
+        return count if self.limit_proxy is None else min(count, self.limit_proxy)
+
+    def _take_proxy(self, labels: np.ndarray, at: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of the proxy and of what remains, both ascending."""
+        proxy, count = self.proxy, self.proxy_count(len(at))
+        most = len(at) - 1 if proxy.dataset is None else len(at)
+        if count > most:
+            raise ConfigError(
+                f"the proxy would take {'all' if proxy.dataset is None else 'more than all'} of the {proxy.source} split",
+                where="proxy.size",
+                expected=f"{most} or less",
+                got=proxy.size,
+                do="lower proxy.size, e.g. proxy.size=0.02",
+            )
+        return _apart(balanced(labels[at], count, num_classes, numpy_generator(self.seed_data, "proxy")), at)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +241,11 @@ def federate(
     server = None
     if proxy.source != "none":
         at = torch.from_numpy(parts.proxy_at)
-        x = _noise(proxy.count(0), dataset.shape, division.seed_data) if proxy.source == "noise" else proxy_x[at]
+        x = (
+            _noise(division.proxy_count(0), dataset.shape, division.seed_data)
+            if proxy.source == "noise"
+            else proxy_x[at]
+        )
         if proxy.resize:  # on the host: the same images on every device
             x = _resized(x, dataset.shape[-2:])
         y = proxy_y[at] if proxy.labelled else torch.full((len(x),), UNLABELLED)
@@ -339,23 +367,6 @@ def _limited(labels: np.ndarray, limit: int | None, num_classes: int) -> np.ndar
     if limit is None or limit >= len(labels):
         return np.arange(len(labels))
     return balanced(labels, limit, num_classes)
-
-
-def _take_proxy(
-    proxy: Proxy, labels: np.ndarray, at: np.ndarray, num_classes: int, seed_data: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the proxy and of what remains, both ascending."""
-    count = proxy.count(len(at))
-    most = len(at) - 1 if proxy.dataset is None else len(at)
-    if count > most:
-        raise ConfigError(
-            f"the proxy would take {'all' if proxy.dataset is None else 'more than all'} of the {proxy.source} split",
-            where="proxy.size",
-            expected=f"{most} or less",
-            got=proxy.size,
-            do="lower proxy.size",
-        )
-    return _apart(balanced(labels[at], count, num_classes, numpy_generator(seed_data, "proxy")), at)
 
 
 def _hold_out(

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Mask = Literal["disagree", "agree", "none"]
-Variation = Literal["l2", "l1"]
 """Which samples count: those on which teacher and student name different classes, the same one, or all."""
+Variation = Literal["l2", "l1"]
+"""Form of `total_variation`."""
 
 _TINY = 1e-8  # of a probability whose logarithm is taken
 

@@ -87,10 +87,12 @@ def synthesise(
     terms = [dict(zip(rows[0], values, strict=True)) for values in table]
     bad = next((step for step, row in enumerate(terms) if not math.isfinite(row["loss"])), None)
     if bad is not None:
+        own = f"lower aggregator.lr_{called}, or bound gradients with aggregator.{called}.clip"
+        others = "nothing was optimised yet: lower local.lr (clients), aggregator.lr_student, or the coefficients of the loss"
         raise FedexpError(
             f"the loss of generated images is not finite in step {bad + 1} of {steps}",
             where=", ".join(f"{name} {value:g}" for name, value in terms[bad].items()),
-            do=f"lower aggregator.lr_{called}, or bound gradients with aggregator.{called}.clip",
+            do=own if bad else others,
         )
     return Synthesis(kept, learned, state, terms)
 

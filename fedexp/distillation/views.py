@@ -14,8 +14,8 @@ from fedexp.core.seeds import seed_of
 from fedexp.data.augment import Augment
 
 Views = Literal["none", "clients", "authors", "crop_flip"]
-"""``clients``: the transform of their training batches; ``authors``: the same with a flip with probability 1/2 in any case, as in
-DENSE's code (on CIFAR crop and flip, elsewhere a flip); ``crop_flip``: a crop of the image padded by 4 pixels, and that flip."""
+"""``clients``: the transform of their training batches; ``authors``: the same, with a flip with probability 1/2 in any case (that
+of DENSE's code where clients crop on CIFAR alone); ``crop_flip``: a crop of the image padded by 4 pixels, and that flip."""
 
 
 def augmentation(views: Views, domain: InputDomain) -> Augmentation | None:
@@ -23,7 +23,9 @@ def augmentation(views: Views, domain: InputDomain) -> Augmentation | None:
     if views == "crop_flip":
         return Augment(flip=0.5, crop_padding=4)
     if views == "authors":
-        return replace(domain.augment, flip=0.5) if isinstance(domain.augment, Augment) else Augment(flip=0.5)
+        mine = Augment() if domain.augment is None else domain.augment
+        assert isinstance(mine, Augment)  # data sets have no other
+        return replace(mine, flip=0.5)
     return domain.augment if views == "clients" else None
 
 

@@ -358,7 +358,8 @@ class _Run:
         paths = sorted((path / "trace").glob("*.json"), key=lambda path: int(path.stem))
         traced = [{"round": int(path.stem), **row} for path in paths for row in trace_rows(path)]
         summary = summarise(journal.rows, experiment, traced)
-        save_outcome(outcome, Clients.of(outcome, config.clients, data), path)
+        images = experiment.dataset  # `data` may be their features, which are not normalised
+        save_outcome(outcome, Clients.of(outcome, config.clients, data, images.mean, images.std), path)
         if journal.rows:
             draw_curve(journal.rows, path / "curve.png", title(self.raw))
         self.seconds["log"] = time.perf_counter() - began

@@ -200,6 +200,7 @@ class Experiment:
             held_out=config.eval.held_out,
             proxy=self.proxy,
             limit_train=config.limit.train,
+            limit_proxy=config.limit.proxy,
             limit_test=config.limit.test,
         )
 

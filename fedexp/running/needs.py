@@ -99,20 +99,27 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
         raise ConfigError(
             f"{name} needs server data and none is configured",
             where="proxy.source",
-            expected="train or test",
+            expected="train or test" if needs.proxy_labels else "train, test or noise",
             got="none",
             do="set proxy.source=train proxy.size=0.02",
         )
-    if needs.unseen_proxy and proxy.source == "test" and config.rounds == 1:
+    if needs.unseen_proxy and proxy.source == "test" and proxy.dataset is None and config.rounds == 1:
         raise ConfigError(
             f"{name} in one shot would train on test data",
             where="proxy.source",
             expected="train (of proxy.dataset, or of the clients' data set before the split) or noise",
             got="test",
-            do="set proxy.source=train",
+            do="set proxy.source=train proxy.size=0.02",
         )
     if needs.proxy_labels and not proxy.labelled:
-        raise ConfigError(f"{name} needs labelled server data", where="proxy.labelled", expected="true", got="false")
+        raise ConfigError(
+            f"{name} needs labelled server data",
+            where="proxy.labelled",
+            expected="true",
+            got="false",
+            do="set proxy.labelled=true"
+            + (" proxy.source=train: noise has no labels" if proxy.source == "noise" else ""),
+        )
     if needs.local_steps and config.client_models.path is not None:
         raise ConfigError(
             f"{name} weighs models by their numbers of local steps, which models from elsewhere do not have",

@@ -28,7 +28,7 @@ from fedexp.aggregators.local import Local
 from fedexp.aggregators.server_trained import ServerTrained
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
-from fedexp.config.yaml_files import read_yaml
+from fedexp.config.yaml_files import defaults_of, read_yaml
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.trainer import Trainer
@@ -144,14 +144,11 @@ def composed(path: Path, base: Mapping[str, Any]) -> dict[str, Any]:
     """
     preset = read_yaml(path)
     config = deepcopy(dict(base))
-    for entry in preset.pop("defaults"):
-        if entry == "_self_":
-            continue
-        (((how, _, group), option),) = ((key.partition(" /"), option) for key, option in entry.items())
+    for how, group, option in defaults_of(preset):
         if how == "override":
             config[group] = deepcopy(_option(group, option))
             config["choices"][group] = option
-    _set(config, preset)
+    _set(config, {key: value for key, value in preset.items() if key != "defaults"})
     for name in by_dataset(path):
         if name.rpartition("/")[2] == base["choices"]["dataset"]:
             _set(config, _option(*name.rsplit("/", 1)))
@@ -160,8 +157,7 @@ def composed(path: Path, base: Mapping[str, Any]) -> dict[str, Any]:
 
 def by_dataset(path: Path) -> list[str]:
     """What depends on the data set in the preset at `path`: the files under ``conf``, without their suffix."""
-    entries = [entry for entry in read_yaml(path)["defaults"] if entry != "_self_"]
-    groups = [group.removeprefix("optional /") for entry in entries for group in entry if group.startswith("optional ")]
+    groups = [group for how, group, _ in defaults_of(read_yaml(path)) if how == "optional"]
     return [f"{group}/{file.stem}" for group in groups for file in sorted((conf_dir() / group).glob("*.yaml"))]
 
 

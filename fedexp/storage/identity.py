@@ -41,6 +41,7 @@ _LATER: Mapping[str, object] = {
     "aggregator.tv": "l2",
     "eval.per_class": False,
     "eval.per_client": False,
+    "limit.proxy": None,
     "proxy.resize": False,
 }
 _TRAINING = (

@@ -67,14 +67,20 @@ class Clients:
         require(all(n >= 0 for row in rows for n in row), "class_counts must not be negative")
 
     @classmethod
-    def of(cls, outcome: Outcome, num_clients: int, data: FederatedData) -> Clients | None:
+    def of(
+        cls,
+        outcome: Outcome,
+        num_clients: int,
+        data: FederatedData,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+    ) -> Clients | None:
         """Of a run's outcome; None where its models are not the clients'."""
         if outcome.clients is None:
             return None
         chosen = list(outcome.clients)
         sizes, counts = data.partition.sizes[chosen].tolist(), data.class_counts()[chosen].tolist()
-        inputs = data.train.mean, data.train.std
-        return cls(num_clients, outcome.clients, tuple(sizes), tuple(map(tuple, counts)), *inputs)
+        return cls(num_clients, outcome.clients, tuple(sizes), tuple(map(tuple, counts)), mean, std)
 
 
 def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> None:

@@ -49,6 +49,23 @@ def test_what_hydra_refuses_is_refused_in_the_same_words(overrides: list[str]) -
     assert len(set(texts)) == 1
 
 
+@pytest.mark.parametrize("text", ["defaults:\n  - override /dataset: mnist\n", "dataset:\n  mean: [0.5]\n"])
+def test_a_method_says_nothing_of_the_data(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data sets are composed after methods; in an experiment's file they can stand."""
+    monkeypatch.chdir(tmp_path)
+    for group in ("method", "experiment"):
+        Path(f"conf/{group}").mkdir(parents=True)
+    Path("conf/method/mine.yaml").write_text(f"# @package _global_\n{text}method: mine\n")
+    with pytest.raises(ConfigError, match="cannot say anything of the data set") as refused:
+        compose(["method=mine"])
+    assert "conf/experiment/mine.yaml" in str(refused.value)
+    Path("conf/method/mine.yaml").write_text("# @package _global_\nmethod: mine\n")
+    moved = text if "defaults" in text else f"defaults:\n  - override /method: mine\n{text}"
+    Path("conf/experiment/mine.yaml").write_text(f"# @package _global_\n{moved}")
+    config = compose(["experiment=mine"])
+    assert config["dataset"]["mean"] == [0.5] or config["choices"]["dataset"] == "mnist"
+
+
 def test_a_changed_file_of_the_users_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     here, there = Path("conf/debug"), tmp_path / "elsewhere" / "debug"

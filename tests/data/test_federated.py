@@ -45,6 +45,7 @@ def make(dataset: Dataset | None = None, partitioner: Partitioner | None = None,
         "proxy": Proxy(),
         "limit_train": None,
         "limit_test": None,
+        "limit_proxy": None,
     }
     place = {"root": Path("nowhere"), "download": False, "device": torch.device("cpu"), "dtype": torch.float32}
     place = {key: changes.pop(key, value) for key, value in place.items()}
@@ -162,6 +163,16 @@ def test_a_proxy_of_another_data_set_takes_nothing_away(source: Any, size: float
     assert set(data.proxy.y.tolist()) == {-1}
     expected = (data.proxy.x - 100.0) / 50.0  # by the clients' statistics, not by its own
     torch.testing.assert_close(data.proxy.inputs(slice(None)), expected, rtol=1e-6, atol=1e-4)
+
+
+def test_a_proxy_is_bounded_wherever_it_comes_from() -> None:
+    """And what is not taken stays where it was."""
+    for source, size, other in (("train", 1.0, Others()), ("test", 40, None), ("train", 0.5, None)):
+        data = make(proxy=Proxy(source, size, dataset=other), limit_proxy=7)
+        assert data.proxy is not None and len(data.proxy) == 7
+        assert len(data.train) == (400 if other or source == "test" else 393)
+    noise = [make(Pictures(), proxy=Proxy("noise", 9), limit_proxy=bound).proxy for bound in (None, 20, 7)]
+    assert [len(samples or ()) for samples in noise] == [9, 9, 7]
 
 
 def test_of_another_data_set_all_can_be_taken_but_not_more() -> None:

@@ -23,6 +23,7 @@ from fedexp.core import trees
 from fedexp.core.data import FederatedData, Partition, Samples
 from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.jobs import ClientResult
 from fedexp.core.net import Net
 from fedexp.core.runner import run
 from fedexp.core.seeds import seed_of
@@ -217,11 +218,24 @@ def test_a_loss_that_is_not_finite_ends_the_run() -> None:
         epoch_of(world, state, student=broken)
 
 
+@pytest.mark.parametrize(("method", "keys"), [("dense", TINY), ("fed_adi", ("aggregator.N_inv=2",))])
+def test_before_the_first_step_it_is_not_the_generators_step_size(method: str, keys: tuple[str, ...]) -> None:
+    """Clients of finite weights whose answers are not."""
+    world = small_world(method, *keys)
+    models = [Weights.init(world.env.server_spec, k, CPU, torch.float64) for k in range(2)]
+    huge = [Weights(m.spec, trees.scale(m.params, 1e300), m.buffers) for m in models]
+    results = [ClientResult(c, m, 9, 1, {}, None, {}) for c, m in enumerate(huge)]
+    state, _ = world.aggregator.update(world.aggregator.init(world.env), results, world.env)
+    with pytest.raises(FedexpError, match="not finite in step 1 of") as raised:
+        world.aggregator.update(state, [], world.env.at(0, 1))
+    assert "lower local.lr (clients)" in str(raised.value)
+
+
 @pytest.mark.parametrize(("method", "keys", "remedy"), [
     ("dense", (*TINY, "aggregator.lr_student=1e300"), "aggregator.lr_student"),
     ("co_boosting", (*TINY, "aggregator.lr_student=1e300"), "aggregator.lr_student"),
     ("fed_adi", ("aggregator.N_inv=2", "aggregator.lr_student=1e300"), "aggregator.lr_student"),
-    ("fed_adi", ("aggregator.N_inv=2", "aggregator.w_2=1e308"), "lr_pixels, or bound gradients with aggregator.pixels.clip"),
+    ("fed_adi", ("aggregator.N_inv=2", "aggregator.w_2=1e308"), "aggregator.lr_student, or the coefficients of the loss"),
     ("dense", (*TINY, "aggregator.lr_generator=1e300"), "lr_generator, or bound gradients with aggregator.generator.clip"),
     ("fed_dafl", (*TINY[1:3], "aggregator.iterations=4", "aggregator.lr_generator=1e300"), "lr_generator or lr_student"),
 ])  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedexp.aggregators import feddf
 from fedexp.config.compose import compose
 from fedexp.core.env import Specs
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of
 from fedexp.core.trace import Trace
@@ -126,6 +126,19 @@ def test_every_round_orders_the_proxy_anew() -> None:
     net = Net(world.env.server_spec, CPU, torch.float64)
     orders = [[index.tolist() for _, index, _ in method._parts(0, 6, net, world.env.at(r, 1))] for r in (0, 1)]
     assert orders[0] != orders[1]
+
+
+def test_losses_that_are_not_finite_name_the_step_and_who_diverged() -> None:
+    world = world_of("feddf", epochs=3, batch_size=4, optimizer=Sgd())
+    teachers = models_near(world.env.initial_weights(), 3)
+    huge = [replace(t, params={name: 1e308 * value for name, value in t.params.items()}) for t in teachers]
+    with pytest.raises(FedexpError, match="not finite") as clients:
+        round_of(world, huge)
+    assert "step 1 of 9" in str(clients.value) and "local.lr" in str(clients.value)
+    fast = world_of("feddf", epochs=3, batch_size=4, optimizer=Sgd(), lr=1e300)
+    with pytest.raises(FedexpError, match="not finite") as student:
+        round_of(fast, teachers)
+    assert "step 2 of 9" in str(student.value) and "aggregator.lr" in str(student.value)
 
 
 @dataclass(frozen=True)
@@ -358,6 +371,7 @@ def test_recomputed_statistics_are_torchs() -> None:
     *((method, ["proxy.source=test"], "in one shot would train on test data") for method in ("feddf_paper", "feddf_matched")),
     ("feddf", ["proxy.source=test", "rounds=1"], "in one shot would train on test data"),
     ("feddf", ["aggregator.student_start=fresh", "aggregator.epochs=0"], "delivers an untrained network"),
+    ("fedlaw", ["proxy.source=noise", "proxy.labelled=false", "proxy.size=9"], "needs labelled server data"),
     ("feddf", ["proxy.source=noise"], "must be a count with proxy.source=noise"),
     ("feddf", ["proxy.source=noise", "proxy.size=9", "proxy.dataset=mnist"], "noise is of no data set"),
     ("feddf", ["proxy.source=noise", "proxy.size=9", "proxy.labelled=true"], "noise has no labels"),
@@ -369,6 +383,11 @@ def test_recomputed_statistics_are_torchs() -> None:
 def test_mistakes_are_told_before_anything_starts(method: str, overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Experiment.of(compose([f"method={method}", *overrides]))
+
+
+def test_test_images_of_another_data_set_may_teach_in_one_shot() -> None:
+    proxy = ["proxy.dataset=synthetic", "proxy.source=test", "proxy.size=9"]
+    Experiment.of(compose(["method=feddf_paper", "dataset=synthetic", "dataset.samples=200", *proxy]))
 
 
 def test_a_proxy_of_test_data_is_allowed_and_named() -> None:

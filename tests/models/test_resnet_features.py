@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import fedexp
 from fedexp.config.compose import compose
 from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError
@@ -106,6 +107,19 @@ def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
         (tmp_path / f"{name}.pth").write_bytes(content)
     assert hash_of("a") == hash_of("b") != hash_of("c")
     assert hash_of("absent") not in {hash_of("a"), hash_of("c")}
+
+
+def test_models_on_features_are_brought_in_by_runs_of_the_same_normalisation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is trained on has none; what the extractor sees does."""
+    monkeypatch.chdir(tmp_path)
+    quick = [*TINY, "clients=3", "rounds=1", "limit.train=60", "limit.test=20"]
+    local = fedexp.run([*quick, "method=local"])
+    fused = fedexp.run([*quick, f"client_models.path={local.folder}"])
+    assert fused.metrics[-1]["local_steps"] == 0
+    with pytest.raises(ConfigError, match="another normalisation"):
+        fedexp.run([*quick, f"client_models.path={local.folder}", "dataset.mean=[0.5]"])
 
 
 def whole_and_split(*overrides: str):
