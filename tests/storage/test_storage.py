@@ -139,15 +139,21 @@ def test_where_and_how_fast_is_no_part_of_identity(overrides: list[str]) -> None
 
 def test_a_key_that_came_later_counts_where_it_changes_something() -> None:
     """Results from before it keep their address."""
-    config = compose([])
-    earlier = {**config, "eval": {k: v for k, v in config["eval"].items() if k not in ("per_class", "per_client")}}
-    assert identity.config_hash(earlier) == identity.config_hash(config)
+    config = compose(["method=fed_adi"])
+    for group, keys in (
+        ("aggregator", {"tv"}),
+        ("eval", {"per_class", "per_client"}),
+        ("limit", {"proxy"}),
+        ("proxy", {"resize"}),
+    ):
+        earlier = {**config, group: {k: v for k, v in config[group].items() if k not in keys}}
+        assert config[group].keys() >= keys and identity.config_hash(earlier) == identity.config_hash(config)
 
 
 @pytest.mark.parametrize("override", [
     "seed=1", "seed_data=1", "rounds=3", "clients=5", "local.lr=0.1", "partition.alpha=0.1", "model.hidden=[3]",
     "method=fedprox", "trainer=fedprox", "dtype=float64", "eval.every=2", "headline.rule=mean_last_10", "debug=smoke",
-    "precision=bf16", "debug=profile", "eval.per_class=true", "eval.per_client=true",
+    "precision=bf16", "debug=profile", "eval.per_class=true", "eval.per_client=true", "limit.proxy=3",
 ])  # fmt: skip
 def test_what_decides_the_result_is(override: str) -> None:
     assert identity.config_hash(compose([override])) != identity.config_hash(compose([]))
