@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from fedexp.aggregators.server_trained import Part, ServerTrained, whole
+from fedexp.aggregators.server_trained import Part, ServerTrained, mean_loss, whole
 from fedexp.core import trees
 from fedexp.core.aggregator import State
 from fedexp.core.build import require
 from fedexp.core.env import Env
-from fedexp.core.errors import FedexpError
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
 from fedexp.core.task import Metrics
@@ -72,7 +69,7 @@ class Distilling(ServerTrained):
         self, weights: Weights, work: State, net: Net, parts: Iterator[Part], env: Env
     ) -> tuple[Weights, State, Metrics]:
         live, buffers, total = weights.trainable, trees.clone(weights.buffers), self.total(env)
-        losses: list[tuple[int, Tensor]] = []
+        losses: dict[int, Tensor] = {}
         for step, inputs, target in self.lessons(work, net, parts, env):
 
             def loss_of(live: Tree, inputs: Tensor = inputs, target: Tensor = target) -> Tensor:
@@ -82,13 +79,5 @@ class Distilling(ServerTrained):
             lr = self.lr if self.schedule == "constant" else cosine(self.lr, step, total)
             live, optimizer = self.optimizer.step(live, grads, work["optimizer"], lr)
             work = self.after_step({**work, "optimizer": optimizer}, live, step)
-            losses.append((step, loss))
-        metrics = {"server/loss": float(torch.stack([loss for _, loss in losses]).mean())} if losses else {}
-        if not math.isfinite(metrics.get("server/loss", 0.0)):
-            step = next((step for step, loss in losses if not loss.isfinite()), losses[-1][0])
-            raise FedexpError(
-                "the student's loss is not finite",
-                where=f"round {env.round}, step {step + 1} of {total} on the server",
-                do="lower aggregator.lr" if step else "the student had learned nothing yet: lower local.lr (clients)",
-            )
-        return Weights(weights.spec, whole(weights, live), buffers), work, metrics
+            losses[step] = loss
+        return Weights(weights.spec, whole(weights, live), buffers), work, mean_loss(losses, total, env)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedexp.aggregators.mean import Mean
-from fedexp.aggregators.server_trained import network, whole
+from fedexp.aggregators.server_trained import mean_loss, network, whole
 from fedexp.core import trees
 from fedexp.core.aggregator import State
 from fedexp.core.build import require
@@ -153,7 +153,8 @@ class FedGen(Mean):
         old, optimizer = state["generator"], state["optimizer"]
         classes = (held > 1).any(0).nonzero()[:, 0]
         steps = env.server_steps(self.steps) if self.steps and len(classes) else 0
-        params, buffers, losses = old.params, trees.clone(old.buffers), []
+        params, buffers = old.params, trees.clone(old.buffers)
+        losses: dict[int, Tensor] = {}
         net, judge = network(old.spec, env.device, env.dtype), network(env.server_spec, env.device, env.dtype)
         net.train()
         judge.train(False)
@@ -170,9 +171,8 @@ class FedGen(Mean):
 
             loss, (grads,) = value_and_grad(loss_of, params)
             params, optimizer = self.optimizer.step(params, grads, optimizer, self.lr * self.lr_decay**env.round)
-            losses.append(loss)
-        metrics = {"server/loss": float(torch.stack(losses).mean())} if losses else {}
-        return Weights(old.spec, params, buffers), optimizer, metrics
+            losses[step] = loss
+        return Weights(old.spec, params, buffers), optimizer, mean_loss(losses, steps, env)
 
     def loss(self, logits: Tensor, y: Tensor, held: Tensor, eps: Tensor, z: Tensor) -> Tensor:
         """Of the clients' logits (m, b, classes) of features z (b, features), made for classes y (b,) from eps (b, noise)."""

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedexp.aggregators.server_trained import Part, ServerTrained, proxy_of, whole
+from fedexp.aggregators.server_trained import Part, ServerTrained, mean_loss, proxy_of, whole
 from fedexp.core import trees
 from fedexp.core.aggregator import State
 from fedexp.core.build import require
@@ -103,7 +103,8 @@ class FedLAW(ServerTrained):
     ) -> tuple[Weights, State, Metrics]:
         like, buffers = weights.trainable, trees.clone(weights.buffers)
         models, scalars, optimizers = work["models"], work["scalars"], dict(work["optimizers"])
-        proxy, losses = proxy_of(env), []
+        proxy = proxy_of(env)
+        losses: dict[int, Tensor] = {}
         epochs = -(-self.total(env) // self.pass_length(env))
         half = epochs // 2 if self.learn == "swa" else 0
         learned = ("x", "z") if self.learn == "jointly" else ("x",) if env.step <= half else ("z",)
@@ -121,7 +122,7 @@ class FedLAW(ServerTrained):
                 one, state = {name: scalars[name]}, optimizers[name]
                 one, optimizers[name] = self.optimizer.step(one, {name: grads[name]}, state, lr)
                 scalars = {**scalars, **one}
-            losses.append(loss)
+            losses[step] = loss
         averaged = work["averaged"]
         if learned == ("x",) and env.step > half // 2:
             averaged = {"sum": averaged["sum"] + scalars["x"], "count": averaged["count"] + 1} if averaged else {
@@ -133,9 +134,7 @@ class FedLAW(ServerTrained):
         work = {**work, "scalars": scalars, "optimizers": optimizers, "averaged": averaged}
         shares, gamma = self.mixing(scalars)
         metrics = {"server/gamma": float(gamma), "server/lambda_max": float(shares.max())}
-        if losses:
-            metrics["server/loss"] = float(torch.stack(losses).mean())
-        return Weights(weights.spec, params, buffers), work, metrics
+        return Weights(weights.spec, params, buffers), work, metrics | mean_loss(losses, self.total(env), env)
 
 
 def _vector(tree: Tree) -> Tensor:

@@ -7,12 +7,14 @@ method made of the cohort.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedexp.aggregators.mean import Mean
@@ -20,7 +22,7 @@ from fedexp.core.aggregator import State
 from fedexp.core.build import require
 from fedexp.core.data import Samples
 from fedexp.core.env import Env
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import StepNoise
 from fedexp.core.needs import Needs
@@ -173,6 +175,28 @@ class ServerTrained(Mean):
                 continue  # it has no statistics of one
             noise.step = step
             yield step, at, proxy.inputs(at)
+
+
+def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
+    """``server/loss``: the mean over optimizer steps, by their number from 0; nothing where there were none.
+
+    Args:
+        total: steps of the round.
+
+    Raises:
+        FedexpError: it is NaN or infinite.
+    """
+    if not losses:
+        return {}
+    mean = float(torch.stack([*losses.values()]).mean())
+    if not math.isfinite(mean):
+        step = next((step for step, loss in losses.items() if not loss.isfinite()), max(losses))
+        raise FedexpError(
+            "the loss of training on the server is not finite",
+            where=f"round {env.round}, step {step + 1} of {total} on the server",
+            do="lower aggregator.lr" if step else "nothing was trained on the server yet: lower local.lr (clients)",
+        )
+    return {"server/loss": mean}
 
 
 def proxy_of(env: Env) -> Samples:

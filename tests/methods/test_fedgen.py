@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedexp.aggregators.fedgen import FedGen, generator_spec, head_of
 from fedexp.config.compose import compose
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.kernel import StepNoise
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.seeds import torch_generator
@@ -20,6 +20,7 @@ from fedexp.core.weights import ModelSpec
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.running.experiment import Experiment
+from fedexp.server_training.optimizers import Sgd
 from tests.engines.compare import assert_same_results, second_round_jobs
 from tests.methods.server_world import models_near
 from tests.methods.test_distilling import params_of, world_of
@@ -137,6 +138,13 @@ def second_round(*overrides: str, data: Any = None) -> tuple[World, list[Any]]:
         *overrides, **({"data": data} if data else {}),
     )  # fmt: skip
     return world, second_round_jobs(world)
+
+
+def test_a_generator_that_diverges_ends_the_run_in_words() -> None:
+    world = world_of("fedgen", **{**SMALL, "lr": 1e300, "optimizer": Sgd()})
+    with pytest.raises(FedexpError, match="training on the server is not finite") as raised:
+        trained(world, [0, 1, 2], COUNTS)
+    assert "lower aggregator.lr" in str(raised.value)
 
 
 def test_a_clients_step_is_autograds() -> None:
