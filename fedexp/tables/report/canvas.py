@@ -125,7 +125,7 @@ def log(axes: Axes, which: Literal["x", "y"]) -> None:
 
 def picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) -> Picture:
     """The figure as SVG and PNG, `notes` in small letters below its panels."""
-    letters = int(figure.get_figwidth() * 72 / 3.7)  # points: of a small letter
+    letters = int(figure.get_figwidth() * 72 / 3.9)  # points: of a small letter
     wrapped = [part for line in notes for part in textwrap.wrap(line, letters)]
     if wrapped:
         small: dict[str, Any] = {"ha": "left", "fontsize": 7, "color": INK, "parse_math": False}
