@@ -39,7 +39,7 @@ from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
-BLOCK_BYTES = 1 << 25  # of candidates side by side in float64, while products are summed
+BLOCK_BYTES = 1 << 22  # of candidates side by side in float64, while products are summed
 MOST_COMBINATIONS = 1 << 24  # of one group: a table of 128 MiB
 
 Entry = dict[str, Any]  # model: Kept; loss: F; norm: ||w||^2; round: when it was trained, -1 is w_0
@@ -307,10 +307,12 @@ def products(candidates: Sequence[Tree], centre: Tree, fixed: Tree, count: int) 
     width = max(1, BLOCK_BYTES // (8 * rows))
     device = next(iter(centre.values())).device
     total = torch.zeros(rows, rows, dtype=torch.float64, device=device)
+    longest = min(width, max(at.numel() for at in centre.values()))
+    memory = torch.empty(rows * longest, dtype=torch.float64, device=device)  # of all blocks: new pages take half the time
     for name, at in centre.items():
         flat = [tree[name].reshape(-1) for tree in (*candidates, fixed, centre)]
         for start in range(0, at.numel(), width):
-            block = torch.empty(rows, min(width, at.numel() - start), dtype=torch.float64, device=device)
+            block = memory[: rows * min(width, at.numel() - start)].view(rows, -1)
             for row, values in zip(block, flat, strict=True):
                 row.copy_(values[start : start + width])
             block[:-2] -= block[-1]
