@@ -98,7 +98,7 @@ def noisy(tree: Tree, *names: object) -> Tree:
 def bench_gram(options: argparse.Namespace) -> list[str]:
     start = network(100).params
     count = options.clients_per_round * options.models
-    candidates = [noisy(start, number) for number in range(count)]
+    candidates = [noisy(start, number).__getitem__ for number in range(count)]
     fixed = {k: v.double() * 90 for k, v in start.items()}
     seconds, memory, _ = measured(lambda: products(candidates, start, fixed, 90), options.repeats)
     D = sum(value.numel() for value in start.values())

@@ -20,12 +20,13 @@ chosen ones in float64. In memory in a round: the participants' candidates (m K 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.aggregators.mean import Mean
 from fedexp.core import trees
@@ -219,7 +220,7 @@ class FedCDA(Mean):
         self, fresh: Sequence[Sequence[Entry]], centre: Tree, fixed: Tree, rest: Sequence[Entry], env: Env
     ) -> tuple[list[int], Metrics]:
         """Every participant's index into its entries; J (Eq. 6) of the choice, of the newest and of a random one."""
-        candidates = [entry["model"].load().trainable for entries in fresh for entry in entries]
+        candidates = [entry["model"].parameter for entries in fresh for entry in entries]
         inner = products(candidates, centre, trees.part_of(fixed, "params"), len(rest))
         if not np.isfinite(inner).all():
             raise overflow("the inner products of the clients' models")
@@ -297,20 +298,22 @@ class Selection:
         return float((self.losses[rows].sum() + self.fixed_loss) / M + self.L / 2 * (squares / M - mean))
 
 
-def products(candidates: Sequence[Tree], centre: Tree, fixed: Tree, count: int) -> np.ndarray:
+def products(candidates: Sequence[Callable[[str], Tensor]], centre: Tree, fixed: Tree, count: int) -> np.ndarray:
     """Inner products in float64 of the n `candidates` less `centre`, of ``fixed - count * centre`` and of `centre`.
 
     Returns:
-        (n + 2, n + 2). The parameters are taken in blocks, so that beside the candidates little memory is needed.
+        (n + 2, n + 2). A tensor of all candidates is in memory at once, and a part of it in float64.
     """
     rows = len(candidates) + 2
     width = max(1, BLOCK_BYTES // (8 * rows))
     device = next(iter(centre.values())).device
     total = torch.zeros(rows, rows, dtype=torch.float64, device=device)
     longest = min(width, max(at.numel() for at in centre.values()))
-    memory = torch.empty(rows * longest, dtype=torch.float64, device=device)  # of all blocks: new pages take half the time
+    memory = torch.empty(
+        rows * longest, dtype=torch.float64, device=device
+    )  # of all blocks: new pages take half the time
     for name, at in centre.items():
-        flat = [tree[name].reshape(-1) for tree in (*candidates, fixed, centre)]
+        flat = [value.reshape(-1) for value in (*(of(name) for of in candidates), fixed[name], at)]
         for start in range(0, at.numel(), width):
             block = memory[: rows * min(width, at.numel() - start)].view(rows, -1)
             for row, values in zip(block, flat, strict=True):

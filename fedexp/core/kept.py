@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
+from torch import Tensor
+
 from fedexp.core.client_states import owned
 from fedexp.core.trees import Tree, digest, joined, part_of
 from fedexp.core.weights import ModelSpec, Weights
@@ -33,6 +35,10 @@ class Kept:
         """
         assert self.weights is not None
         return self.weights
+
+    def parameter(self, name: str) -> Tensor:
+        """One of the model's parameters, read alone where the model lies on disk."""
+        return self.load().params[name]
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Kept) and (self.spec, self.digest) == (other.spec, other.digest))

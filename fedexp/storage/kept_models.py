@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedexp.core.kept import Kept, ModelStore, flat, kept_in, unflat
 from fedexp.core.trees import num_bytes
@@ -26,6 +27,11 @@ class StoredModel(Kept):
         if self.weights is not None:
             return self.weights
         return unflat(self.spec, self.store.get(self.digest, self._device))
+
+    def parameter(self, name: str) -> Tensor:
+        if self.weights is not None:
+            return self.weights.params[name]
+        return self.store.tensor(self.digest, f"params/{name}", self._device)
 
 
 class KeptModels(ModelStore):

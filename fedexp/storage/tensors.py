@@ -54,16 +54,23 @@ def load_tree(path: Path, device: torch.device, verify: bool = True) -> tuple[Tr
     Args:
         verify: compare with the seal, where there is one (`remember`).
     """
-    try:
-        with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
-            facts = read_facts(file)
-            tree = {key: file.get_tensor(key) for key in facts.pop("order")}
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise damaged(path, str(error)) from error
+    with opened(path, device) as file:
+        facts = read_facts(file)
+        tree = {key: file.get_tensor(key) for key in facts.pop("order")}
     seal = facts.pop(_SEAL, None)  # files of earlier versions have none
     if verify and seal and seal != _seal(tree, facts):
         raise damaged(path)
     return tree, facts
+
+
+@contextlib.contextmanager
+def opened(path: Path, device: torch.device) -> Iterator[Any]:
+    """The file for reading, tensors put on `device`; a `StorageError` names a damaged file."""
+    try:
+        with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
+            yield file
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path, str(error)) from error
 
 
 def remember(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
@@ -147,12 +154,25 @@ class TensorStore:
         Raises:
             StorageError: the file is missing or damaged.
         """
-        try:
+        with self._reading(name):
             tree = load_tree(self._path(name), device)[0]
             if name not in self._trusted and digest(tree) != name:
                 raise damaged(self._path(name), "another content than its name says")
             self._trusted.add(name)
             return tree
+
+    def tensor(self, name: str, key: str, device: torch.device) -> Tensor:
+        """One tensor of what `get` returns, and no other is read; but all of them once where another process wrote them."""
+        if name not in self._trusted:
+            return self.get(name, device)[key]
+        with self._reading(name), opened(self._path(name), device) as file:
+            found: Tensor = file.get_tensor(key)
+            return found
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except (FileNotFoundError, StorageError) as error:
             raise StorageError(
                 "a stored tensor file is missing or damaged",

@@ -54,7 +54,7 @@ class Instance:
         at = self.centre if centre is None else centre
         return Selection(
             products(
-                [self.tree(v) for owner in self.owners for v in owner],
+                [self.tree(v).__getitem__ for owner in self.owners for v in owner],
                 self.tree(at),
                 self.tree(sum(self.rest, np.zeros(len(at)))),
                 len(self.rest),

@@ -252,6 +252,33 @@ def test_resuming_reads_no_kept_model_and_damage_names_the_file(tmp_path: Path) 
         snapshot.state["kept"][1].load()
 
 
+def test_a_parameter_is_read_alone_and_never_unverified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = Checkpoint(tmp_path, CPU)
+    params = {name: torch.randn(3, generator=torch.Generator().manual_seed(i)) for i, name in enumerate("ab")}
+    saver.save(Snapshot(1, {"kept": [saver.models.keep(Weights(SPEC, params, {}))]}, {}), set(), 0)
+    whole = []
+    load = tensors.load_tree
+    monkeypatch.setattr(tensors, "load_tree", lambda path, *how: (whole.append(path), load(path, *how))[1])
+
+    def resumed() -> Kept:
+        snapshot, _ = Checkpoint(tmp_path, CPU).load() or pytest.fail("nothing was saved")
+        kept: Kept = snapshot.state["kept"][0]
+        return kept
+
+    kept = resumed()
+    for _ in range(2):
+        assert_same([{name: kept.parameter(name) for name in params}], [params])
+    (path,) = (tmp_path / "checkpoint" / "tensors").iterdir()
+    assert whole == [path]
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # a flipped bit
+    with pytest.raises(StorageError, match=r"reuse=false"):
+        resumed().parameter("a")
+    path.unlink()
+    with pytest.raises(StorageError, match=r"reuse=false"):
+        kept.parameter("a")
+
+
 def keeper_world(rounds: int = 6) -> World:
     world = make_world("method=fedavg", f"rounds={rounds}", data=make_data((9, 12, 7, 8, 10)), m=2)
     return replace(world, experiment=replace(world.experiment, aggregator=KeepLast(K=2)))
