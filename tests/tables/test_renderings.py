@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import shutil
 import subprocess
@@ -169,8 +170,8 @@ def test_every_verdict_has_its_sign(render: Rendering) -> None:
         "inconclusive (near)": ("≈", r"$\approx$"),
         "inconclusive (far)": ("?", "?"),
     }
-    for word, (plain, math) in signs.items():
-        sign = math if render is latex else plain
+    for word, (plain, formula) in signs.items():
+        sign = formula if render is latex else plain
         verdict, _, near = word.partition(" (")
         seen = replace(judged(verdict), near=near == "near)") if near else judged(verdict)
         whole = re.sub(r"\s+", " ", render(mixed(seen)))
@@ -182,6 +183,14 @@ def test_every_verdict_has_its_sign(render: Rendering) -> None:
 def test_runs_that_give_one_and_the_same_number_are_flagged(render: Rendering) -> None:
     assert "deterministic" in render(mixed(judged("lower", deterministic=True)))
     assert "deterministic" not in render(mixed(judged("lower")))
+
+
+@all_of_them
+def test_a_target_that_a_run_never_reached_has_no_deviation(render: Rendering) -> None:
+    reached, never = cell({"row": 0}, "ours", 50.0, 4.0, 6.0), cell({"row": 0}, "ours", 50.0, 4.0, math.inf)
+    assert never.sd is None and reached.sd == pytest.approx(math.sqrt(2))
+    assert "never reached" in render(mixed(never)) and "never reached" not in render(mixed(reached))
+    assert "nan" not in render(mixed(never)).replace("nano", "")
 
 
 def test_at_80_columns_every_cell_has_a_line_with_all_of_it() -> None:

@@ -119,8 +119,8 @@ class Cell:
 
     @property
     def sd(self) -> float | None:
-        """Sample standard deviation over seeds (n - 1); None below two."""
-        if self.mean is None or self.n < 2:
+        """Sample standard deviation over seeds (n - 1); None below two and where a value is infinite."""
+        if self.mean is None or self.n < 2 or math.isinf(self.mean):
             return None
         return math.dist(self.values, (self.mean,) * self.n) / math.sqrt(self.n - 1)  # no overflow for a diverged loss
 

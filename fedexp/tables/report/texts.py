@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,6 +111,8 @@ def footnotes(report: Report) -> list[str]:
     notes = [oracles(report)]
     if any(cell.deterministic for cell in report.cells):
         notes.append(f"{_DETERMINISTIC} deterministic: several runs gave one and the same number")
+    if any(cell.mean == math.inf for cell in report.cells):
+        notes.append("inf: infinite in one run or more; of rounds to a target: never reached")
     names = layout.names(report)
     same = Counter((cell.method, cell.same_as) for cell in report.cells if cell.same_as)
     notes += [
