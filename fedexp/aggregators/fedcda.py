@@ -309,9 +309,8 @@ def products(candidates: Sequence[Callable[[str], Tensor]], centre: Tree, fixed:
     device = next(iter(centre.values())).device
     total = torch.zeros(rows, rows, dtype=torch.float64, device=device)
     longest = min(width, max(at.numel() for at in centre.values()))
-    memory = torch.empty(
-        rows * longest, dtype=torch.float64, device=device
-    )  # of all blocks: new pages take half the time
+    # One piece of memory for all blocks: the first touch of new pages takes half the time.
+    memory = torch.empty(rows * longest, dtype=torch.float64, device=device)
     for name, at in centre.items():
         flat = [value.reshape(-1) for value in (*(of(name) for of in candidates), fixed[name], at)]
         for start in range(0, at.numel(), width):

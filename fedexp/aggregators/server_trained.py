@@ -194,7 +194,7 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
         raise FedexpError(
             "the loss of training on the server is not finite",
             where=f"round {env.round}, step {step + 1} of {total} on the server",
-            do="lower aggregator.lr" if step else "nothing was trained on the server yet: lower local.lr (clients)",
+            do="lower aggregator.lr" if step else "lower local.lr, if the clients diverged, or aggregator.lr",
         )
     return {"server/loss": mean}
 
