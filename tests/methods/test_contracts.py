@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import pytest
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.data import FederatedData, Partition
+from fedexp.core.engine import Engine
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.engines.serial import Serial
+from fedexp.engines.vectorized import Vectorized
 from fedexp.running.experiment import Experiment
 from tests.methods.declared import DECLARED, Exempt, Reduction
 from tests.world import MLP, SOFTMAX, Backwards, World, assert_same, make_data, make_world, resumed
@@ -89,12 +92,14 @@ def test_every_key_of_a_plugin_is_commented(group: str) -> None:
                 assert " # " in line, f"{path}: {line}"
 
 
+@pytest.mark.parametrize("engine", [Serial, partial(Vectorized, kernel="vmap")], ids=["serial", "vectorized"])
 @pytest.mark.parametrize("method", [m for m in METHODS if isinstance(DECLARED[m].reduction, Reduction)])
-def test_reduces_to_fedavg(method: str) -> None:
+def test_reduces_to_fedavg(method: str, engine: Callable[[], Engine]) -> None:
     declared = DECLARED[method].reduction
     special = world_of(method, *declared.overrides)
     plain = make_world("method=fedavg", *declared.against)
-    assert_same(special.models(special.run()), plain.models(plain.run()), declared.tolerance)
+    models = special.models(special.run(engine=engine()))
+    assert_same(models, plain.models(plain.run(engine=engine())), declared.tolerance)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedexp.aggregators import feddf
@@ -82,6 +83,26 @@ def test_a_step_towards_the_teachers_is_autograds(average: str) -> None:
     (target * (target.log() - q)).sum(1).mean().backward()
     expected = {name: (value - 0.7 * value.grad).detach() for name, value in student.named_parameters()}
     assert_same(params_of(state), [expected], 1e-9)
+
+
+def test_a_students_step_size_follows_half_a_cosine() -> None:
+    """lr (1 + cos(pi t / T)) / 2 in step t of T, or the same in all: a loop of torch's own on the whole proxy."""
+    for schedule in ("cosine", "constant"):
+        world = world_of("feddf", epochs=4, batch_size=100, optimizer=Sgd(), lr=0.7, schedule=schedule)
+        teachers = models_near(world.env.initial_weights(), 3)
+        state, _ = round_of(world, teachers)
+        x = proxy_inputs(world)
+        target = torch.stack([module_of(teacher)(x).detach() for teacher in teachers]).mean(0).log_softmax(1)
+        mean = {name: sum(t.params[name] for t in teachers) / 3 for name in teachers[0].params}
+        student = module_of(replace(teachers[0], params=mean))
+        for step in range(4):
+            lr = 0.7 * (1 + math.cos(math.pi * step / 4)) / 2 if schedule == "cosine" else 0.7
+            loss = F.kl_div(student(x).log_softmax(1), target, reduction="batchmean", log_target=True)
+            for value, grad in zip(
+                student.parameters(), torch.autograd.grad(loss, list(student.parameters())), strict=True
+            ):
+                value.data -= lr * grad
+        assert_same(params_of(state), [dict(student.named_parameters())], 1e-9)
 
 
 @pytest.mark.parametrize("method", ["feddf", "fedbe"])

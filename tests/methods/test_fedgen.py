@@ -89,30 +89,39 @@ def test_to_the_generator_copies_of_a_client_are_one() -> None:
 
 
 def test_the_generators_steps_are_those_of_a_loop_of_torchs() -> None:
-    """In the third round: Adam at a step size that has decayed twice, for classes that somebody has two of, heads as sent."""
+    """In the third and fourth round: one Adam for both, at a step size that has decayed twice and three times, for classes that
+    somebody has two of, heads as sent."""
     world = world_of("fedgen", lr_decay=0.5, **SMALL)
     method: Any = world.aggregator
     state = method.init(world.env)
     models, held = models_near(state["weights"], 3, 2.0), torch.tensor([[3, 0, 1], [0, 4, 0], [6, 1, 1]])
     names, _ = head_of(world.env.server_spec, world.env.input_shape)
     heads = [{name: model.params[name] for name in names} for model in models]
-    found, _, metrics = method._trained(state, heads, held, world.env.at(2))
-    generator, losses = state["generator"].module().double().train(), []
-    adam = torch.optim.Adam(generator.parameters(), lr=0.05 * 0.25, weight_decay=1e-2)
-    for step in range(4):
-        random = torch_generator(0, "generator", 2, step)
-        y = torch.randint(2, (8,), generator=random)
-        eps = torch.rand(8, 3, generator=random, dtype=torch.float64)
-        z = generator(y, eps)
-        logits = [F.linear(z, head["output.weight"], head["output.bias"]) for head in heads]
-        loss = method.loss(torch.stack(logits), y, held, eps, z)
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        losses.append(loss.item())
-    assert metrics["server/loss"] == pytest.approx(sum(losses) / 4)
-    for name, value in generator.state_dict().items():
-        torch.testing.assert_close({**found.params, **found.buffers}[name], value, rtol=1e-7, atol=1e-9)
+    generator = state["generator"].module().double().train()
+    adam = torch.optim.Adam(generator.parameters(), weight_decay=1e-2)
+    for number in (2, 3):
+        found, optimizer, metrics = method._trained(state, heads, held, world.env.at(number))
+        state, losses = {**state, "generator": found, "optimizer": optimizer}, []
+        adam.param_groups[0]["lr"] = 0.05 * 0.5**number
+        for step in range(4):
+            random = torch_generator(0, "generator", number, step)
+            y = torch.randint(2, (8,), generator=random)
+            eps = torch.rand(8, 3, generator=random, dtype=torch.float64)
+            z = generator(y, eps)
+            logits = [F.linear(z, head["output.weight"], head["output.bias"]) for head in heads]
+            loss = method.loss(torch.stack(logits), y, held, eps, z)
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            losses.append(loss.item())
+        assert metrics["server/loss"] == pytest.approx(sum(losses) / 4)
+        for name, value in generator.state_dict().items():
+            torch.testing.assert_close({**found.params, **found.buffers}[name], value, rtol=1e-7, atol=1e-9)
+
+
+def test_the_generators_optimizer_outlives_a_round() -> None:
+    world = world_of("fedgen", "rounds=2", **SMALL)
+    assert world.run().state["optimizer"]["t"] == 2 * SMALL["steps"]
 
 
 def test_features_are_made_for_classes_that_somebody_has_more_than_one_of() -> None:
