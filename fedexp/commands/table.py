@@ -39,7 +39,9 @@ def _parser() -> Parser:
     parser = Parser(prog="fedexp-table", description="Papers' tables: run them, compare, report.")
     commands = parser.add_subparsers(required=True, dest="command")
 
-    listing = commands.add_parser("list", help="tables: cells, data, measured cost, state")
+    listing = commands.add_parser(
+        "list", help="tables: cells, data, cost (measured; before any run, the FLOP of local training), state"
+    )
     listing.add_argument("overrides", nargs="*", default=[], metavar="paper/table | key=value",
                          help="these tables alone (default: all); overrides as for run, e.g. output_root=DIR")  # fmt: skip
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
@@ -264,6 +266,7 @@ def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> 
     grid = column.grid
     for place, path in (
         ("headline.value", column.value or table.headline.value),
+        ("headline.pooled", table.headline.pooled if column.value is None else None),
         ("methods.grid.by", None if grid is None else grid.by),
     ):
         if path is None:

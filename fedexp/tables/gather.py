@@ -128,6 +128,7 @@ def _cell(table: Table, slot: Slot, record: Record, reduced: str, extra: Sequenc
     paper, sd = table.printed(slot.conditions, slot.method)
     best, incomplete = _best(column.grid, runs)
     done = [run for run in best if run.value is not None]
+    last_10 = tuple(run.last_10 for run in done)
     cell = Cell(
         conditions=dict(slot.conditions),
         method=slot.method,
@@ -136,6 +137,7 @@ def _cell(table: Table, slot: Slot, record: Record, reduced: str, extra: Sequenc
         values=tuple(run.value for run in done if run.value is not None),
         seeds=tuple(run.seed for run in done),
         draws=tuple(run.draw for run in done),
+        last_10=last_10 if all(last_10) else (),  # of some of the runs, they would not go with the mean
         chosen=tuple(run.point for run in done) if column.grid else (),
         verdict="not run",
         same_as=column.equals.column

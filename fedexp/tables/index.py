@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedexp.tables.lookup import CellRun
 
 FAILED = ("failed", "damaged")  # statuses of runs that were there and gave nothing
-_VERSION = 2
+_VERSION = 3
 # Groups whose option tells runs apart: no two runs of built-in tables with other options here have one scientific config.
 _GROUPS = ("method", "trainer", "aggregator", "partition", "dataset", "model", "server_optimizer", "task")
 _Stored = dict[str, list[dict[str, Any]]]  # seed -> each stored run's options of those groups
@@ -168,7 +168,16 @@ def _entry(name: str, overrides: Sequence[str], lazy: bool = False) -> tuple[dic
         "waiting": [],
         "root": "",
     }
-    empty = {"paper": "", "source": "", "title": "", "cells": 0, "without_method": 0, "runs": 0, "forms": []}
+    empty = {
+        "paper": "",
+        "source": "",
+        "title": "",
+        "cells": 0,
+        "without_method": 0,
+        "runs": 0,
+        "flop": None,
+        "forms": [],
+    }
     try:
         table = load_table(name)
         cells = slots(table, extra=overrides)
@@ -191,6 +200,7 @@ def _entry(name: str, overrides: Sequence[str], lazy: bool = False) -> tuple[dic
         "cells": len(cells),
         "without_method": sum(not slot.jobs for slot in cells),
         "runs": len(every),
+        "flop": table.flop,
         "forms": ["full", *(form for form in ("reduced", "smoke") if table.shrunk(form))],
     }
     data, unknown = _data(runs)

@@ -41,6 +41,7 @@ class RunRecord:
         point: of the column's grid; empty without one.
         value: in the table's unit; None where there is none, for the reason `error`.
         by: what chooses among the grid's points, where that is another number.
+        last_10: the last ten rounds' values, in the table's unit, where the table pools them (`Headline.pooled`); else empty.
         status: done | failed | damaged | missing ...
         run: its folder, relative to the output root.
         altered: the user's own overrides make it another run than the table's.
@@ -57,6 +58,7 @@ class RunRecord:
     point: str = ""
     value: float | None = None
     by: float | None = None
+    last_10: tuple[float, ...] = ()
     status: str = "missing"
     error: str = ""
     run: str = ""
@@ -203,6 +205,7 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
     about = result.get("environment", {})
     return replace(
         row,
+        last_10=_last_10(table, slot, filled, result),
         commit=str(about.get("commit") or ""),
         code=str(result["hashes"]["code"]),
         config=config_hash(run.config),
@@ -221,6 +224,14 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
         phases={name: float(own) for name, own in result["seconds"].items() if name != "total"},
         parts={name: float(own) for name, own in result["metrics"].items() if is_part(name)},
     )
+
+
+def _last_10(table: Table, slot: Slot, filled: Mapping[str, Value], result: Mapping[str, Any]) -> tuple[float, ...]:
+    """Empty where the column reads another number than the table's, and where older code made the result."""
+    if table.headline.pooled is None or table.columns[slot.method].value is not None:
+        return ()
+    metric = table.headline.pooled.format(**filled).removeprefix("last_10.")
+    return tuple(value * table.headline.scale for value in result.get("last_10", {}).get(metric, ()))
 
 
 def _lossy(config: Mapping[str, Any]) -> str:
@@ -422,6 +433,8 @@ def _of_condition(text: str) -> Value:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(repr, value))
     return "" if value is None else repr(value) if isinstance(value, float) else str(value)
 
 
@@ -430,6 +443,8 @@ def _value(text: str, kind: str) -> Any:
         text = text[1:]
     if kind.startswith("float"):
         return float(text) if text else None
+    if kind.startswith("tuple"):
+        return tuple(map(float, text.split()))
     if kind == "bool":
         return text == "True"
     return int(text) if kind == "int" else text

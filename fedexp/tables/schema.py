@@ -143,10 +143,23 @@ class Headline:
             ``trace.<round>.<iteration>.<name>``, where ``<name>=<number>`` is the iteration that has it (``lam=0.5``); the
             row's conditions are filled in: ``trace.1.{iteration}.mean_v/acc``.
         scale: factor that turns it into the table's unit.
+        pooled: ``last_10.<metric>``, conditions filled in as above, where the paper's deviation is over the last ten rounds of
+            all runs of a cell together: such a mean and deviation are reported, too, of columns without a `value` of their own.
     """
 
     value: str = "headline.value"
     scale: float = 1.0
+    pooled: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.pooled is not None and not re.fullmatch(r"last_10\.[^.]+", self.pooled):
+            metric = self.pooled.partition(".")[2].partition(".")[0]
+            raise ConfigError(
+                f"'{self.pooled}' has no rounds that runs could be pooled by",
+                where="headline.pooled",
+                expected="last_10.<metric>, a list in result.json",
+                do=suggest(self.pooled, [f"last_10.{metric or '<metric>'}"]),
+            )
 
 
 @dataclass(frozen=True)
@@ -281,6 +294,7 @@ class Table:
             make the runs others than the table's.
         tuned: a file of ``conf/tuned``, whose methods have a second column each (`with_tuned`).
         drawings: figures made from the runs (`fedexp.tables.drawing.Drawing`), each a node with a ``_target_``.
+        flop: floating-point operations of the local training of all runs, the full form's; a SAM step counts twice.
         looks: of methods in pictures, by column; they are the paper's, and stand in its `fedexp.tables.looks` file.
     """
 
@@ -311,6 +325,7 @@ class Table:
     given: dict[str, Where] = field(default_factory=dict)
     tuned: str | None = None
     drawings: tuple[dict[str, Any], ...] = ()
+    flop: float | None = None
     looks: dict[str, Look] = field(default_factory=dict)
     name: str = ""
 
@@ -318,6 +333,7 @@ class Table:
         require(len({column.key for column in self.methods}) == len(self.methods) > 0, "methods: keys must differ")
         _check_seeds(self.seeds)
         require(self.tie >= 0, "tie must not be negative")
+        require(self.flop is None or self.flop > 0, "flop must be positive")
         require(self.paper_runs is None or self.paper_runs > 0, "paper_runs must be positive")
         require(len({claim.id for claim in self.claims}) == len(self.claims), "claims: ids must differ")
         for key in self.keys:
@@ -344,6 +360,7 @@ class Table:
                 _known(key, places, where)
         for where, path, column in [
             ("headline.value", self.headline.value, None),
+            ("headline.pooled", self.headline.pooled or "", None),
             *((f"methods.{column.key}.value", column.value or "", column) for column in self.methods),
         ]:
             for key in _braced(path, where):

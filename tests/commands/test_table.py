@@ -309,6 +309,14 @@ def test_a_number_that_no_result_has_is_refused_before_a_job_runs(
     assert said in told and "headline.value" in told and not Path("outputs/runs").exists(), told
 
 
+def test_rounds_to_pool_that_no_result_has_are_refused_before_a_job_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    write(headline={"pooled": "last_10.test/local/acc_men"}, grids=[{"beta": 1}])
+    assert run_command(["run", "my/tiny", "--only", "method=local"]) == 2
+    told = capfd.readouterr().err
+    assert "did you mean 'test/local/acc_mean'?" in told and "headline.pooled" in told, told
+    assert not Path("outputs/runs").exists()
+
+
 def test_overrides_that_change_the_science_are_marked(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command(["run", "my/tiny", "--only", "beta=1", "method=local", "clients=3", "--seeds", "5"]) == 0
     text = Path("outputs/tables/my/tiny-partial/report.md").read_text()
@@ -340,7 +348,7 @@ def test_wandb_holds_the_cells_and_a_summary_in_one_group() -> None:
     (run,) = [r.run for r in found if r.WhichOneof("record_type") == "run"]
     assert (run.run_group, run.job_type, run.display_name) == ("my/tiny", "summary", "my/tiny partial")
     (row,) = [items(r.history.item) for r in found if r.WhichOneof("record_type") == "history"]
-    assert (row["comparison/_type"], row["comparison/nrows"], row["comparison/ncols"]) == ("table-file", 3, 23)
+    assert (row["comparison/_type"], row["comparison/nrows"], row["comparison/ncols"]) == ("table-file", 3, 25)
     stored = json.loads((part.parent / "files" / row["comparison/path"]).read_text())
     assert stored["columns"][:7] == ["table", "beta", "method", "label", "role", "oracle", "paper"]
     local = dict(zip(stored["columns"], stored["data"][0], strict=True))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +20,8 @@ from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.gather import drawn, make_report, with_pictures
 from fedexp.tables.lookup import CellRun, read_path, read_value
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.record import Record, completed, pictures, read, recorded, write
+from fedexp.tables.record import RUNS, Record, completed, pictures, read, recorded, write
+from fedexp.tables.report import texts
 from fedexp.tables.report.files import report_folder, write_report
 from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.report import Picture, Report
@@ -261,6 +264,64 @@ def test_a_record_is_completed_with_what_others_have_and_it_lacks(tmp_path: Path
     assert all(run.status == "failed" for run in completed(replace(whole.record, runs=failed), [bare]).runs.values())
     with pytest.raises(ConfigError, match="records of different seeds"):
         completed(first, [replace(other, seeds=[7])])
+
+
+TAILS = {0: [-0.25, 0.5, 0.125], 1: [0.75, 0.3125, 0.0625]}  # by seed; below zero: a spreadsheet's formula
+
+
+def tailed(job: Job, method: str) -> dict[str, Any]:
+    """Runs with the values of their last rounds, as `fedexp.running.summary` stores them."""
+    return {**result(0.5), "last_10": {"test/acc": TAILS[job.seed], "test/loss": [9.0, 8.0]}}
+
+
+POOLING: dict[str, Any] = {"headline": {"value": "headline.value", "scale": 100, "pooled": "last_10.test/acc"}}
+_FIRST, _SECOND, *_OTHERS = TINY["methods"]
+
+
+def test_the_last_rounds_of_all_runs_are_pooled_and_a_record_keeps_them(tmp_path: Path) -> None:
+    one = asked(tmp_path, tailed, **POOLING, methods=[_FIRST, {**_SECOND, "value": "metrics.test/acc"}, *_OTHERS])
+    local, ensemble, dense = one.report.cells[:3]
+    together = [100 * value for seed in (0, 1) for value in TAILS[seed]]
+    assert local.pooled_sd == pytest.approx(statistics.stdev(together)) != pytest.approx(statistics.pstdev(together))
+    assert local.pooled_mean == pytest.approx(statistics.mean(together)) and local.sd == 0
+    assert ensemble.n == 2 and ensemble.last_10 == ()  # it reads another number
+    assert dense.pooled_mean is None and dense.pooled_sd is None
+    write(one.table, one.record, tmp_path / "report")
+    write_report(one.report, tmp_path / "report")
+    with (tmp_path / "report" / RUNS).open(newline="") as file:
+        first, second, *_ = csv.DictReader(file)
+    assert (first["last_10"], second["last_10"]) == ("'-25.0 50.0 12.5", "75.0 31.25 6.25")
+    with (tmp_path / "report" / "report.csv").open(newline="") as file:
+        first, second, *_ = csv.DictReader(file)
+    assert float(first["pooled_sd"]) == pytest.approx(statistics.stdev(together)) and second["pooled_sd"] == ""
+    assert float(first["pooled_mean"]) == pytest.approx(statistics.mean(together)) and second["pooled_mean"] == ""
+    again = read(one.table, tmp_path / "report")
+    assert again.runs == one.record.runs and make_report(one.table, one.cells, again) == one.report
+
+
+def test_without_all_runs_last_rounds_or_the_key_nothing_is_pooled(tmp_path: Path) -> None:
+    whole = asked(tmp_path, tailed, **POOLING)
+    assert texts.POOLED in markdown(whole.report)
+    write(whole.table, whole.record, tmp_path / "report")
+    path = tmp_path / "report" / RUNS
+    with path.open(newline="") as file:
+        rows = [{key: text for key, text in row.items() if key != "last_10"} for row in csv.DictReader(file)]
+    with path.open("w", newline="") as file:  # as it was written before there was such a column
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    old = make_report(whole.table, whole.cells, read(whole.table, tmp_path / "report"))
+    assert [c.values for c in old.cells] == [c.values for c in whole.report.cells]
+    assert all(c.pooled_sd is None for c in old.cells) and texts.POOLED not in markdown(old)
+
+    def older(job: Job, method: str) -> dict[str, Any]:
+        found = tailed(job, method)
+        return {key: own for key, own in found.items() if key != "last_10"} if job.seed and method == "local" else found
+
+    assert [c.pooled_sd is None for c in report(tmp_path, older, **POOLING).cells] == [True, False, True] * 2
+    elsewhere = {"headline": {**POOLING["headline"], "pooled": "last_10.test/global/acc"}}  # of another kind of method
+    for made in (report(tmp_path, tailed), report(tmp_path, tailed, **elsewhere)):
+        assert all(c.n == 2 and c.last_10 == () for c in made.cells if c.method != "dense")
 
 
 SCORES = {"0.5": (0.60, 0.70), "1": (0.65, 0.55)}  # of a grid's points: on test data, on held-out data

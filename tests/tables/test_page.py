@@ -159,6 +159,17 @@ def test_its_structure_is_sound(whole: str) -> None:
     assert all(below - above <= 1 for above, below in pairwise(levels))
 
 
+def test_pooled_numbers_are_a_part_of_its_own() -> None:
+    cells = [replace(c, last_10=((-2.0, 1.0),) * c.n) for c in report().cells]
+    text = page(report(cells=tuple(cells), summaries=()))
+    test_its_structure_is_sound(text)
+    head, *rows = Reader(text).rows["means"]
+    assert head == ["clients", "beta", "Average", "OT †", "Ours (ma_echo)"] and len(rows) == 4
+    assert rows[0] == ["5", "0.01", "−0.50 ± 1.64 (3 x 2)", "−0.50 ± 1.73 (2 x 2)", "−0.50 ± 1.73 (2 x 2)"]
+    assert rows[3][2] == ""
+    assert 'href="#pooled"' in text and 'href="#pooled"' not in page(report())
+
+
 def test_texts_are_never_markup() -> None:
     hostile = report(
         name=HOSTILE, paper=HOSTILE, source=HOSTILE, title=HOSTILE, metric=HOSTILE, unit=HOSTILE, keys=(HOSTILE,),

@@ -7,6 +7,7 @@ import io
 import math
 import re
 import shutil
+import statistics
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -332,6 +333,23 @@ def test_latex_compiles_and_nothing_sticks_out(tmp_path: Path) -> None:
     )
     assert made.returncode == 0, made.stdout
     assert "Overfull" not in made.stdout
+
+
+@long_ones
+def test_pooled_numbers_have_a_table_with_the_rows_and_columns_that_have_some(render: Rendering) -> None:
+    assert texts.POOLED not in render(report())
+    first, *others = report().cells
+    tails = ((20.0, 24.5), (21.0, 20.5), (23.0,))
+    text = render(report(cells=(replace(first, last_10=tails), *others)))
+    numbers = [value for tail in tails for value in tail]
+    shown = f"{statistics.mean(numbers):.2f} ± {statistics.stdev(numbers):.2f} (3 x 1 to 2)"
+    assert text.index(texts.POOLED) < text.index(shown)
+    after = re.sub(r"[|\s]+", " ", text[text.index(texts.POOLED) :])
+    assert re.match(
+        rf"{re.escape(texts.POOLED)}\. clients beta Average( :?---:?)* 5 0.01 {re.escape(shown)} ", after
+    ), after
+    equal = tuple(replace(cell, last_10=((1.0, 2.0),) * cell.n) for cell in report().cells)
+    assert "1.50 ± 0.55 (3 x 2)" in render(report(cells=equal))
 
 
 def test_markdown_folds_hashes_away() -> None:

@@ -14,8 +14,10 @@ import yaml
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError
+from fedexp.running.experiment import Experiment
 from fedexp.tables.cells import command, launch_order, parse_only, slots
 from fedexp.tables.lookup import Finder, find
+from fedexp.tables.paths import check_path
 from fedexp.tables.schema import Table, load_table, read_table, table_names
 
 TINY: dict[str, Any] = {
@@ -68,6 +70,12 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"keys": ["client"]}, ["unknown key 'client'", "did you mean 'clients'?", "keys"]),
     ({"grids": [{"clients": 2, "start": "diff", "bta": 1}]}, ["unknown key 'bta'", "did you mean 'beta'?", "grids[0]"]),
     ({"grids": [{"clients": 2, "start": "diff"}]}, ["grids[0]", "no value of beta"]),
+    ({"headline": {"poold": "last_10.test/global/acc"}}, ["unknown key 'poold'", "did you mean 'pooled'?", "headline"]),
+    ({"headline": {"pooled": "last10.test/global/acc"}}, ["did you mean 'last_10.test/global/acc'?", "headline.pooled"]),
+    ({"headline": {"pooled": "std_last_10.test/global/acc"}}, ["did you mean 'last_10.test/global/acc'?"]),
+    ({"headline": {"pooled": "last_10.test/global/acc.0"}}, ["no rounds", "did you mean 'last_10.test/global/acc'?"]),
+    ({"headline": {"pooled": "last_10"}}, ["use one of: last_10.<metric>", "headline.pooled"]),
+    ({"headline": {"pooled": "last_10.test/{strt}/acc"}}, ["did you mean 'start'?", "headline.pooled"]),
     ({"methods": [{"key": "a", "label": "A", "overrides": None}]}, ["'why'"]),
     ({"methods": [{"key": "a", "label": "A", "override": []}]}, ["unknown key 'override'", "did you mean 'overrides'?"]),
     ({"methods": [TINY["methods"][0]] * 2}, ["keys must differ"]),
@@ -311,6 +319,15 @@ def test_the_logged_split_is_that_of_all_seeds() -> None:
     cells = slots(load_table("ma_echo/log"), only={"method": ["fedavg"]})
     configs = [compose(list(job.overrides)) for job in cells[0].jobs]
     assert [(c["seed"], c["seed_data"]) for c in configs] == [(0, 1), (1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("name", [name for name in table_names() if load_table(name).headline.pooled])
+def test_what_is_pooled_is_measured_in_every_column(name: str) -> None:
+    made = load_table(name)
+    assert made.headline.pooled is not None
+    firsts = {slot.method: slot.jobs[0] for slot in slots(made, "smoke") if slot.jobs}
+    for job in firsts.values():
+        check_path(made.headline.pooled, Experiment.of(compose(list(job.overrides))), "headline.pooled")
 
 
 def _without_value(override: str) -> str:

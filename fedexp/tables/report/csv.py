@@ -10,7 +10,7 @@ from fedexp.tables.report import layout
 from fedexp.tables.report.report import Report
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_NUMBERS = ("paper", "paper_sd", "mean", "sd", "n", "delta")
+_NUMBERS = ("paper", "paper_sd", "mean", "sd", "n", "delta", "pooled_mean", "pooled_sd")
 _JUDGED = ("verdict", "reason", "near", "settles", "deterministic", "same_as", "reduced")
 
 

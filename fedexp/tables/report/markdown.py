@@ -36,6 +36,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield " ".join(_legend(report))
     yield ""
+    yield from _pooled(report)
     yield from _problems(report)
     for picture in report.pictures:
         yield f"![{_plain(picture.title)}](report-{picture.name}.png)"
@@ -64,6 +65,17 @@ def _legend(report: Report) -> Iterator[str]:
     if rank := texts.rank(report):
         yield texts.sentence(rank)
     yield from (f"{_plain(note)}." for note in texts.footnotes(report))
+
+
+def _pooled(report: Report) -> Iterator[str]:
+    heads, rows = texts.pooled(report)
+    if not rows:
+        return
+    yield from (f"{texts.POOLED}.", "")
+    yield _row([_plain(head) for head in heads])
+    yield _row(["---:"] * len(report.keys) + [":---"] * (len(heads) - len(report.keys)))
+    yield from (_row([_plain(text) for text in row]) for row in rows)
+    yield ""
 
 
 def _problems(report: Report) -> Iterator[str]:

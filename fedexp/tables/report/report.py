@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,6 +76,8 @@ class Cell:
         paper_sd: as published.
         values: ours, one a run, in the table's unit; seeds: the seed of each.
         draws: of each value, what runs that are compared with it share: the seed and the conditions that make no row.
+        last_10: of each value, those of the run's last ten rounds (fewer, if it has fewer), where the table pools them and all
+            runs have them; else empty.
         chosen: of each value, the point of the column's grid that was best; empty without a grid.
         verdict, reason: the judgement and, where it is not `reproduced`, why, in one sentence.
         interval: of 95 % for ours less the paper's; None below two runs.
@@ -96,6 +99,7 @@ class Cell:
     seeds: tuple[int, ...]
     verdict: Verdict
     draws: tuple[str, ...] = ()
+    last_10: tuple[tuple[float, ...], ...] = ()
     chosen: tuple[str, ...] = ()
     reason: str = ""
     interval: tuple[float, float] | None = None
@@ -115,19 +119,38 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        return sum(self.values) / self.n if self.values else None
+        return _mean(self.values)
 
     @property
     def sd(self) -> float | None:
         """Sample standard deviation over seeds (n - 1); None below two and where a value is infinite."""
-        if self.mean is None or self.n < 2 or math.isinf(self.mean):
-            return None
-        return math.dist(self.values, (self.mean,) * self.n) / math.sqrt(self.n - 1)  # no overflow for a diverged loss
+        return _sample_sd(self.values)
+
+    @property
+    def pooled_mean(self) -> float | None:
+        """Over the last ten rounds of all runs together; None where there are none to pool."""
+        return _mean(sum(self.last_10, ()))
+
+    @property
+    def pooled_sd(self) -> float | None:
+        """Sample standard deviation (n - 1, n being all rounds of all runs) of the same values; None as `sd`."""
+        return _sample_sd(sum(self.last_10, ()))
 
     @property
     def delta(self) -> float | None:
         """Ours less the paper's."""
         return None if self.mean is None or self.paper is None else self.mean - self.paper
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _sample_sd(values: Sequence[float]) -> float | None:
+    mean, n = _mean(values), len(values)
+    if mean is None or n < 2 or math.isinf(mean):
+        return None
+    return math.dist(values, (mean,) * n) / math.sqrt(n - 1)  # no overflow for a diverged loss
 
 
 @dataclass(frozen=True)

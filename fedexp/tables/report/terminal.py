@@ -76,7 +76,7 @@ def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) 
     """
     out = out or console()
     dropped: list[str] = []
-    for name in ("", "paper", "data", "measured", "failed", "cells", "runs", "done"):
+    for name in ("", "paper", "data", "cost", "failed", "cells", "runs", "done"):
         dropped.append(name)
         columns = [column for column in _LISTED if column not in dropped]
         short = _tables([{**row, "state": row["state"][:_STATE]} for row in rows], columns)  # longer ones are broken
@@ -86,7 +86,7 @@ def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) 
 
 
 _STATE = 20  # letters of a state that are not broken over lines
-_LISTED = ("table", "paper", "cells", "runs", "done", "failed", "data", "measured", "state")
+_LISTED = ("table", "paper", "cells", "runs", "done", "failed", "data", "cost", "state")
 
 
 def _tables(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
@@ -95,17 +95,24 @@ def _tables(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        right = column in ("cells", "runs", "done", "failed", "measured")
+        right = column in ("cells", "runs", "done", "failed", "cost")
         table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column == "table")
     for row in rows:
         said = {
             **row,
             "paper": f"{row['paper'].split(',')[0]}, {row['source']}",
             "data": ", ".join(f"{name}{'' if there else ' (absent)'}" for name, there in row["data"].items()),
-            "measured": layout.duration(row["seconds"]) if row["done"] else "-",
+            "cost": _cost(row),
         }
         table.add_row(*(_plain(str(said[column])) for column in columns))
     return table
+
+
+def _cost(row: Mapping[str, Any]) -> str:
+    """What its runs took; before there are any, the operations of local training."""
+    if row["done"]:
+        return layout.duration(row["seconds"])
+    return f"{row['flop'] / 1e15:,.0f} PFLOP" if row["flop"] else "-"
 
 
 def _legend(report: Report, deltas: bool | None) -> Iterator[str]:

@@ -22,6 +22,7 @@ MARKS: Mapping[Verdict, str] = {
 }
 _HASHES = ("data sha256", "split sha256", "code hash")
 _NEAR, _DETERMINISTIC = "≈", "‡"
+POOLED = "Pooled over the last ten rounds of all runs, as the paper has it: mean ± sd (runs x rounds)"
 CLAIM_MARKS: Mapping[ClaimState, str] = {"held": "✓", "refuted": "✗", "open": "?"}
 _ROLES: Mapping[Role, str] = {
     "proposed": "proposed method",
@@ -191,6 +192,27 @@ def shown(report: Report) -> list[tuple[layout.Row, list[Shown | None]]]:
             )
         found.append((row, entries))
     return found
+
+
+def pooled(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table that `POOLED` is the title of: methods and rows that have such numbers; else no rows."""
+    names, digits = layout.names(report), layout.places(report)
+    there = {cell.method for cell in report.cells if cell.pooled_sd is not None}
+    methods = [method.key for method in report.methods if method.key in there]
+    rows = [
+        [*conditions(row, report), *("".join(_pooled(cell, digits) for cell in row.of(key)) for key in methods)]
+        for row in layout.rows(report)
+        if any(cell.pooled_sd is not None for cell in row.cells)
+    ]
+    return [*report.keys, *(names[key] for key in methods)], rows
+
+
+def _pooled(cell: Cell, digits: int | None) -> str:
+    if cell.pooled_mean is None or cell.pooled_sd is None:
+        return ""
+    lengths = sorted(map(len, cell.last_10))
+    rounds = f"{lengths[0]} to {lengths[-1]}" if lengths[0] < lengths[-1] else f"{lengths[0]}"
+    return f"{layout.number(cell.pooled_mean, digits)}{_sd(cell.pooled_sd, digits)} ({cell.n} x {rounds})"
 
 
 def mark(cell: Cell) -> str:
