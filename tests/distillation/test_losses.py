@@ -87,10 +87,34 @@ def test_labels_of_ones_own_and_evenly_used_classes() -> None:
     assert grad.isfinite().all()
 
 
+def competition_by_hand(teacher: torch.Tensor, student: torch.Tensor) -> float:
+    """1 - J of lists of numbers: P and Q at temperature 3, M their mean, then all into [0.01, 0.99]."""
+    total = 0.0
+    for t, s in zip(teacher.tolist(), student.tolist(), strict=True):
+        p, q = ([math.exp(z / 3) / sum(math.exp(other / 3) for other in row) for z in row] for row in (s, t))
+        for pair in zip(p, q, strict=True):
+            m, a, b = (min(max(value, 0.01), 0.99) for value in (sum(pair) / 2, *pair))
+            total += m * math.log(m / a) / 2 + m * math.log(m / b) / 2
+    return 1 - min(max(total / len(teacher), 0.0), 1.0)
+
+
+def test_competition_of_saturated_networks_is_that_of_probabilities_kept_from_0_and_1() -> None:
+    """Of two images, sure of different classes for one: M is 1/2, P and Q are 0.99 and 0.01 there; unbounded, J is beyond 1."""
+    sure, other = [300.0, 0.0, 0.0], [0.0, 300.0, 0.0]
+    t, s = torch.tensor([sure, sure]).double(), torch.tensor([other, sure]).double()
+    assert float(losses.competition(t, s)) == pytest.approx(1 - math.log(0.25 / 0.0099) / 4, abs=1e-12)
+    assert float(losses.competition(t[:1], s[:1])) == 0  # J is 1.61, and counts as 1
+    assert float(losses.competition(t, t.clone())) == pytest.approx(1.0, abs=1e-12)
+    # M is bounded after it was formed, not by bounds of P and Q
+    milder = torch.tensor([[12.0, 0.0, 0.0], sure]).double()
+    for pair in ((T, S), (t, s), (milder, s), (s, milder), (10 * T, S), (-3 * S, 5 * T)):
+        expected = competition_by_hand(*pair)
+        assert 0 < expected < 1 and float(losses.competition(*pair)) == pytest.approx(expected, abs=1e-12)
+
+
 def test_competition_and_total_variation() -> None:
     assert float(losses.competition(T, S)) == pytest.approx(0.98225644, abs=5e-9)
     assert float(losses.competition(T, T.clone())) == pytest.approx(1.0)
-    assert 0 <= float(losses.competition(10 * T, -10 * T)) < 0.9
     ramp = (torch.arange(16, dtype=torch.float64) / 15).reshape(1, 1, 4, 4)
     assert float(losses.total_variation(ramp)) == pytest.approx(2.75470054, abs=5e-9)
     assert float(losses.total_variation(ramp, "l1")) == pytest.approx(0.86666667, abs=5e-9)

@@ -551,25 +551,32 @@ def shapes(count: int, seed: int, share: list[int]) -> tuple[torch.Tensor, torch
 
 
 def taught_by_shapes(seed: int, *keys: str) -> float:
-    """Accuracy of the student of three clients that hold two classes each almost alone; its loss has fallen."""
+    """Accuracy of the student of three clients that hold two classes each almost alone; its loss has fallen.
+
+    The ensemble is sure of its labels on the images: their cross-entropy is far below an even guess's, log 4.
+    """
     shares = ([8, 8, 1, 1], [1, 8, 8, 1], [1, 1, 8, 8])
     parts = [shapes(120, 10 * seed + number, share) for number, share in enumerate(shares)]
     x, y = (torch.cat([part[i] for part in parts]) for i in range(2))
     train, test = (Samples(*pair, (0.3,), (0.3,)) for pair in ((x, y), shapes(400, 999, [1, 1, 1, 1])))
     split = Partition.from_lists([np.arange(120 * c, 120 * (c + 1)) for c in range(3)])
     data = FederatedData(train, split, test, 4, "shapes", y.numpy())
-    few = ["rounds=1", "dtype=float32", "local.epochs=15", "aggregator.T=8", "aggregator.T_G=12", "aggregator.b=32"]
-    few += ["aggregator.B=16", "aggregator.nz=64", "aggregator.ngf=8", "aggregator.lr_generator=0.02"]
-    few += ["aggregator.lr_student=0.02", f"seed={seed}"]
+    few = ["rounds=1", "dtype=float32", "local.epochs=15", "aggregator.T=12", "aggregator.T_G=15", "aggregator.b=64"]
+    few += ["aggregator.B=64", "aggregator.nz=64", "aggregator.ngf=16", "aggregator.lr_generator=0.01"]
+    few += ["aggregator.lr_student=0.01", f"seed={seed}"]
     model = {**CNN, "channels": [6, 8], "pool": 2}
     world = make_world("method=dense", *few, *keys, data=data, model=model)
     after, rows = states(world)
     assert rows[-1]["distillation/loss"] < rows[1]["distillation/loss"] / 2
+    assert all(0 <= row["synthesis/ce"] < 0.5 for row in rows[1:])
     return Evaluator(world.experiment.task, 400)(world.aggregator.outcome(after[-1]), test, "test")["test/global/acc"]
 
 
 def test_the_student_learns_from_images_alone() -> None:
-    """Well beyond chance, a quarter, and by the mean of seeds better than without L_BN and L_div."""
+    """Well beyond chance, a quarter, and by the mean of seeds better than without L_BN and L_div.
+
+    With fewer images and steps the order of the two is a matter of the processor's last bits.
+    """
     whole = [taught_by_shapes(seed) for seed in range(2)]
     similar = [taught_by_shapes(seed, "aggregator.lambda_1=0", "aggregator.lambda_2=0") for seed in range(2)]
-    assert min(whole) > 0.5 and np.mean(whole) > np.mean(similar)
+    assert min(whole) > 0.5 and np.mean(whole) > np.mean(similar) + 0.03

@@ -1,0 +1,88 @@
+"""Where FedSyn's printed tables contradict each other: what the paper's page says, from the cells that the tables hold."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from fedexp.tables.schema import load_table
+
+PAGE = files("fedexp").joinpath("site/papers/fedsyn.md").read_text()
+
+
+def cell(table: str, **where: Any) -> float:
+    """The one printed value of `table` at a method and conditions."""
+    rows = [row for row in load_table(f"fedsyn/{table}").reference if where.items() <= row.items()]
+    (row,) = rows
+    return float(row["value"])
+
+
+def says(*facts: str) -> bool:
+    """Whether one line of the page has all of `facts`."""
+    return any(all(fact in line for fact in facts) for line in PAGE.splitlines())
+
+
+def test_two_baselines_of_table_1_have_other_values_in_table_4() -> None:
+    """CIFAR-10, alpha 0.5, five clients; all else that both print agrees, SVHN's row, too."""
+    apart = {}
+    for dataset in ("cifar10", "svhn"):
+        for method in ("fedavg", "feddf", "fed_dafl", "fed_adi", "fedsyn"):
+            one = cell("table1", dataset=dataset, alpha=0.5, method=method)
+            other = cell("table4", dataset=dataset, clients=5, method=method)
+            if one != other:
+                apart[dataset, method] = one, other
+    assert apart == {("cifar10", "fed_dafl"): (58.59, 55.46), ("cifar10", "fed_adi"): (59.34, 58.59)}
+    assert says("Table 1 and Table 4", "Fed-DAFL 58.59 and 55.46, Fed-ADI 59.34 and 58.59")
+    assert max(one - other for one, other in apart.values()) == pytest.approx(3.13)  # "two to three points"
+
+
+def test_fedavg_in_table_1_is_above_fig_3s_best_and_the_readmes() -> None:
+    printed = cell("table1", dataset="cifar10", alpha=0.5, method="fedavg")
+    (best,) = (claim.says for claim in load_table("fedsyn/fig3").claims if claim.id == "peak_value")
+    (reaches,) = re.findall(r"reaches (\d+) percent", best)
+    (readme,) = re.findall(r"FedAvg (30\.93)", PAGE)
+    assert printed == 43.67 > float(reaches) == 34 > float(readme)
+    assert says("Fig. 3's best FedAvg (34 %) is below Table 1's 43.67")
+    assert says("FedAvg 30.93", "does not fit Table 1's FedAvg (43.67")
+
+
+def test_fedavg_does_not_fall_with_alpha_or_clients_alone() -> None:
+    at = {alpha: cell("table1", dataset="svhn", alpha=alpha, method="fedavg") for alpha in (0.3, 0.5)}
+    assert at[0.3] == 61.51 > at[0.5] == 56.09 and says("SVHN (FedAvg 61.51 at 0.3, 56.09 at 0.5)")
+    of = {m: cell("table1", dataset="fmnist", alpha=0.3, method=m) for m in ("fedavg", "feddf", "fed_dafl", "fed_adi")}
+    assert of["fedavg"] == 82.96 == max(of.values()) and says("FedAvg 82.96 above three baselines")
+    few, many = (cell("table4", dataset="svhn", clients=count, method="fedavg") for count in (10, 20))
+    assert few < many
+
+
+def test_one_round_of_ten_local_epochs_is_above_one_shot_of_two_hundred_in_four_cells() -> None:
+    above = {}
+    for dataset in ("cifar10", "svhn"):
+        for alpha in (0.1, 0.3, 0.5):
+            where = {"dataset": dataset, "alpha": alpha, "method": "fedsyn"}
+            above[dataset, alpha] = cell("table5", communication_rounds=1, **where) > cell("table1", **where)
+    assert above["cifar10", 0.5] and sum(above.values()) == 4 and len(above) == 6
+    assert says("one round with 10 local epochs is above 200 in four of six cells")
+    later = [cell("table5", dataset="cifar10", alpha=0.1, communication_rounds=r, method="fedsyn") for r in (2, 3)]
+    assert later == [63.08, 61.61] and says("(CIFAR-10, alpha 0.1: 63.08, then 61.61)")
+
+
+def test_unequal_networks_are_above_equal_ones_from_alpha_0_3_on() -> None:
+    unequal = [cell("table3", alpha=alpha, method="fedsyn") for alpha in (0.3, 0.5, 0.1)]
+    equal = [cell("table1", dataset="cifar10", alpha=alpha, method="fedsyn") for alpha in (0.3, 0.5, 0.1)]
+    assert [a > b for a, b in zip(unequal, equal, strict=True)] == [True, True, False]
+    more = "has {} and {} in Table 3, {} and {} in Table 1".format(*unequal[:2], *equal[:2])
+    assert says(more, f"({unequal[2]} and {equal[2]} at 0.1)")
+
+
+def test_the_row_that_fusefl_copies_otherwise() -> None:
+    """Table 4, CIFAR-10, 50 clients: all five values of the copy are below all that are printed."""
+    printed = [
+        cell("table4", dataset="cifar10", clients=50, method=m) for m in ("fedavg", "feddf", "fed_dafl", "fed_adi")
+    ]
+    assert printed == sorted(printed) and says("FuseFL", f"prints as {printed[0]} to {printed[-1]}")
+    (copied,) = re.findall(r"has ([\d.]+) to ([\d.]+) for the row of 50 clients", PAGE)
+    assert list(map(float, copied)) == [23.01, 29.52] and float(copied[1]) < printed[0]
