@@ -266,7 +266,7 @@ def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> 
     grid = column.grid
     for place, path in (
         ("headline.value", column.value or table.headline.value),
-        ("headline.pooled", table.headline.pooled if column.value is None else None),
+        ("headline.pooled_rounds", table.headline.pooled_rounds if column.value is None else None),
         ("methods.grid.by", None if grid is None else grid.by),
     ):
         if path is None:

@@ -41,7 +41,7 @@ class RunRecord:
         point: of the column's grid; empty without one.
         value: in the table's unit; None where there is none, for the reason `error`.
         by: what chooses among the grid's points, where that is another number.
-        last_10: the last ten rounds' values, in the table's unit, where the table pools them (`Headline.pooled`); else empty.
+        last_10: the last ten rounds' values, in the table's unit, where the table has `Headline.pooled_rounds`; else empty.
         status: done | failed | damaged | missing ...
         run: its folder, relative to the output root.
         altered: the user's own overrides make it another run than the table's.
@@ -228,9 +228,9 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
 
 def _last_10(table: Table, slot: Slot, filled: Mapping[str, Value], result: Mapping[str, Any]) -> tuple[float, ...]:
     """Empty where the column reads another number than the table's, and where older code made the result."""
-    if table.headline.pooled is None or table.columns[slot.method].value is not None:
+    if table.headline.pooled_rounds is None or table.columns[slot.method].value is not None:
         return ()
-    metric = table.headline.pooled.format(**filled).removeprefix("last_10.")
+    metric = table.headline.pooled_rounds.format(**filled).removeprefix("last_10.")
     return tuple(value * table.headline.scale for value in result.get("last_10", {}).get(metric, ()))
 
 

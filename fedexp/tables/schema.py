@@ -143,22 +143,23 @@ class Headline:
             ``trace.<round>.<iteration>.<name>``, where ``<name>=<number>`` is the iteration that has it (``lam=0.5``); the
             row's conditions are filled in: ``trace.1.{iteration}.mean_v/acc``.
         scale: factor that turns it into the table's unit.
-        pooled: ``last_10.<metric>``, conditions filled in as above, where the paper's deviation is over the last ten rounds of
-            all runs of a cell together: such a mean and deviation are reported, too, of columns without a `value` of their own.
+        pooled_rounds: ``last_10.<metric>``, conditions filled in as above, where the paper's deviation is over the last ten
+            rounds of all runs of a cell together: such a mean and deviation are reported, too, of columns without a `value` of
+            their own.
     """
 
     value: str = "headline.value"
     scale: float = 1.0
-    pooled: str | None = None
+    pooled_rounds: str | None = None
 
     def __post_init__(self) -> None:
-        if self.pooled is not None and not re.fullmatch(r"last_10\.[^.]+", self.pooled):
-            metric = self.pooled.partition(".")[2].partition(".")[0]
+        if self.pooled_rounds is not None and not re.fullmatch(r"last_10\.[^.]+", self.pooled_rounds):
+            metric = self.pooled_rounds.partition(".")[2].partition(".")[0]
             raise ConfigError(
-                f"'{self.pooled}' has no rounds that runs could be pooled by",
-                where="headline.pooled",
+                f"'{self.pooled_rounds}' is no list of a run's last rounds",
+                where="headline.pooled_rounds",
                 expected="last_10.<metric>, a list in result.json",
-                do=suggest(self.pooled, [f"last_10.{metric or '<metric>'}"]),
+                do=suggest(self.pooled_rounds, [f"last_10.{metric or '<metric>'}"]),
             )
 
 
@@ -360,7 +361,7 @@ class Table:
                 _known(key, places, where)
         for where, path, column in [
             ("headline.value", self.headline.value, None),
-            ("headline.pooled", self.headline.pooled or "", None),
+            ("headline.pooled_rounds", self.headline.pooled_rounds or "", None),
             *((f"methods.{column.key}.value", column.value or "", column) for column in self.methods),
         ]:
             for key in _braced(path, where):

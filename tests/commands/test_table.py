@@ -310,10 +310,10 @@ def test_a_number_that_no_result_has_is_refused_before_a_job_runs(
 
 
 def test_rounds_to_pool_that_no_result_has_are_refused_before_a_job_runs(capfd: pytest.CaptureFixture[str]) -> None:
-    write(headline={"pooled": "last_10.test/local/acc_men"}, grids=[{"beta": 1}])
+    write(headline={"pooled_rounds": "last_10.test/local/acc_men"}, grids=[{"beta": 1}])
     assert run_command(["run", "my/tiny", "--only", "method=local"]) == 2
     told = capfd.readouterr().err
-    assert "did you mean 'test/local/acc_mean'?" in told and "headline.pooled" in told, told
+    assert "did you mean 'test/local/acc_mean'?" in told and "headline.pooled_rounds" in told, told
     assert not Path("outputs/runs").exists()
 
 

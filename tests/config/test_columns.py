@@ -1,4 +1,4 @@
-"""Presets of one-shot distillation, DENSE's aside, are the columns of its specification: values as that text states them."""
+"""Presets of one-shot distillation, DENSE's aside: numbers of papers and codes, matched to FedSyn's where these have none."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ ONCE = {"weights": "uniform", "student_start": "fedavg", "average": "logits", "t
 LAST = {"validate_every": None, "patience": None}  # one shot has no validation data: the last student after all steps
 
 COLUMNS: dict[str, dict[str, Any]] = {
-    # 5.3, the paper's column and the loop's Adam with its clipped gradient; N_max steps with the cosine at 0 in the end
+    # FedDF's paper, and its code's Adam with a clipped gradient; N_max steps with the cosine at 0 in the end
     "feddf_paper": {
         **ONCE, **LAST, "steps": 10_000, "epochs": None, "lr": 1e-3, "schedule": "cosine",
         "optimizer": {"_target_": ADAM, "clip": 5},
     },
-    # 5.3: FedSyn's sentence taken literally, so with 5.6's student
+    # FedSyn's "same setting" taken literally, so with its student
     "feddf_matched": {
         **ONCE, **LAST, "steps": None, "epochs": 200, "lr": 0.01, "schedule": "constant",
         "optimizer": {"_target_": SGD, "momentum": 0.9},
     },
-    # 5.4, matched to FedSyn; the weights of the losses by data set are in test_defaults
+    # matched to FedSyn's budget; the weights of the losses by data set are in test_defaults
     "fed_dafl": {
         **FEDSYNS_STUDENT, "T": 200, "iterations": 120, "b": 128, "nz": 256, "ngf": 64, "lr_generator": 1e-3, "tau": 1,
         "generator": {"_target_": ADAM, "clip": None},
     },
-    # 5.5, matched; bank and distillation are FedSyn's
+    # matched to FedSyn's budget; bank and distillation are FedSyn's
     "fed_adi": {
         **FEDSYNS_STUDENT, "T": 200, "N_inv": 30, "b": 128, "B": 128, "lr_pixels": 0.1, "w_f": 1, "w_tv": 2.5e-5, "tv": "l2",
         "w_2": 0, "w_c": 1, "shift": 2, "tau": 20, "pixels": {"_target_": ADAM, "betas": [0.9, 0.999]}, "views": "clients",
     },
     "fed_adi_full": {"N_inv": 2000},  # and what differs in nothing else
-    # 5.11, the code's column; epsilon is 8 / 255 where pixels lie in [-1, 1]
+    # Co-Boosting's code; epsilon is 8 / 255 where pixels lie in [-1, 1]
     "co_boosting": {
         "T": 200, "T_G": 30, "b": 128, "B": 128, "nz": 256, "lr_generator": 1e-3, "h": 1, "lambda_a": 1, "lambda_bn": 0,
         "tau_a": 3, "mu": 0.01, "mu_decay": 0.99, "epsilon": 4 / 255, "tau_epsilon": 4, "tau": 4,
@@ -76,7 +76,7 @@ def test_the_full_inversion_differs_in_its_steps_alone() -> None:
 
 
 def test_unequal_networks_train_by_the_printed_step_size_or_by_the_scripts() -> None:
-    """Section 5.10 and its row of what the code does: client 0's rate is all clients' there; five networks, one student."""
+    """The authors' script trains all clients at the rate of client 0; five networks, one student."""
     printed = compose(["experiment=fedsyn/table3", "method=dense"])
     assert printed["local"]["optimizer"] == "sgd" and printed["local"]["momentum"] == 0.9
     assert (printed["local"]["epochs"], printed["local"]["batch_size"], printed["clients"]) == (200, 128, 5)

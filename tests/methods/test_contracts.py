@@ -95,11 +95,18 @@ def test_every_key_of_a_plugin_is_commented(group: str) -> None:
 @pytest.mark.parametrize("engine", [Serial, partial(Vectorized, kernel="vmap")], ids=["serial", "vectorized"])
 @pytest.mark.parametrize("method", [m for m in METHODS if isinstance(DECLARED[m].reduction, Reduction)])
 def test_reduces_to_fedavg(method: str, engine: Callable[[], Engine]) -> None:
+    """On clients of one size, which stack."""
     declared = DECLARED[method].reduction
-    special = world_of(method, *declared.overrides)
-    plain = make_world("method=fedavg", *declared.against)
-    models = special.models(special.run(engine=engine()))
-    assert_same(models, plain.models(plain.run(engine=engine())), declared.tolerance)
+    data = data_of(method, (12,) * 4)
+    special, plain = (
+        world_of(method, *declared.overrides, data=data),
+        make_world("method=fedavg", *declared.against, data=data),
+    )
+    trained, reference = engine(), engine()
+    models = special.models(special.run(engine=trained))
+    assert_same(models, plain.models(plain.run(engine=reference)), declared.tolerance)
+    stacked = [each.stacked_steps > 0 for each in (trained, reference)]
+    assert stacked == [not isinstance(trained, Serial)] * 2
 
 
 @pytest.mark.parametrize("method", METHODS)

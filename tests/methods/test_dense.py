@@ -245,7 +245,7 @@ def test_what_diverges_names_the_key_of_its_step_size(method: str, keys: tuple[s
     assert remedy in str(raised.value)
 
 
-COLUMNS = {  # section 5.6 of the specification: method, then what differs from the first
+COLUMNS = {  # print, README, Algorithm 1, Co-Boosting's code: method, then what differs from the first
     "dense": {
         "variant": "bank", "T": 200, "T_G": 30, "b": 128, "B": 128, "lr_generator": 1e-3, "nz": 256, "lambda_1": 1,
         "lambda_2": 0.5,

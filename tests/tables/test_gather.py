@@ -274,7 +274,7 @@ def tailed(job: Job, method: str) -> dict[str, Any]:
     return {**result(0.5), "last_10": {"test/acc": TAILS[job.seed], "test/loss": [9.0, 8.0]}}
 
 
-POOLING: dict[str, Any] = {"headline": {"value": "headline.value", "scale": 100, "pooled": "last_10.test/acc"}}
+POOLING: dict[str, Any] = {"headline": {"value": "headline.value", "scale": 100, "pooled_rounds": "last_10.test/acc"}}
 _FIRST, _SECOND, *_OTHERS = TINY["methods"]
 
 
@@ -319,7 +319,9 @@ def test_without_all_runs_last_rounds_or_the_key_nothing_is_pooled(tmp_path: Pat
         return {key: own for key, own in found.items() if key != "last_10"} if job.seed and method == "local" else found
 
     assert [c.pooled_sd is None for c in report(tmp_path, older, **POOLING).cells] == [True, False, True] * 2
-    elsewhere = {"headline": {**POOLING["headline"], "pooled": "last_10.test/global/acc"}}  # of another kind of method
+    elsewhere = {
+        "headline": {**POOLING["headline"], "pooled_rounds": "last_10.test/global/acc"}
+    }  # of another kind of method
     for made in (report(tmp_path, tailed), report(tmp_path, tailed, **elsewhere)):
         assert all(c.n == 2 and c.last_10 == () for c in made.cells if c.method != "dense")
 

@@ -70,12 +70,12 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"keys": ["client"]}, ["unknown key 'client'", "did you mean 'clients'?", "keys"]),
     ({"grids": [{"clients": 2, "start": "diff", "bta": 1}]}, ["unknown key 'bta'", "did you mean 'beta'?", "grids[0]"]),
     ({"grids": [{"clients": 2, "start": "diff"}]}, ["grids[0]", "no value of beta"]),
-    ({"headline": {"poold": "last_10.test/global/acc"}}, ["unknown key 'poold'", "did you mean 'pooled'?", "headline"]),
-    ({"headline": {"pooled": "last10.test/global/acc"}}, ["did you mean 'last_10.test/global/acc'?", "headline.pooled"]),
-    ({"headline": {"pooled": "std_last_10.test/global/acc"}}, ["did you mean 'last_10.test/global/acc'?"]),
-    ({"headline": {"pooled": "last_10.test/global/acc.0"}}, ["no rounds", "did you mean 'last_10.test/global/acc'?"]),
-    ({"headline": {"pooled": "last_10"}}, ["use one of: last_10.<metric>", "headline.pooled"]),
-    ({"headline": {"pooled": "last_10.test/{strt}/acc"}}, ["did you mean 'start'?", "headline.pooled"]),
+    ({"headline": {"pooled_round": "last_10.test/acc"}}, ["unknown key", "did you mean 'pooled_rounds'?", "headline"]),
+    ({"headline": {"pooled_rounds": "last10.test/acc"}}, ["did you mean 'last_10.test/acc'?", "headline.pooled_rounds"]),
+    ({"headline": {"pooled_rounds": "std_last_10.test/global/acc"}}, ["did you mean 'last_10.test/global/acc'?"]),
+    ({"headline": {"pooled_rounds": "last_10.test/global/acc.0"}}, ["no list", "did you mean 'last_10.test/global/acc'?"]),
+    ({"headline": {"pooled_rounds": "last_10"}}, ["use one of: last_10.<metric>", "headline.pooled_rounds"]),
+    ({"headline": {"pooled_rounds": "last_10.test/{strt}/acc"}}, ["did you mean 'start'?", "headline.pooled_rounds"]),
     ({"methods": [{"key": "a", "label": "A", "overrides": None}]}, ["'why'"]),
     ({"methods": [{"key": "a", "label": "A", "override": []}]}, ["unknown key 'override'", "did you mean 'overrides'?"]),
     ({"methods": [TINY["methods"][0]] * 2}, ["keys must differ"]),
@@ -321,13 +321,13 @@ def test_the_logged_split_is_that_of_all_seeds() -> None:
     assert [(c["seed"], c["seed_data"]) for c in configs] == [(0, 1), (1, 1), (2, 1)]
 
 
-@pytest.mark.parametrize("name", [name for name in table_names() if load_table(name).headline.pooled])
+@pytest.mark.parametrize("name", [name for name in table_names() if load_table(name).headline.pooled_rounds])
 def test_what_is_pooled_is_measured_in_every_column(name: str) -> None:
     made = load_table(name)
-    assert made.headline.pooled is not None
+    assert made.headline.pooled_rounds is not None
     firsts = {slot.method: slot.jobs[0] for slot in slots(made, "smoke") if slot.jobs}
     for job in firsts.values():
-        check_path(made.headline.pooled, Experiment.of(compose(list(job.overrides))), "headline.pooled")
+        check_path(made.headline.pooled_rounds, Experiment.of(compose(list(job.overrides))), "headline.pooled_rounds")
 
 
 def _without_value(override: str) -> str:

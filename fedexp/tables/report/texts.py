@@ -22,7 +22,7 @@ MARKS: Mapping[Verdict, str] = {
 }
 _HASHES = ("data sha256", "split sha256", "code hash")
 _NEAR, _DETERMINISTIC = "≈", "‡"
-POOLED = "Pooled over the last ten rounds of all runs, as the paper has it: mean ± sd (runs x rounds)"
+POOLED = "Pooled over the last ten rounds of all runs, where every run's are recorded: mean ± sd (runs x rounds)"
 CLAIM_MARKS: Mapping[ClaimState, str] = {"held": "✓", "refuted": "✗", "open": "?"}
 _ROLES: Mapping[Role, str] = {
     "proposed": "proposed method",
