@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -258,6 +259,17 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
     check_splits(experiments)
 
 
+def _anywhere(typed: str) -> str:
+    """A command as a report shows it, which others read: without where files lie on this machine."""
+    words, kept = iter(shlex.split(typed)), list[str]()
+    for word in words:
+        if word == "--out":
+            next(words)
+        elif not word.startswith(("--out=", "output_root=", "data_root=")):
+            kept.append(word)
+    return shlex.join(kept)
+
+
 def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> None:
     """Refuse a number that the run will not have, or a choice by one."""
     from fedexp.tables.paths import check_path
@@ -289,7 +301,7 @@ def _finish(request: _Request) -> Report:
     from fedexp.tables.report.files import report_folder
 
     options, table, cells, root = request.options, request.table, request.cells, request.root
-    asked = Record(request.form, request.only, options.seeds, request.extra, options.typed, {})
+    asked = Record(request.form, request.only, options.seeds, request.extra, _anywhere(options.typed), {})
     record = recorded(table, cells, request.cell_runs, root, asked)
     report = make_report(table, cells, record)
     pictures, missed = drawn(table, cells, request.cell_runs, report)

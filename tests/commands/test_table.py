@@ -317,6 +317,16 @@ def test_rounds_to_pool_that_no_result_has_are_refused_before_a_job_runs(capfd: 
     assert not Path("outputs/runs").exists()
 
 
+def test_a_reports_command_says_nothing_of_this_machines_folders() -> None:
+    places = ["output_root=elsewhere", "data_root=data", "--out=first"]
+    assert run_command(["report", "my/tiny", "--only", "beta=1", *places]) == 0
+    assert run_command(["report", "my/tiny", "--only", "beta=1", "output_root=elsewhere", "--out", "second"]) == 0
+    for folder in ("first", "second"):
+        command = json.loads(Path(folder, "record.json").read_text())["command"]
+        assert command == "fedexp-table report my/tiny --only beta=1"
+        assert "elsewhere" not in Path(folder, "report.md").read_text()
+
+
 def test_overrides_that_change_the_science_are_marked(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command(["run", "my/tiny", "--only", "beta=1", "method=local", "clients=3", "--seeds", "5"]) == 0
     text = Path("outputs/tables/my/tiny-partial/report.md").read_text()

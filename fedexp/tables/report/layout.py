@@ -158,6 +158,14 @@ def numeric(values: Sequence[Value]) -> bool:
     return len(set(values)) > 1 and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
 
 
+def operations(flop: float) -> str:
+    """``12 TFLOP``, ``3.4 PFLOP``, ``2.1 EFLOP``."""
+    for limit, length, unit in ((1e15, 1e12, "TFLOP"), (1e18, 1e15, "PFLOP")):
+        if flop < limit:
+            return f"{flop / length:.3g} {unit}"
+    return f"{flop / 1e18:.3g} EFLOP"
+
+
 def duration(seconds: float) -> str:
     """``12 s``, ``3.4 min``, ``2.1 h``."""
     for limit, length, unit in ((100, 1, "s"), (6000, 60, "min")):

@@ -112,7 +112,7 @@ def _cost(row: Mapping[str, Any]) -> str:
     """What its runs took; before there are any, the operations of local training."""
     if row["done"]:
         return layout.duration(row["seconds"])
-    return f"{row['flop'] / 1e15:,.3g} PFLOP" if row["flop"] else "-"
+    return layout.operations(row["flop"]) if row["flop"] else "-"
 
 
 def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
