@@ -19,15 +19,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fedexp.core import trees
 from fedexp.core.data import Samples
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import (
     CHUNK_BYTES,
     Schedule,
     StepNoise,
-    Vectors,
-    ascended,
     by_name,
     check_measured,
     context,
@@ -43,7 +40,14 @@ from fedexp.core.task import Metrics
 from fedexp.core.trainer import Adjustment, Ascent, Ctx, Received, Trainer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
-from fedexp.engines.kernels.kernel import FusedKernel, NotStackableError, StackBatch, StackKernel, StackTrees
+from fedexp.engines.kernels.kernel import (
+    FusedKernel,
+    NotStackableError,
+    StackBatch,
+    StackedVectors,
+    StackKernel,
+    StackTrees,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +108,9 @@ class _Training:
         self._optimizer = LocalOptimizer(budget)
         self._ascent = _ascent(trainer, own)
         self._adjustment = _adjustment(trainer, own, net)
-        between = any(hooks) or self._ascent or budget.clip is not None or budget.weight_decay
-        self._in_one = not between and budget.optimizer == "sgd"  # nothing comes between gradient and optimizer
+        between = any(hooks) or budget.clip is not None or budget.weight_decay
+        fused = self._kernel if isinstance(self._kernel, FusedKernel) and budget.optimizer == "sgd" else None
+        self._fused = fused if fused and not between and (not self._ascent or fused.fuses_ascent) else None
         self._measured: defaultdict[str, list[Tensor]] = defaultdict(list)  # (clients that still train,) of every step
         self._active = len(members)
         self._stack = self._whole
@@ -115,17 +120,16 @@ class _Training:
         """One step of each client in `batch`: the first ones, never more than before."""
         if len(batch.y) < self._active:
             self._go_on_with(len(batch.y))
-        stack, kernel = self._stack, self._kernel
-        if self._in_one and isinstance(kernel, FusedKernel):
-            self._measured["loss"].append(kernel.descend(stack, batch, self._adjustment))
+        stack = self._stack
+        if self._fused:
+            self._measure(self._fused.descend(stack, batch, self._adjustment, self._ascent))
             return
-        grads, loss = kernel.gradients(stack, batch)
-        scalars = by_name(loss)
-        if self._ascent is not None:
-            gradient_at = partial(self._gradient_at, batch)
-            grads, scalars["perturbation"] = ascended(self._ascent, grads, stack.live, gradient_at, _StackedVectors)
-        for name, values in scalars.items():
-            self._measured[name].append(values)
+        if self._ascent is None:
+            grads, loss = self._kernel.gradients(stack, batch)
+            self._measure(by_name(loss))
+        else:
+            grads, loss, norm = self._kernel.ascended(stack, batch, self._ascent)
+            self._measure({**by_name(loss), "perturbation": norm})
         take_step(
             grads,
             stack.live,
@@ -134,14 +138,13 @@ class _Training:
             self._optimizer,
             self._adjustment,
             self._correct,
-            _StackedVectors,
+            StackedVectors,
             self._after_step,
         )
 
-    def _gradient_at(self, batch: StackBatch, there: Tree) -> Tree:
-        stack = self._stack
-        moved = replace(stack, params={**stack.params, **there}, buffers=trees.clone(stack.buffers))
-        return self._kernel.gradients(moved, batch)[0]
+    def _measure(self, scalars: Tree) -> None:
+        for name, values in scalars.items():
+            self._measured[name].append(values)
 
     def _go_on_with(self, count: int) -> None:
         """The others have taken all their steps."""
@@ -344,29 +347,6 @@ def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
         return _joined(results)
 
     return at_once if getattr(hook, "elementwise", False) else one_by_one
-
-
-class _StackedVectors(Vectors):
-    """One vector a client: tensors have a leading axis of k, norms and factors are (k,)."""
-
-    @staticmethod
-    def norm(tensors: list[Tensor]) -> Tensor:
-        norms = [torch.linalg.vector_norm(value.flatten(1), dim=1) for value in tensors]
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-        return norm
-
-    @staticmethod
-    def scaled(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
-        return [value * _each(factor, value) for value in tensors]
-
-    @staticmethod
-    def moved(tensors: list[Tensor], along: list[Tensor], factor: Tensor) -> list[Tensor]:
-        return [value.addcmul(step, _each(factor, value)) for value, step in zip(tensors, along, strict=True)]
-
-
-def _each(factor: Tensor, value: Tensor) -> Tensor:
-    """A client's own factor for all of its entries in `value`."""
-    return factor.reshape(-1, *[1] * (value.dim() - 1))
 
 
 def _batches(members: Sequence[_Member], samples: Samples) -> Iterator[StackBatch]:

@@ -18,8 +18,10 @@ from fedexp.core.runner import Snapshot, next_jobs, run
 from fedexp.core.task import Batch
 from fedexp.core.trainer import Adjustment, Ascent, Ctx, Measured, Trainer, elementwise
 from fedexp.core.trees import Tree, Trees
+from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
+from fedexp.trainers.mofedsam import MoFedSAM
 from tests.engines.compare import assert_matches_serial, assert_same_results, second_round_jobs
 from tests.engines.plugins import NoBatchingRule
 from tests.reference.generated import Generated
@@ -29,6 +31,11 @@ from tests.world import MLP, World, make_data, make_world
 
 EQUAL = (18,) * 5
 UNEQUAL = (20, 12, 17, 9, 12, 20, 20)
+WIDE = {
+    "_target_": "fedexp.models.mlp.MLP",
+    "hidden": [60, 50],
+    "bias": True,
+}  # beside batches of 8: climbed by factors
 CONV = {"_target_": "tests.core.test_kernel.Small"}  # convolution, BatchNorm, dropout
 ENGINES = {"serial": Serial, "linear": lambda: Vectorized(3, "linear"), "vmap": lambda: Vectorized(3, "vmap")}
 
@@ -53,11 +60,16 @@ def trained(world: World, trainer: Trainer, engine: Engine | None = None) -> lis
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("changes", [(), ("local.momentum=0.6", "local.weight_decay=0.1"), ("local.clip=0.05",)])
-def test_sam_is_its_formula(engine: str, changes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("model", [MLP, WIDE], ids=["narrow", "wide"])
+@pytest.mark.parametrize(
+    "changes",
+    [(), ("local.momentum=0.6",), ("local.momentum=0.6", "local.weight_decay=0.1"), ("local.clip=0.05",)],
+    ids=lambda o: "+".join(o) or "plain",
+)
+def test_sam_is_its_formula(engine: str, changes: tuple[str, ...], model: dict) -> None:
     """A loop of torch's own: autograd, flat vectors, `torch.optim.SGD`."""
     rho = 0.3
-    world = world_of(Sam(rho), *changes, sizes=(18, 11, 18))
+    world = world_of(Sam(rho), *changes, sizes=(18, 11, 18), model=model)
     found = list(ENGINES[engine]().map(first_jobs(world), world.data))
     for job, result in zip(first_jobs(world), found, strict=True):
         module = job.start.module().train()
@@ -147,11 +159,13 @@ class Margins(Trainer):
 
 @pytest.mark.parametrize(
     ("model", "sizes"),
-    [(MLP, EQUAL), (MLP, UNEQUAL), (CONV, UNEQUAL)],
-    ids=["mlp-equal", "mlp-unequal", "conv-unequal"],
+    [(MLP, EQUAL), (MLP, UNEQUAL), (WIDE, UNEQUAL), (CONV, UNEQUAL)],
+    ids=["mlp-equal", "mlp-unequal", "wide-unequal", "conv-unequal"],
 )
 @pytest.mark.parametrize(
-    "trainer", [Sam(0.3), MomentumSam(), MoonLike(), Generated(), Margins()], ids=lambda t: type(t).__name__
+    "trainer",
+    [Sam(0.3), MoFedSAM(rho=0.3), MomentumSam(), MoonLike(), Generated(), Margins()],
+    ids=lambda t: type(t).__name__,
 )
 def test_stacked_is_serial(trainer: Trainer, sizes: tuple[int, ...], model: dict) -> None:
     world = world_of(trainer, sizes=sizes, model=model)
@@ -160,6 +174,26 @@ def test_stacked_is_serial(trainer: Trainer, sizes: tuple[int, ...], model: dict
         engine = Vectorized(3, kernel)  # type: ignore[arg-type]
         assert_matches_serial(engine, world, jobs, 1e-9)
         assert engine.stacked_steps
+
+
+@pytest.mark.parametrize("frozen", ["hidden.0", "hidden.0.weight", "hidden.1", "output", "bias", "weight"])
+def test_an_ascent_leaves_frozen_parameters_alone(frozen: str) -> None:
+    """Neither its norm nor what it climbs to knows of them, by factors as by gradients."""
+    world = world_of(Sam(0.3), sizes=UNEQUAL, model=WIDE)
+    names = frozenset(name for name in world.env.initial_weights().params if frozen in name)
+    jobs = [replace(job, frozen=names) for job in first_jobs(world)]
+    assert names and len(names) < len(jobs[0].start.params)
+    assert_matches_serial(Vectorized(3, "linear"), world, jobs, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "hidden", "factors"), [(9, [60, 50], True), (10, [60, 50], False), (9, [8], False)]
+)
+def test_an_ascent_goes_by_factors_where_that_is_less_work(batch_size: int, hidden: list[int], factors: bool) -> None:
+    """Of 4 inputs and 3 classes: 3 b (4 + 60 + 60 + 50 + 50 + 3) products beside 2 (4 x 60 + 60 x 50 + 50 x 3)."""
+    world = world_of(Sam(0.3), f"local.batch_size={batch_size}", model={**WIDE, "hidden": hidden})
+    job = first_jobs(world)[0]
+    assert Linear(job, Net(job.start.spec, torch.device("cpu"), torch.float64)).fuses_ascent is factors
 
 
 def test_ascents_that_differ_between_clients_run_serially() -> None:

@@ -19,6 +19,7 @@ from fedexp.core.trainer import Adjustment, Ctx, Received, Trainer, elementwise
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec
 from fedexp.data.augment import Augment
+from fedexp.engines.kernels import linear
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.models.mlp import MLP
@@ -188,12 +189,16 @@ class Adjusted(Trainer):
 
 
 @pytest.mark.parametrize("overrides", [(), ("local.momentum=0.6",), ("local.clip=0.05",), ("local.optimizer=adam",)])
-@pytest.mark.parametrize("kernel", ["linear", "vmap"])
-def test_adjustments(overrides: tuple[str, ...], kernel: str) -> None:
+@pytest.mark.parametrize("kernel", ["linear", "linear in blocks", "vmap"])
+def test_adjustments(overrides: tuple[str, ...], kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks: of two clients for the first two layers, of 224 and 280 bytes a client."""
+    kernel, _, in_blocks = kernel.partition(" ")
+    if in_blocks:
+        monkeypatch.setattr(linear, "_BLOCK_BYTES", 640)
     for sizes in (EQUAL, UNEQUAL):
         w = world("fedavg", *overrides, sizes=sizes)
         w.env = replace(w.env, trainer=Adjusted())
-        engine = Vectorized(stack=4, kernel=kernel)
+        engine = Vectorized(stack=4, kernel=kernel)  # type: ignore[arg-type]
         assert_matches_serial(engine, w, second_round_jobs(w), 1e-9)
         assert engine.stacked_steps
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from fedexp.core import trees
 from fedexp.core.jobs import ClientJob
+from fedexp.core.kernel import Vectors, ascended
 from fedexp.core.net import Net
-from fedexp.core.trainer import Adjustment, Ctx, Measured, Received, Trainer
+from fedexp.core.trainer import Adjustment, Ascent, Ctx, Measured, Received, Trainer
 from fedexp.core.trees import Tree, Trees
 
 
@@ -62,6 +65,29 @@ class StackTrees:
         return {name: self.received.params[name] for name in self.trained}
 
 
+class StackedVectors(Vectors):
+    """One vector a client: tensors have a leading axis of k, norms and factors are (k,)."""
+
+    @staticmethod
+    def norm(tensors: list[Tensor]) -> Tensor:
+        norms = [torch.linalg.vector_norm(value.flatten(1), dim=1) for value in tensors]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        return norm
+
+    @staticmethod
+    def scaled(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
+        return [value * _each(factor, value) for value in tensors]
+
+    @staticmethod
+    def moved(tensors: list[Tensor], along: list[Tensor], factor: Tensor) -> list[Tensor]:
+        return [value.addcmul(step, _each(factor, value)) for value, step in zip(tensors, along, strict=True)]
+
+
+def _each(factor: Tensor, value: Tensor) -> Tensor:
+    """A client's own factor for all of its entries in `value`."""
+    return factor.reshape(-1, *[1] * (value.dim() - 1))
+
+
 class StackKernel(ABC):
     """Computes gradients for one stack; made anew for each."""
 
@@ -88,6 +114,17 @@ class StackKernel(ABC):
         Training statistics in ``stack.buffers`` move on.
         """
 
+    def ascended(self, stack: StackTrees, batch: StackBatch, ascent: Ascent) -> tuple[Tree, Tensor | Measured, Tensor]:
+        """What `gradients` returns, the gradients being those at what `ascent` climbs to, and the (k,) norms of the climb."""
+
+        def gradient_at(there: Tree) -> Tree:
+            moved = replace(stack, params={**stack.params, **there}, buffers=trees.clone(stack.buffers))
+            return self.gradients(moved, batch)[0]
+
+        grads, loss = self.gradients(stack, batch)
+        grads, norm = ascended(ascent, grads, stack.live, gradient_at, StackedVectors)
+        return grads, loss, norm
+
     def keep(self, count: int) -> None:
         """Go on with the first `count` clients."""
 
@@ -95,9 +132,16 @@ class StackKernel(ABC):
 class FusedKernel(StackKernel):
     """A kernel that can take gradient and step as one."""
 
+    @property
     @abstractmethod
-    def descend(self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None) -> Tensor:
-        """Take a whole step of plain SGD or heavy ball, in place, and return the (k,) losses.
+    def fuses_ascent(self) -> bool:
+        """Whether `descend` takes an ascent."""
 
-        Called only where nothing but an adjustment happens between gradient and optimizer.
+    @abstractmethod
+    def descend(
+        self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None, ascent: Ascent | None
+    ) -> dict[str, Tensor]:
+        """Take a whole step of plain SGD or heavy ball, in place; the (k,) losses, and what else is measured, by name.
+
+        Called only where nothing but an ascent and an adjustment happen between gradient and optimizer.
         """

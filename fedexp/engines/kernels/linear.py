@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,11 +12,31 @@ from torch import Tensor
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
 from fedexp.core.net import Net, same_author
-from fedexp.core.trainer import Adjustment
+from fedexp.core.trainer import Adjustment, Ascent, Measured
 from fedexp.core.trees import Tree
 from fedexp.engines.kernels.kernel import FusedKernel, StackBatch, StackTrees
 
 Layer = tuple[str, str | None]  # names of weight and bias
+Layers = Iterator[tuple[int, Tensor, Tensor]]  # (number, its input, its output's gradient), last layer first
+
+_BLOCK_BYTES = 1 << 20  # about a core's own cache
+
+
+@dataclass(frozen=True, eq=False)
+class _Climb:
+    """``e = rho g / (||g|| + eps)`` by its factors: of a layer's weights, g is ``d^T a``, of rank b, and is never stored.
+
+    Args:
+        inputs: (k, b, width) input a of every layer that is trained, at w.
+        uphill: (k, b, width) gradients d at their outputs, times ``rho / (||g|| + eps)``.
+        lowest: (k, b, width) output of the lowest of them, which has the same input at w + e.
+        norm: (k,) norms of e.
+    """
+
+    inputs: dict[int, Tensor]
+    uphill: dict[int, Tensor]
+    lowest: Tensor
+    norm: Tensor
 
 
 class Linear(FusedKernel):
@@ -38,76 +59,154 @@ class Linear(FusedKernel):
         self._chain = net.linear_chain
         self._trained = _trained(job, net)
         self._lowest = next(i for i, layer in enumerate(self._chain) if self._trained.intersection(layer))
+        self._by_factors = self._pays(job)
         self._lr, self._momentum = job.budget.lr, job.budget.momentum
         self._buffer: Tree = {}
 
+    @property
+    def fuses_ascent(self) -> bool:
+        return self._by_factors
+
     def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor]:
-        losses, inputs, top = self._forward(stack.params, batch)
+        measured, layers = self._passes(stack.params, batch, None)
+        return self._gradients(stack, layers), measured["loss"]
+
+    def ascended(self, stack: StackTrees, batch: StackBatch, ascent: Ascent) -> tuple[Tree, Tensor | Measured, Tensor]:
+        if not self._by_factors:
+            return super().ascended(stack, batch, ascent)
+        measured, layers = self._passes(stack.params, batch, ascent)
+        return self._gradients(stack, layers), measured["loss"], measured["perturbation"]
+
+    def _gradients(self, stack: StackTrees, layers: Layers) -> Tree:
         grads: Tree = {}
-        for (weight, bias), a, d in self._backward(stack.params, inputs, top):
+        for number, a, d in layers:
+            weight, bias = self._chain[number]
             if weight in self._trained:
                 grads[weight] = torch.bmm(d.mT, a)
             if bias in self._trained:
                 grads[str(bias)] = d.sum(1)
-        return {name: grads[name] for name in stack.live}, losses
+        return {name: grads[name] for name in stack.live}
 
-    def descend(self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None) -> Tensor:
+    def _pays(self, job: ClientJob) -> bool:
+        """Whether a climb by its factors takes less work than one by gradients: batches small beside the layers' widths.
+
+        For a layer of `i` inputs and `o` outputs, and a sample, 3 b (i + o) products for (at least) 2 i o.
+        """
+        shapes = [job.start.params[weight].shape for weight, _ in self._chain[self._lowest :]]
+        return 3 * job.budget.batch_size * sum(o + i for o, i in shapes) <= 2 * sum(o * i for o, i in shapes)
+
+    def descend(
+        self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None, ascent: Ascent | None
+    ) -> dict[str, Tensor]:
         """The products are accumulated straight into the weights (or the momentum buffer): no gradient is stored."""
         how = adjustment or Adjustment()
         if self._momentum and not self._buffer:
             self._buffer = {name: torch.zeros_like(value) for name, value in stack.live.items()}
-        losses, inputs, top = self._forward(stack.params, batch)
-        for (weight, bias), a, d in self._backward(stack.params, inputs, top):
+        measured, layers = self._passes(stack.params, batch, ascent)
+        for number, a, d in layers:
+            weight, bias = self._chain[number]
             if weight in self._trained:
-                into, keep, factor = self._prepared(weight, stack, how)
-                into.baddbmm_(d.mT, a, beta=keep, alpha=factor)
-                self._follow_buffer(weight, stack)
+                for rows in self._blocks(stack.live[weight], how):
+                    into, keep, factor = self._prepared(weight, rows, stack, how)
+                    into.baddbmm_(d[rows].mT, a[rows], beta=keep, alpha=factor)
+                    self._follow_buffer(weight, rows, stack)
             if bias is not None and bias in self._trained:
-                into, keep, factor = self._prepared(bias, stack, how)
+                everyone = slice(None)
+                into, keep, factor = self._prepared(bias, everyone, stack, how)
                 into.mul_(keep).add_(d.sum(1), alpha=factor)
-                self._follow_buffer(bias, stack)
+                self._follow_buffer(bias, everyone, stack)
         if how.outside is not None:
             torch._foreach_add_(list(stack.live.values()), list(how.outside.values()), alpha=-self._lr)
-        return losses
+        return measured
 
-    def _prepared(self, name: str, stack: StackTrees, how: Adjustment) -> tuple[Tensor, float, float]:
-        """Where the gradient g of parameter `name` goes, as ``into = keep * into + factor * g``: (into, keep, factor).
+    def _blocks(self, w: Tensor, how: Adjustment) -> list[slice]:
+        """The clients whose `w` is passed over at a time: as many as a core's cache holds, where a step passes over it twice."""
+        several = self._momentum or how.pull or how.shift is not None
+        k, one = len(w), w[0].numel() * w.element_size()
+        size = k if w.is_cuda or not several else max(1, _BLOCK_BYTES // one)
+        return [slice(start, start + size) for start in range(0, k, size)]
 
-        Everything else that is added in the same step has been added when this returns. Without momentum that is
-        ``w -= lr * (pull * (w - toward) + shift)``, else the same sum, without -lr, on ``momentum * b``. A decay of b by which
-        nothing comes first is left to `keep`: the product that adds g does it on its way.
+    def _prepared(self, name: str, rows: slice, stack: StackTrees, how: Adjustment) -> tuple[Tensor, float, float]:
+        """Where these clients' gradient g of parameter `name` goes, as ``into = keep * into + factor * g``.
+
+        Everything else that is added in the same step has been added when this returns (into, keep, factor). Without momentum
+        that is ``w -= lr * (pull * (w - toward) + shift)``, else the same sum, without -lr, on ``momentum * b``. A decay of b
+        by which nothing comes first is left to `keep`: the product that adds g does it on its way.
         """
-        w = stack.live[name]
+        w = stack.live[name][rows]
         if not self._momentum:
             if how.pull:
-                w.lerp_((how.toward or stack.start)[name], self._lr * how.pull)
+                w.lerp_((how.toward or stack.start)[name][rows], self._lr * how.pull)
             if how.shift is not None:
-                w.add_(how.shift[name], alpha=-self._lr)
+                w.add_(how.shift[name][rows], alpha=-self._lr)
             return w, 1.0, -self._lr * how.gradient
-        b = self._buffer[name]
+        b = self._buffer[name][rows]
         if not how.pull and how.shift is None:
             return b, self._momentum, how.gradient
         b.mul_(self._momentum)
         if how.pull:
-            b.add_(w, alpha=how.pull).sub_((how.toward or stack.start)[name], alpha=how.pull)
+            b.add_(w, alpha=how.pull).sub_((how.toward or stack.start)[name][rows], alpha=how.pull)
         if how.shift is not None:
-            b.add_(how.shift[name])
+            b.add_(how.shift[name][rows])
         return b, 1.0, how.gradient
 
-    def _follow_buffer(self, name: str, stack: StackTrees) -> None:
+    def _follow_buffer(self, name: str, rows: slice, stack: StackTrees) -> None:
         """``w -= lr * b``, where there is momentum."""
         if self._momentum:
-            stack.live[name].add_(self._buffer[name], alpha=-self._lr)
+            stack.live[name][rows].add_(self._buffer[name][rows], alpha=-self._lr)
 
     def keep(self, count: int) -> None:
         self._buffer = {name: value[:count] for name, value in self._buffer.items()}
 
-    def _forward(self, params: Tree, batch: StackBatch) -> tuple[Tensor, list[Tensor], Tensor]:
-        """The (k,) losses, every layer's (k, b, width) input and the losses' gradient at the last layer's output."""
+    def _passes(self, params: Tree, batch: StackBatch, ascent: Ascent | None) -> tuple[dict[str, Tensor], Layers]:
+        """What is measured at w, and every trained layer's input and gradient: at w, or at what `ascent` climbs to.
+
+        A layer's weights are read before it is yielded.
+        """
+        losses, inputs, top, lowest = self._forward(params, batch, keeps_lowest=ascent is not None)
+        layers = self._backward(params, inputs, top)
+        if ascent is None:
+            return {"loss": losses}, layers
+        climb = self._climb(layers, lowest, ascent)
+        _, inputs, top, _ = self._forward(params, batch, climb)
+        return {"loss": losses, "perturbation": climb.norm}, self._backward(params, inputs, top, climb)
+
+    def _climb(self, layers: Layers, lowest: Tensor, ascent: Ascent) -> _Climb:
+        inputs, gradients = {}, {}
+        square = lowest.new_zeros(len(lowest))
+        for number, a, d in layers:
+            weight, bias = self._chain[number]
+            inputs[number], gradients[number] = a, d
+            if weight in self._trained:  # ||d^T a||^2 = <d d^T, a a^T>
+                square += (torch.bmm(a, a.mT) * torch.bmm(d, d.mT)).sum((1, 2))
+            if bias in self._trained:
+                square += d.sum(1).square().sum(1)
+        norm = square.clamp(min=0).sqrt()
+        factor = ascent.rho / (norm + ascent.eps)
+        uphill = {number: d * factor[:, None, None] for number, d in gradients.items()}
+        return _Climb(inputs, uphill, lowest, norm * factor)
+
+    def _forward(
+        self, params: Tree, batch: StackBatch, climb: _Climb | None = None, keeps_lowest: bool = False
+    ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+        """The (k,) losses, every layer's (k, b, width) input, the losses' gradient at the last layer's output, and the lowest
+        trained layer's output."""
         inputs = [batch.x.flatten(2)]
+        lowest = inputs[0]
         for number, (weight, bias) in enumerate(self._chain):
             a, w = inputs[-1], params[weight].mT
-            z = torch.bmm(a, w) if bias is None else torch.baddbmm(params[bias].unsqueeze(1), a, w)
+            if climb is not None and number == self._lowest:
+                z = climb.lowest
+            else:
+                z = torch.bmm(a, w) if bias is None else torch.baddbmm(params[bias].unsqueeze(1), a, w)
+            if climb is not None and number in climb.uphill:
+                e = climb.uphill[number]
+                if weight in self._trained:
+                    z = z.baddbmm_(torch.bmm(a, climb.inputs[number].mT), e)
+                if bias in self._trained:
+                    z += e.sum(1, keepdim=True)
+            if number == self._lowest:
+                lowest = z.clone() if keeps_lowest else z
             inputs.append(z.relu_() if number < len(self._chain) - 1 else z)
         log_p = inputs.pop().log_softmax(-1)
         target = batch.y.unsqueeze(-1)
@@ -115,14 +214,15 @@ class Linear(FusedKernel):
         d = log_p.exp_()
         d.scatter_add_(-1, target, d.new_full((), -1.0).expand(target.shape))
         d.mul_(batch.share.unsqueeze(-1) if isinstance(batch.share, Tensor) else batch.share)
-        return losses, inputs, d
+        return losses, inputs, d, lowest
 
-    def _backward(self, params: Tree, inputs: list[Tensor], d: Tensor) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-        """(layer, its input, its output's gradient), last layer first. A layer's weights are read before it is yielded."""
+    def _backward(self, params: Tree, inputs: list[Tensor], d: Tensor, climb: _Climb | None = None) -> Layers:
         for number in range(len(self._chain) - 1, self._lowest - 1, -1):
-            layer, a = self._chain[number], inputs[number]
-            below = torch.bmm(d, params[layer[0]]) if number > self._lowest else None
-            yield layer, a, d
+            weight, a = self._chain[number][0], inputs[number]
+            below = torch.bmm(d, params[weight]) if number > self._lowest else None
+            if below is not None and climb is not None and weight in self._trained:
+                below.baddbmm_(torch.bmm(d, climb.uphill[number].mT), climb.inputs[number])
+            yield number, a, d
             if below is not None:
                 d = torch.ops.aten.threshold_backward(below, a, 0)
 
