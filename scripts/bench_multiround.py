@@ -173,7 +173,7 @@ PAIRS = [
     *(Pair(w, method, "bare fedsam", most) for w, most in (("W1", 0.55), ("W2", 0.72)) for method in ("fedsam", "mofedsam")),
     *(Pair(w, "fedcm", "fedavg", 1.15) for w in ("W1", "W2")),
     *(Pair(w, "feddyn", "fedavg", most) for w, most in (("W1", 1.4), ("W1s", 1.4), ("W2", 1.15))),
-    *(Pair(w, "fedmrur", "mofedsam", 1.35, "serial") for w in ("W1", "W2")),
+    *(Pair(w, "fedmrur", "mofedsam", 1.35, engine) for w in ("W1", "W2") for engine in ("vectorized", "serial")),
     Pair("W4", "fedavg", "bare fedavg", 1.05, "auto", threads=2),
 ]  # fmt: skip
 

@@ -180,6 +180,29 @@ class Ascent:
     eps: float = 1e-12
 
 
+class Pulled(NamedTuple):
+    """A term of k clients' (or of one client's) losses: its value, its gradient in z, and scalars to log, by name."""
+
+    value: Tensor
+    gradient: Tensor
+    scalars: Tree
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureTerm:
+    """What `Trainer.loss` adds to the task's loss, as a function of representations of a batch, in closed form.
+
+    Args:
+        layer: the representation, ``penultimate`` (input of the network's head) or ``logits``.
+        of: from z, (..., b, d), the representation by w; the same by the received model, in evaluation mode; what a sample
+            counts in its client's mean, ``1 / b`` or (..., b) with zeros for padding; and the task's gradient in z, if asked
+            for, (..., b, d). Values and scalars are of shape (...).
+    """
+
+    layer: Literal["penultimate", "logits"]
+    of: Callable[[Tensor, Tensor, float | Tensor, Callable[[], Tensor]], Pulled]
+
+
 @dataclass(frozen=True)
 class RoundStats:
     """Facts of a finished round that server halves and server optimizers use.
@@ -239,6 +262,13 @@ class Trainer:
             return gradient(found, live), found.detach()
         scalars = {name: value.detach() for name, value in found.scalars.items()}
         return gradient(found.loss, live), Measured(found.loss.detach(), scalars)
+
+    def feature_term(self) -> FeatureTerm | None:
+        """All that `loss` adds to the task's loss, if it adds anything, for kernels that write the backward pass by hand.
+
+        The class that defines `loss` says it; where one defines `loss` alone, such a kernel does not train it.
+        """
+        return None
 
     def ascent(self, ctx: Ctx) -> Ascent | None:
         """Where gradients are taken, if not at w itself: the SAM family."""

@@ -15,6 +15,7 @@ the sum with gamma R.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -28,7 +29,7 @@ from fedexp.core.layers import check_head
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Ctx, Measured, RoundStats, ServerUpdate
+from fedexp.core.trainer import Ctx, FeatureTerm, Measured, Pulled, RoundStats, ServerUpdate
 from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import ModelSpec
 from fedexp.trainers.lorentz import squared_distance
@@ -81,6 +82,22 @@ class FedMRUR(MoFedSAM):
         if self.gamma and self.layer == "penultimate":
             check_head(spec, input_shape)
 
+    def feature_term(self) -> FeatureTerm | None:
+        return FeatureTerm(self.layer, self.hyperbolic) if self.gamma else None
+
+    def hyperbolic(
+        self, z: Tensor, anchor: Tensor, share: float | Tensor, task_gradient: Callable[[], Tensor]
+    ) -> Pulled:
+        """gamma R: see `FeatureTerm`, of which this is the function."""
+        d2, slope = squared_distance(z, anchor, self.beta)
+        R, rate = self.reduced(d2, share)
+        pull = self.gamma * rate.unsqueeze(-1) * slope
+        scalars = {"lorentz": (d2 * share).sum(-1), "hyperbolic": R - 1}
+        if self.measure_gradient:
+            own, other = (torch.linalg.vector_norm(each, dim=(-2, -1)) for each in (pull, task_gradient()))
+            scalars["hyperbolic_gradient"] = own / other.clamp(min=torch.finfo(other.dtype).tiny)
+        return Pulled(self.gamma * R, pull, scalars)
+
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
         if not self.gamma:
             return super().loss(net, params, buffers, batch, ctx)
@@ -88,15 +105,14 @@ class FedMRUR(MoFedSAM):
         loss = ctx.task.loss(cast(Net, run), params, buffers, batch, ctx.noise)
         anchor = ctx.once("received model's z", lambda: self._received(run.inputs, ctx))
         z = run.z.flatten(1)
+
+        def task_gradient() -> Tensor:
+            return self._task_gradient(run, net, params, buffers, batch, ctx).flatten(1)
+
         with torch.no_grad():
-            d2, slope = squared_distance(z, anchor, self.beta)
-            R, rate = self.reduced(d2)
-            added, pull = self.gamma * R, self.gamma * rate.unsqueeze(-1) * slope
-            scalars = {"lorentz": d2.mean(), "hyperbolic": R - 1}
-            if self.measure_gradient:
-                scalars["hyperbolic_gradient"] = self._share(pull, run, net, params, buffers, batch, ctx)
+            term = self.hyperbolic(z, anchor, 1 / len(z), task_gradient)
         # The value of gamma R, and its gradient in z
-        return Measured(loss + (((z - z.detach()) * pull).sum() + added), scalars)
+        return Measured(loss + (((z - z.detach()) * term.gradient).sum() + term.value), term.scalars)
 
     def _received(self, inputs: tuple[Tensor, ...], ctx: Ctx) -> Tensor:
         """The representation (b, d) by the received model."""
@@ -105,19 +121,19 @@ class FedMRUR(MoFedSAM):
             frozen(*ctx.received, *inputs)
         return frozen.z.flatten(1)
 
-    def reduced(self, d2: Tensor) -> tuple[Tensor, Tensor]:
-        """R of a batch's (b,) squared distances (Eq. 3), and its derivatives in them, (b,) or a scalar that all share."""
-        exponent = {"exp_mean": d2.mean, "exp_sum": d2.sum}.get(self.reduction, lambda: d2)() / self.sigma
+    def reduced(self, d2: Tensor, share: float | Tensor) -> tuple[Tensor, Tensor]:
+        """R, (...,), of the squared distances (..., b) of batches (Eq. 3), and its derivatives in them, (..., b)."""
+        of_each = self.reduction in ("mean_exp", "sum_exp")
+        counts: float | Tensor = share
+        if self.reduction in ("sum_exp", "exp_sum"):
+            counts = (share > 0).to(d2.dtype) if isinstance(share, Tensor) else 1.0
+        exponent = (d2 if of_each else (d2 * counts).sum(-1, keepdim=True)) / self.sigma
         each = torch.exp(exponent.clamp(max=MOST))
-        rate = torch.where(exponent <= MOST, each, 0) / self.sigma
-        if self.reduction in ("mean_exp", "exp_mean"):
-            rate = rate / len(d2)
-        return each.sum() if self.reduction == "sum_exp" else each.mean(), rate
+        rate = torch.where(exponent <= MOST, each, 0) / self.sigma * counts
+        return (each * counts).sum(-1) if of_each else each.squeeze(-1), rate
 
-    def _share(
-        self, pull: Tensor, run: _Watched, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
-    ) -> Tensor:
-        """``||pull|| / ||df/dz||`` at the representations z of `run`, pull being gamma R's gradient."""
+    def _task_gradient(self, run: _Watched, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        """The gradient of the task's loss in the representations z of `run`."""
 
         def task(z: Tensor) -> Tensor:
             def above(params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
@@ -125,9 +141,8 @@ class FedMRUR(MoFedSAM):
 
             return ctx.task.loss(cast(Net, above), params, buffers, batch, ctx.noise)
 
-        own, other = (torch.linalg.vector_norm(gradient) for gradient in (pull, torch.func.grad(task)(run.z.detach())))
-        share: Tensor = own / other.clamp(min=torch.finfo(other.dtype).tiny)
-        return share
+        gradient: Tensor = torch.func.grad(task)(run.z.detach())
+        return gradient
 
     def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
         if self.momentum_from == "plain":

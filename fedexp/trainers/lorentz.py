@@ -13,9 +13,9 @@ from torch import Tensor
 
 
 def squared_distance(z: Tensor, a: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """(b,) squared Lorentzian distances d2 of the lifts of the rows of z and a, both (b, d), and (b, d) their gradients in z.
+    """(..., b) squared Lorentzian distances d2 of the lifts of the rows of z and a, both (..., b, d), and their gradients in z.
 
-    As ``||z - a||^2 - (z_0 - a_0)^2`` with ``z_0 - a_0 = (z - a)(z + a) / (z_0 + a_0)``: the definition loses all digits of
+    As ``||z - a||^2 - (z_0 - a_0)^2`` with ``z_0 - a_0 = (||z - a||^2 + 2 (z - a) a) / (z_0 + a_0)``: the definition loses all digits of
     a small distance in float32. It is at most the Euclidean one, to which it tends as beta grows. Its gradient in z is
     ``2 (a_0 / z_0) z - 2 a``, for the same reason as ``2 (z - a) - 2 ((z_0 - a_0) / z_0) z``. In closed form: autograd's takes
     three times as many operations on tensors that are small.
@@ -23,6 +23,7 @@ def squared_distance(z: Tensor, a: Tensor, beta: float) -> tuple[Tensor, Tensor]
     with torch.no_grad():
         gap = z - a
         z_0, a_0 = (torch.linalg.vecdot(each, each).add(beta).sqrt() for each in (z, a))
-        gap_0 = torch.linalg.vecdot(gap, z + a) / (z_0 + a_0)
-        d2 = torch.linalg.vecdot(gap, gap).sub(gap_0.square()).clamp(min=0)  # rounding may take it below
-        return d2, torch.addcmul(gap, (gap_0 / z_0).unsqueeze(1), z, value=-1).mul_(2)
+        squared = torch.linalg.vecdot(gap, gap)
+        gap_0 = torch.linalg.vecdot(gap, a).mul(2).add(squared) / (z_0 + a_0)
+        d2 = squared.sub(gap_0.square()).clamp(min=0)  # rounding may take it below
+        return d2, torch.addcmul(gap, (gap_0 / z_0).unsqueeze(-1), z, value=-1).mul_(2)

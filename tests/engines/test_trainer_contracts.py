@@ -21,6 +21,7 @@ from fedexp.core.trees import Tree, Trees
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
+from fedexp.trainers.fedmrur import FedMRUR
 from fedexp.trainers.mofedsam import MoFedSAM
 from tests.engines.compare import assert_matches_serial, assert_same_results, second_round_jobs
 from tests.engines.plugins import NoBatchingRule
@@ -37,6 +38,12 @@ WIDE = {
     "bias": True,
 }  # beside batches of 8: climbed by factors
 CONV = {"_target_": "tests.core.test_kernel.Small"}  # convolution, BatchNorm, dropout
+HYPERBOLIC: list[dict] = [
+    {},
+    {"reduction": "exp_mean"},
+    {"reduction": "exp_sum"},
+    {"reduction": "sum_exp", "layer": "logits"},
+]
 ENGINES = {"serial": Serial, "linear": lambda: Vectorized(3, "linear"), "vmap": lambda: Vectorized(3, "vmap")}
 
 
@@ -164,7 +171,10 @@ class Margins(Trainer):
 )
 @pytest.mark.parametrize(
     "trainer",
-    [Sam(0.3), MoFedSAM(rho=0.3), MomentumSam(), MoonLike(), Generated(), Margins()],
+    [
+        *(Sam(0.3), MoFedSAM(rho=0.3), MomentumSam(), MoonLike(), Generated(), Margins()),
+        *(FedMRUR(rho=0.3, gamma=0.5, sigma=50.0, measure_gradient=True, **how) for how in HYPERBOLIC),
+    ],
     ids=lambda t: type(t).__name__,
 )
 def test_stacked_is_serial(trainer: Trainer, sizes: tuple[int, ...], model: dict) -> None:

@@ -30,7 +30,7 @@ from tests.engines.compare import second_round_jobs
 from tests.methods.test_averaging import DECAY, FULL_BATCH, LR, TAU, gradient, results_of
 from tests.world import SOFTMAX, World, assert_same, make_data, make_world
 
-ENGINES = {"serial": Serial, "vmap": lambda: Vectorized(3, "vmap")}
+ENGINES = {"serial": Serial, "linear": lambda: Vectorized(3, "linear"), "vmap": lambda: Vectorized(3, "vmap")}
 UNIFORM = "aggregator.weights=uniform"
 
 # ---------------------------------------------------------------- along the switches
@@ -298,7 +298,7 @@ def test_extremes_stay_finite(reduction: str) -> None:
     a = torch.tensor([0.0, 1.0, 1e15, -1e15])[:, None].repeat(1, 3)
     for at in (a, -a, torch.zeros_like(a), a * (1 + 1e-6)):
         d2, slope = squared_distance(at, a, 1.0)
-        R, rate = trainer.reduced(d2)
+        R, rate = trainer.reduced(d2, 1 / 4)
         assert bool(R.isfinite() and (rate.unsqueeze(-1) * slope).isfinite().all())
 
 
@@ -308,7 +308,7 @@ def test_the_derivatives_of_r_are_its_slopes(reduction: str) -> None:
     trainer = FedMRUR(sigma=2.0, reduction=reduction)  # type: ignore[arg-type]
     for d2 in ([0.1, 3.0, 70.0], [0.5, 2.0, 4.0], [90.0, 70.0, 60.0]):
         at = torch.tensor(d2, dtype=torch.float64, requires_grad=True)
-        R, rate = trainer.reduced(at)
+        R, rate = trainer.reduced(at, 1 / 3)
         torch.testing.assert_close(rate.expand(3), torch.autograd.grad(R, at)[0])
 
 

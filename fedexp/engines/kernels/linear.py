@@ -39,6 +39,24 @@ class _Climb:
     norm: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class _Forward:
+    """A forward pass, and the losses' gradients where it ends.
+
+    Args:
+        measured: the (k,) losses, and a feature term's scalars.
+        inputs: every layer's (k, b, width) input; top: the gradient at the last one's output.
+        pull: a feature term's gradient at the last one's input, if it has any.
+        lowest: the output of the lowest layer that is trained.
+    """
+
+    measured: dict[str, Tensor]
+    inputs: list[Tensor]
+    top: Tensor
+    pull: Tensor | None
+    lowest: Tensor
+
+
 class Linear(FusedKernel):
     """Padding rows have no share in the loss, so clients of unequal sizes go together."""
 
@@ -48,9 +66,10 @@ class Linear(FusedKernel):
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
         if not _trained(job, net):
             return "the network is no chain of linear layers with ReLU, or all of it is frozen"
-        for hook in ("grad", "loss"):
-            if overrides(job.trainer, hook):
-                return f"the trainer has a {hook} of its own"
+        if overrides(job.trainer, "grad"):
+            return "the trainer has a grad of its own"
+        if not same_author(type(job.trainer), "feature_term", "loss"):
+            return "the trainer has a loss of its own"
         if not job.task.cross_entropy or not same_author(type(job.task), "cross_entropy", "loss"):
             return "the task's loss is not plain cross-entropy"
         return "under bf16 it has no arithmetic" if net.precision == "bf16" else None
@@ -59,6 +78,8 @@ class Linear(FusedKernel):
         self._chain = net.linear_chain
         self._trained = _trained(job, net)
         self._lowest = next(i for i, layer in enumerate(self._chain) if self._trained.intersection(layer))
+        self._term = job.trainer.feature_term()
+        self._anchor: tuple[StackBatch, Tensor] | None = None
         self._by_factors = self._pays(job)
         self._lr, self._momentum = job.budget.lr, job.budget.momentum
         self._buffer: Tree = {}
@@ -67,15 +88,16 @@ class Linear(FusedKernel):
     def fuses_ascent(self) -> bool:
         return self._by_factors
 
-    def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor]:
-        measured, layers = self._passes(stack.params, batch, None)
-        return self._gradients(stack, layers), measured["loss"]
+    def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Measured]:
+        measured, layers = self._passes(stack, batch, None)
+        return self._gradients(stack, layers), Measured(measured.pop("loss"), measured)
 
     def ascended(self, stack: StackTrees, batch: StackBatch, ascent: Ascent) -> tuple[Tree, Tensor | Measured, Tensor]:
         if not self._by_factors:
             return super().ascended(stack, batch, ascent)
-        measured, layers = self._passes(stack.params, batch, ascent)
-        return self._gradients(stack, layers), measured["loss"], measured["perturbation"]
+        measured, layers = self._passes(stack, batch, ascent)
+        norm = measured.pop("perturbation")
+        return self._gradients(stack, layers), Measured(measured.pop("loss"), measured), norm
 
     def _gradients(self, stack: StackTrees, layers: Layers) -> Tree:
         grads: Tree = {}
@@ -102,7 +124,7 @@ class Linear(FusedKernel):
         how = adjustment or Adjustment()
         if self._momentum and not self._buffer:
             self._buffer = {name: torch.zeros_like(value) for name, value in stack.live.items()}
-        measured, layers = self._passes(stack.params, batch, ascent)
+        measured, layers = self._passes(stack, batch, ascent)
         for number, a, d in layers:
             weight, bias = self._chain[number]
             if weight in self._trained:
@@ -158,18 +180,18 @@ class Linear(FusedKernel):
     def keep(self, count: int) -> None:
         self._buffer = {name: value[:count] for name, value in self._buffer.items()}
 
-    def _passes(self, params: Tree, batch: StackBatch, ascent: Ascent | None) -> tuple[dict[str, Tensor], Layers]:
+    def _passes(self, stack: StackTrees, batch: StackBatch, ascent: Ascent | None) -> tuple[dict[str, Tensor], Layers]:
         """What is measured at w, and every trained layer's input and gradient: at w, or at what `ascent` climbs to.
 
         A layer's weights are read before it is yielded.
         """
-        losses, inputs, top, lowest = self._forward(params, batch, keeps_lowest=ascent is not None)
-        layers = self._backward(params, inputs, top)
+        here = self._forward(stack, batch, keeps_lowest=ascent is not None)
+        layers = self._backward(stack.params, here)
         if ascent is None:
-            return {"loss": losses}, layers
-        climb = self._climb(layers, lowest, ascent)
-        _, inputs, top, _ = self._forward(params, batch, climb)
-        return {"loss": losses, "perturbation": climb.norm}, self._backward(params, inputs, top, climb)
+            return here.measured, layers
+        climb = self._climb(layers, here.lowest, ascent)
+        there = self._forward(stack, batch, climb)
+        return {**here.measured, "perturbation": climb.norm}, self._backward(stack.params, there, climb)
 
     def _climb(self, layers: Layers, lowest: Tensor, ascent: Ascent) -> _Climb:
         inputs, gradients = {}, {}
@@ -187,18 +209,13 @@ class Linear(FusedKernel):
         return _Climb(inputs, uphill, lowest, norm * factor)
 
     def _forward(
-        self, params: Tree, batch: StackBatch, climb: _Climb | None = None, keeps_lowest: bool = False
-    ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
-        """The (k,) losses, every layer's (k, b, width) input, the losses' gradient at the last layer's output, and the lowest
-        trained layer's output."""
+        self, stack: StackTrees, batch: StackBatch, climb: _Climb | None = None, keeps_lowest: bool = False
+    ) -> _Forward:
         inputs = [batch.x.flatten(2)]
         lowest = inputs[0]
         for number, (weight, bias) in enumerate(self._chain):
-            a, w = inputs[-1], params[weight].mT
-            if climb is not None and number == self._lowest:
-                z = climb.lowest
-            else:
-                z = torch.bmm(a, w) if bias is None else torch.baddbmm(params[bias].unsqueeze(1), a, w)
+            a = inputs[-1]
+            z = climb.lowest if climb and number == self._lowest else _outputs(a, stack.params, weight, bias)
             if climb is not None and number in climb.uphill:
                 e = climb.uphill[number]
                 if weight in self._trained:
@@ -208,23 +225,58 @@ class Linear(FusedKernel):
             if number == self._lowest:
                 lowest = z.clone() if keeps_lowest else z
             inputs.append(z.relu_() if number < len(self._chain) - 1 else z)
-        log_p = inputs.pop().log_softmax(-1)
+        logits = inputs.pop()
+        log_p = logits.log_softmax(-1)
         target = batch.y.unsqueeze(-1)
         losses = -(log_p.gather(-1, target).squeeze(-1) * batch.share).sum(1)
         d = log_p.exp_()
         d.scatter_add_(-1, target, d.new_full((), -1.0).expand(target.shape))
         d.mul_(batch.share.unsqueeze(-1) if isinstance(batch.share, Tensor) else batch.share)
-        return losses, inputs, d, lowest
+        if self._term is None:
+            return _Forward({"loss": losses}, inputs, d, None, lowest)
+        anchor, last = self._anchor_of(stack, batch), stack.params[self._chain[-1][0]]
+        if self._term.layer == "logits":
+            term = self._term.of(logits, anchor, batch.share, lambda: d)
+            top, pull = d + term.gradient, None
+        else:
+            term = self._term.of(inputs[-1], anchor, batch.share, lambda: torch.bmm(d, last))
+            top, pull = d, term.gradient
+        return _Forward({"loss": losses + term.value, **term.scalars}, inputs, top, pull, lowest)
 
-    def _backward(self, params: Tree, inputs: list[Tensor], d: Tensor, climb: _Climb | None = None) -> Layers:
+    def _anchor_of(self, stack: StackTrees, batch: StackBatch) -> Tensor:
+        """The representation by the received models, (k, b, width); once a batch."""
+        assert self._term is not None
+        if self._anchor is None or self._anchor[0] is not batch:
+            z = batch.x.flatten(2)
+            layers = self._chain if self._term.layer == "logits" else self._chain[:-1]
+            for number, (weight, bias) in enumerate(layers):
+                z = _outputs(z, stack.received.params, weight, bias)
+                z = z.relu_() if number < len(self._chain) - 1 else z
+            self._anchor = batch, z
+        return self._anchor[1]
+
+    def _backward(self, params: Tree, forward: _Forward, climb: _Climb | None = None) -> Layers:
+        d = forward.top
         for number in range(len(self._chain) - 1, self._lowest - 1, -1):
-            weight, a = self._chain[number][0], inputs[number]
+            weight, a = self._chain[number][0], forward.inputs[number]
             below = torch.bmm(d, params[weight]) if number > self._lowest else None
-            if below is not None and climb is not None and weight in self._trained:
-                below.baddbmm_(torch.bmm(d, climb.uphill[number].mT), climb.inputs[number])
+            if below is not None:
+                if climb is not None and weight in self._trained:
+                    below.baddbmm_(torch.bmm(d, climb.uphill[number].mT), climb.inputs[number])
+                if forward.pull is not None and number == len(self._chain) - 1:
+                    below += forward.pull
             yield number, a, d
             if below is not None:
                 d = torch.ops.aten.threshold_backward(below, a, 0)
+
+
+def _outputs(a: Tensor, params: Tree, weight: str, bias: str | None) -> Tensor:
+    """A layer's (k, b, width) outputs for k clients' inputs; one product where all have the same tensor."""
+    w = params[weight]
+    if not w.stride(0):
+        z = a @ w[0].mT
+        return z if bias is None else z + params[bias].unsqueeze(1)
+    return torch.bmm(a, w.mT) if bias is None else torch.baddbmm(params[bias].unsqueeze(1), a, w.mT)
 
 
 def _trained(job: ClientJob, net: Net) -> set[str]:
