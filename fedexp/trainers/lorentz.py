@@ -15,10 +15,10 @@ from torch import Tensor
 def squared_distance(z: Tensor, a: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """(..., b) squared Lorentzian distances d2 of the lifts of the rows of z and a, both (..., b, d), and their gradients in z.
 
-    As ``||z - a||^2 - (z_0 - a_0)^2`` with ``z_0 - a_0 = (||z - a||^2 + 2 (z - a) a) / (z_0 + a_0)``: the definition loses all digits of
-    a small distance in float32. It is at most the Euclidean one, to which it tends as beta grows. Its gradient in z is
-    ``2 (a_0 / z_0) z - 2 a``, for the same reason as ``2 (z - a) - 2 ((z_0 - a_0) / z_0) z``. In closed form: autograd's takes
-    three times as many operations on tensors that are small.
+    As ``||z - a||^2 - (z_0 - a_0)^2`` with ``z_0 - a_0 = (||z - a||^2 + 2 (z - a) a) / (z_0 + a_0)``: the definition loses all
+    digits of a small distance in float32. It is at most the Euclidean one, to which it tends as beta grows. Its gradient in z
+    is ``2 (a_0 / z_0) z - 2 a``, for the same reason as ``2 (z - a) - 2 ((z_0 - a_0) / z_0) z``. In closed form: autograd's
+    takes three times as many operations on tensors that are small.
     """
     with torch.no_grad():
         gap = z - a

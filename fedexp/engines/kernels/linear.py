@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
@@ -271,12 +272,11 @@ class Linear(FusedKernel):
 
 
 def _outputs(a: Tensor, params: Tree, weight: str, bias: str | None) -> Tensor:
-    """A layer's (k, b, width) outputs for k clients' inputs; one product where all have the same tensor."""
-    w = params[weight]
-    if not w.stride(0):
-        z = a @ w[0].mT
-        return z if bias is None else z + params[bias].unsqueeze(1)
-    return torch.bmm(a, w.mT) if bias is None else torch.baddbmm(params[bias].unsqueeze(1), a, w.mT)
+    """A layer's (k, b, width) outputs for k clients' inputs; one product where all have the same tensors."""
+    w, c = params[weight], None if bias is None else params[bias]
+    if not w.stride(0) and (c is None or not c.stride(0)):
+        return functional.linear(a, w[0], None if c is None else c[0])
+    return torch.bmm(a, w.mT) if c is None else torch.baddbmm(c.unsqueeze(1), a, w.mT)
 
 
 def _trained(job: ClientJob, net: Net) -> set[str]:
