@@ -50,6 +50,7 @@ class Net:
     Attributes:
         linear_chain: a module may offer it: (weight, bias or None) names of linear layers, first to last, if the network is
             ``flatten``, then these layers with ReLU between them, and nothing else. Engines have a faster way to train it.
+        head_module: the name of the module that makes the output of the penultimate features, empty where there is none.
         has_batch_norm: whether a training batch needs two samples; what the module keeps in evaluation mode does not count.
 
     A class may declare ``frozen_parameters``, fnmatch patterns of the names of what clients never train, and
@@ -68,7 +69,7 @@ class Net:
         self._layers = {_joined(name, "weight"): name for name, m in self._parts.items() if isinstance(m, LAYERS)}
         self._norms = {name for name, m in self._parts.items() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
         linear = [name for name, m in self._parts.items() if isinstance(m, nn.Linear)]
-        self._head: str = getattr(type(self._module), "head_module", linear[-1] if linear else "")
+        self.head_module: str = getattr(type(self._module), "head_module", linear[-1] if linear else "")
         self._slots = _slots(self._module, "_parameters")
         self._buffer_slots = _slots(self._module, "_buffers")
         self._bound: tuple[Tree, Tree] | None = None
@@ -127,7 +128,7 @@ class Net:
 
         A method that calls it checks with `fedexp.core.layers.check_head`, before anything is trained, that there is one.
         """
-        return self._run(self._parts[self._head], params, buffers, (features,))
+        return self._run(self._parts[self.head_module], params, buffers, (features,))
 
     def observe(
         self,
@@ -147,7 +148,7 @@ class Net:
             ConfigError: `features` of a network without a head.
         """
         shown = self._layers if layers == "all" else {weight: self._layers[weight] for weight in layers}
-        names = {*shown.values(), *(self._norms if norms else ()), *((self._head, "") if features else ())}
+        names = {*shown.values(), *(self._norms if norms else ()), *((self.head_module, "") if features else ())}
         watched = [(name, self._parts[name]) for name in names]
         calls: dict[str, tuple[Tensor, Tensor]] = {}
         for name, module in watched:  # cheaper than hooks of torch's, and nothing where nobody looks
@@ -157,10 +158,16 @@ class Net:
         finally:
             for _, module in watched:
                 del module.__dict__["forward"]
-        if features and (not self._head or self._head not in calls or calls[self._head][1] is not calls[""][1]):
+        if features and (
+            not self.head_module or self.head_module not in calls or calls[self.head_module][1] is not calls[""][1]
+        ):
             raise ConfigError(
                 "the network has no head that runs on penultimate features: "
-                + (f"its output is not that of '{self._head}' alone" if self._head else "it has no linear layer"),
+                + (
+                    f"its output is not that of '{self.head_module}' alone"
+                    if self.head_module
+                    else "it has no linear layer"
+                ),
                 where="model",
                 got=self.spec.arch,
                 do="choose another model, a method that needs no features, or declare `head_module` on the class",
@@ -171,7 +178,7 @@ class Net:
         return Observed(
             output,
             {weight_of[name]: x for name, x in seen.items() if name in weight_of},
-            seen[self._head] if features else None,
+            seen[self.head_module] if features else None,
             {name: x for name, x in seen.items() if name in self._norms} if norms else {},
         )
 

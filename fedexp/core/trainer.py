@@ -180,8 +180,8 @@ class Ascent:
     eps: float = 1e-12
 
 
-class Pulled(NamedTuple):
-    """A term of k clients' (or of one client's) losses: its value, its gradient in z, and scalars to log, by name."""
+class TermValue(NamedTuple):
+    """A `FeatureTerm` at a batch: its value, its gradient in z, and the scalars that the trainer's `loss` measures, by name."""
 
     value: Tensor
     gradient: Tensor
@@ -196,11 +196,11 @@ class FeatureTerm:
         layer: the representation, ``penultimate`` (input of the network's head) or ``logits``.
         of: from z, (..., b, d), the representation by w; the same by the received model, in evaluation mode; what a sample
             counts in its client's mean, ``1 / b`` or (..., b) with zeros for padding; and the task's gradient in z, if asked
-            for, (..., b, d). Values and scalars are of shape (...).
+            for, (..., b, d), at the same weights as z. Values and scalars are of shape (...), one a client.
     """
 
     layer: Literal["penultimate", "logits"]
-    of: Callable[[Tensor, Tensor, float | Tensor, Callable[[], Tensor]], Pulled]
+    of: Callable[[Tensor, Tensor, float | Tensor, Callable[[], Tensor]], TermValue]
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ class _Training:
             grads, loss = self._kernel.gradients(stack, batch)
             self._measure(by_name(loss))
         else:
-            grads, loss, norm = self._kernel.ascended(stack, batch, self._ascent)
+            grads, loss, norm = self._kernel.gradients_uphill(stack, batch, self._ascent)
             self._measure({**by_name(loss), "perturbation": norm})
         take_step(
             grads,

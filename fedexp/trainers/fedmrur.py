@@ -29,7 +29,7 @@ from fedexp.core.layers import check_head
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Ctx, FeatureTerm, Measured, Pulled, RoundStats, ServerUpdate
+from fedexp.core.trainer import Ctx, FeatureTerm, Measured, RoundStats, ServerUpdate, TermValue
 from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import ModelSpec
 from fedexp.trainers.lorentz import squared_distance
@@ -87,7 +87,7 @@ class FedMRUR(MoFedSAM):
 
     def hyperbolic(
         self, z: Tensor, anchor: Tensor, share: float | Tensor, task_gradient: Callable[[], Tensor]
-    ) -> Pulled:
+    ) -> TermValue:
         """gamma R: see `FeatureTerm`, of which this is the function."""
         d2, slope = squared_distance(z, anchor, self.beta)
         R, rate = self.reduced(d2, share)
@@ -96,7 +96,7 @@ class FedMRUR(MoFedSAM):
         if self.measure_gradient:
             own, other = (torch.linalg.vector_norm(each, dim=(-2, -1)) for each in (pull, task_gradient()))
             scalars["hyperbolic_gradient"] = own / other.clamp(min=torch.finfo(other.dtype).tiny)
-        return Pulled(self.gamma * R, pull, scalars)
+        return TermValue(self.gamma * R, pull, scalars)
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
         if not self.gamma:
@@ -122,15 +122,21 @@ class FedMRUR(MoFedSAM):
         return frozen.z.flatten(1)
 
     def reduced(self, d2: Tensor, share: float | Tensor) -> tuple[Tensor, Tensor]:
-        """R, (...,), of the squared distances (..., b) of batches (Eq. 3), and its derivatives in them, (..., b)."""
+        """R, (...,), of the squared distances (..., b) of batches (Eq. 3), and its derivatives in them, (..., b) or, where all
+        of a batch share one, (..., 1)."""
+        counted = (share > 0).to(d2.dtype) if isinstance(share, Tensor) else None
+        number = d2.shape[-1] if counted is None else counted.sum(-1, keepdim=True)
+        divisor = number if self.reduction in ("mean_exp", "exp_mean") else 1
+
+        def reduce(each: Tensor) -> Tensor:
+            return (each if counted is None else each * counted).sum(-1, keepdim=True) / divisor
+
         of_each = self.reduction in ("mean_exp", "sum_exp")
-        counts: float | Tensor = share
-        if self.reduction in ("sum_exp", "exp_sum"):
-            counts = (share > 0).to(d2.dtype) if isinstance(share, Tensor) else 1.0
-        exponent = (d2 if of_each else (d2 * counts).sum(-1, keepdim=True)) / self.sigma
+        exponent = (d2 if of_each else reduce(d2)) / self.sigma
         each = torch.exp(exponent.clamp(max=MOST))
-        rate = torch.where(exponent <= MOST, each, 0) / self.sigma * counts
-        return (each * counts).sum(-1) if of_each else each.squeeze(-1), rate
+        rate = torch.where(exponent <= MOST, each, 0) / (self.sigma * divisor)
+        R = reduce(each) if of_each else each
+        return R.squeeze(-1), rate if counted is None else rate * counted
 
     def _task_gradient(self, run: _Watched, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
         """The gradient of the task's loss in the representations z of `run`."""

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedexp.core import trees
+from fedexp.core.data import FederatedData, Partition, Samples
 from fedexp.core.engine import Engine
+from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import batch_ranges, batches
-from fedexp.core.net import Net
+from fedexp.core.net import Net, same_author
 from fedexp.core.runner import Snapshot, next_jobs, run
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Adjustment, Ascent, Ctx, Measured, Trainer, elementwise
+from fedexp.core.trainer import Adjustment, Ascent, Ctx, FeatureTerm, Measured, TermValue, Trainer, elementwise
 from fedexp.core.trees import Tree, Trees
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.serial import Serial
@@ -180,7 +185,8 @@ class Margins(Trainer):
 def test_stacked_is_serial(trainer: Trainer, sizes: tuple[int, ...], model: dict) -> None:
     world = world_of(trainer, sizes=sizes, model=model)
     jobs = second_round_jobs(world)
-    for kernel in ("auto", "vmap"):
+    by_hand = model is not CONV and same_author(type(trainer), "feature_term", "loss")
+    for kernel in ("linear" if by_hand else "auto", "vmap"):
         engine = Vectorized(3, kernel)  # type: ignore[arg-type]
         assert_matches_serial(engine, world, jobs, 1e-9)
         assert engine.stacked_steps
@@ -193,17 +199,128 @@ def test_an_ascent_leaves_frozen_parameters_alone(frozen: str) -> None:
     names = frozenset(name for name in world.env.initial_weights().params if frozen in name)
     jobs = [replace(job, frozen=names) for job in first_jobs(world)]
     assert names and len(names) < len(jobs[0].start.params)
-    assert_matches_serial(Vectorized(3, "linear"), world, jobs, 1e-9)
+    engine = Vectorized(3, "linear")
+    assert_matches_serial(engine, world, jobs, 1e-9)
+    assert engine.stacked_steps
+
+
+def test_a_climb_by_factors_keeps_its_length_where_samples_cancel() -> None:
+    """Nearly equal inputs of all classes in float32: ``||g||^2`` is far below the rounding of the products in it."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.uniform(size=(12, 1, 784)) + 1e-4 * rng.normal(size=(12, 10, 784)))
+    x, y = x.float().reshape(120, 1, 28, 28), torch.arange(120) % 10
+    partition = Partition.from_lists([np.arange(10 * c, 10 * c + 10) for c in range(12)])
+    samples = Samples(x, y)
+    data = FederatedData(samples, partition, samples, 10, "synthetic", y.numpy())
+    model = {**WIDE, "hidden": [200, 200]}
+    world = make_world(
+        "method=fedavg", "dtype=float32", "local.epochs=1", "local.batch_size=10", data=data, model=model
+    )
+    world.env = replace(world.env, trainer=Sam(0.05))
+    even = {
+        name: 0 * value if "output" in name else value for name, value in world.env.initial_weights().params.items()
+    }
+    jobs = [replace(job, start=replace(job.start, params=even)) for job in first_jobs(world)]
+    stacked, alone = (list(engine.map(jobs, data)) for engine in (Vectorized(3, "linear"), Serial()))
+    for a, b in zip(stacked, alone, strict=True):
+        assert a.metrics["perturbation"] == pytest.approx(b.metrics["perturbation"], rel=1e-3)
+        moved = [float(trees.norm(trees.sub(result.weights.params, even))) for result in (a, b)]
+        assert moved[0] == pytest.approx(moved[1], rel=0.1)
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "hidden", "factors"), [(9, [60, 50], True), (10, [60, 50], False), (9, [8], False)]
+    ("batch_size", "hidden", "frozen", "factors"),
+    [
+        (9, [60, 50], set(), True),
+        (10, [60, 50], set(), False),
+        (9, [8], set(), False),
+        (9, [60, 50], {"hidden.1.weight"}, False),  # which alone is large
+    ],
 )
-def test_an_ascent_goes_by_factors_where_that_is_less_work(batch_size: int, hidden: list[int], factors: bool) -> None:
+def test_an_ascent_goes_by_factors_where_that_is_less_work(
+    batch_size: int, hidden: list[int], frozen: set[str], factors: bool
+) -> None:
     """Of 4 inputs and 3 classes: 3 b (4 + 60 + 60 + 50 + 50 + 3) products beside 2 (4 x 60 + 60 x 50 + 50 x 3)."""
     world = world_of(Sam(0.3), f"local.batch_size={batch_size}", model={**WIDE, "hidden": hidden})
-    job = first_jobs(world)[0]
+    job = replace(first_jobs(world)[0], frozen=frozenset(frozen))
     assert Linear(job, Net(job.start.spec, torch.device("cpu"), torch.float64)).fuses_ascent is factors
+
+
+class TwoLayerHead(nn.Module):
+    """A chain of three layers, whose last two are the head."""
+
+    head_module = "head"
+    linear_chain = (("body.weight", "body.bias"), ("head.0.weight", "head.0.bias"), ("head.2.weight", "head.2.bias"))
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Linear(int(np.prod(input_shape)), 9)
+        self.head = nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.body(x.flatten(1))))
+
+
+@pytest.mark.parametrize(("layer", "stacked"), [("penultimate", False), ("logits", True)])
+def test_penultimate_features_are_the_heads_input(layer: Literal["penultimate", "logits"], stacked: bool) -> None:
+    model = {"_target_": "tests.engines.test_trainer_contracts.TwoLayerHead"}
+    world = world_of(FedMRUR(gamma=0.5, sigma=2.0, layer=layer), model=model)
+    engine = Vectorized(3, "linear")
+    assert_matches_serial(engine, world, second_round_jobs(world), 1e-9)
+    assert bool(engine.stacked_steps) is stacked
+
+
+@dataclass(frozen=True)
+class Drawn(Trainer):
+    """A term that uses the task's own gradient in the logits, or in the features; with a scalar by `name`."""
+
+    layer: Literal["penultimate", "logits"] = "penultimate"
+    name: str = "drawn"
+
+    def ascent(self, ctx: Ctx) -> Ascent:
+        return Ascent(0.3)
+
+    def feature_term(self) -> FeatureTerm:
+        def of(z: Tensor, a: Tensor, share: float | Tensor, task_gradient: Callable[[], Tensor]) -> TermValue:
+            counts = share.unsqueeze(-1) if isinstance(share, Tensor) else share
+            pull = counts * (z - a) * torch.linalg.vector_norm(task_gradient(), dim=(-2, -1), keepdim=True)
+            value = (pull * z).sum((-2, -1))
+            return TermValue(value, pull, {self.name: value})
+
+        return FeatureTerm(self.layer, of)
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Measured:
+        seen = net.observe(params, buffers, batch.x, features=True)
+        other = ctx.reference.observe(*ctx.received, batch.x, features=True)
+        z, a = (seen.output, other.output) if self.layer == "logits" else (seen.features, other.features)
+        assert z is not None and a is not None
+
+        def task_gradient() -> Tensor:
+            loss = F.cross_entropy(seen.output, batch.y)
+            return torch.autograd.grad(loss, z, retain_graph=True)[0]
+
+        value, pull, scalars = self.feature_term().of(z.detach(), a.detach(), 1 / len(z), task_gradient)
+        drawn = ((z - z.detach()) * pull).sum() + value
+        return Measured(F.cross_entropy(seen.output, batch.y) + drawn, scalars)
+
+
+@pytest.mark.parametrize("model", [MLP, WIDE], ids=["by gradients", "by factors"])
+@pytest.mark.parametrize("layer", ["penultimate", "logits"])
+def test_a_term_sees_the_tasks_gradient_at_the_weights_of_its_pass(
+    layer: Literal["penultimate", "logits"], model: dict
+) -> None:
+    world = world_of(Drawn(layer), model=model, sizes=UNEQUAL)
+    engine = Vectorized(3, "linear")
+    assert_matches_serial(engine, world, first_jobs(world), 1e-9)
+    assert engine.stacked_steps
+
+
+@pytest.mark.parametrize("engine", ["serial", "linear"])
+@pytest.mark.parametrize("name", ["loss", "perturbation"])
+def test_a_terms_scalar_has_a_name_of_its_own(name: str, engine: str) -> None:
+    world = world_of(Drawn(name=name), model=WIDE)
+    with pytest.raises(ClientError, match="a name of its own"):
+        list(ENGINES[engine]().map(first_jobs(world), world.data))
 
 
 def test_ascents_that_differ_between_clients_run_serially() -> None:

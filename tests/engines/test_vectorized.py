@@ -62,9 +62,8 @@ def test_every_method(sizes: tuple[int, ...], kernel: str) -> None:
             jobs = second_round_jobs(w)
             engine = Vectorized(stack=3, kernel=kernel)
             assert_matches_serial(engine, w, jobs, 1e-9)
-            own_loss = not same_author(
-                type(w.env.trainer), "feature_term", "loss"
-            )  # which has no backward pass by hand
+            kind = type(w.env.trainer)
+            own_loss = not same_author(kind, "feature_term", "loss")  # which has no backward pass by hand
             assert (engine.stacked_steps > 0) is not (len(jobs) == 1 or (own_loss and kernel == "linear"))
             jobs, data = in_float32(jobs, w.data)
             stacked = list(Vectorized(stack=3, kernel=kernel).map(jobs, data))

@@ -302,6 +302,15 @@ def test_extremes_stay_finite(reduction: str) -> None:
         assert bool(R.isfinite() and (rate.unsqueeze(-1) * slope).isfinite().all())
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_r_is_1_at_no_distance_whatever_the_batch(padded: bool) -> None:
+    """To the bit in float32, where ten tenths are not."""
+    for b in range(1, 129):
+        share = torch.full((2, b), 1 / b) if padded else 1 / b
+        R, _ = FedMRUR().reduced(torch.zeros(2, b), share)
+        assert R.tolist() == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("reduction", ["mean_exp", "exp_mean", "exp_sum", "sum_exp"])
 def test_the_derivatives_of_r_are_its_slopes(reduction: str) -> None:
     """Beyond the bound of the exponent, too, where R is constant."""

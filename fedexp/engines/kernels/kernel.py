@@ -114,7 +114,9 @@ class StackKernel(ABC):
         Training statistics in ``stack.buffers`` move on.
         """
 
-    def ascended(self, stack: StackTrees, batch: StackBatch, ascent: Ascent) -> tuple[Tree, Tensor | Measured, Tensor]:
+    def gradients_uphill(
+        self, stack: StackTrees, batch: StackBatch, ascent: Ascent
+    ) -> tuple[Tree, Tensor | Measured, Tensor]:
         """What `gradients` returns, the gradients being those at what `ascent` climbs to, and the (k,) norms of the climb."""
 
         def gradient_at(there: Tree) -> Tree:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedexp.core.jobs import ClientJob
-from fedexp.core.kernel import overrides
+from fedexp.core.kernel import by_name, overrides
 from fedexp.core.net import Net, same_author
 from fedexp.core.trainer import Adjustment, Ascent, Measured
 from fedexp.core.trees import Tree
@@ -28,9 +28,9 @@ class _Climb:
     """``e = rho g / (||g|| + eps)`` by its factors: of a layer's weights, g is ``d^T a``, of rank b, and is never stored.
 
     Args:
-        inputs: (k, b, width) input a of every layer that is trained, at w.
+        inputs: (k, b, width) input a of every layer from the lowest trained one up, at w.
         uphill: (k, b, width) gradients d at their outputs, times ``rho / (||g|| + eps)``.
-        lowest: (k, b, width) output of the lowest of them, which has the same input at w + e.
+        lowest: (k, b, width) output of that layer, which has the same input at w + e.
         norm: (k,) norms of e.
     """
 
@@ -47,14 +47,14 @@ class _Forward:
     Args:
         measured: the (k,) losses, and a feature term's scalars.
         inputs: every layer's (k, b, width) input; top: the gradient at the last one's output.
-        pull: a feature term's gradient at the last one's input, if it has any.
+        term_gradient: a feature term's gradient at the last one's input, if it has any.
         lowest: the output of the lowest layer that is trained.
     """
 
     measured: dict[str, Tensor]
     inputs: list[Tensor]
     top: Tensor
-    pull: Tensor | None
+    term_gradient: Tensor | None
     lowest: Tensor
 
 
@@ -70,7 +70,10 @@ class Linear(FusedKernel):
         if overrides(job.trainer, "grad"):
             return "the trainer has a grad of its own"
         if not same_author(type(job.trainer), "feature_term", "loss"):
-            return "the trainer has a loss of its own"
+            return "the trainer has a loss of its own (or a `feature_term` by another class than its loss)"
+        term = job.trainer.feature_term()
+        if term is not None and term.layer == "penultimate" and net.head_module != _module_of(net.linear_chain[-1][0]):
+            return "the network's head is more than its last layer"
         if not job.task.cross_entropy or not same_author(type(job.task), "cross_entropy", "loss"):
             return "the task's loss is not plain cross-entropy"
         return "under bf16 it has no arithmetic" if net.precision == "bf16" else None
@@ -93,9 +96,11 @@ class Linear(FusedKernel):
         measured, layers = self._passes(stack, batch, None)
         return self._gradients(stack, layers), Measured(measured.pop("loss"), measured)
 
-    def ascended(self, stack: StackTrees, batch: StackBatch, ascent: Ascent) -> tuple[Tree, Tensor | Measured, Tensor]:
+    def gradients_uphill(
+        self, stack: StackTrees, batch: StackBatch, ascent: Ascent
+    ) -> tuple[Tree, Tensor | Measured, Tensor]:
         if not self._by_factors:
-            return super().ascended(stack, batch, ascent)
+            return super().gradients_uphill(stack, batch, ascent)
         measured, layers = self._passes(stack, batch, ascent)
         norm = measured.pop("perturbation")
         return self._gradients(stack, layers), Measured(measured.pop("loss"), measured), norm
@@ -111,11 +116,12 @@ class Linear(FusedKernel):
         return {name: grads[name] for name in stack.live}
 
     def _pays(self, job: ClientJob) -> bool:
-        """Whether a climb by its factors takes less work than one by gradients: batches small beside the layers' widths.
+        """Whether a climb by its factors is taken to be less work than one by gradients: batches small beside the layers.
 
-        For a layer of `i` inputs and `o` outputs, and a sample, 3 b (i + o) products for (at least) 2 i o.
+        A layer of `i` inputs and `o` outputs costs it 3 b (i + o) products a sample, and saves one gradient's i o: counted twice,
+        for what stores that gradient, takes its norm and adds it to w. A first figure.
         """
-        shapes = [job.start.params[weight].shape for weight, _ in self._chain[self._lowest :]]
+        shapes = [job.start.params[weight].shape for weight, _ in self._chain if weight in self._trained]
         return 3 * job.budget.batch_size * sum(o + i for o, i in shapes) <= 2 * sum(o * i for o, i in shapes)
 
     def descend(
@@ -182,7 +188,8 @@ class Linear(FusedKernel):
         self._buffer = {name: value[:count] for name, value in self._buffer.items()}
 
     def _passes(self, stack: StackTrees, batch: StackBatch, ascent: Ascent | None) -> tuple[dict[str, Tensor], Layers]:
-        """What is measured at w, and every trained layer's input and gradient: at w, or at what `ascent` climbs to.
+        """What is measured at w, and, at w or at what `ascent` climbs to, inputs and gradients from the last layer down to the
+        lowest that is trained.
 
         A layer's weights are read before it is yielded.
         """
@@ -196,15 +203,17 @@ class Linear(FusedKernel):
 
     def _climb(self, layers: Layers, lowest: Tensor, ascent: Ascent) -> _Climb:
         inputs, gradients = {}, {}
-        square = lowest.new_zeros(len(lowest))
+        square = lowest.new_zeros(len(lowest), dtype=torch.float64)
         for number, a, d in layers:
             weight, bias = self._chain[number]
             inputs[number], gradients[number] = a, d
-            if weight in self._trained:  # ||d^T a||^2 = <d d^T, a a^T>
-                square += (torch.bmm(a, a.mT) * torch.bmm(d, d.mT)).sum((1, 2))
+            if weight in self._trained:
+                # ||d^T a||^2 = <d d^T, a a^T>; in float32 its rounding would exceed a gradient in which samples cancel
+                wide_a, wide_d = a.double(), d.double()
+                square += (torch.bmm(wide_a, wide_a.mT) * torch.bmm(wide_d, wide_d.mT)).sum((1, 2))
             if bias in self._trained:
                 square += d.sum(1).square().sum(1)
-        norm = square.clamp(min=0).sqrt()
+        norm = square.clamp(min=0).sqrt().to(lowest.dtype)
         factor = ascent.rho / (norm + ascent.eps)
         uphill = {number: d * factor[:, None, None] for number, d in gradients.items()}
         return _Climb(inputs, uphill, lowest, norm * factor)
@@ -235,14 +244,15 @@ class Linear(FusedKernel):
         d.mul_(batch.share.unsqueeze(-1) if isinstance(batch.share, Tensor) else batch.share)
         if self._term is None:
             return _Forward({"loss": losses}, inputs, d, None, lowest)
-        anchor, last = self._anchor_of(stack, batch), stack.params[self._chain[-1][0]]
+        anchor = self._anchor_of(stack, batch)
         if self._term.layer == "logits":
             term = self._term.of(logits, anchor, batch.share, lambda: d)
-            top, pull = d + term.gradient, None
+            top, below = d + term.gradient, None
         else:
-            term = self._term.of(inputs[-1], anchor, batch.share, lambda: torch.bmm(d, last))
-            top, pull = d, term.gradient
-        return _Forward({"loss": losses + term.value, **term.scalars}, inputs, top, pull, lowest)
+            last = len(self._chain) - 1
+            term = self._term.of(inputs[-1], anchor, batch.share, lambda: self._below(stack.params, last, d, climb))
+            top, below = d, term.gradient
+        return _Forward(by_name(Measured(losses + term.value, term.scalars)), inputs, top, below, lowest)
 
     def _anchor_of(self, stack: StackTrees, batch: StackBatch) -> Tensor:
         """The representation by the received models, (k, b, width); once a batch."""
@@ -259,16 +269,21 @@ class Linear(FusedKernel):
     def _backward(self, params: Tree, forward: _Forward, climb: _Climb | None = None) -> Layers:
         d = forward.top
         for number in range(len(self._chain) - 1, self._lowest - 1, -1):
-            weight, a = self._chain[number][0], forward.inputs[number]
-            below = torch.bmm(d, params[weight]) if number > self._lowest else None
-            if below is not None:
-                if climb is not None and weight in self._trained:
-                    below.baddbmm_(torch.bmm(d, climb.uphill[number].mT), climb.inputs[number])
-                if forward.pull is not None and number == len(self._chain) - 1:
-                    below += forward.pull
+            a = forward.inputs[number]
+            below = self._below(params, number, d, climb) if number > self._lowest else None
+            if below is not None and forward.term_gradient is not None and number == len(self._chain) - 1:
+                below += forward.term_gradient
             yield number, a, d
             if below is not None:
                 d = torch.ops.aten.threshold_backward(below, a, 0)
+
+    def _below(self, params: Tree, number: int, d: Tensor, climb: _Climb | None) -> Tensor:
+        """The gradient at a layer's input, from that at its output."""
+        weight = self._chain[number][0]
+        below = torch.bmm(d, params[weight])
+        if climb is not None and weight in self._trained:
+            below.baddbmm_(torch.bmm(d, climb.uphill[number].mT), climb.inputs[number])
+        return below
 
 
 def _outputs(a: Tensor, params: Tree, weight: str, bias: str | None) -> Tensor:
@@ -277,6 +292,10 @@ def _outputs(a: Tensor, params: Tree, weight: str, bias: str | None) -> Tensor:
     if not w.stride(0) and (c is None or not c.stride(0)):
         return functional.linear(a, w[0], None if c is None else c[0])
     return torch.bmm(a, w.mT) if c is None else torch.baddbmm(c.unsqueeze(1), a, w.mT)
+
+
+def _module_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
 
 
 def _trained(job: ClientJob, net: Net) -> set[str]:
