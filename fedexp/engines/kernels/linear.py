@@ -149,10 +149,10 @@ class Linear(FusedKernel):
         return measured
 
     def _blocks(self, w: Tensor, how: Adjustment) -> list[slice]:
-        """The clients whose `w` is passed over at a time: as many as a core's cache holds, where a step passes over it twice."""
-        several = self._momentum or how.pull or how.shift is not None
+        """The clients whose `w` is passed over at a time: where something is added besides the gradient, as many as a core's
+        cache holds. (Momentum alone gained nothing.)"""
         k, one = len(w), w[0].numel() * w.element_size()
-        size = k if w.is_cuda or not several else max(1, _BLOCK_BYTES // one)
+        size = k if w.is_cuda or not (how.pull or how.shift is not None) else max(1, _BLOCK_BYTES // one)
         return [slice(start, start + size) for start in range(0, k, size)]
 
     def _prepared(self, name: str, rows: slice, stack: StackTrees, how: Adjustment) -> tuple[Tensor, float, float]:
