@@ -30,7 +30,7 @@ class _Climb:
     Args:
         inputs: (k, b, width) input a of every layer from the lowest trained one up, at w.
         uphill: (k, b, width) gradients d at their outputs, times ``rho / (||g|| + eps)``.
-        lowest: (k, b, width) output of that layer, which has the same input at w + e.
+        lowest: (k, b, width) output of that layer, which has the same input at w + e; the pass there changes it in place.
         norm: (k,) norms of e.
     """
 
@@ -72,7 +72,8 @@ class Linear(FusedKernel):
         if not same_author(type(job.trainer), "feature_term", "loss"):
             return "the trainer has a loss of its own (or a `feature_term` by another class than its loss)"
         term = job.trainer.feature_term()
-        if term is not None and term.layer == "penultimate" and net.head_module != _module_of(net.linear_chain[-1][0]):
+        last = net.linear_chain[-1][0].rpartition(".")[0]
+        if term is not None and term.layer == "penultimate" and net.head_module != last:
             return "the network's head is more than its last layer"
         if not job.task.cross_entropy or not same_author(type(job.task), "cross_entropy", "loss"):
             return "the task's loss is not plain cross-entropy"
@@ -292,10 +293,6 @@ def _outputs(a: Tensor, params: Tree, weight: str, bias: str | None) -> Tensor:
     if not w.stride(0) and (c is None or not c.stride(0)):
         return functional.linear(a, w[0], None if c is None else c[0])
     return torch.bmm(a, w.mT) if c is None else torch.baddbmm(c.unsqueeze(1), a, w.mT)
-
-
-def _module_of(parameter: str) -> str:
-    return parameter.rpartition(".")[0]
 
 
 def _trained(job: ClientJob, net: Net) -> set[str]:
