@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Task(ABC):
     # Is `loss` the mean softmax cross-entropy of the net's logits and int64 labels?
     cross_entropy: ClassVar[bool] = False
     targets: ClassVar[Targets] = "labels"  # of the data sets that it is for
+    highest: ClassVar[float] = math.inf  # value of a metric that is to be maximised; a target above it is refused
 
     @abstractmethod
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:

@@ -351,7 +351,12 @@ def check_metrics(experiment: Experiment) -> None:
                 expected=", ".join(["auto", *measured]),
                 do=suggest(name, measured),
             )
-    if not experiment.config.headline.targets:
+    headline, stop = experiment.config.headline, experiment.config.stop
+    for target in headline.targets:
+        _check_target(experiment.task, "headline.targets", experiment.headline, target)
+    if stop.target is not None:
+        _check_target(experiment.task, "stop.target", experiment.stop_metric, stop.target)
+    if not headline.targets:
         return
     if not experiment.headline.startswith("test/"):
         raise ConfigError(
@@ -361,13 +366,24 @@ def check_metrics(experiment: Experiment) -> None:
             got=f"headline.metric={experiment.headline}",
             do="set headline.metric=auto, or headline.targets=[]",
         )
-    if experiment.config.stop.target is not None:
+    if stop.target is not None:
         raise ConfigError(
             "a run that stops early cannot say that it never reaches a target",
             where="headline.targets",
             expected="stop.target=null",
-            got=f"stop.target={experiment.config.stop.target:g}",
+            got=f"stop.target={stop.target:g}",
             do="set one of the two",
+        )
+
+
+def _check_target(task: Task, key: str, metric: str, target: float) -> None:
+    if task.higher_is_better(metric) and target > task.highest:
+        raise ConfigError(
+            f"'{metric}' never reaches {target:g}",
+            where=key,
+            expected=f"at most {task.highest:g}",
+            got=target,
+            do=f"a percentage is given as a share: {target / 100:g}",
         )
 
 

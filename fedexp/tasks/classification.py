@@ -21,6 +21,7 @@ class Classification(Task):
     """Targets are int64 labels (b,), outputs logits (b, classes). Metrics: ``acc`` in [0, 1] and ``loss`` in nats."""
 
     cross_entropy: ClassVar[bool] = True
+    highest: ClassVar[float] = 1.0
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:
         return F.cross_entropy(net(params, buffers, batch.x), batch.y)

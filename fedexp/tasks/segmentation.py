@@ -30,6 +30,7 @@ class Segmentation(Task):
     """
 
     targets: ClassVar[Targets] = "masks"
+    highest: ClassVar[float] = 1.0
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:
         return _cross_entropy(net(params, buffers, batch.x), batch.y).mean()

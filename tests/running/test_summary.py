@@ -75,8 +75,16 @@ def test_rounds_to_several_targets() -> None:
         (["headline.targets=[0.5]", "partition.val_fraction=0.1", "headline.metric=val/global/acc"], "of the test set"),
         (["headline.targets=[0.5]", "stop.target=0.9"], "stops early"),
         (["headline.targets=[0.5,0.5]"], "each once"),
+        (["headline.targets=[1.01]"], "never reaches 1.01"),
+        (["stop.target=1.01", f"stop.metric={LOSS}", "headline.targets=[2]"], "never reaches 2"),
+        (["stop.target=40"], "stop.target"),
     ],
 )
 def test_targets_that_cannot_be_told_are_refused_before_training(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Experiment.of(compose(overrides))
+
+
+def test_a_target_may_be_as_high_as_its_metric() -> None:
+    assert Experiment.of(compose(["headline.targets=[1]"])).config.headline.targets == (1.0,)
+    assert Experiment.of(compose(["stop.target=40", f"stop.metric={LOSS}"])).config.stop.target == 40  # a loss

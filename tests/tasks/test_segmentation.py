@@ -56,6 +56,8 @@ def test_metrics_are_those_of_sets_of_pixels_averaged_over_images() -> None:
     metrics = TASK.metrics(totals, 4)
     assert dice[2:] == [1.0, 0.0] and metrics["dice"] == pytest.approx(sum(dice) / 4, rel=1e-12)
     assert metrics["pixel_acc"] == pytest.approx(right / 120, rel=1e-12)
+    perfect = TASK.metrics({n: float(v) for n, v in TASK.totals(2.0 * (masks[:, None] > 0) - 1, masks).items()}, 4)
+    assert perfect["dice"] == perfect["pixel_acc"] == TASK.highest
     assert TASK.metric_names == tuple(metrics) and [TASK.higher_is_better(n) for n in metrics] == [True, True, False]
 
 
