@@ -9,7 +9,7 @@ experiment of T = 200, T_G = 30 takes, and the first loop would at the latter ra
 without autocast. `ensemble`: logits, statistics and the gradient with respect to the inputs, stacked and looped, and what
 ``teachers=auto`` takes. `weights`: Co-Boosting's steps of the clients' weights on a bank of --bank batches, in an epoch.
 `checkpoint`: saving DENSE's state after such an epoch, all but the last batch having been saved before. `memory`: the peak of
---many ResNet-18 teachers, --at-once at a time, in a process of its own. Clients' models are start and noise. Sides alternate, a
+--many ResNet-18 teachers in a process of its own. Clients' models are start and noise. Sides alternate, a
 first turn does not count; times are medians, ratios medians of turns.
 """
 
@@ -416,7 +416,7 @@ def bench_checkpoint(options: argparse.Namespace, table: alternate.Table) -> Non
 
 def worker(options: argparse.Namespace) -> dict[str, float]:
     """Seconds of a pass with its gradient; MB on a GPU."""
-    ensemble = Ensemble(models("resnet18_bn_cifar", options.many, options.device), options.at_once)
+    ensemble = Ensemble(models("resnet18_bn_cifar", options.many, options.device))
     leaf = drawn(options.batch, 3, 32, 32, device=options.device).requires_grad_()
 
     def once() -> None:
@@ -427,10 +427,10 @@ def worker(options: argparse.Namespace) -> dict[str, float]:
 
 
 def bench_memory(options: argparse.Namespace, table: alternate.Table) -> None:
-    size = [f"--many={options.many}", f"--batch={options.batch}", f"--at-once={options.at_once}"]
+    size = [f"--many={options.many}", f"--batch={options.batch}"]
     text, _, peak = child([__file__, *size, f"--threads={options.threads}", f"--device={options.device}", "--worker"])
     row = json.loads(text.splitlines()[-1])
-    what = f"{options.many} x ResNet-18, b = {options.batch}, {options.at_once} at a time, with input gradient"
+    what = f"{options.many} x ResNet-18, b = {options.batch}, with input gradient"
     share = f"{row['gpu'] or peak:,.0f} MB, bound {EXACT[3]:,}"
     table.row([what, f"{row['seconds']:.1f} s", "", share, "of the GPU" if row["gpu"] else "of the process"])
 
@@ -458,7 +458,6 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["cnn_mnist", "cnn2", "resnet18_bn_cifar"], help="of ensemble")
     parser.add_argument("--bank", type=int, default=T // 2, help="batches of weights and checkpoint")
     parser.add_argument("--many", type=int, default=100, help="teachers of memory")
-    parser.add_argument("--at-once", type=int, default=1, help="of memory")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

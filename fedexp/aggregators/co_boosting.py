@@ -78,6 +78,7 @@ class CoBoosting(Replay):
         super().__post_init__()
         for name in ("T_G", "lr_generator", "nz", "ngf", "tau_a", "mu_decay", "tau_epsilon"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        require(self.mu_decay <= 1, f"mu_decay must be at most 1, got {self.mu_decay}")
         for name in ("h", "lambda_a", "lambda_bn", "mu", "epsilon"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
 

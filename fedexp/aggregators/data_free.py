@@ -86,6 +86,7 @@ class DataFree(Aggregator):
         return Needs(
             (Demand("task", Classification, "compares logits of classes"),),
             same_architecture=self.student_start == "fedavg",
+            lifted_by="aggregator.student_start=fresh",
             broadcasts=True,
             images=True,
         )

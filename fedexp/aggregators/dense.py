@@ -70,6 +70,11 @@ class Dense(Replay):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         for name in ("lambda_1", "lambda_2"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        if self.variant == "paper_literal":
+            for name, none in (("keep_bank", False), ("rounding", "round")):
+                require(
+                    getattr(self, name) == none, f"variant=paper_literal keeps no bank, {name} has no effect: leave it"
+                )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         generator_spec(input_shape, self.nz, self.ngf)

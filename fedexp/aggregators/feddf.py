@@ -83,7 +83,7 @@ class FedDF(Distilling):
             broadcasts=True,
             unseen_proxy=True,
         )
-        return replace(needs, same_architecture=self.averages_updates)
+        return replace(needs, same_architecture=self.averages_updates, lifted_by="aggregator.student_start=fresh")
 
     @property
     def averages_updates(self) -> bool:

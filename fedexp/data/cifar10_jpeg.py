@@ -17,6 +17,7 @@ class Cifar10Jpeg(ImageFolder):
     """
 
     faithful: ClassVar[bool] = False
+    copy_of: ClassVar[str | None] = "cifar10"
 
     folder: str = "cifar10-jpeg"
     num_classes: int = 10

@@ -77,6 +77,7 @@ class Dataset(ABC):
     pinned: ClassVar[bool] = False  # does the config alone say which samples these are? Not where files are read
     # Are these the bits the papers used? (False: a re-encoding; no number is reproduced)
     faithful: ClassVar[bool] = True
+    copy_of: ClassVar[str | None] = None  # name of the data set whose samples these are, re-encoded
     has_owners: ClassVar[bool] = False  # does `read` say whose each training sample is? partition=natural needs it
     can_download: ClassVar[bool] = False
     # Not 0: decoded arrays are kept under <root>/.fedexp. Raise it when `read` changes its answer for the same files.

@@ -38,7 +38,7 @@ class Ensemble:
     Args:
         teachers: f^1 ... f^m.
         at_once: how many may hold activations for a gradient at a time; the others' are computed again when it is taken.
-            None: ten; of no more than that nothing is computed twice.
+            None: ten teachers all of them, and nothing is computed twice; of more one, or ten where they are stacked.
         stacked: those run as one network, their tensors side by side along a first axis; they must have one architecture.
             False: one after the other.
         bf16: networks run under autocast, which does not reach convolutions of stacks; what they show is in the inputs' type,
@@ -54,7 +54,8 @@ class Ensemble:
         for net in self._nets.values():
             net.train(False)
         self._teachers = list(teachers)
-        self._at_once, self._bf16 = at_once or _AT_ONCE, bf16
+        few = len(teachers) <= _AT_ONCE
+        self._at_once, self._bf16 = at_once or (_AT_ONCE if few or stacked else 1), bf16
         self._stacks: dict[int, tuple[Tree, Tree]] = {}
         if stacked:
             require(len(self._nets) == 1, "stacked teachers must have one architecture")

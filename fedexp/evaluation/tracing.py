@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,12 @@ class Traced:
     rows: list[dict[str, Any]]
     weights: Tree
     seconds: float
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """Of the last row the finite numbers, by their names."""
+        row = self.rows[-1] if self.rows else {}
+        return {k: v for k, v in row.items() if isinstance(v, float) and math.isfinite(v)}
 
 
 class Tracer(Trace):

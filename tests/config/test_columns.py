@@ -82,5 +82,6 @@ def test_unequal_networks_train_by_the_printed_step_size_or_by_the_scripts() -> 
     assert (printed["local"]["epochs"], printed["local"]["batch_size"], printed["clients"]) == (200, 128, 5)
     assert printed["architectures"]["clients"] == ["resnet18_bn_cifar", "cnn1", "cnn2", "wrn_16_1", "wrn_40_1"]
     assert printed["architectures"]["server"] == "resnet18_bn_cifar" and printed["rounds"] == 1
+    assert printed["init"] == "different"
     names = ("fedsyn/table3", "fedsyn/table3_authors_hetero_lr")
     assert differing(*([f"experiment={name}", "method=dense"] for name in names)) == {"local.lr": (0.01, 0.001)}

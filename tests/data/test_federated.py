@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedexp.config.compose import compose
+from fedexp.core.build import build
 from fedexp.core.data import POOLED, FederatedData, Partition, Samples
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.data.augment import Augment
@@ -202,6 +204,19 @@ def test_a_proxy_that_does_not_fit_is_refused(proxy: Proxy, words: str) -> None:
     Proxy("train", 9, True, dataset=Others()).check(Numbered(num_classes=5))
     with pytest.raises(ValueError, match=r"proxy\.dataset"):
         Proxy(dataset=Others())
+
+
+@pytest.mark.parametrize("source", ["train", "test"])
+def test_a_proxy_of_a_copy_is_refused(source: Any) -> None:
+    """The lossy copy holds CIFAR-10's own images, test images, too."""
+    original, copy, other_images = (
+        build(Dataset, compose([f"dataset={name}"])["dataset"], name)  # type: ignore[type-abstract]
+        for name in ("cifar10", "cifar10_jpeg", "cifar100")
+    )
+    for main, other in ((original, copy), (copy, original)):
+        with pytest.raises(ConfigError, match="share its samples"):
+            Proxy(source, 9, dataset=other).check(main)
+    Proxy(source, 9, dataset=other_images).check(copy)
 
 
 def test_eight_bit_and_floating_point_samples_do_not_mix() -> None:

@@ -127,6 +127,26 @@ def test_every_batch_norm_is_observed(name: str, count: int, monkeypatch: pytest
     assert seen == [count]
 
 
+def many() -> list[Weights]:
+    return [teacher(PLAIN, seed) for seed in range(11)]
+
+
+@pytest.mark.parametrize(
+    ("count", "at_once", "stacked", "parts"),
+    [(10, None, False, 0), (11, None, False, 11), (11, None, True, 2), (11, 4, False, 3), (11, 11, False, 0)],
+)
+def test_of_many_teachers_one_has_activations_at_a_time(
+    count: int, at_once: int | None, stacked: bool, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = inputs().requires_grad_()
+    logits = Ensemble(many()[:count], at_once, stacked=stacked)(x)
+    taken: list[int] = []
+    grad = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: (taken.append(1), grad(*a, **k))[1])
+    logits.sum().backward()
+    assert len(taken) == parts
+
+
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_in_parts_the_same_with_one_more_pass(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [teacher(node, seed) for seed, node in enumerate((CNN, PLAIN, CNN, CNN, PLAIN))]
@@ -145,7 +165,7 @@ def test_in_parts_the_same_with_one_more_pass(at_once: int, monkeypatch: pytest.
         loss = shown.logits.square().sum() + 0.7 * shown.statistics + 0.3 * shown.activation
         return *(value.detach() for value in shown), *torch.autograd.grad(loss, x)
 
-    eleven = [teacher(PLAIN, seed) for seed in range(11)]
+    eleven = many()
     for count, limit, expected in ((10, None, 10), (11, None, 22), (11, 11, 11)):
         found(eleven[:count], limit)
         assert len(passes) == expected

@@ -9,6 +9,7 @@ import pytest
 
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
+from fedexp.evaluation.tracing import Traced
 from fedexp.running.experiment import Experiment
 from fedexp.running.summary import summarise
 
@@ -88,3 +89,10 @@ def test_targets_that_cannot_be_told_are_refused_before_training(overrides: list
 def test_a_target_may_be_as_high_as_its_metric() -> None:
     assert Experiment.of(compose(["headline.targets=[1]"])).config.headline.targets == (1.0,)
     assert Experiment.of(compose(["stop.target=40", f"stop.metric={LOSS}"])).config.stop.target == 40  # a loss
+
+
+def test_what_was_traced_last_is_a_steps_numbers_where_they_are_finite() -> None:
+    first = {"iteration": 1, "student/acc": 0.3, "fused/acc": 0.5}
+    last = {"iteration": 2, "student/acc": 0.4, "student/loss": math.inf, "local/acc": [0.1, 0.2], "ce": math.nan}
+    assert Traced([first, last], {}, 0.0).latest == {"student/acc": 0.4}
+    assert Traced([], {}, 0.0).latest == {}

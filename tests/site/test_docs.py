@@ -102,7 +102,7 @@ def test_what_is_sent_is_what_a_run_counts(pages: dict[str, Page]) -> None:
 
 
 def test_needs_are_said(pages: dict[str, Page]) -> None:
-    assert methods.NEEDS.keys() == vars(Needs()).keys() - {"demands"}
+    assert methods.NEEDS.keys() == vars(Needs()).keys() - {"demands", "lifted_by"}
     text = unescape(pages["methods/fedlaw.md"].text)
     assert "data on the server: [<code>proxy.source</code>](../config/index.md#proxy.source)" in text
     assert "labels of the server's data" in text

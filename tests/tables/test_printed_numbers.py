@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedexp.tables.schema import load_table
+from fedexp.config.compose import compose
+from fedexp.tables.cells import slots
+from fedexp.tables.schema import load_table, table_names
 
 PAGE = files("fedexp").joinpath("site/papers/fedsyn.md").read_text()
 
@@ -86,3 +88,18 @@ def test_the_row_that_fusefl_copies_otherwise() -> None:
     assert printed == sorted(printed) and says("FuseFL", f"prints as {printed[0]} to {printed[-1]}")
     (copied,) = re.findall(r"has ([\d.]+) to ([\d.]+) for the row of 50 clients", PAGE)
     assert list(map(float, copied)) == [23.01, 29.52] and float(copied[1]) < printed[0]
+
+
+@pytest.mark.parametrize("name", sorted(name for name in table_names() if name.startswith("fedsyn/")))
+def test_a_claim_names_the_bound_that_it_is_tested_by(name: str) -> None:
+    for claim in load_table(name).claims:
+        numbers = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", claim.says.replace("two points", "2"))}
+        assert {abs(bound) for bound in (claim.by, claim.x, claim.than) if bound} <= numbers, claim.id
+
+
+@pytest.mark.parametrize("name", ["table1", "table3", "fig5"])
+def test_feddfs_batches_pass_the_transform_that_the_clients_have(name: str) -> None:
+    seen = slots(load_table(f"fedsyn/{name}"), seeds=[0])
+    for job in (job for slot in seen if slot.method.startswith("feddf") for job in slot.jobs):
+        config = compose(job.overrides)
+        assert config["aggregator"]["augment"] == (config["dataset"]["augment"] is not None), job.overrides
