@@ -9,8 +9,8 @@ experiment of T = 200, T_G = 30 takes, and the first loop would at the latter ra
 without autocast. `ensemble`: logits, statistics and the gradient with respect to the inputs, stacked and looped, and what
 ``teachers=auto`` takes. `weights`: Co-Boosting's steps of the clients' weights on a bank of --bank batches, in an epoch.
 `checkpoint`: saving DENSE's state after such an epoch, all but the last batch having been saved before. `memory`: the peak of
---many ResNet-18 teachers in a process of its own. Clients' models are start and noise. Sides alternate, a
-first turn does not count; times are medians, ratios medians of turns.
+--many ResNet-18 teachers, looped, in a process of its own. Clients' models are start and noise. Sides alternate, a first turn
+does not count; times are medians, ratios medians of turns.
 """
 
 from __future__ import annotations
@@ -430,7 +430,7 @@ def bench_memory(options: argparse.Namespace, table: alternate.Table) -> None:
     size = [f"--many={options.many}", f"--batch={options.batch}"]
     text, _, peak = child([__file__, *size, f"--threads={options.threads}", f"--device={options.device}", "--worker"])
     row = json.loads(text.splitlines()[-1])
-    what = f"{options.many} x ResNet-18, b = {options.batch}, with input gradient"
+    what = f"{options.many} x ResNet-18 looped, b = {options.batch}, with input gradient"
     share = f"{row['gpu'] or peak:,.0f} MB, bound {EXACT[3]:,}"
     table.row([what, f"{row['seconds']:.1f} s", "", share, "of the GPU" if row["gpu"] else "of the process"])
 

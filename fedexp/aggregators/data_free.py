@@ -86,7 +86,7 @@ class DataFree(Aggregator):
         return Needs(
             (Demand("task", Classification, "compares logits of classes"),),
             same_architecture=self.student_start == "fedavg",
-            lifted_by="aggregator.student_start=fresh",
+            lifted_by="aggregator.student_start=fresh" if self.student_start == "fedavg" else "",
             broadcasts=True,
             images=True,
         )

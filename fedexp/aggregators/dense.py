@@ -71,9 +71,11 @@ class Dense(Replay):
         for name in ("lambda_1", "lambda_2"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         if self.variant == "paper_literal":
-            for name, none in (("keep_bank", False), ("rounding", "round")):
+            for name in ("keep_bank", "rounding", "B"):
+                default = getattr(Dense, name)
                 require(
-                    getattr(self, name) == none, f"variant=paper_literal keeps no bank, {name} has no effect: leave it"
+                    getattr(self, name) == default,
+                    f"{name} has no effect with variant=paper_literal, which keeps no bank: set {name}={default}",
                 )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:

@@ -83,7 +83,9 @@ class FedDF(Distilling):
             broadcasts=True,
             unseen_proxy=True,
         )
-        return replace(needs, same_architecture=self.averages_updates, lifted_by="aggregator.student_start=fresh")
+        if self.averages_updates:
+            return replace(needs, lifted_by="aggregator.student_start=fresh")
+        return replace(needs, same_architecture=False)
 
     @property
     def averages_updates(self) -> bool:

@@ -37,7 +37,7 @@ class Needs:
         validation: the config must cut a validation share; an aggregator gets it as ``env.validation``.
         update_norms: RoundStats.squared_norms must be filled.
         same_architecture: every client and the server must have one network (whatever averages or matches models);
-            lifted_by: what to set so that they need not, e.g. ``aggregator.student_start=fresh``; empty: nothing.
+            lifted_by: what else could be set, as ``aggregator.student_start=fresh``; empty: nothing.
         global_model: clients must receive a model of several clients', not the one they last trained.
         broadcasts: clients start from the server's model from the second round on, so of several rounds likewise.
         images: samples must be 8-bit images (whatever makes images of its own); augmented: training batches must pass a random

@@ -62,7 +62,7 @@ class Proxy:
         )
 
     def check(self, main: Dataset) -> None:
-        """Refuse a data set whose samples the clients' networks do not take, or that is the clients' own, or a copy."""
+        """Refuse a data set whose samples the clients' networks do not take, or that is the clients' own, or a declared copy."""
         if self.source == "noise" and not main.pixels:
             raise ConfigError(
                 "noise is made as 8-bit images, and the clients' samples are none",
@@ -74,7 +74,9 @@ class Proxy:
         other = self.dataset
         if other is None:
             return
-        if other.recipe() == main.recipe() or other.copy_of == main.name or main.copy_of == other.name:
+        originals = {main.copy_of or main.name, other.copy_of or other.name}
+        copied = len(originals) == 1 and (main.copy_of or other.copy_of)
+        if copied or other.recipe() == main.recipe():
             raise ConfigError(
                 "the proxy would share its samples with the clients or the test set",
                 where="proxy.dataset",

@@ -38,7 +38,7 @@ class Ensemble:
     Args:
         teachers: f^1 ... f^m.
         at_once: how many may hold activations for a gradient at a time; the others' are computed again when it is taken.
-            None: ten teachers all of them, and nothing is computed twice; of more one, or ten where they are stacked.
+            None: all of up to ten, and nothing is computed twice; of more, one at a time, or ten where they are stacked.
         stacked: those run as one network, their tensors side by side along a first axis; they must have one architecture.
             False: one after the other.
         bf16: networks run under autocast, which does not reach convolutions of stacks; what they show is in the inputs' type,

@@ -25,9 +25,9 @@ _GAIN = 0.95  # of the time in turn: what gains less is no reason to stack
 
 
 def stacks(running: Running, teachers: Sequence[Weights], at_once: int | None, inputs: Tensor) -> bool:
-    """Whether `teachers`, `at_once` of them, shall run stacked on inputs like `inputs` (b, ...).
+    """Whether `teachers` shall run stacked on inputs like `inputs` (b, ...), in parts of `at_once` as `Ensemble` has it.
 
-    With ``auto`` those of several architectures run one after the other.
+    With ``auto`` those of several architectures run one after the other, others as is faster; memory does not count.
     """
     alike = len({teacher.spec for teacher in teachers}) == 1
     if running != "auto" or not alike or len(teachers) == 1 or inputs.device.type not in _TIMED_ON:

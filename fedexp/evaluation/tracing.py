@@ -32,11 +32,10 @@ class Traced:
     weights: Tree
     seconds: float
 
-    @property
-    def latest(self) -> dict[str, float]:
-        """Of the last row the finite numbers, by their names."""
-        row = self.rows[-1] if self.rows else {}
-        return {k: v for k, v in row.items() if isinstance(v, float) and math.isfinite(v)}
+    def of_step(self, within: int) -> dict[str, float]:
+        """The finite floats of the iteration that step `within` of a round is (0 is none), where iterations are steps."""
+        row = self.rows[0] if within and [row["iteration"] for row in self.rows] == [within] else {}
+        return {name: v for name, v in row.items() if isinstance(v, float) and math.isfinite(v)}
 
 
 class Tracer(Trace):

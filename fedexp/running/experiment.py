@@ -382,8 +382,8 @@ def _check_target(task: Task, key: str, metric: str, target: float) -> None:
             f"'{metric}' never reaches {target:g}",
             where=key,
             expected=f"at most {task.highest:g}",
-            got=target,
-            do=f"a percentage is given as a share: {target / 100:g}",
+            got=f"{target:g}",
+            do=f"a percentage is given as a share: {target / 100:g}" if task.highest == 1 and target <= 100 else None,
         )
 
 

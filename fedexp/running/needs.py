@@ -159,7 +159,8 @@ def _check_specs(name: str, needs: Needs, config: Config, specs: Specs) -> None:
             where="architectures",
             expected="one model for all",
             got=got,
-            do=f"set {needs.lifted_by or 'architectures.clients=null architectures.server=null'}",
+            do="set architectures.clients=null architectures.server=null"
+            + (f", or {needs.lifted_by}" if needs.lifted_by else ""),
         )
     if needs.broadcasts and config.rounds > 1:
         raise ConfigError(

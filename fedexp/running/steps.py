@@ -27,8 +27,8 @@ class Recorded:
 
     Args:
         after: the snapshot after it.
-        row: its line of metrics.jsonl, where ``step`` counts the run's steps; with what was traced last; within: its number in
-            the round, from 0.
+        row: its line of metrics.jsonl, where ``step`` counts the run's steps; where iterations are steps, with
+            ``traced/...``, what was traced of this one; within: its number in the round, from 0.
         seconds: by phase; ends_round: no further step of its round follows; last: none at all.
         traced: what the method went through within it, where the config asks.
     """
@@ -80,7 +80,9 @@ def steps(
                     step.round,
                     experiment,
                 )
-            row = {"round": step.round + 1, "step": step.after.step, **traced.latest, **step.metrics}
+            row = {"round": step.round + 1, "step": step.after.step, **step.metrics}
+            iteration = traced.of_step(step.within)
+            row |= {f"traced/{name}": value for name, value in iteration.items() if name not in row}
             if step.over or (step.last and (step.round + 1) % config.eval.every == 0):
                 with phase("evaluate"):
                     row |= evaluator(outcome, data.test, "test")

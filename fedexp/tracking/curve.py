@@ -18,6 +18,7 @@ _COLOURS = {
     "test/local": "tab:green",
     "test": "tab:purple",
     "val": "tab:red",
+    "traced": "tab:pink",
     "train": "0.45",
 }
 _MARKED = 25  # with more points than this, markers hide the line
@@ -41,7 +42,7 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     names = sorted({name for row in rows for name in row}, key=_rank)
     shown = [name for name in names if not name.endswith("_std") and "_of_class_" not in name]
     losses = [name for name in shown if "loss" in name.rpartition("/")[2]]
-    scores = [name for name in shown if name.startswith(("test/", "val/")) and name not in losses]
+    scores = [name for name in shown if name.startswith(("test/", "val/", "traced/")) and name not in losses]
     panels = [(label, group) for label, group in (("score", scores), ("loss", losses)) if group]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     FigureCanvasAgg(figure)

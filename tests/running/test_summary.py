@@ -91,8 +91,9 @@ def test_a_target_may_be_as_high_as_its_metric() -> None:
     assert Experiment.of(compose(["stop.target=40", f"stop.metric={LOSS}"])).config.stop.target == 40  # a loss
 
 
-def test_what_was_traced_last_is_a_steps_numbers_where_they_are_finite() -> None:
-    first = {"iteration": 1, "student/acc": 0.3, "fused/acc": 0.5}
-    last = {"iteration": 2, "student/acc": 0.4, "student/loss": math.inf, "local/acc": [0.1, 0.2], "ce": math.nan}
-    assert Traced([first, last], {}, 0.0).latest == {"student/acc": 0.4}
-    assert Traced([], {}, 0.0).latest == {}
+def test_a_step_has_the_finite_numbers_of_the_iteration_that_it_is() -> None:
+    row = {"iteration": 2, "student/acc": 0.4, "student/loss": math.inf, "local/acc": [0.1, 0.2], "ce": math.nan}
+    assert Traced([row], {}, 0.0).of_step(2) == {"student/acc": 0.4}
+    assert Traced([row], {}, 0.0).of_step(1) == Traced([], {}, 0.0).of_step(1) == {}
+    start = {"iteration": 0, "student/acc": 0.4}  # of a method that iterates within one step
+    assert Traced([start], {}, 0.0).of_step(0) == Traced([{**start, "iteration": 1}, row], {}, 0.0).of_step(2) == {}
