@@ -71,7 +71,7 @@ class Dense(Replay):
         for name in ("lambda_1", "lambda_2"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         if self.variant == "paper_literal":
-            for name in ("keep_bank", "rounding", "B"):
+            for name in ("keep_bank", "rounding"):
                 default = getattr(Dense, name)
                 require(
                     getattr(self, name) == default,

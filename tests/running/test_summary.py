@@ -96,4 +96,4 @@ def test_a_step_has_the_finite_numbers_of_the_iteration_that_it_is() -> None:
     assert Traced([row], {}, 0.0).of_step(2) == {"student/acc": 0.4}
     assert Traced([row], {}, 0.0).of_step(1) == Traced([], {}, 0.0).of_step(1) == {}
     start = {"iteration": 0, "student/acc": 0.4}  # of a method that iterates within one step
-    assert Traced([start], {}, 0.0).of_step(0) == Traced([{**start, "iteration": 1}, row], {}, 0.0).of_step(2) == {}
+    assert Traced([start], {}, 0.0).of_step(0) == Traced([row, {**row, "iteration": 3}], {}, 0.0).of_step(2) == {}

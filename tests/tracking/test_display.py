@@ -201,3 +201,14 @@ def test_the_curve_is_a_picture_whatever_was_measured(tmp_path: Path, data: list
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", picture[16:24])
     assert (width, height) == (990, 418)
+
+
+def test_the_curve_has_a_students_accuracy_beside_its_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, list[str]] = {}
+    monkeypatch.setattr(
+        "fedexp.tracking.curve._lines", lambda axes, points, label, axis: drawn.update({label: [*points]})
+    )
+    traced = {"traced/student/acc": 0.5, "traced/student/loss": 1.0}
+    steps = [{"round": 1, "step": 1}, {"round": 1, "step": 2, **traced}, {"round": 1, "step": 3, ACC: 0.6, **traced}]
+    draw_curve(steps, tmp_path / "curve.png", "title")
+    assert drawn == {"score": [ACC, "traced/student/acc"], "loss": ["traced/student/loss"]}
