@@ -20,6 +20,7 @@ _COLOURS = {
     "val": "tab:red",
     "traced": "tab:pink",
     "train": "0.45",
+    "synthesis": "tab:olive",
 }
 _MARKED = 25  # with more points than this, markers hide the line
 _LOG_RATIO = 100  # losses that span more than this are drawn on a logarithmic axis
