@@ -60,7 +60,7 @@ def _run(arguments: list[str]) -> int:
 
 def _config_asked(arguments: list[str]) -> list[str] | None:
     """The overrides of ``--cfg job``; None where something else is asked, which Hydra answers."""
-    given = [flag.partition("=")[2] or after for flag, after in zip(arguments, [*arguments[1:], ""], strict=True)
+    given = [flag.partition("=")[2] or after for flag, after in zip(arguments, [*arguments, ""][1:], strict=True)
              if flag.partition("=")[0] in ("--cfg", "-c")]  # fmt: skip
     if given and given[0] not in CONFIGS:
         raise ConfigError(

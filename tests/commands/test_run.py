@@ -128,6 +128,12 @@ def test_a_run_is_found_again_and_leaves_its_records(capsys, monkeypatch: pytest
     assert (folder / "result.json").stat().st_mtime_ns == before
 
 
+def test_a_bare_command_runs_the_defaults(capsys) -> None:
+    assert run_command([]) == 0
+    (result,) = results()
+    assert (result["method"], result["rounds"]) == ("fedavg", 20)
+
+
 def test_unusable_output_root_is_told(capsys) -> None:
     Path("taken").write_text("a file")
     assert run_command([*QUICK, "output_root=taken"]) == 1
