@@ -16,9 +16,8 @@ os.environ.pop("FEDEXP_DATA", None)
 import torch
 
 torch.set_num_threads(1)
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # of a shell's background jobs; children would not hear Ctrl-C either
+# A shell's background jobs ignore Ctrl-C, and their children would.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
