@@ -23,14 +23,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedexp.aggregators.fusion import FusionAggregator
-from fedexp.aggregators.ma_echo import MAEcho
 from fedexp.config.compose import compose
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
 from fedexp.core.seeds import torch_generator
 from fedexp.core.weights import Weights
 from fedexp.matching.simplex_qp import capped_simplex_qp
+from fedexp.methods.bases.fusion import FusionAggregator
+from fedexp.methods.ma_echo.aggregator import MAEcho
 from fedexp.running.experiment import Experiment
 from fedexp.running.peak_memory import peak_memory, reset_peak
 

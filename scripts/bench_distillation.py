@@ -38,10 +38,6 @@ import alternate
 from bench_multiround import Noise, noisy
 from bench_scale import child
 
-from fedexp.aggregators import co_boosting
-from fedexp.aggregators.data_free import DataFree
-from fedexp.aggregators.dense import Dense
-from fedexp.aggregators.replay import Replay
 from fedexp.config.compose import compose
 from fedexp.core import trees
 from fedexp.core.aggregator import State
@@ -53,6 +49,10 @@ from fedexp.distillation.bank import samples_of
 from fedexp.distillation.ensemble import Ensemble
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.stacking import seconds, stacks
+from fedexp.methods import co_boosting
+from fedexp.methods.bases.data_free import DataFree
+from fedexp.methods.bases.replay import Replay
+from fedexp.methods.dense import Dense
 from fedexp.running.experiment import Experiment
 from fedexp.running.peak_memory import peak_memory
 from fedexp.server_training.optimizers import Adam, Sgd

@@ -116,8 +116,8 @@ def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], 
     from fedexp.config.compose import compose
     from fedexp.core.engine import Trial
     from fedexp.core.runner import Snapshot, next_jobs, run
-    from fedexp.engines.exactness import applied
     from fedexp.running.experiment import Experiment, choose_numerics
+    from fedexp.runtime.numerics import applied
 
     fixed = [f"data_root={options.data}", f"threads={options.threads}", "device=cpu", "dataset=fashion_mnist"]
     experiment = Experiment.of(compose([*fixed, "local.lr=0.05", *WORKLOADS[workload]]))
@@ -186,7 +186,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}")
-    from fedexp.engines.allocator import keep_freed_memory
+    from fedexp.runtime.allocator import keep_freed_memory
 
     keep_freed_memory()
     facts = f"{options.threads} threads, {options.repeats} turns a candidate, interleaved, medians"

@@ -38,9 +38,6 @@ import alternate
 import bench_rounds
 from bench_scale import child
 
-from fedexp.aggregators import feddf
-from fedexp.aggregators.fedcda import Selection, products
-from fedexp.aggregators.fedlaw import FedLAW
 from fedexp.config.compose import compose
 from fedexp.core.data import FederatedData, Samples
 from fedexp.core.engine import Engine
@@ -51,6 +48,9 @@ from fedexp.core.runner import Snapshot, run
 from fedexp.core.seeds import numpy_generator, torch_generator
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
+from fedexp.methods import feddf
+from fedexp.methods.fedcda import Selection, products
+from fedexp.methods.fedlaw import FedLAW
 from fedexp.running.experiment import Experiment
 from fedexp.running.peak_memory import peak_memory, reset_peak
 from fedexp.storage.checkpoint import Checkpoint

@@ -37,8 +37,8 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
 from fedexp.core.env import Sampling
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.kept import flat
 from fedexp.core.runner import Snapshot, run
+from fedexp.core.stored_weights import flat
 from fedexp.core.trees import Tree, num_bytes
 from fedexp.core.weights import Weights
 from fedexp.running.experiment import Experiment

@@ -3,7 +3,7 @@
     python scripts/campaign.py [--kills 300] [--seed 0] [--only METHOD ...] [--cases kills damage ...] [--write FILE]
     python scripts/campaign.py --short
 
-Every method of conf/method runs on tiny data, in processes forked from one that has made all imports (`tests.nursery`), so that
+Every method of conf/method runs on tiny data, in processes forked from one that has made all imports (`tests.fork_server`), so that
 a kill -9 is a real one and an hour is enough; the cases `interpreter` take the user's way, imports and all. A process dies at
 a random instant, before or after a flush, rename, deletion or row of its own, or before a backward pass of its clients or its
 server; the run is launched again, perhaps to die again, and in the end its files must be those of a run that nobody touched: by
@@ -42,8 +42,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from alternate import Table, heading
 from faulty_runs import PATIENCE, Ended, Fault, Place, children, differences, facts, members, read_all
 
+from tests.fork_server import Forked
 from tests.methods.declared import DECLARED
-from tests.nursery import Forked
 
 HERE = Path(__file__).resolve().parents[1]
 os.environ.update(PYTHONPATH=str(HERE), OMP_NUM_THREADS="1", WANDB_MODE="offline")  # of the processes

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.nursery import Forked
+from tests.fork_server import Forked
 
 # files of attempts and costs, drawn from others, or for a resumption alone; result.json is compared by its values
 VARYING = (

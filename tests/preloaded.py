@@ -1,4 +1,4 @@
-"""What `tests.nursery` has before it forks: importing this makes a run, so that all that a run imports and reads is there."""
+"""What `tests.fork_server` has before it forks: importing this makes a run, so that all that a run imports and reads is there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import fedexp.commands.launching
 import fedexp.commands.run
 import fedexp.running.check
 import fedexp.tracking.terminal  # noqa: F401 - with the lines above: what commands import beyond the run itself
-import tests.nursery  # noqa: F401
+import tests.fork_server  # noqa: F401
 from fedexp.config.compose import compose
 from fedexp.running.execute import execute
 from tests.conftest import unflushed

@@ -29,10 +29,10 @@ def guarded(work: Callable[[], int]) -> int:
             print("interrupted", file=sys.stderr)
             return 128 + signal.SIGINT
         except Exception as error:
-            from fedexp.core import users_code
+            from fedexp.core import user_code
             from fedexp.storage.files import refused
 
-            if (told := refused(error) or users_code.told(error)) is None:
+            if (told := refused(error) or user_code.told(error)) is None:
                 raise
             told.__cause__ = error
             tell(told)

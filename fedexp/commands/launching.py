@@ -155,8 +155,8 @@ def sweep_job(config: Any) -> float:
     from hydra.core.hydra_config import HydraConfig
 
     from fedexp.config.compose import JobFailedError, register, resolve
-    from fedexp.engines.shares import available_cores, concurrent_jobs, take_gpu
     from fedexp.running.execute import Interrupted, execute
+    from fedexp.runtime.resources import available_cores, concurrent_jobs, take_gpu
 
     register()
     hydra_config = HydraConfig.get()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from fedexp.core.errors import ConfigError, FedexpError, suggest
-from fedexp.core.users_code import TRACED, check_hooks, is_ours, place_of_class, place_of_error, said
+from fedexp.core.user_code import TRACED, check_hooks, is_ours, place_of_class, place_of_error, said
 
 T = TypeVar("T")
 

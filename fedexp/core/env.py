@@ -14,11 +14,11 @@ from fedexp.core.budget import Budget
 from fedexp.core.data import InputDomain, Samples
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob
-from fedexp.core.kept import Kept, ModelStore
 from fedexp.core.layers import Layer, layers_of
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import numpy_generator, seed_of
 from fedexp.core.server_optimizer import ServerOptimizer
+from fedexp.core.stored_weights import Kept, ModelStore
 from fedexp.core.task import Task
 from fedexp.core.trace import Trace
 from fedexp.core.trainer import Trainer

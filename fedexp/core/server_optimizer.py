@@ -21,6 +21,11 @@ class ServerOptimizer(ABC):
     def needs(self) -> Needs:
         return Needs()
 
+    @property
+    def changes_update(self) -> bool:
+        """Whether the step differs from ``w + direction``, so that an averaged update is needed."""
+        return True
+
     def init(self, weights: Weights) -> dict[str, Any]:
         """State before round 0: a nest of dict, list, scalar, None, Tensor and Weights."""
         return {}

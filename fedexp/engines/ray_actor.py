@@ -17,9 +17,9 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.numerics import Numerics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
-from fedexp.engines.allocator import keep_freed_memory
-from fedexp.engines.exactness import applied
 from fedexp.engines.ray_wire import Parcel, Reply, SentResult, rebuilt, unpack
+from fedexp.runtime.allocator import keep_freed_memory
+from fedexp.runtime.numerics import applied
 from fedexp.storage.identity import code_hash
 
 

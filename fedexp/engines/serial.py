@@ -16,10 +16,10 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import train_client
 from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics, Precision
-from fedexp.core.users_code import place_of_error
+from fedexp.core.user_code import place_of_error
 from fedexp.core.weights import by_spec
-from fedexp.engines.global_numbers import Plugins, Watch, class_path
 from fedexp.engines.kernels.kernel import NotStackableError
+from fedexp.runtime.random_numbers import Plugins, Watch, class_path
 
 
 @dataclass

@@ -29,10 +29,10 @@ from fedexp.core.engine import Engine
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
-from fedexp.engines.allocator import keep_freed_memory
-from fedexp.engines.exactness import applied
 from fedexp.engines.serial import failure
 from fedexp.engines.shared_memory import Segment, pack, unpack
+from fedexp.runtime.allocator import keep_freed_memory
+from fedexp.runtime.numerics import applied
 
 # To the nursery: fork, with the worker's socket | end a worker | end a worker and tell how it had ended.
 FORK, END, ASK = range(3)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.config.compose import compose
-from fedexp.core import users_code
+from fedexp.core import user_code
 from fedexp.core.build import build
 from fedexp.core.errors import FedexpError
 from fedexp.storage.run_folder import RunFolder, standing
@@ -109,7 +109,7 @@ def naming(job: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = error if isinstance(error, FedexpError) else users_code.told(error)
+        told = error if isinstance(error, FedexpError) else user_code.told(error)
         if told is None:
             raise
         if job:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedexp.core import users_code
+from fedexp.core import user_code
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
@@ -25,8 +25,6 @@ from fedexp.core.outcome import Outcome
 from fedexp.core.phases import phase
 from fedexp.core.runner import Snapshot, env_of, next_jobs
 from fedexp.data.partition import save_partition
-from fedexp.engines.allocator import keep_freed_memory
-from fedexp.engines.exactness import applied
 from fedexp.engines.stored_models import FromStoredModels
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.running.costs import Meter, costs
@@ -36,7 +34,10 @@ from fedexp.running.profile import PROFILE, Profile
 from fedexp.running.remarks import remarks
 from fedexp.running.run_engine import RunEngine, first_numerics
 from fedexp.running.steps import Recorded, reached, steps
+from fedexp.running.stored_models import check_clients
 from fedexp.running.summary import summarise
+from fedexp.runtime.allocator import keep_freed_memory
+from fedexp.runtime.numerics import applied
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, refused, write_json, write_text
@@ -188,7 +189,7 @@ class _Run:
             raise
         except BaseException as error:
             trace = f"the traceback is in {self.folder.path / 'error.txt'}"
-            told = refused(error, self.folder.path) or users_code.told(error, trace) or error
+            told = refused(error, self.folder.path) or user_code.told(error, trace) or error
             text = str(told) if isinstance(told, FedexpError) else f"{type(told).__name__}: {told}"
             with contextlib.suppress(OSError):  # of a full disk, say: then the status has to do
                 write_text(self.folder.path / "error.txt", "".join(traceback.format_exception(error)))
@@ -265,7 +266,7 @@ class _Run:
         """Before the first step, every client that takes part in it must have its model."""
         if experiment.stored_models is None or snapshot.step:
             return
-        warning = experiment.stored_models.check_clients(next_jobs(experiment.aggregator, env, snapshot), data)
+        warning = check_clients(experiment.stored_models, next_jobs(experiment.aggregator, env, snapshot), data)
         if warning:
             self.note(warning)
 

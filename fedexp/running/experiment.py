@@ -30,12 +30,13 @@ from fedexp.core.weights import ModelSpec
 from fedexp.data.dataset import Dataset
 from fedexp.data.federated import Division, Proxy, check_scheme, check_validation, federate
 from fedexp.data.partition import Partitioner
-from fedexp.engines.global_numbers import class_path, unused
-from fedexp.engines.shares import thread_budget
 from fedexp.engines.stored_models import StoredModels
 from fedexp.evaluation.breakdown import class_names, client_names
 from fedexp.evaluation.evaluate import metric_names
 from fedexp.running.needs import check_needs
+from fedexp.running.stored_models import check_stored_models, find_stored_models
+from fedexp.runtime.random_numbers import class_path, unused
+from fedexp.runtime.resources import thread_budget
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +90,7 @@ class Experiment:
             aggregator=build(Aggregator, config["aggregator"], "aggregator"),  # type: ignore[type-abstract]
             server_optimizer=build(ServerOptimizer, config["server_optimizer"], "server_optimizer"),  # type: ignore[type-abstract]
             engine=build(Engine, config["engine"], "engine"),  # type: ignore[type-abstract]
-            stored_models=None if models.path is None else StoredModels.find(models.path, models.sha256),
+            stored_models=None if models.path is None else find_stored_models(models.path, models.sha256),
         )
         experiment._check()
         return experiment
@@ -133,7 +134,7 @@ class Experiment:
         self.aggregator.check_extent(self.extent)
         if self.stored_models is not None:
             dtype = getattr(torch, self.config.dtype)
-            self.stored_models.check(self.config.clients, self.specs, dtype, self.dataset, self.trainer)
+            check_stored_models(self.stored_models, self.config.clients, self.specs, dtype, self.dataset, self.trainer)
         self.proxy.check(self.dataset)
         for dataset in (self.dataset, self.proxy.dataset):
             if dataset is not None:

@@ -17,7 +17,6 @@ from fedexp.core.task import Task
 from fedexp.core.trainer import Trainer
 from fedexp.data.dataset import Dataset
 from fedexp.data.federated import Proxy
-from fedexp.server_optimizers.sgd import Sgd
 
 Plugins = Mapping[str, Trainer | Aggregator | ServerOptimizer]  # by config group
 
@@ -85,7 +84,7 @@ def check_needs(
                 got=type(trainer).__name__,
                 do="set aggregator=mean, or another trainer",
             )
-        if server_optimizer != Sgd():
+        if server_optimizer.changes_update:
             raise ConfigError(
                 f"a server optimizer has no effect: {names['aggregator']} makes no averaged update",
                 where="server_optimizer",

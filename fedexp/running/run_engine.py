@@ -17,10 +17,10 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine, Trial, describe
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
-from fedexp.engines.memo import Memo
-from fedexp.engines.shares import thread_budget
+from fedexp.engines.client_cache import Memo
 from fedexp.running.experiment import Experiment, check_device, choose_numerics
 from fedexp.running.peak_memory import near_limit, probe_memory
+from fedexp.runtime.resources import thread_budget
 from fedexp.storage.files import damaged, write_json
 from fedexp.storage.identity import training_code_hash
 from fedexp.storage.run_folder import RunFolder

@@ -18,20 +18,20 @@ from typing import Any
 
 import yaml
 
-from fedexp.aggregators.averaging import Averaging, Collecting
-from fedexp.aggregators.centralized import Centralized
-from fedexp.aggregators.data_free import DataFree
-from fedexp.aggregators.fedgen import FedGen
-from fedexp.aggregators.fedma import FedMA
-from fedexp.aggregators.fusion import FusionAggregator
-from fedexp.aggregators.local import Local
-from fedexp.aggregators.server_trained import ServerTrained
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.config.yaml_files import defaults_of, read_yaml
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.trainer import Trainer
+from fedexp.methods.bases.averaging import Averaging, Collecting
+from fedexp.methods.bases.data_free import DataFree
+from fedexp.methods.bases.fusion import FusionAggregator
+from fedexp.methods.bases.server_trained import ServerTrained
+from fedexp.methods.centralized import Centralized
+from fedexp.methods.fedgen.aggregator import FedGen
+from fedexp.methods.fedma import FedMA
+from fedexp.methods.local import Local
 from fedexp.running.experiment import Experiment
 from fedexp.site import api, traffic
 from fedexp.site.config_reference import about, header, link

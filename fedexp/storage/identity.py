@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedexp.core.users_code import LIBRARIES, is_ours
+from fedexp.core.user_code import LIBRARIES, is_ours
 
 # Keys that do not change what is computed, only where, how fast and what is shown. Version the list when it changes.
 NON_SCIENTIFIC_VERSION = 4
@@ -45,7 +45,7 @@ _LATER: Mapping[str, object] = {
     "proxy.resize": False,
 }
 _TRAINING = (
-    "fedexp.engines.exactness",
+    "fedexp.runtime.numerics",
     "fedexp.core.kernel",
     "fedexp.engines.serial",
     "fedexp.engines.vectorized",
@@ -54,7 +54,7 @@ _ALWAYS = (
     *_TRAINING,
     "fedexp.running.experiment",
     "fedexp.running.steps",
-    "fedexp.engines.memo",
+    "fedexp.engines.client_cache",
     "fedexp.running.summary",
 )
 _FRAMEWORKS = ("torch", "torchvision")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedexp.core.kept import Kept, ModelStore, flat, kept_in, unflat
+from fedexp.core.stored_weights import Kept, ModelStore, flat, kept_in, unflat
 from fedexp.core.trees import num_bytes
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.tensors import TensorStore

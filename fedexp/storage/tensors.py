@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.errors import StorageError
-from fedexp.core.kept import Kept
+from fedexp.core.stored_weights import Kept
 from fedexp.core.trees import Tree, digest
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.files import damaged, replacing

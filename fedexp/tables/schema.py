@@ -15,7 +15,7 @@ from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.config.yaml_files import read_yaml
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError, nearest, suggest
-from fedexp.tables.looks import read_looks
+from fedexp.tables.plot_styles import read_looks
 from fedexp.tables.report.report import Form, Look, Method, Role, Value
 from fedexp.tables.tuning import load_tuning
 
@@ -296,7 +296,7 @@ class Table:
         tuned: a file of ``conf/tuned``, whose methods have a second column each (`with_tuned`).
         drawings: figures made from the runs (`fedexp.tables.drawing.Drawing`), each a node with a ``_target_``.
         flop: floating-point operations of the local training of all runs, the full form's; a SAM step counts twice.
-        looks: of methods in pictures, by column; they are the paper's, and stand in its `fedexp.tables.looks` file.
+        looks: of methods in pictures, by column; they are the paper's, and stand in its `fedexp.tables.plot_styles` file.
     """
 
     title: str

@@ -1,6 +1,6 @@
 """Runs as processes: killed, interrupted, started thrice at once, spread by Hydra's launchers.
 
-Most are forked from a process that has made all imports (`tests.nursery`); `start` takes the user's way, interpreter and all,
+Most are forked from a process that has made all imports (`tests.fork_server`); `start` takes the user's way, interpreter and all,
 once for every way to end and wherever joblib starts workers, which do not come up under a forked parent.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from fedexp.storage.files import read_json, write_json
-from tests.nursery import Forked, fedexp_command
+from tests.fork_server import Forked, fedexp_command
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 SCAFFOLD = [

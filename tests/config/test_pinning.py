@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import pytest
 
 from fedexp.config.compose import compose
+from fedexp.methods.fedavg import PlainTrainer
 from fedexp.storage.files import file_sha256
 from fedexp.storage.identity import config_hash, scientific
-from fedexp.trainers.sgd import Sgd
 
 
 @dataclass(frozen=True)
-class Teacher(Sgd):
+class Teacher(PlainTrainer):
     """A user's plug-in with a file."""
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"teacher": file_sha256}
@@ -29,7 +29,7 @@ class Teacher(Sgd):
 
 
 @dataclass(frozen=True)
-class TwoTeachers(Sgd):
+class TwoTeachers(PlainTrainer):
     """Two files, and no key for their hashes."""
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"one": file_sha256, "two": file_sha256}

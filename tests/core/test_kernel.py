@@ -217,7 +217,7 @@ def test_a_single_left_over_sample_is_no_batch_for_batchnorm() -> None:
 @pytest.mark.parametrize("n", [513, 1025])
 def test_full_gradient_of_a_batchnorm_net_has_no_part_of_one_sample(n: int) -> None:
     """513 = 512 + 1: a part of one sample has no batch statistics."""
-    from fedexp.trainers.scaffold import Scaffold
+    from fedexp.methods.scaffold import Scaffold
 
     job = make_job(SMALL, trainer=Scaffold(option="I"), epochs=None, steps=1)
     zeros = {k: torch.zeros_like(v) for k, v in job.start.params.items()}
@@ -227,7 +227,7 @@ def test_full_gradient_of_a_batchnorm_net_has_no_part_of_one_sample(n: int) -> N
 
 def test_the_full_gradient_is_the_mean_over_all_samples() -> None:
     """513 samples are taken in parts of 257 and 256."""
-    from fedexp.trainers.scaffold import Scaffold
+    from fedexp.methods.scaffold import Scaffold
 
     job, samples = make_job(trainer=Scaffold(option="I"), epochs=None, steps=1), make_data((513,)).train
     zeros = {k: torch.zeros_like(v) for k, v in job.start.params.items()}

@@ -12,20 +12,22 @@ from fedexp.config.folders import conf_dir
 
 ROOT = Path(fedexp.__file__).parent
 GENERIC = {  # words of the field, and the package's own name
-    "average", "averaging", "dense", "ensemble", "fedexp", "fusion", "local", "mean", "sgd",
+    "aggregator", "average", "dense", "ensemble", "fedexp", "local", "mean", "sgd", "trainer",
 }  # fmt: skip
 
 
 def names() -> tuple[set[str], set[str]]:
-    """File names of the plug-ins and of the presets; and the plug-ins' classes."""
+    """Return the names of methods, their files and presets, and the names of their classes."""
     files = {path.stem for path in (conf_dir() / "method").glob("*.yaml")}
     classes: set[str] = set()
-    for folder in ("trainers", "aggregators", "server_optimizers"):
-        for path in (ROOT / folder).glob("[!_]*.py"):
-            files.add(path.stem)
-            if path.stem not in GENERIC - {"fedexp"}:
-                classes |= set(re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE))
-    return files - GENERIC, classes
+    for path in (ROOT / "methods").rglob("[!_]*.py"):
+        entry = path.relative_to(ROOT / "methods").parts[0].removesuffix(".py")
+        if entry == "bases":
+            continue
+        files |= {entry, path.stem}
+        if entry not in GENERIC - {"fedexp"}:
+            classes |= set(re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE))
+    return files - GENERIC, classes - {"Mean"}  # a word of the field
 
 
 def test_there_are_names_to_look_for() -> None:

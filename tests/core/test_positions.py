@@ -18,7 +18,7 @@ from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, Step, run
 from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
-from fedexp.engines.memo import Memo
+from fedexp.engines.client_cache import Memo
 from fedexp.engines.serial import Serial
 from fedexp.running.steps import steps
 from fedexp.storage.checkpoint import Checkpoint

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.aggregators.mean import Mean
 from fedexp.core.engine import Engine
 from fedexp.core.env import Sampling
 from fedexp.core.errors import ClientError
 from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs, run
-from fedexp.engines.memo import Memo
+from fedexp.engines.client_cache import Memo
 from fedexp.engines.serial import Serial
+from fedexp.methods.fedavg import Mean
 from tests.world import assert_same, make_data, make_world
 
 NUMERICS = Numerics({}, 1, "cpu", "float64")

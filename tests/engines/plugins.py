@@ -14,11 +14,11 @@ from fedexp.core.net import Net
 from fedexp.core.task import Batch
 from fedexp.core.trainer import Ctx, Trainer
 from fedexp.core.trees import Tree, Trees
-from fedexp.trainers.sgd import Sgd
+from fedexp.methods.fedavg import PlainTrainer
 
 
 @dataclass(frozen=True)
-class Slow(Sgd):
+class Slow(PlainTrainer):
     """Rests after each client, so that a round can be disturbed before it ends."""
 
     seconds: float = 0.2
@@ -29,7 +29,7 @@ class Slow(Sgd):
 
 
 @dataclass(frozen=True)
-class Deadly(Sgd):
+class Deadly(PlainTrainer):
     """Ends its process, as the system does where memory is short."""
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:

@@ -19,8 +19,8 @@ from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.engines.exactness import applied
 from fedexp.running.experiment import Experiment, choose_numerics
+from fedexp.runtime.numerics import applied
 from tests.world import CPU, make_world
 
 BASE = Numerics(engine={}, threads=1, device="cpu", dtype="float32")

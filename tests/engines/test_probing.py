@@ -20,15 +20,15 @@ from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs, run
 from fedexp.core.trainer import Ctx
 from fedexp.core.trees import Tree, Trees
-from fedexp.engines.memo import Memo
+from fedexp.engines.client_cache import Memo
 from fedexp.engines.serial import Serial
 from fedexp.engines.stored_models import FromStoredModels, StoredModels
 from fedexp.engines.timing import shortened
 from fedexp.engines.vectorized import Vectorized
 from fedexp.engines.workers import Workers
-from fedexp.probes.class_counts import ClassCounts
+from fedexp.methods.bases.class_counts import ClassCounts
+from fedexp.methods.fedavg import PlainTrainer
 from fedexp.storage.model_folder import Clients, ModelFolder, save_outcome
-from fedexp.trainers.sgd import Sgd
 from tests.reference.witness import Witness, told
 from tests.world import MLP, World, assert_same, make_data, make_world
 
@@ -37,7 +37,7 @@ STACKED = {"_target_": "fedexp.engines.vectorized.Vectorized", "stack": 2}
 
 
 @dataclass(frozen=True)
-class Signed(Sgd):
+class Signed(PlainTrainer):
     """Sends the process that trained."""
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
@@ -231,7 +231,7 @@ def test_what_is_lost_in_part_is_made_anew(
 
 
 def answers_of(job: ClientJob, key: str) -> list[str]:
-    from fedexp.engines.memo import _answer_key
+    from fedexp.engines.client_cache import _answer_key
 
     return [_answer_key(key, probe) for probe in job.probes]
 

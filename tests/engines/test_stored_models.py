@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedexp.aggregators.fusion import FusionAggregator
 from fedexp.commands.run import run_command
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
-from fedexp.probes.class_counts import ClassCounts, counts
+from fedexp.methods.bases.class_counts import ClassCounts, counts
+from fedexp.methods.bases.fusion import FusionAggregator
 from fedexp.storage.model_folder import ModelFolder
 from fedexp.storage.tensors import load_tree, save_tree
 

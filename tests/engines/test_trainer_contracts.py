@@ -26,8 +26,8 @@ from fedexp.core.trees import Tree, Trees
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
-from fedexp.trainers.fedmrur import FedMRUR
-from fedexp.trainers.mofedsam import MoFedSAM
+from fedexp.methods.fedmrur.trainer import FedMRUR
+from fedexp.methods.mofedsam import MoFedSAM
 from tests.engines.compare import assert_matches_serial, assert_same_results, second_round_jobs
 from tests.engines.plugins import NoBatchingRule
 from tests.reference.generated import Generated

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from fedexp.aggregators.fusion import FusionAggregator
 from fedexp.core.env import Specs
 from fedexp.core.jobs import ClientResult
 from fedexp.core.weights import Weights
+from fedexp.methods.bases.fusion import FusionAggregator
 from tests.matching.nets import CLASSES, IMAGE, MODELS, weights_of
 from tests.world import World, assert_same, make_data, make_world
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedexp.aggregators.average import averaged, masked_output, presence
 from fedexp.evaluation.evaluate import Evaluator
+from fedexp.methods.bases.fusion import averaged
+from fedexp.methods.bases.output_layer import masked_output, presence
 from tests.matching.nets import MODELS
 from tests.methods.fusion_world import fused, models_of, results_of, tensors, world_of
 from tests.world import CPU, World, assert_same, make_data, make_world, resumed

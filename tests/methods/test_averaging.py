@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.aggregators.mean import Mean
-from fedexp.aggregators.median import Median
 from fedexp.core import trees
 from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientResult
@@ -25,14 +23,15 @@ from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import Weights
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
-from fedexp.trainers.feddyn import FedDyn, FedDynServer
-from fedexp.trainers.sgd import Sgd
+from fedexp.methods.fedavg import Mean, PlainTrainer
+from fedexp.methods.feddyn import FedDyn, FedDynServer
+from fedexp.methods.median import Median
 from tests.world import MLP, SOFTMAX, World, assert_same, make_data, make_world, resumed
 
 LR, DECAY, TAU, N, M = 0.3, 0.9, 3, 4, 2
 FULL_BATCH = (f"local.lr={LR}", f"local.lr_decay={DECAY}", f"local.epochs={TAU}", "local.batch_size=100")
 MOMENTUM = ("trainer._target_=tests.reference.server_momentum.ServerMomentum", "+trainer.alpha=0.3")
-MEDIAN = "aggregator._target_=fedexp.aggregators.median.Median"
+MEDIAN = "aggregator._target_=fedexp.methods.median.Median"
 NORMALIZED = "aggregator._target_=tests.reference.normalized_mean.NormalizedMean"
 DYNAMIC = (
     "trainer=feddyn",
@@ -168,7 +167,7 @@ def test_broadcasts_are_counted_and_nothing_further_is_sent_up() -> None:
 
 
 @dataclass(frozen=True)
-class Watching(Sgd):
+class Watching(PlainTrainer):
     """Keeps all that its server half sees; sends the client's own size."""
 
     alike: bool = True
@@ -198,7 +197,7 @@ def test_the_server_half_sees_payloads_the_mean_and_what_was_applied(alike: str)
 
 
 @dataclass(frozen=True)
-class Counting(Sgd):
+class Counting(PlainTrainer):
     """Sends out a number that it did not have in the beginning, and a count."""
 
     def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:

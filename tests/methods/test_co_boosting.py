@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp.aggregators.co_boosting import CoBoosting, direction, reweighted
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.weights import Weights
 from fedexp.distillation.bank import samples_of
 from fedexp.distillation.ensemble import Ensemble
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.views import View
+from fedexp.methods.co_boosting import CoBoosting, direction, reweighted
 from tests.methods.distilled_world import (
     assert_student,
     divergence,

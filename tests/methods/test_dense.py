@@ -16,8 +16,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedexp.aggregators import data_free
-from fedexp.aggregators.dense import Dense
 from fedexp.config.compose import compose
 from fedexp.core import trees
 from fedexp.core.data import FederatedData, Partition, Samples
@@ -34,12 +32,15 @@ from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.views import View
 from fedexp.engines.serial import Serial
 from fedexp.evaluation.evaluate import Evaluator
+from fedexp.methods.bases import data_free
+from fedexp.methods.dense import Dense
 from fedexp.running import execute as running
 from fedexp.running.execute import execute
 from fedexp.running.experiment import Experiment
 from fedexp.server_training.optimizers import cosine
 from fedexp.storage.files import read_jsonl
 from fedexp.storage.run_folder import trace_rows
+from tests.fork_server import Forked
 from tests.methods.distilled_world import (
     CNN,
     SIZES,
@@ -55,7 +56,6 @@ from tests.methods.distilled_world import (
     small_world,
     states,
 )
-from tests.nursery import Forked
 from tests.world import CPU, MLP, make_data, make_world
 
 TINY = ("aggregator.T_G=3", "aggregator.nz=4", "aggregator.ngf=3", "aggregator.lr_generator=0.05")

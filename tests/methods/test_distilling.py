@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedexp.aggregators import feddf
 from fedexp.config.compose import compose
 from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError, FedexpError
@@ -21,6 +20,7 @@ from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of
 from fedexp.core.trace import Trace
 from fedexp.core.weights import ModelSpec, Weights
+from fedexp.methods import feddf
 from fedexp.running.experiment import Experiment
 from fedexp.server_training.forward import recomputed_statistics
 from fedexp.server_training.optimizers import Sgd

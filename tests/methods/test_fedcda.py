@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.aggregators.fedcda import Entry, FedCDA, Selection, products
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
 from fedexp.core.runner import Snapshot, next_jobs, run
 from fedexp.core.weights import Weights
 from fedexp.engines.serial import Serial
+from fedexp.methods.fedcda import Entry, FedCDA, Selection, products
 from fedexp.running.experiment import Experiment
 from fedexp.storage.kept_models import KeptModels
 from fedexp.storage.tensors import TensorStore
@@ -85,7 +85,7 @@ class Instance:
 def test_the_selection_is_brute_force_over_true_vectors(
     groups: list[list[int]], fixed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedexp.aggregators.fedcda.BLOCK_BYTES", 8 * 2 * 14)  # blocks of two numbers a row
+    monkeypatch.setattr("fedexp.methods.fedcda.BLOCK_BYTES", 8 * 2 * 14)  # blocks of two numbers a row
     moved = 0
     for seed in range(12):
         instance = Instance(seed, (3, 1, 2, 3), fixed, L=(0.3, 1.0, 5.0)[seed % 3])

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedexp.aggregators.fedgen import FedGen, generator_spec, head_of
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.kernel import StepNoise
@@ -19,6 +18,7 @@ from fedexp.core.seeds import torch_generator
 from fedexp.core.weights import ModelSpec
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
+from fedexp.methods.fedgen.aggregator import FedGen, generator_spec, head_of
 from fedexp.running.experiment import Experiment
 from fedexp.server_training.optimizers import Sgd
 from tests.engines.compare import assert_same_results, second_round_jobs

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp.aggregators.fedlaw import FedLAW
+from fedexp.methods.fedlaw import FedLAW
 from tests.methods.fusion_world import results_of
 from tests.methods.server_world import models_near, round_of
 from tests.methods.test_distilling import params_of, proxy_inputs, world_of

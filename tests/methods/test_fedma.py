@@ -12,9 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedexp.aggregators.average import averaged
-from fedexp.aggregators.fedma import FedMA
-from fedexp.aggregators.nafi_layerwise import NAFILayerwise
 from fedexp.config.compose import compose
 from fedexp.core.build import build
 from fedexp.core.env import Sampling, Specs
@@ -30,6 +27,9 @@ from fedexp.matching.embedding import Embedding, _most_shared
 from fedexp.matching.folding import fold_batch_norm
 from fedexp.matching.layerwise import PartlyMatched, common_layers
 from fedexp.matching.structure import structure_of, with_widths
+from fedexp.methods.bases.fusion import averaged
+from fedexp.methods.fedma import FedMA
+from fedexp.methods.nafi_layerwise import NAFILayerwise
 from fedexp.running.experiment import Experiment
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.model_folder import ModelFolder, save_outcome

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.aggregators.normalized_mean import amplification
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.kernel import batch_ranges, batches
@@ -21,11 +20,12 @@ from fedexp.core.trainer import RoundStats, ServerUpdate
 from fedexp.core.trees import Tree
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
+from fedexp.methods.fedcm import FedCM
+from fedexp.methods.fedmrur.lorentz import squared_distance
+from fedexp.methods.fedmrur.normalized_mean import amplification
+from fedexp.methods.fedmrur.trainer import FedMRUR
 from fedexp.running.experiment import Experiment
 from fedexp.tasks.classification import Classification
-from fedexp.trainers.fedcm import FedCM
-from fedexp.trainers.fedmrur import FedMRUR
-from fedexp.trainers.lorentz import squared_distance
 from tests.engines.compare import second_round_jobs
 from tests.methods.test_averaging import DECAY, FULL_BATCH, LR, TAU, gradient, results_of
 from tests.world import SOFTMAX, World, assert_same, make_data, make_world

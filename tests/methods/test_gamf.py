@@ -352,7 +352,7 @@ def test_later_rounds_start_from_the_identity_with_fewer_sweeps(monkeypatch) -> 
         seen.append((options.sweeps, early_stop, all(torch.equal(start[k], still[k]) for k in still)))
         return matched(models, structure, groups, options, early_stop, start)
 
-    monkeypatch.setattr("fedexp.aggregators.gamf.match_jointly", spy)
+    monkeypatch.setattr("fedexp.methods.gamf.match_jointly", spy)
     world.aggregator.fuse(results_of(models), world.env)
     world.aggregator.fuse(results_of(models), world.env.at(1))
     replace(world.aggregator, start="identity", early_stop=1e-6).fuse(results_of(models), world.env)

@@ -20,9 +20,9 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.evaluation.evaluate import Evaluator
+from fedexp.methods.ldam import Ldam, class_weights, margins
 from fedexp.running.experiment import Experiment
 from fedexp.tasks.classification import Classification
-from fedexp.trainers.ldam import Ldam, class_weights, margins
 from tests.engines.compare import assert_same_results
 from tests.world import CPU, make_data, make_world
 

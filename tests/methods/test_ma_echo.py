@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.aggregators.null_space import NullSpace, Rule
-from fedexp.aggregators.ot_fusion import aligned
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
@@ -25,8 +23,10 @@ from fedexp.evaluation.evaluate import Evaluator
 from fedexp.evaluation.tracing import Tracer
 from fedexp.matching.alignment import Alignment
 from fedexp.matching.simplex_qp import capped_simplex_qp
+from fedexp.methods.ma_echo.null_space import NullSpace, Rule
+from fedexp.methods.ma_echo.projections import Projections
+from fedexp.methods.ot_fusion import aligned
 from fedexp.models import mlp
-from fedexp.probes.projections import Projections
 from fedexp.running.experiment import Experiment
 from tests.world import CPU, MLP, World, answers, assert_same, make_data, make_world
 

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.aggregators.nafi import NAFI
-from fedexp.aggregators.pfnm import PFNM, class_shares
 from fedexp.config.compose import compose
 from fedexp.config.pinning import pin
 from fedexp.core.build import build
@@ -23,6 +21,8 @@ from fedexp.evaluation.tracing import Tracer
 from fedexp.matching import beta_bernoulli
 from fedexp.matching.beta_bernoulli import BetaBernoulli, match, match_each
 from fedexp.matching.chains import fuse_chains
+from fedexp.methods.nafi import NAFI
+from fedexp.methods.pfnm import PFNM, class_shares
 from fedexp.running.experiment import Experiment
 from fedexp.storage.files import file_sha256
 from tests.matching.nets import IMAGE
@@ -149,7 +149,7 @@ def test_a_grid_delivers_its_first_lambda_and_traces_those_that_are_looked_at(mo
     world, trace, asked = matching(spec, "nafi", lam=[0.2, 0.0, 5.0, 50.0]), Recorder(0, 2, 3), []
     world.env = replace(world.env, trace=trace)
     monkeypatch.setattr(
-        "fedexp.aggregators.pfnm.fuse_chains",
+        "fedexp.methods.pfnm.fuse_chains",
         lambda *args: asked.append(args[4]) or fuse_chains(*args),
     )
     delivered, metrics = world.aggregator.fuse(results_of(models, COUNTS), world.env)
@@ -232,7 +232,7 @@ def test_class_counts_from_a_file_are_those_of_the_clients_that_take_part(tmp_pa
     assert told.aggregator.probes(told.env) == ()
     results = [replace(r, client=c) for r, c in zip(results_of(models), cohort, strict=True)]
     assert_same(tensors(told.aggregator.fuse(results, told.env)[0]), tensors(expected))
-    node = {"_target_": "fedexp.aggregators.pfnm.PFNM", "class_counts": str(file)}
+    node = {"_target_": "fedexp.methods.pfnm.PFNM", "class_counts": str(file)}
     assert pin({"aggregator": node}) == {"aggregator.class_counts": file_sha256(file)}
 
 

@@ -46,7 +46,7 @@ def test_clients_train_their_parts_and_matching_goes_on_from_them(method: str, m
     world = make_world(f"method={method}", "rounds=3", "init=different", "aggregator.gamma=20", model=WIDE, m=3)
     snapshots = [step.after for step in run(world.aggregator, world.env, Serial(), world.data)]
     seen, fuse_chains = [], __import__("fedexp.matching.chains", fromlist=["x"]).fuse_chains
-    monkeypatch.setattr("fedexp.aggregators.pfnm.fuse_chains", lambda *a: seen.append(a[5:]) or fuse_chains(*a))
+    monkeypatch.setattr("fedexp.methods.pfnm.fuse_chains", lambda *a: seen.append(a[5:]) or fuse_chains(*a))
     absent = 0
     for number, snapshot in enumerate(snapshots[:2], start=1):
         env, state = world.env.at(number), snapshot.state

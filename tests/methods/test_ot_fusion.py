@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedexp.aggregators.ot_fusion import aligned
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.matching.alignment import Alignment, align
 from fedexp.matching.structure import structure_of
+from fedexp.methods.ot_fusion import aligned
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, spec_of
 from tests.methods.fusion_world import average_of_units_that_stay, fused, models_of, tensors, world_of

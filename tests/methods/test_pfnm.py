@@ -13,8 +13,6 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
-from fedexp.aggregators.nafi import NAFI
-from fedexp.aggregators.pfnm import PFNM, class_shares
 from fedexp.config.compose import compose
 from fedexp.config.pinning import pin
 from fedexp.core.build import build
@@ -38,6 +36,8 @@ from fedexp.matching.beta_bernoulli import (
 )
 from fedexp.matching.chains import Fused, fuse_chains
 from fedexp.matching.structure import structure_of
+from fedexp.methods.nafi import NAFI
+from fedexp.methods.pfnm import PFNM, class_shares
 from fedexp.running.experiment import Experiment
 from fedexp.storage.files import file_sha256
 from fedexp.storage.model_folder import ModelFolder, save_outcome
@@ -547,7 +547,7 @@ def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(tm
     assert not np.array_equal(orders[0], orders[1])
     for env in (other_seed, drawn.env.at(1)):
         assert not np.array_equal(drawn.aggregator._orders(env, 6, [0], False)[0], orders)
-    node = {"_target_": "fedexp.aggregators.nafi.NAFI", "orders": str(file)}
+    node = {"_target_": "fedexp.methods.nafi.NAFI", "orders": str(file)}
     assert pin({"aggregator": node}) == {
         "aggregator.orders": file_sha256(file)
     }  # what is in it is part of the run's name

@@ -94,7 +94,7 @@ def test_fedprox_pulls_harder_with_larger_mu() -> None:
 
 def test_fedprox_hook_is_the_gradient_of_its_quadratic() -> None:
     from fedexp.core.kernel import adjusted
-    from fedexp.trainers.fedprox import FedProx
+    from fedexp.methods.fedprox import FedProx
 
     world = make_world("method=fedprox", "trainer.mu=0.7")
     start = world.env.initial_weights().params

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.aggregators.averaging import Collecting
-from fedexp.aggregators.krum import Krum
-from fedexp.aggregators.median import Median
-from fedexp.aggregators.trimmed_mean import TrimmedMean
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.trees import Tree
 from fedexp.engines.serial import Serial
+from fedexp.methods.bases.averaging import Collecting
+from fedexp.methods.krum import Krum
+from fedexp.methods.median import Median
+from fedexp.methods.trimmed_mean import TrimmedMean
 from fedexp.running.experiment import Experiment
 from tests.world import SOFTMAX, make_data, make_world
 

@@ -14,12 +14,12 @@ from fedexp.core.jobs import ClientResult
 from fedexp.core.trainer import RoundStats
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial
-from fedexp.server_optimizers.fedadam import FedAdam
-from fedexp.server_optimizers.fedavgm import FedAvgM
-from fedexp.server_optimizers.fedexp import FedExP
-from fedexp.server_optimizers.fedyogi import FedYogi
-from fedexp.trainers.fedprox import FedProx
-from fedexp.trainers.sgd import Sgd
+from fedexp.methods.fedadam import FedAdam
+from fedexp.methods.fedavg import PlainTrainer
+from fedexp.methods.fedavgm import FedAvgM
+from fedexp.methods.fedexp import FedExP
+from fedexp.methods.fedprox import FedProx
+from fedexp.methods.fedyogi import FedYogi
 from tests.world import make_data, make_world
 
 SPEC = ModelSpec("tests.world.Softmax", ())
@@ -146,7 +146,7 @@ def test_fednova_normaliser_is_its_recursion(rho: float, tau: int) -> None:
     for _ in range(tau):
         k = rho * k + 1
         a += k
-    assert Sgd().normalizer(tau, budget(momentum=rho)) == pytest.approx(a, rel=1e-12)
+    assert PlainTrainer().normalizer(tau, budget(momentum=rho)) == pytest.approx(a, rel=1e-12)
 
 
 def test_fednova_normaliser_with_a_proximal_pull() -> None:
@@ -154,7 +154,7 @@ def test_fednova_normaliser_with_a_proximal_pull() -> None:
     closed = (1 - (1 - lr * mu) ** tau) / (lr * mu)
     assert FedProx(mu=mu).normalizer(tau, budget(lr)) == pytest.approx(closed, rel=1e-12)
     assert FedProx(mu=0.0).normalizer(tau, budget(lr)) == tau
-    assert FedProx(mu=1e-9).normalizer(tau, budget(lr, 0.5)) == pytest.approx(Sgd().normalizer(tau, budget(lr, 0.5)))
+    assert FedProx(mu=1e-9).normalizer(tau, budget(lr, 0.5)) == pytest.approx(PlainTrainer().normalizer(tau, budget(lr, 0.5)))
 
 
 @pytest.mark.parametrize("momentum", ["0.0", "0.5"])

@@ -9,10 +9,10 @@ import torch
 
 from fedexp.core.numerics import Numerics
 from fedexp.core.probe import Probe
-from fedexp.engines.memo import Memo
+from fedexp.engines.client_cache import Memo
 from fedexp.engines.serial import Serial
-from fedexp.probes.class_counts import ClassCounts
-from fedexp.probes.projections import Projections
+from fedexp.methods.bases.class_counts import ClassCounts
+from fedexp.methods.ma_echo.projections import Projections
 from tests.world import World, answers, make_data, make_world
 
 NUMERICS = Numerics({}, threads=1, device="cpu", dtype="float64")

@@ -12,9 +12,9 @@ from fedexp.core import trees
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.kept import Kept
 from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
+from fedexp.core.stored_weights import Kept
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
 

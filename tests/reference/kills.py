@@ -13,7 +13,7 @@ from fedexp.config.compose import compose
 from fedexp.running import execute as running
 from fedexp.storage.files import read_jsonl
 from fedexp.storage.run_folder import Journal
-from tests.nursery import Forked
+from tests.fork_server import Forked
 
 SMALL = [
     "clients=4",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedexp.aggregators.mean import Mean
 from fedexp.core import trees
 from fedexp.core.env import Env
 from fedexp.core.needs import Needs
 from fedexp.core.trainer import RoundStats
 from fedexp.core.trees import Tree
+from fedexp.methods.fedavg import Mean
 
 
 @dataclass(frozen=True)

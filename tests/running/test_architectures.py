@@ -17,7 +17,7 @@ from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.core.runner import Snapshot, next_jobs, run
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.engines.memo import Memo
+from fedexp.engines.client_cache import Memo
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.running.experiment import Experiment

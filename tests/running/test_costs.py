@@ -13,7 +13,7 @@ import pytest
 from fedexp.config.compose import compose
 from fedexp.core.jobs import ClientJob
 from fedexp.core.runner import Snapshot, next_jobs
-from fedexp.engines.memo import Memo
+from fedexp.engines.client_cache import Memo
 from fedexp.engines.serial import Serial
 from fedexp.running import peak_memory as peak_memory_module
 from fedexp.running.costs import Meter, costs

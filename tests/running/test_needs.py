@@ -8,23 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedexp.aggregators.mean import Mean
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.layers import check_head
 from fedexp.core.needs import SAME_INIT, SGD, Demand, Needs
 from fedexp.core.weights import ModelSpec
 from fedexp.data.federated import Proxy
+from fedexp.methods import fedadam, fedexp
+from fedexp.methods.fedavg import Mean, PlainServerStep, PlainTrainer
+from fedexp.methods.fedyogi import FedYogi
 from fedexp.models.mlp import MLP
 from fedexp.running.experiment import Experiment
 from fedexp.running.needs import check_needs
 from fedexp.running.remarks import remarks
-from fedexp.server_optimizers import fedadam, fedexp
-from fedexp.server_optimizers.fedyogi import FedYogi
-from fedexp.server_optimizers.sgd import Sgd
-from fedexp.trainers import sgd
 
-FEDDYN = "fedexp.trainers.feddyn"
+FEDDYN = "fedexp.methods.feddyn"
 TRAINER = "trainer=feddyn"
 SERVER = ("server_optimizer=feddyn",)
 HERE = "tests.running.test_needs"
@@ -40,14 +38,14 @@ class Asking(Mean):
 
 
 @dataclass(frozen=True)
-class Sampled(sgd.Sgd):
+class Sampled(PlainTrainer):
     @property
     def needs(self) -> Needs:
         return Needs((Demand("aggregator.weights", "samples", "counts samples"),))
 
 
 @dataclass(frozen=True)
-class OnFeatures(sgd.Sgd):
+class OnFeatures(PlainTrainer):
     """A trainer that runs the head alone."""
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
@@ -85,7 +83,7 @@ def test_a_trainer_without_its_server_optimizer_is_refused() -> None:
     said = refused(TRAINER, "aggregator.weights=uniform")
     for words in (
         "trainer FedDyn needs the server",
-        "fedexp.server_optimizers.sgd.Sgd",
+        "fedexp.methods.fedavg.PlainServerStep",
         f"{FEDDYN}.FedDynServer",
         "set server_optimizer=feddyn",
     ):
@@ -106,7 +104,7 @@ def test_two_plugins_that_want_different_things_are_refused_by_name() -> None:
         "trainer FedDyn and aggregator Asking exclude each other",
         "needs the server that corrects its drift",
         "adapts its steps",
-        f"{FEDDYN}.FedDynServer and fedexp.server_optimizers.fedadam.FedAdam",
+        f"{FEDDYN}.FedDynServer and fedexp.methods.fedadam.FedAdam",
         "set another trainer or another aggregator",
     ):
         assert words in said
@@ -117,7 +115,7 @@ def test_two_plugins_that_want_different_things_are_refused_by_name() -> None:
 
 def checked(*needs: Needs, server_optimizer=None, proxy=None, validation=False, **config) -> None:
     """Three plug-ins of the given needs, by default none."""
-    kinds = [sgd.Sgd, Mean, type(server_optimizer or Sgd())]
+    kinds = [PlainTrainer, Mean, type(server_optimizer or PlainServerStep())]
     plugins = []
     for number, kind in enumerate(kinds):
         wanted = needs[number] if number < len(needs) else Needs()
@@ -146,7 +144,7 @@ def test_needs_that_agree_unite() -> None:
 
 
 def test_data_that_a_plugin_needs() -> None:
-    for number, name in enumerate(("trainer Sgd", "aggregator Mean", "server optimizer Sgd")):
+    for number, name in enumerate(("trainer PlainTrainer", "aggregator Mean", "server optimizer PlainServerStep")):
 
         def only(needs: Needs, number: int = number) -> list[Needs]:
             return [Needs()] * number + [needs]

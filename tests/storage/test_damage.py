@@ -163,7 +163,7 @@ def test_a_memo_that_cannot_be_written_ends_no_run(root: Path) -> None:
 
 
 def test_a_memo_on_a_full_disk_ends_no_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedexp.engines.memo.remember", full)
+    monkeypatch.setattr("fedexp.engines.client_cache.remember", full)
     result, said = start()
     assert result["status"] == "done"
     assert sum("No space left" in text for text in said) == 1

@@ -15,8 +15,8 @@ import torch
 from fedexp.config.compose import compose
 from fedexp.core.client_states import After, committed
 from fedexp.core.errors import StorageError
-from fedexp.core.kept import Kept, ModelStore, kept_in
 from fedexp.core.runner import Snapshot, run
+from fedexp.core.stored_weights import Kept, ModelStore, kept_in
 from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial

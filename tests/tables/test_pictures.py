@@ -20,7 +20,7 @@ import pytest
 from matplotlib.image import imread
 
 from fedexp.core.errors import ConfigError
-from fedexp.tables.looks import FILE, read_looks
+from fedexp.tables.plot_styles import FILE, read_looks
 from fedexp.tables.report import canvas, curves, delta, texts
 from fedexp.tables.report.pictures import pictures
 from fedexp.tables.report.report import Look, Method, Report

@@ -23,7 +23,7 @@ from fedexp.tracking.feed import Feed
 from fedexp.tracking.logger import Logger, RunInfo
 from fedexp.tracking.tensorboard import TensorBoard
 from fedexp.tracking.wandb import Wandb, flat_config
-from tests.nursery import Forked
+from tests.fork_server import Forked
 
 
 @pytest.fixture(autouse=True)

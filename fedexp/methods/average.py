@@ -1,0 +1,44 @@
+"""The plain mean of a cohort's models, each with weight 1 / N.
+
+Reference: "Average" of Su, Li, Xue, One-shot Federated Learning without server-side training, Neural Networks 2023
+(MA-Echo): every tensor plainly, or the last layer's rows over those clients that know their class.
+Up: models; with ``last_layer=masked`` the class counts n_{i,c} as well. Server state: the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientResult
+from fedexp.core.probe import Probe
+from fedexp.core.task import Metrics
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.methods.bases.fusion import FusionAggregator, averaged
+from fedexp.methods.bases.output_layer import LastLayer, check_mask, presence, presence_probes, with_masked_output
+
+
+@dataclass(frozen=True)
+class Average(FusionAggregator):
+    """The mean of the models; integer buffers take their maximum.
+
+    Args:
+        last_layer: ``plain``, or ``masked``: row c is the mean over the clients with more than one sample of class c, and
+            zero where there is none.
+    """
+
+    last_layer: LastLayer = "plain"
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        check_mask(self.last_layer, spec, input_shape, "last_layer", "plain")
+
+    def probes(self, env: Env) -> tuple[Probe, ...]:
+        return presence_probes(self.last_layer, env)
+
+    def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
+        models = [result.weights for result in results]
+        fused = averaged(models)
+        if self.last_layer == "masked":
+            fused = with_masked_output(fused, models, presence(results), env.layers[-1])
+        return fused, {}

@@ -1,0 +1,217 @@
+"""What aggregators that average have in common: sampling, the trainer's server half, the server optimizer, the outcome.
+
+Up: y_i (and the trainer's payload). Down: w (and the trainer's shared trees). Server state: those trees and the server
+optimizer's. Logged: the norm of each of those trees that the trainer renews (``server/NAME``), and a `factor`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedexp.core import trees
+from fedexp.core.aggregator import Aggregator, State
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Needs
+from fedexp.core.outcome import Outcome
+from fedexp.core.task import Metrics
+from fedexp.core.trainer import RoundStats, ServerUpdate, Trainer
+from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
+
+
+@dataclass(frozen=True)
+class Averaging(Aggregator):
+    """Sample, train, merge the updates, apply the trainer's half and the server optimizer.
+
+    With weights p_i and normalisers a_i the direction is `factor` times what is merged of the u_i / a_i, where
+    u_i = y_i - w. `fedexp.methods.fedavg.Mean` merges in a stream, `Collecting` has the cohort side by side. Floating
+    buffers are averaged with the weights p_i, counters take their maximum.
+
+    Args:
+        weights: ``samples`` (p_i proportional to n_i) or ``uniform`` (1 / m).
+    """
+
+    weights: Literal["samples", "uniform"] = "samples"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_architecture=True)
+
+    @property
+    def averages_updates(self) -> bool:
+        return True
+
+    def cohort(self, env: Env) -> list[int]:
+        """Who trains in this round."""
+        return env.sample()
+
+    def population(self, env: Env) -> np.ndarray:
+        """(clients,) int64 training samples of those of whom the cohort is drawn; who has none takes no part."""
+        return env.sizes
+
+    def weight(self, num_examples: int) -> float:
+        """p_i before normalisation."""
+        return float(num_examples) if self.weights == "samples" else 1.0
+
+    def normalizer(self, result: ClientResult, env: Env) -> float:
+        """a_i of a result."""
+        return 1.0
+
+    @abstractmethod
+    def add(self, merging: Any, update: Tree, p: float, a: float) -> Any:
+        """`merging` (None before the first client) with one more update u_i, p before normalisation; in job order."""
+
+    @abstractmethod
+    def merged(self, merging: Any, p: Sequence[float]) -> Tree:
+        """One update of the cohort's (at least one client), made of the u_i / a_i; `p` as `add` had them."""
+
+    def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
+        """The direction's length in units of `merged`'s; ``stats.squared_norms`` are those of u_i / a_i here."""
+        return 1.0
+
+    def init(self, env: Env) -> State:
+        start = env.initial_weights()
+        return {
+            "weights": start,
+            "shared": env.trainer.init_shared(start.trainable),
+            "server": env.server_optimizer.init(start),
+            "evaluated": start,
+        }
+
+    def plan(self, state: State, env: Env) -> list[ClientJob]:
+        own_start = env.first and (env.init == "different" or len(env.specs.distinct) > 1)
+        return [
+            env.job(client, env.initial_weights(client) if own_start else state["weights"], state["shared"])
+            for client in self.cohort(env)
+        ]
+
+    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        old: Weights = state["weights"]
+        seen, merging = _Seen(old), None
+        norms = (env.trainer.needs | env.server_optimizer.needs | self.needs).update_norms
+        for result in results:
+            p, a = self.weight(result.num_examples), self.normalizer(result, env)
+            update = trees.sub(result.weights.params, old.params)
+            merging = self.add(merging, update, p, a)
+            seen.add(result, p, 1.0 if env.trainer.payload_weights == "uniform" else p)
+            if norms:
+                seen.squared_norms.append(trees.squared_norm(update) / a**2)
+            del update  # not held while the next client trains
+        if not seen.p:  # every sampled client was empty or skipped: the round changes nothing
+            return state, {"clients": 0}
+        direction, stats = self.merged(merging, seen.p), seen.stats(env, *self._whole(env))
+        factor = self.factor(direction, stats, env)
+        if factor != 1.0:
+            direction = trees.scale(direction, factor)
+            stats = replace(stats, squared_norms=tuple(factor**2 * s for s in stats.squared_norms))
+        server, params, metrics = env.server_optimizer.step(state["server"], old.params, direction, stats)
+        weights = Weights(old.spec, params, seen.buffers())
+        evaluated = env.server_optimizer.evaluated(server, params)
+        if type(self).factor is not Averaging.factor:
+            metrics = {**metrics, "server/factor": factor}
+        shared = state["shared"]
+        if type(env.trainer).update_shared is not Trainer.update_shared:
+            live, applied = old.trainable, trees.sub(params, old.params)
+            step = ServerUpdate({k: direction[k] for k in live}, {k: applied[k] for k in live})
+            shared = env.trainer.update_shared(shared, seen.payload(), step, stats)
+            renewed = {name: tree for name, tree in shared.items() if tree is not state["shared"].get(name)}
+            metrics = {**metrics, **{f"server/{name}": _length(tree) for name, tree in renewed.items()}}
+        new = {
+            "weights": weights,
+            "shared": shared,
+            "server": server,
+            "evaluated": weights if evaluated is params else Weights(old.spec, evaluated, weights.buffers),
+        }
+        return new, {"clients": stats.m, **metrics}
+
+    def _whole(self, env: Env) -> tuple[int, float]:
+        """N, the clients who may take part, and the sum of their p before normalisation: by size, for N may be millions."""
+        clients = np.bincount(self.population(env))  # of each size
+        sizes = [n for n in np.flatnonzero(clients).tolist() if n]
+        return int(clients[1:].sum()), sum(self.weight(n) * int(clients[n]) for n in sizes)
+
+    def outcome(self, state: State) -> Outcome:
+        return Outcome((state["evaluated"],), self.delivers)
+
+
+@dataclass(frozen=True)
+class Collecting(Averaging):
+    """Rules that need the cohort's updates side by side, a median say; memory grows with the cohort."""
+
+    @abstractmethod
+    def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
+        """One update of the cohort's u_i / a_i (at least one, in job order); `p` sums to 1."""
+
+    def add(self, merging: Any, update: Tree, p: float, a: float) -> list[Tree]:
+        return [*(merging or []), update if a == 1.0 else trees.scale(update, 1 / a)]
+
+    def merged(self, merging: Any, p: Sequence[float]) -> Tree:
+        total = sum(p)
+        return self.merge(merging, [each / total for each in p])
+
+
+def _length(tree: Tree) -> float:
+    """Euclidean norm, of the floating tensors: a trainer may count something, too."""
+    return math.sqrt(trees.squared_norm({name: value for name, value in tree.items() if value.is_floating_point()}))
+
+
+class _Seen:
+    """What is known of a round's clients, and sums of their buffers and payloads."""
+
+    def __init__(self, old: Weights) -> None:
+        self.old = old
+        self.p: list[float] = []
+        self.tau: list[int] = []
+        self.squared_norms: list[float] = []
+        self.buffer_sums: Tree = {}
+        self.payload_sums: dict[str, Tree] = {}
+        self.payload_weight = 0.0
+
+    def add(self, result: ClientResult, p: float, payload_weight: float) -> None:
+        if not self.p:
+            self.buffer_sums = {
+                k: torch.zeros_like(v) if v.is_floating_point() else v.clone() for k, v in self.old.buffers.items()
+            }
+            self.payload_sums = {name: trees.zeros_like(tree) for name, tree in result.payload.items()}
+        for name, value in result.weights.buffers.items():
+            if value.is_floating_point():
+                self.buffer_sums[name].add_(value, alpha=p)
+            else:
+                torch.maximum(self.buffer_sums[name], value, out=self.buffer_sums[name])
+        for name, tree in result.payload.items():
+            torch._foreach_add_(trees.tensors(self.payload_sums[name]), trees.tensors(tree), alpha=payload_weight)
+        self.payload_weight += payload_weight
+        self.p.append(p)
+        self.tau.append(result.num_steps)
+
+    def buffers(self) -> Tree:
+        total = sum(self.p)
+        frozen = self.old.frozen  # the mean of equal numbers may differ from them in the last bit
+        kept = {k: v for k, v in self.old.buffers.items() if k in frozen}
+        return {k: v / total if v.is_floating_point() else v for k, v in self.buffer_sums.items()} | kept
+
+    def payload(self) -> dict[str, Tree]:
+        return {name: trees.scale(tree, 1 / self.payload_weight) for name, tree in self.payload_sums.items()}
+
+    def stats(self, env: Env, N: int, whole: float) -> RoundStats:
+        """`whole`: the sum of p over all N, before normalisation."""
+        total = sum(self.p)
+        return RoundStats(
+            round=env.round,
+            N=N,
+            m=len(self.p),
+            share=total / whole,
+            lr=env.lr,
+            lr_0=env.budget.lr_0,
+            p=tuple(p / total for p in self.p),
+            tau=tuple(self.tau),
+            squared_norms=tuple(self.squared_norms),
+        )

@@ -1,0 +1,228 @@
+"""What distillation without data has in common: teachers once a round, then epochs on the server, a step each."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedexp.core.aggregator import Aggregator, State
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.kernel import StepNoise
+from fedexp.core.needs import Demand, Needs
+from fedexp.core.outcome import Outcome
+from fedexp.core.seeds import seed_of
+from fedexp.core.task import Metrics
+from fedexp.core.weights import Weights
+from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.pictures import by_class
+from fedexp.distillation.stacking import Running, stacks
+from fedexp.distillation.student import distil, fresh_student
+from fedexp.methods.bases.fusion import averaged
+from fedexp.server_training.optimizers import Optimizer, Sgd, cosine
+from fedexp.tasks.classification import Classification
+
+Lesson = tuple[Tensor, Tensor]  # normalised inputs (b, ...) and the teachers' logits of them (b, C)
+
+
+@dataclass(frozen=True)
+class DataFree(Aggregator):
+    """A round's first step trains the clients; each of its T further steps is an epoch of the method on the server.
+
+    The outcome is the student, the server's network; it is traced after every epoch, series ``student``, and
+    ``distillation/loss``, the epoch's mean, and ``distillation/steps`` are logged. A killed run repeats the epoch that it was
+    killed in. A round's first step logs ``teachers/stacked``, 0 or 1.
+    State: the round, its finished steps, whether teachers run stacked, the student, its optimizer, the teachers (kept models)
+    and, under ``own``, what the method itself keeps.
+
+    Args:
+        T: server epochs a round; ``limit.server_steps`` bounds them.
+        tau: temperature of distillation, whose loss has the factor tau^2.
+        lr_student, schedule: step size of the student, constant or on half a cosine over the T epochs to 0; student: its
+            optimizer.
+        student_start: its weights at the start of a round: ``previous`` (the last round's; fresh in the first), ``fresh``
+            (an initialisation of its own) or ``fedavg`` (the teachers' mean).
+        b: images a generated batch.
+        at_once: `fedexp.distillation.ensemble.Ensemble`.
+        teachers: run ``stacked`` or ``looped``, one after the other; ``auto`` is `fedexp.distillation.stacking`'s choice for the
+            first cohort, kept in the state.
+        precision: ``bf16``: autocast in the teachers' passes, looped, and the generator's; losses, statistics and the student
+            stay as they are.
+    """
+
+    remedy: ClassVar[str] = "lower aggregator.lr_student, or bound gradients with aggregator.student.clip"
+
+    T: int = 200
+    tau: float = 20.0
+    lr_student: float = 0.01
+    schedule: Literal["constant", "cosine"] = "constant"
+    student: Optimizer = field(default_factory=lambda: Sgd(momentum=0.9))
+    student_start: Literal["previous", "fresh", "fedavg"] = "previous"
+    b: int = 128
+    at_once: int | None = None
+    teachers: Running = "auto"
+    precision: Literal["float32", "bf16"] = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("T", "tau", "lr_student", "at_once"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name} must be positive, got {value}")
+        require(self.b >= 2, f"b must be at least 2, got {self.b}")  # BatchNorm has no variance of one
+        require(
+            self.precision == "float32" or self.teachers != "stacked",
+            "teachers=stacked does not run in precision=bf16: set teachers=looped",
+        )
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            (Demand("task", Classification, "compares logits of classes"),),
+            same_architecture=self.student_start == "fedavg",
+            lifted_by="aggregator.student_start=fresh" if self.student_start == "fedavg" else "",
+            broadcasts=True,
+            images=True,
+        )
+
+    def init(self, env: Env) -> State:
+        if self.teachers == "stacked":
+            _check_stackable(env)
+        if self.precision == "bf16":
+            _check_bf16(env)
+        work = {"student": fresh_student(env), "optimizer": {}, "teachers": [], "own": {}}
+        return {"round": 0, "epoch": 0, "stacked": None, **work}
+
+    def position(self, state: State, step: int) -> tuple[int, int]:
+        return state["round"], state["epoch"]
+
+    def plan(self, state: State, env: Env) -> list[ClientJob]:
+        if env.step:
+            return []
+        return [env.job(c, state["student"] if env.round else env.initial_weights(c), {}) for c in env.sample()]
+
+    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        if env.step == 0:
+            return self._begin(state, [result.weights for result in results], env)
+        ensemble = Ensemble(
+            [kept.load() for kept in state["teachers"]],
+            self.at_once,
+            stacked=state["stacked"],
+            bf16=self.precision == "bf16",
+        )
+        epochs, lr = env.server_steps(self.T), self.lr_student
+        if self.schedule == "cosine":
+            lr = cosine(lr, env.step - 1, epochs)
+        state, metrics = self.epoch(state, ensemble, lr, env)
+        if env.trace.wants(env.step):
+            env.trace(env.step, {"student": self.outcome(state)}, values=metrics)
+        if env.step == epochs:
+            return _ended(state), metrics
+        return {**state, "epoch": env.step + 1}, metrics
+
+    def _begin(self, state: State, models: list[Weights], env: Env) -> tuple[State, Metrics]:
+        """The round's teachers and the student's start."""
+        if not models:  # every client was skipped: the round changes nothing
+            return _ended(state), {"clients": 0}
+        student = state["student"]
+        if self.student_start == "fedavg":
+            student = averaged(models)
+        elif self.student_start == "fresh" and env.round:
+            student = fresh_student(env)
+        stacked = state["stacked"]
+        if stacked is None:
+            inputs = torch.zeros(self.b, *env.input_shape, device=env.device, dtype=env.dtype)
+            running = "looped" if self.precision == "bf16" else self.teachers
+            stacked = stacks(running, models, self.at_once, inputs)
+        started = {
+            **state,
+            "epoch": 1,
+            "stacked": stacked,
+            "student": student,
+            "optimizer": self.student.init(student.trainable),
+            "teachers": [env.keep(model) for model in models],
+            "own": self.begin(state["own"], env),
+        }
+        return started, {"clients": len(models), "teachers/stacked": int(stacked)}
+
+    def begin(self, own: State, env: Env) -> State:
+        """What the method keeps, ``state["own"]``, at the start of a round; `own` is what the last one left."""
+        return {}
+
+    @abstractmethod
+    def epoch(self, state: State, ensemble: Ensemble, lr: float, env: Env) -> tuple[State, Metrics]:
+        """Epoch number ``env.step`` (from 1) of a round: the student, its optimizer and ``own`` after it.
+
+        Args:
+            lr: of the student.
+        """
+
+    @abstractmethod
+    def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
+        """(n, c, H, W) images to look at after a round, the oldest first, 8 bits a value or in [0, 1], and (n,) their classes."""
+
+    def pictures(self, state: State, env: Env) -> Mapping[str, Tensor]:
+        """``synthetic``: images of the bank, or fresh ones of a generator that keeps none, a row a class."""
+        return {"synthetic": by_class(*self.made(state, env), env.num_classes)} if state["own"] else {}
+
+    def taught(self, state: State, lessons: Iterable[Lesson], lr: float, env: Env) -> tuple[State, Metrics]:
+        """The state after a step of the student on each of `lessons`, and what to log."""
+        noise = StepNoise(seed_of(env.seed, "student noise", env.round, env.step), env.device)
+        student, optimizer, losses = distil(
+            state["student"], state["optimizer"], lessons, self.student, lr, self.tau, noise
+        )
+        metrics = {"distillation/loss": float(losses.mean()), "distillation/steps": len(losses)}
+        if not math.isfinite(metrics["distillation/loss"]):
+            raise FedexpError(f"the student's loss is not finite in server epoch {env.step}", do=self.remedy)
+        return {**state, "student": student, "optimizer": optimizer}, metrics
+
+    def outcome(self, state: State) -> Outcome:
+        return Outcome((state["student"],), self.delivers)
+
+
+def _check_stackable(env: Env) -> None:
+    """Refuse teachers that cannot run as one: of several architectures, or with what torch.vmap does not know."""
+    specs = list(dict.fromkeys(env.spec_of(client) for client in range(env.num_clients)))
+    reason = "they differ in architecture"
+    if len(specs) == 1:
+        model = Weights.init(specs[0], seed_of("stacked"), env.device, env.dtype)
+        inputs = torch.zeros(2, *env.input_shape, device=env.device, dtype=env.dtype)
+        try:
+            Ensemble([model, model], stacked=True)(inputs)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+        else:
+            return
+    raise ConfigError(
+        f"teachers cannot be stacked: {reason}",
+        where="aggregator.teachers",
+        expected="auto or looped",
+        got="stacked",
+        do="set aggregator.teachers=auto",
+    )
+
+
+def _check_bf16(env: Env) -> None:
+    """Refuse types that autocast leaves alone and devices that do not have bfloat16."""
+    cuda = env.device.type == "cuda"
+    reason = f"{env.device} has none" if cuda and not torch.cuda.is_bf16_supported(including_emulation=False) else None
+    if env.dtype != torch.float32:
+        reason = f"autocast leaves {env.dtype} as it is"
+    if reason:
+        raise ConfigError(
+            f"bfloat16 cannot be used: {reason}",
+            where="aggregator.precision",
+            expected="float32, or dtype=float32 on a device with bfloat16",
+            got="bf16",
+            do="set aggregator.precision=float32",
+        )
+
+
+def _ended(state: State) -> State:
+    return {**state, "round": state["round"] + 1, "epoch": 0, "teachers": []}

@@ -1,0 +1,85 @@
+"""Methods that merge a cohort's trained models at once: in one shot, or in every round."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedexp.core.aggregator import Aggregator, State
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Needs
+from fedexp.core.outcome import Outcome
+from fedexp.core.probe import Probe
+from fedexp.core.task import Metrics
+from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
+
+
+@dataclass(frozen=True)
+class FusionAggregator(Aggregator):
+    """A pure function of the cohort's models (and of what its probes answer), executed after every round.
+
+    Clients of the first round start from the global model or, with ``init=different``, each from its own; those of later
+    rounds from the fused one. Server state: the fused model.
+    """
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_architecture=True)
+
+    def probes(self, env: Env) -> tuple[Probe, ...]:
+        """What is asked about every trained model."""
+        return ()
+
+    @abstractmethod
+    def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
+        """One model of the cohort's (at least one), and what to log."""
+
+    def init(self, env: Env) -> State:
+        return {"weights": env.initial_weights()}
+
+    def plan(self, state: State, env: Env) -> list[ClientJob]:
+        probes = self.probes(env)
+        own = env.first
+        starts = {
+            c: env.initial_weights(c) if own and env.init == "different" else self.start_of(c, state, env)
+            for c in env.sample()
+        }
+        return [env.job(c, start, {}, probes=probes) for c, start in starts.items()]
+
+    def start_of(self, client: int, state: State, env: Env) -> Weights:
+        """What a client begins with, where it has no initialisation of its own."""
+        weights: Weights = state["weights"]
+        return weights
+
+    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        cohort = list(results)
+        if not cohort:  # every sampled client was skipped: the round changes nothing
+            return state, {"clients": 0}
+        weights, metrics = self.fuse(cohort, env)
+        return {"weights": weights}, {"clients": len(cohort), **metrics}
+
+    def outcome(self, state: State) -> Outcome:
+        return Outcome((state["weights"],), self.delivers)
+
+
+def averaged(models: Sequence[Weights]) -> Weights:
+    """Mean of every parameter and floating buffer; maximum of integer buffers. What is frozen is the first model's, bit by bit.
+
+    At least one model, all of one spec.
+    """
+    frozen = models[0].frozen
+
+    def mean(values: list[Tensor]) -> Tensor:
+        stacked = torch.stack(values)
+        return stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0)
+
+    def over(trees: list[Tree]) -> Tree:
+        return {k: v if k in frozen else mean([tree[k] for tree in trees]) for k, v in trees[0].items()}
+
+    return Weights(models[0].spec, over([m.params for m in models]), over([m.buffers for m in models]))

@@ -1,0 +1,80 @@
+"""The output layer merged class by class: row c is the mean over the models of clients that have class c.
+
+Reference: Su, Li, Xue, One-shot Federated Learning without server-side training, Neural Networks 2023 (MA-Echo).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedexp.core.env import Env
+from fedexp.core.errors import ConfigError
+from fedexp.core.jobs import ClientResult
+from fedexp.core.layers import Layer, layers_of
+from fedexp.core.probe import Probe
+from fedexp.core.weights import ModelSpec, Weights, by_spec
+from fedexp.methods.bases.class_counts import ClassCounts, counts
+
+LastLayer = Literal["plain", "masked"]
+
+
+def check_mask(choice: str, spec: ModelSpec, input_shape: tuple[int, ...], key: str, others: str) -> None:
+    """`check_classes` where `choice`, the value of ``aggregator.<key>``, is ``masked``; it could be `others`."""
+    if choice == "masked":
+        check_classes(spec, input_shape, f"aggregator.{key}", f"set aggregator.{key}={others}")
+
+
+def check_classes(spec: ModelSpec, input_shape: tuple[int, ...], where: str, do: str) -> None:
+    """Refuse a model whose last layer has rows that stand for no class, a generative one's say; `ConfigError` says what to do."""
+    classes = dict(spec.kwargs).get("num_classes")
+    if classes is None:
+        return
+    rows, name = _output_rows(spec, input_shape)
+    if rows != classes:
+        raise ConfigError(
+            "an output layer merged class by class needs a row for every class, and the model's has other rows",
+            where=where,
+            expected=f"{classes} rows in {name}",
+            got=f"{rows} rows",
+            do=do,
+        )
+
+
+@by_spec
+def _output_rows(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[int, str]:
+    """Rows of the last layer's weight, and its name."""
+    name = layers_of(spec, input_shape)[-1].weight
+    with torch.device("meta"):
+        return len(spec.module().get_parameter(name)), name
+
+
+def presence_probes(choice: str, env: Env) -> tuple[Probe, ...]:
+    """What `presence` asks of the clients where `choice` is ``masked``; nothing else."""
+    return (ClassCounts(env.num_classes),) if choice == "masked" else ()
+
+
+def presence(results: Sequence[ClientResult]) -> Tensor:
+    """(models, classes) bool: does the client have more than one sample of the class?"""
+    return counts(list(results)) > 1
+
+
+def masked_output(rows: Tensor, present: Tensor) -> Tensor:
+    """Row c is the mean over the models that know class c, zero where none does.
+
+    Args:
+        rows: (models, classes, ...), the last layer's weight or bias of every model.
+        present: (models, classes) bool.
+    """
+    mask = present.to(rows).reshape(*present.shape, *[1] * (rows.dim() - 2))
+    return (rows * mask).sum(0) / mask.sum(0).clamp(min=1)
+
+
+def with_masked_output(fused: Weights, models: Sequence[Weights], present: Tensor, output: Layer) -> Weights:
+    """`fused` with the last layer, weight and bias, replaced by the `masked_output` of `models`."""
+    names = [name for name in (output.weight, output.bias) if name is not None]
+    masked = {name: masked_output(torch.stack([m.params[name] for m in models]), present) for name in names}
+    return Weights(fused.spec, {**fused.params, **masked}, fused.buffers)

@@ -1,0 +1,210 @@
+"""What methods have in common whose server trains on data of its own between a round's mean and the next round.
+
+A round's first step is FedAvg's; each further one is a stretch of optimizer steps on the server, so that a run resumes between
+two of them; the model is traced after every stretch, series ``student``. Server state: FedAvg's, and within a round what the
+method made of the cohort.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedexp.core.aggregator import State
+from fedexp.core.build import require
+from fedexp.core.data import Samples
+from fedexp.core.env import Env
+from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.kernel import StepNoise
+from fedexp.core.needs import Needs
+from fedexp.core.net import Net
+from fedexp.core.outcome import Outcome
+from fedexp.core.seeds import seed_of
+from fedexp.core.task import Metrics
+from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights, by_spec
+from fedexp.methods.fedavg import Mean
+from fedexp.server_training.batches import batches, on_device
+
+network = by_spec(Net)
+"""``network(spec, device, dtype)``: a network that the server uses again and again, in whatever mode it was left."""
+
+Part = tuple[int, Tensor, Tensor]
+"""A batch of proxy data: the round's optimizer step that it is for, from 0, positions (b,) and inputs (b, ...)."""
+
+
+@dataclass(frozen=True)
+class ServerTrained(Mean):
+    """A first step, FedAvg's mean unless the method says otherwise, then optimizer steps on proxy data.
+
+    Without any of these, from the mean, the method is FedAvg to the bit.
+
+    Args:
+        steps, epochs: of server training a round, exactly one of them: optimizer steps, or passes over the proxy data.
+        batch_size: of proxy data.
+    """
+
+    steps: int | None = None
+    epochs: int | None = 20
+    batch_size: int = 128
+
+    def __post_init__(self) -> None:
+        require((self.steps is None) != (self.epochs is None), "set one of steps and epochs, the other one to null")
+        for name in ("steps", "epochs"):
+            value = getattr(self, name)
+            require(value is None or value >= 0, f"{name} must not be negative, got {value}")
+        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs(proxy=True)
+
+    def watched(
+        self, results: Iterable[ClientResult], start: Weights, gathered: State, env: Env
+    ) -> Iterator[ClientResult]:
+        """The cohort as it comes in; what server training needs of it goes into `gathered`.
+
+        Args:
+            start: the round's global model, w^t.
+        """
+        yield from results
+
+    def first_step(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        """FedAvg's step: the state whose ``weights`` server training starts from."""
+        return super().update(state, results, env)
+
+    @abstractmethod
+    def begin(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
+        """What server training goes through the round with, from what was gathered; `mean` is what it starts from."""
+
+    @abstractmethod
+    def train(
+        self, weights: Weights, work: State, net: Net, parts: Iterator[Part], env: Env
+    ) -> tuple[Weights, State, Metrics]:
+        """The model, `work` and what to log after one optimizer step for each of `parts`.
+
+        Args:
+            net: the server's network in training mode; its random layers draw for the step at hand.
+        """
+
+    def stopped(self, work: State) -> bool:
+        """Whether server training is over before its steps are."""
+        return False
+
+    def end(self, weights: Weights, work: State, env: Env) -> Weights:
+        """The round's global model, from the last one trained."""
+        return weights
+
+    def total(self, env: Env) -> int:
+        """Optimizer steps of server training a round."""
+        return env.server_steps((self.epochs or 0) * self.pass_length(env) if self.steps is None else self.steps)
+
+    def pass_length(self, env: Env) -> int:
+        """Batches of one pass over the proxy data."""
+        return -(-len(proxy_of(env)) // self.batch_size)
+
+    def stretch(self, env: Env) -> int:
+        """Optimizer steps that one step of the run takes: those of a pass over the proxy data."""
+        return self.pass_length(env)
+
+    def init(self, env: Env) -> State:
+        if len(proxy_of(env)) < 2 and network(env.server_spec, env.device, env.dtype).has_batch_norm:
+            raise ConfigError(
+                "BatchNorm has no statistics of one sample, and the server has one",
+                where="proxy.size",
+                expected="2 samples or more",
+                got=len(proxy_of(env)),
+            )
+        return {**super().init(env), "round": 0, "stage": 0, "work": {}}
+
+    def position(self, state: State, step: int) -> tuple[int, int]:
+        return state["round"], state["stage"]
+
+    def plan(self, state: State, env: Env) -> list[ClientJob]:
+        return [] if env.step else super().plan(state, env)
+
+    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        if env.step:
+            return self._stage(state, env)
+        gathered: dict[str, Any] = {}
+        start: Weights = state["weights"]
+        watched = self.watched(results, start, gathered, env) if self.total(env) else results
+        new, metrics = self.first_step(state, watched, env)
+        if not metrics["clients"] or not self.total(env):
+            return {**new, "round": env.round + 1, "stage": 0, "work": {}}, metrics
+        work = {"taken": 0, **self.begin(gathered, start, new["weights"], env)}
+        return {**new, "round": env.round, "stage": 1, "work": work}, metrics
+
+    def _stage(self, state: State, env: Env) -> tuple[State, Metrics]:
+        taken = state["work"]["taken"]
+        until = min(taken + self.stretch(env), self.total(env))
+        net = network(env.server_spec, env.device, env.dtype)
+        net.train()
+        try:
+            parts = self._parts(taken, until, net, env)
+            weights, work, metrics = self.train(state["weights"], state["work"], net, parts, env)
+        finally:
+            net.set_noise(None)
+            net.release()
+        work = {**work, "taken": until}
+        over = until == self.total(env) or self.stopped(work)
+        if over:
+            weights = self.end(weights, work, env)
+        if env.trace.wants(env.step):
+            env.trace(env.step, {"student": Outcome((weights,), self.delivers)}, values=metrics)
+        where = {"round": env.round + 1, "stage": 0, "work": {}} if over else {"stage": env.step + 1, "work": work}
+        return {**state, "weights": weights, "evaluated": weights, **where}, metrics
+
+    def _parts(self, taken: int, until: int, net: Net, env: Env) -> Iterator[Part]:
+        """The batches of steps `taken` to `until`, the latter excluded."""
+        proxy = proxy_of(env)
+        names = (env.seed, "server", env.round)
+        noise = StepNoise(seed_of(*names, "noise"), env.device)
+        net.set_noise(noise)
+        order = batches(len(proxy), self.batch_size, *names, epochs=None, start=taken)
+        for step, at in enumerate(on_device(islice(order, until - taken), proxy.x.device), start=taken):
+            if len(at) == 1 and net.has_batch_norm:
+                continue  # it has no statistics of one
+            noise.step = step
+            yield step, at, proxy.inputs(at)
+
+
+def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
+    """``server/loss``: the mean over optimizer steps, by their number from 0; nothing where there were none.
+
+    Args:
+        total: steps of the round.
+
+    Raises:
+        FedexpError: it is NaN or infinite.
+    """
+    if not losses:
+        return {}
+    mean = float(torch.stack([*losses.values()]).mean())
+    if not math.isfinite(mean):
+        step = next((step for step, loss in losses.items() if not loss.isfinite()), max(losses))
+        raise FedexpError(
+            "the loss of training on the server is not finite",
+            where=f"round {env.round}, step {step + 1} of {total} on the server",
+            do="lower aggregator.lr" if step else "lower local.lr, if the clients diverged, or aggregator.lr",
+        )
+    return {"server/loss": mean}
+
+
+def proxy_of(env: Env) -> Samples:
+    """The server's data, which ``Needs(proxy=True)`` asked for."""
+    assert env.proxy is not None
+    return env.proxy
+
+
+def whole(weights: Weights, live: Tree) -> Tree:
+    """All parameters of `weights`, those in `live` in place of its own."""
+    return {**weights.params, **live}

@@ -1,0 +1,164 @@
+"""Co-Boosting: images that the ensemble finds hard and an ensemble that learns its weights from them, epoch by epoch.
+
+Reference: Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting, ICLR 2024, and the
+authors' code, whose values are the defaults. Up: models, of any architectures. DENSE's loop with D_w(x), the mean of
+the clients' logits with weights w (1 / m at first). An epoch: a generator and its noise descend L_H + lambda_a L_A +
+lambda_bn L_BN, cross-entropies weighted by (1 - p_y)^h and the negative KL of D_w from the student, of all images;
+every client's weight takes a step of the sign of the cross-entropy's gradient on each batch of the bank, within [0, 1];
+the images join the bank; the student follows D_w on the bank, whose images are moved by epsilon along the sign of the
+gradient of randomly weighted softmax outputs. The clients' logits of the bank, all that the weights' steps need, are
+computed once, of un-augmented images.
+Departures: epsilon is in [0, 1] units of the image (4 / 255 is the code's 8 / 255 of [-1, 1]); batches of the bank are read
+without augmentation in the weights' steps; the sum that weights are divided by is at least 1e-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedexp.core.aggregator import State
+from fedexp.core.build import require
+from fedexp.core.data import Samples
+from fedexp.core.env import Env
+from fedexp.core.seeds import seed_of, torch_generator
+from fedexp.core.task import Metrics
+from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.distillation.bank import samples_of
+from fedexp.distillation.ensemble import Ensemble, shares_of
+from fedexp.distillation.generator import generator_spec
+from fedexp.distillation.losses import boundary_support, hard_similarity
+from fedexp.distillation.student import answers
+from fedexp.distillation.synthesis import Terms, generate, named
+from fedexp.distillation.views import View
+from fedexp.methods.bases.data_free import Lesson
+from fedexp.methods.bases.replay import Replay, logits_of
+from fedexp.server_training.batches import batches, on_device
+from fedexp.server_training.gradients import value_and_grad
+from fedexp.server_training.optimizers import Adam, Optimizer, Sgd
+
+
+@dataclass(frozen=True)
+class CoBoosting(Replay):
+    """``own`` holds the weights w and the bank's logits besides. Logs ``synthesis/loss``, ``hard``, ``adversarial`` and ``bn``,
+    of the images kept, and ``weights/min`` and ``weights/max`` besides.
+
+    Args:
+        T_G, lr_generator, generator, nz, ngf: as DENSE's.
+        h: hardness; lambda_a: of L_A; lambda_bn: of L_BN; tau_a: temperature of L_A.
+        mu, mu_decay: the weights' step in epoch e (from 0) is ``mu mu_decay^e``.
+        epsilon: of the images' perturbation, in [0, 1] units; tau_epsilon: temperature of its softmax.
+    """
+
+    tau: float = 4.0
+    schedule: Literal["constant", "cosine"] = "cosine"
+    student: Optimizer = field(default_factory=lambda: Sgd(momentum=0.9, weight_decay=1e-4, clip=10.0))
+    T_G: int = 30
+    lr_generator: float = 1e-3
+    generator: Optimizer = field(default_factory=lambda: Adam(betas=(0.5, 0.999), clip=10.0))
+    nz: int = 256
+    ngf: int = 64
+    h: float = 1.0
+    lambda_a: float = 1.0
+    lambda_bn: float = 0.0
+    tau_a: float = 3.0
+    mu: float = 0.01
+    mu_decay: float = 0.99
+    epsilon: float = 4 / 255
+    tau_epsilon: float = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("T_G", "lr_generator", "nz", "ngf", "tau_a", "mu_decay", "tau_epsilon"):
+            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        require(self.mu_decay <= 1, f"mu_decay must be at most 1, got {self.mu_decay}")
+        for name in ("h", "lambda_a", "lambda_bn", "mu", "epsilon"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        generator_spec(input_shape, self.nz, self.ngf)
+
+    def synthesise(
+        self, labels: Tensor, student: Weights, ensemble: Ensemble, own: State, env: Env
+    ) -> tuple[Tensor, Metrics, State]:
+        """Images with the weights of the epoch before, then the weights' pass over the bank without those images."""
+        even = torch.full((len(ensemble),), 1 / len(ensemble), dtype=env.dtype, device=env.device)
+        weights: Tensor = own.get("weights", even)
+        random = torch_generator(env.seed, "z", env.round, env.step)
+        z = torch.randn(self.b, self.nz, generator=random).to(env.device, env.dtype)
+        terms_of = self.loss(labels, student, ensemble, weights, View.of("none", env, "synthesis"))
+        spec = generator_spec(env.input_shape, self.nz, self.ngf)
+        seed = seed_of(env.seed, "generator", env.round, env.step)
+        how = terms_of, self.generator, self.lr_generator, self.T_G, self.precision
+        made = generate(spec, seed, z, *how)
+        logits: list[Tensor] = own.get("logits", [])
+        for batch in own["bank"][len(logits) :]:
+            with torch.no_grad():
+                logits = [*logits, ensemble.each(samples_of([batch], env.domain).inputs(slice(None)))]
+        if logits:
+            known = torch.cat([batch["y"] for batch in own["bank"]])
+            order = batches(len(known), self.B, env.seed, "weights", env.round, env.step)
+            step = self.mu * self.mu_decay ** (env.step - 1)
+            weights = reweighted(weights, torch.cat(logits, 1), known, on_device(order, env.device), step)
+        metrics = {**named(made.lowest), "weights/min": float(weights.min()), "weights/max": float(weights.max())}
+        return made.images, metrics, {**own, "weights": weights, "logits": logits}
+
+    def loss(
+        self, labels: Tensor, student: Weights, ensemble: Ensemble, weights: Tensor, view: View
+    ) -> Callable[[Tensor, int], Terms]:
+        """The loss and its terms, of images (b, c, H, W) and the number of a generator step."""
+        answer = answers(student)
+
+        def terms_of(images: Tensor, step: int) -> Terms:
+            inputs = view.inputs(images, step)
+            shown = ensemble.show(inputs, weights, norms=self.lambda_bn > 0)
+            hard = hard_similarity(shown.logits, labels, self.h)
+            adversarial = boundary_support(shown.logits, answer(inputs), self.tau_a, "none")
+            loss = hard + self.lambda_a * adversarial + self.lambda_bn * shown.statistics
+            return {"loss": loss, "hard": hard, "adversarial": adversarial, "bn": shown.statistics}
+
+        return terms_of
+
+    def lessons(self, own: State, samples: Samples, ensemble: Ensemble, env: Env) -> tuple[State, Iterator[Lesson]]:
+        """Perturbed batches, without bounds; every pass draws the images' directions u anew."""
+        return own, self._perturbed(partial(ensemble, weights=own["weights"]), samples, env)
+
+    def _perturbed(self, teach: Callable[[Tensor], Tensor], samples: Samples, env: Env) -> Iterator[Lesson]:
+        random = torch_generator(env.seed, "directions", env.round, env.step)
+        u = (2 * torch.rand(len(samples), env.num_classes, generator=random) - 1).to(env.device, env.dtype)
+        scale = 255 * env.domain.affine(samples.x.dim(), env.device)[0]  # of normalised inputs in [0, 1] units
+        for inputs, at in self.inputs(samples, View.of(self.views, env, "distillation"), env):
+            moved = inputs + self.epsilon * scale * direction(inputs, teach, u[at], self.tau_epsilon)
+            yield moved, logits_of(teach, moved)
+
+
+def direction(inputs: Tensor, teach: Callable[[Tensor], Tensor], u: Tensor, tau: float) -> Tensor:
+    """Sign of the gradient of ``sum u * softmax(teach(inputs) / tau)``, u (b, C), with respect to the inputs."""
+    leaf = inputs.detach().requires_grad_()
+    with torch.enable_grad():
+        value = (u * F.softmax(teach(leaf) / tau, 1)).sum()
+    return torch.autograd.grad(value, leaf)[0].sign()
+
+
+def reweighted(weights: Tensor, logits: Tensor, labels: Tensor, order: Iterable[Tensor], step: float) -> Tensor:
+    """(m,) weights in [0, 1] after a signed step of the cross-entropy of D_w on each batch.
+
+    Args:
+        logits: (m, N, C) of every client; labels: (N,); order: positions of each batch, on their device.
+    """
+    for at in order:
+        own, y = logits[:, at], labels[at]
+        _, (grads,) = value_and_grad(partial(_cross_entropy, own, y), {"w": weights})
+        weights = (weights - step * grads["w"].sign()).clamp(0, 1)
+    return weights
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, tree: Tree) -> Tensor:
+    return F.cross_entropy((logits * shares_of(tree["w"])[:, None, None]).sum(0), labels)

@@ -1,0 +1,141 @@
+"""DENSE (FedSyn): a generator makes images that the clients' models are sure of, and their ensemble teaches the student on them.
+
+Reference: Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022, equations and Algorithm 1 as in its preprint
+(FedSyn, arXiv 2112.12371v1), and the authors' code. Up: models, of any architectures; down: nothing in one shot.
+An epoch draws labels y and noise z, and T_G Adam steps minimise ``CE(D(x), y) + lambda_1 L_BN + lambda_2 L_div`` of x = G(z),
+D being the mean of the clients' logits (Eq. 3, 4, 6, 7); the student then follows D on all images so far (Eq. 8).
+Where paper and code differ, the default is the code's: generator weights are drawn anew in every epoch, z is optimised, too, the
+batch with the lowest loss is kept, un-augmented, and distillation passes over the bank of all batches.
+``variant=paper_literal`` is Algorithm 1: one generator, z fixed, the images after the last step, one step of the student.
+Departures from both: L_BN compares with the BatchNorm statistics of the teachers (the paper says the generator's, whose shapes
+do not fit; the code's finds no layer); it is divided by the number of teachers, as Eq. 5 is; the student is in evaluation mode
+while images are made; pixels are rounded, not cut off. The paper's several rounds (Table 5) have no code: clients and student
+start from the last student, its optimizer and the bank anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedexp.core.aggregator import State
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.seeds import seed_of, torch_generator
+from fedexp.core.task import Metrics
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.generator import generator_spec
+from fedexp.distillation.losses import Mask, boundary_support
+from fedexp.distillation.pictures import generated
+from fedexp.distillation.student import answers
+from fedexp.distillation.synthesis import Terms, generate, generated_by, named, synthesise
+from fedexp.distillation.views import View, Views
+from fedexp.methods.bases.replay import Replay
+from fedexp.server_training.optimizers import Adam, Optimizer
+
+
+@dataclass(frozen=True)
+class Dense(Replay):
+    """Logs ``synthesis/loss``, ``ce``, ``bn`` and ``div`` (un-weighted) besides, of the images kept.
+
+    Args:
+        variant: ``bank``, or ``paper_literal``, whose state holds the generator and its optimizer in place of a bank.
+        T_G: generator steps an epoch; lr_generator: their size; generator: their optimizer.
+        nz, ngf: `fedexp.distillation.generator.Generator`.
+        lambda_1: of L_BN; lambda_2: of L_div (0: the student is not asked); tau_d, mask: of L_div.
+        synthesis_views: of the images while they are made, as `views`.
+    """
+
+    variant: Literal["bank", "paper_literal"] = "bank"
+    T_G: int = 30
+    lr_generator: float = 1e-3
+    generator: Optimizer = field(default_factory=lambda: Adam(betas=(0.5, 0.999)))
+    nz: int = 256
+    ngf: int = 64
+    lambda_1: float = 1.0
+    lambda_2: float = 0.5
+    tau_d: float = 1.0
+    mask: Mask = "disagree"
+    synthesis_views: Views = "clients"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("T_G", "lr_generator", "nz", "ngf", "tau_d"):
+            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("lambda_1", "lambda_2"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        if self.variant == "paper_literal":
+            for name in ("keep_bank", "rounding"):
+                default = getattr(Dense, name)
+                require(
+                    getattr(self, name) == default,
+                    f"{name} has no effect with variant=paper_literal, which keeps no bank: set {name}={default}",
+                )
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        generator_spec(input_shape, self.nz, self.ngf)
+
+    def begin(self, own: State, env: Env) -> State:
+        if self.variant == "bank":
+            return super().begin(own, env)
+        if own:
+            return own
+        spec = generator_spec(env.input_shape, self.nz, self.ngf)
+        generator = Weights.init(spec, seed_of(env.seed, "generator"), env.device, env.dtype)
+        return {"generator": generator, "optimizer": self.generator.init(generator.params)}
+
+    def epoch(self, state: State, ensemble: Ensemble, lr: float, env: Env) -> tuple[State, Metrics]:
+        if self.variant == "bank":
+            return super().epoch(state, ensemble, lr, env)
+        images, made, own = self.synthesise(self.labels(env), state["student"], ensemble, state["own"], env)
+        inputs = View.of(self.views, env, "distillation").inputs(images, 0)
+        with torch.no_grad():
+            lesson = inputs, ensemble(inputs)
+        state, taught = self.taught({**state, "own": own}, [lesson], lr, env)
+        return state, {**made, **taught}
+
+    def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
+        if self.variant == "bank":
+            return super().made(state, env)
+        return generated(state["own"]["generator"], state["student"], self.nz, env)
+
+    def synthesise(
+        self, labels: Tensor, student: Weights, ensemble: Ensemble, own: State, env: Env
+    ) -> tuple[Tensor, Metrics, State]:
+        random = torch_generator(env.seed, "z", env.round, env.step)
+        z = torch.randn(self.b, self.nz, generator=random).to(env.device, env.dtype)
+        terms_of = self.loss(labels, student, ensemble, View.of(self.synthesis_views, env, "synthesis"))
+        how = terms_of, self.generator, self.lr_generator, self.T_G
+        if self.variant == "bank":
+            spec = generator_spec(env.input_shape, self.nz, self.ngf)
+            made = generate(spec, seed_of(env.seed, "generator", env.round, env.step), z, *how, self.precision)
+            return made.images, named(made.lowest), own
+        generator = own["generator"]
+        images_of = generated_by(generator, self.precision)
+        made = synthesise(generator.params, own["optimizer"], lambda params: images_of({**params, "z": z}), *how)
+        after = Weights(generator.spec, made.learned, generator.buffers)
+        with torch.no_grad():
+            images = images_of({**made.learned, "z": z})
+        return images, named(made.terms[-1]), {"generator": after, "optimizer": made.optimizer}
+
+    def loss(self, labels: Tensor, student: Weights, ensemble: Ensemble, view: View) -> Callable[[Tensor, int], Terms]:
+        """Eq. 7 and its terms, of images (b, c, H, W) and the number of a generator step."""
+        answer = answers(student)
+
+        def terms_of(images: Tensor, step: int) -> Terms:
+            inputs = view.inputs(images, step)
+            shown = ensemble.show(inputs, norms=self.lambda_1 > 0)
+            ce = F.cross_entropy(shown.logits, labels)
+            terms = {"loss": ce + self.lambda_1 * shown.statistics, "ce": ce, "bn": shown.statistics}
+            if self.lambda_2 > 0:
+                terms["div"] = boundary_support(shown.logits, answer(inputs), self.tau_d, self.mask)
+                terms["loss"] = terms["loss"] + self.lambda_2 * terms["div"]
+            return terms
+
+        return terms_of

@@ -1,0 +1,66 @@
+"""The ensemble of the clients' local models.
+
+`Ensemble` combines their outputs (mean of logits, plain as in FedSyn (Eq. 3), by samples or over the members that know a class
+as in MA-Echo, or of softmax probabilities as in NAFI and PFNM). A client that is not sampled, or has no data, keeps its model;
+one that never trained is not part of the outcome. Server state: one model a client and, with weights, the member's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from fedexp.core.aggregator import State
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientResult
+from fedexp.core.outcome import Delivers, Outcome
+from fedexp.core.probe import Probe
+from fedexp.core.task import Metrics
+from fedexp.core.weights import ModelSpec
+from fedexp.methods.bases.output_layer import check_mask, presence, presence_probes
+from fedexp.methods.local import Local, by_client
+
+
+@dataclass(frozen=True)
+class Ensemble(Local):
+    """The same local models, asked together.
+
+    Args:
+        combine: ``logits`` (argmax of the summed logits), ``samples`` (of their mean with weights n_i / n), ``probs`` (of
+            the mean softmax probabilities) or ``masked``: a class's logit is the mean over the members with more than one
+            sample of it, 0 where there is none.
+    """
+
+    combine: Literal["logits", "samples", "probs", "masked"] = "logits"
+
+    delivers: ClassVar[Delivers] = "ensemble"
+    communicates: ClassVar[bool] = True  # as if members were sent out and collected every round
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        check_mask(self.combine, spec, input_shape, "combine", "logits")
+
+    def probes(self, env: Env) -> tuple[Probe, ...]:
+        return presence_probes(self.combine, env)
+
+    def init(self, env: Env) -> State:
+        return {**super().init(env), "member_weights": {}}
+
+    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        cohort = list(results)
+        new, metrics = super().update(state, cohort, env)
+        weights = {}
+        if self.combine == "masked" and cohort:
+            weights = {str(r.client): row for r, row in zip(cohort, presence(cohort), strict=True)}
+        elif self.combine == "samples":
+            weights = {str(r.client): torch.tensor(r.num_examples) for r in cohort}
+        return {**new, "member_weights": by_client(state["member_weights"], weights)}, metrics
+
+    def outcome(self, state: State) -> Outcome:
+        given = state["member_weights"]
+        weights = torch.stack([given[client] for client in state["models"]]).float() if given else None
+        members = super().outcome(state)
+        combine: Literal["logits", "probs"] = "probs" if self.combine == "probs" else "logits"
+        return Outcome(members.models, self.delivers, combine, weights, members.clients)

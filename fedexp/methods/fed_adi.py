@@ -1,0 +1,108 @@
+"""Fed-ADI: Adaptive DeepInversion of the clients' ensemble; pixels are optimised, and the student learns from the bank.
+
+Reference: Yin et al., Dreaming to Distill: Data-Free Knowledge Transfer via DeepInversion, CVPR 2020; as a baseline of
+one-shot federated learning in FedSyn (Zhang et al. 2021), which gives none of its values. Up: models, of any
+architectures. A batch of images x = sigmoid(u), u ~ N(0, I), takes N_inv Adam steps on ``CE(D(v), y) + w_f R_f + w_tv
+R_tv(v) + w_2 ||v|| + w_c R_c(v)``, v being x rolled by the same random offset for all images; the one with the lowest
+loss joins the bank, and the student follows D on the bank as in FedSyn.
+Departures: the sigmoid (the authors optimise normalised pixels without bounds), hence TV and norm of images in [0, 1]; R_f is
+divided by the number of teachers. Without BatchNorm in the teachers R_f is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedexp.core.aggregator import State
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.errors import ConfigError
+from fedexp.core.seeds import torch_generator
+from fedexp.core.task import Metrics
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.losses import Variation, competition, total_variation
+from fedexp.distillation.student import answers
+from fedexp.distillation.synthesis import Terms, named, synthesise
+from fedexp.distillation.views import View
+from fedexp.methods.bases.replay import Replay
+from fedexp.server_training.optimizers import Adam, Optimizer
+
+
+@dataclass(frozen=True)
+class FedAdi(Replay):
+    """Logs ``synthesis/loss``, ``ce``, ``f``, ``tv``, ``norm`` and ``c`` (un-weighted) besides, of the images kept.
+
+    Args:
+        N_inv: steps on a batch; lr_pixels: their size; pixels: their optimizer.
+        w_f, w_tv, w_2, w_c: of statistics, total variation, norm and competition (0: the student is not asked).
+        shift: the largest offset, in pixels, along either side; tv: form of the total variation.
+    """
+
+    N_inv: int = 30
+    lr_pixels: float = 0.1
+    pixels: Optimizer = field(default_factory=Adam)
+    w_f: float = 1.0
+    w_tv: float = 2.5e-5
+    w_2: float = 0.0
+    w_c: float = 1.0
+    shift: int = 2
+    tv: Variation = "l2"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("N_inv", "lr_pixels"):
+            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("w_f", "w_tv", "w_2", "w_c", "shift"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        if len(input_shape) != 3:
+            raise ConfigError(
+                "pixels are optimised, and samples are no images",
+                where="dataset",
+                expected="(channels, height, width)",
+                got=str(input_shape),
+                do="choose a data set of images",
+            )
+
+    def synthesise(
+        self, labels: Tensor, student: Weights, ensemble: Ensemble, own: State, env: Env
+    ) -> tuple[Tensor, Metrics, State]:
+        random = torch_generator(env.seed, "pixels", env.round, env.step)
+        u = {"u": torch.randn(self.b, *env.input_shape, generator=random).to(env.device, env.dtype)}
+        offsets = torch.randint(-self.shift, self.shift + 1, (self.N_inv, 2), generator=random).tolist()
+        terms_of = self.loss(labels, student, ensemble, offsets, View.of("none", env, "synthesis"))
+        state = self.pixels.init(u)
+        how = terms_of, self.pixels, self.lr_pixels, self.N_inv, "pixels"
+        made = synthesise(u, state, lambda u: u["u"].sigmoid(), *how)
+        return made.images, named(made.lowest), own
+
+    def loss(
+        self, labels: Tensor, student: Weights, ensemble: Ensemble, offsets: list[list[int]], view: View
+    ) -> Callable[[Tensor, int], Terms]:
+        """The loss and its terms, of images (b, c, H, W) and the number of a step, whose offset is ``offsets[step]``."""
+        answer = answers(student)
+
+        def terms_of(images: Tensor, step: int) -> Terms:
+            v = images.roll(offsets[step], (2, 3))
+            inputs = view.inputs(v, step)
+            shown = ensemble.show(inputs, norms=self.w_f > 0)
+            terms = {
+                "ce": F.cross_entropy(shown.logits, labels),
+                "f": shown.statistics,
+                "tv": total_variation(v, self.tv),
+                "norm": torch.linalg.vector_norm(v),
+            }
+            loss = terms["ce"] + self.w_f * terms["f"] + self.w_tv * terms["tv"] + self.w_2 * terms["norm"]
+            if self.w_c > 0:
+                terms["c"] = competition(shown.logits, answer(inputs))
+                loss = loss + self.w_c * terms["c"]
+            return {"loss": loss, **terms}
+
+        return terms_of

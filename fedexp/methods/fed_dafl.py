@@ -1,0 +1,134 @@
+"""Fed-DAFL: DAFL with the clients' ensemble as teacher; generator and student learn together on fresh images.
+
+Reference: Chen et al., Data-Free Learning of Student Networks (DAFL), ICCV 2019, and the authors' code; as a baseline
+of one-shot federated learning in FedSyn (Zhang et al. 2021), which gives none of its values. Up: models, of any
+architectures. A step draws noise z; the generator descends ``w_oh L_oh + w_ie L_ie + w_a L_a`` of D(G(z)), the student
+``KL(D(x) || S(x))`` on the same images, whose D(x) is computed once. Nothing is stored but the networks.
+Departures: FedSyn's generator in place of DAFL's, so that images stay in [0, 1] and are normalised as the clients' are; L_a is
+the teachers' mean, as their penultimate features may differ in size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedexp.core.aggregator import State
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.layers import check_head
+from fedexp.core.seeds import seed_of, torch_generator
+from fedexp.core.task import Metrics
+from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.generator import generator_spec
+from fedexp.distillation.losses import information_entropy, one_hot
+from fedexp.distillation.pictures import generated
+from fedexp.distillation.synthesis import Terms, generated_by, named
+from fedexp.distillation.views import View
+from fedexp.methods.bases.data_free import DataFree, Lesson
+from fedexp.server_training.gradients import value_and_grad
+from fedexp.server_training.optimizers import Adam, Optimizer
+
+
+@dataclass(frozen=True)
+class FedDafl(DataFree):
+    """An epoch is `iterations` joint steps. Logs ``synthesis/loss``, ``oh``, ``ie`` and ``a``, the epoch's means, besides.
+
+    Args:
+        iterations: joint steps an epoch, each on b images.
+        lr_generator: step size of the generator; generator: its optimizer.
+        nz, ngf: `fedexp.distillation.generator.Generator`, drawn once.
+        w_oh, w_ie, w_a: weights of L_oh, L_ie and L_a (0: teachers need no penultimate features).
+    """
+
+    remedy: ClassVar[str] = (
+        "lower aggregator.lr_generator or lr_student, or bound gradients with aggregator.generator.clip or student.clip"
+    )
+
+    tau: float = 1.0
+    iterations: int = 120
+    lr_generator: float = 1e-3
+    generator: Optimizer = field(default_factory=Adam)
+    nz: int = 256
+    ngf: int = 64
+    w_oh: float = 1.0
+    w_ie: float = 5.0
+    w_a: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("iterations", "lr_generator", "nz", "ngf"):
+            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("w_oh", "w_ie", "w_a"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        generator_spec(input_shape, self.nz, self.ngf)
+        if self.w_a > 0:
+            check_head(spec, input_shape)
+
+    def begin(self, own: State, env: Env) -> State:
+        if own:
+            return own
+        spec = generator_spec(env.input_shape, self.nz, self.ngf)
+        generator = Weights.init(spec, seed_of(env.seed, "generator"), env.device, env.dtype)
+        return {"generator": generator, "optimizer": self.generator.init(generator.params)}
+
+    def epoch(self, state: State, ensemble: Ensemble, lr: float, env: Env) -> tuple[State, Metrics]:
+        game = _Game(self, state["own"]["generator"], state["own"]["optimizer"], ensemble, env)
+        state, taught = self.taught(state, game.lessons(), lr, env)
+        means = {name: float(torch.stack([row[name] for row in game.rows]).mean()) for name in game.rows[0]}
+        own = {"generator": game.generator, "optimizer": game.optimizer}
+        return {**state, "own": own}, {**named(means), **taught}
+
+    def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
+        return generated(state["own"]["generator"], state["student"], self.nz, env)
+
+
+class _Game:
+    """One epoch of the generator, a step before each of the student's.
+
+    Attributes:
+        generator, optimizer: as they are by now; rows: the terms of every step so far.
+    """
+
+    def __init__(self, method: FedDafl, generator: Weights, optimizer: State, ensemble: Ensemble, env: Env) -> None:
+        self.generator, self.optimizer, self.rows = generator, optimizer, list[Terms]()
+        self._method, self._ensemble, self._env = method, ensemble, env
+        self._view = View.of("none", env, "synthesis")
+        self._shown: Lesson | None = None
+
+    def lessons(self) -> Iterator[Lesson]:
+        """Normalised images of each step and their logits, which the generator's loss has computed, after it took the step."""
+        method, env = self._method, self._env
+        random = torch_generator(env.seed, "z", env.round, env.step)
+        noise = torch.randn(method.iterations, method.b, method.nz, generator=random).to(env.device, env.dtype)
+        images_of = generated_by(self.generator, method.precision)
+        for z in noise:
+
+            def loss_of(params: Tree, z: Tensor = z) -> Tensor:
+                return self._loss(images_of({**params, "z": z}))
+
+            params = self.generator.params
+            _, (grads,) = value_and_grad(loss_of, params)
+            params, self.optimizer = method.generator.step(params, grads, self.optimizer, method.lr_generator)
+            self.generator = Weights(self.generator.spec, params, self.generator.buffers)
+            assert self._shown is not None
+            yield self._shown
+
+    def _loss(self, images: Tensor) -> Tensor:
+        method = self._method
+        inputs = self._view.inputs(images, len(self.rows))
+        shown = self._ensemble.show(inputs, features=method.w_a > 0)
+        self._shown = inputs.detach(), shown.logits.detach()
+        oh, ie = one_hot(shown.logits), information_entropy(shown.logits)
+        loss = method.w_oh * oh + method.w_ie * ie + method.w_a * shown.activation
+        terms = {"loss": loss, "oh": oh, "ie": ie, "a": shown.activation}
+        self.rows.append({name: value.detach() for name, value in terms.items()})
+        return loss

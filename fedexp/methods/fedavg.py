@@ -1,0 +1,63 @@
+"""FedAvg: plain local training, the weighted mean of the updates, the plain server step.
+
+Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
+Algorithm 1. In update form, ``w + sum_i p_i (y_i - w)``, so that every averaging method shares its rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedexp.core import trees
+from fedexp.core.build import require
+from fedexp.core.server_optimizer import ServerOptimizer
+from fedexp.core.task import Metrics
+from fedexp.core.trainer import RoundStats, Trainer
+from fedexp.core.trees import Tree
+from fedexp.methods.bases.averaging import Averaging
+
+
+@dataclass(frozen=True)
+class PlainTrainer(Trainer):
+    """Plain local training: the task's loss, the configured local optimizer, nothing sent but the model."""
+
+
+@dataclass(frozen=True)
+class Mean(Averaging):
+    """The weighted mean of the updates, as a stream: memory does not grow with the number of clients."""
+
+    def add(self, merging: Tree | None, update: Tree, p: float, a: float) -> Tree:
+        total = trees.zeros_like(update) if merging is None else merging
+        torch._foreach_add_(trees.tensors(total), trees.tensors(update), alpha=p / a)
+        return total
+
+    def merged(self, merging: Tree, p: Sequence[float]) -> Tree:
+        torch._foreach_mul_(trees.tensors(merging), 1 / sum(p))
+        return merging
+
+
+@dataclass(frozen=True)
+class PlainServerStep(ServerOptimizer):
+    """The plain server step ``w + lr * direction``; lr = 1 is averaging.
+
+    Args:
+        lr: server step size (eta_g).
+    """
+
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+
+    @property
+    def changes_update(self) -> bool:
+        return self.lr != 1.0
+
+    def step(
+        self, state: dict[str, Any], params: Tree, direction: Tree, stats: RoundStats
+    ) -> tuple[dict[str, Any], Tree, Metrics]:
+        return state, trees.add(params, direction, alpha=self.lr), {}

@@ -1,0 +1,163 @@
+"""FedBE: Bayesian model ensemble.
+
+Reference: Chen & Chao, FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning, ICLR 2021, Algorithm 1. The
+teachers are the clients' mean, the m clients and M models drawn from a distribution over models; the mean of their
+probabilities, sharpened, is distilled into the mean on unlabelled proxy data, with averaging of the student's weights (SWA).
+Up: y_i. Down: w. Static proxy data: every teacher runs once a sample.
+
+Distributions: the paper's diagonal Gaussian (mean and variance of the y_i, weighted by p_i) and Dirichlet mixture
+(``sum_i s_i y_i``, s_i proportional to ``p_i r_i``, r ~ Dir(alpha)); the published code's Gaussian is one on the clients'
+directions, tensor by tensor: d_i = u_i / ||u_i||, mean of d plus 0.1 standard deviations, times the mean norm of the u_i. Of
+drawn models the buffers are the mean's. The code's loss is the mean over batch and classes, 1 / C of the divergence. Its
+temperature 0.5 is an exponent, ``p^(1 / T)``, renormalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedexp.core import trees
+from fedexp.core.aggregator import State
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientResult
+from fedexp.core.kernel import StepNoise
+from fedexp.core.net import Net
+from fedexp.core.seeds import numpy_generator, seed_of, torch_generator
+from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
+from fedexp.distillation.losses import kl
+from fedexp.methods.bases.distilling import Distilling
+from fedexp.methods.bases.server_trained import network, proxy_of, whole
+from fedexp.server_training.forward import logits_of, recomputed_statistics
+from fedexp.server_training.optimizers import Optimizer, Sgd
+
+_SMALLEST_VARIANCE = 1e-5  # of directions, in the code
+_SPREAD = 0.1  # standard deviations that a drawn direction has, in the code
+
+
+@dataclass(frozen=True)
+class FedBE(Distilling):
+    """Args:
+    distribution: that models are drawn from: ``directions`` (the code's Gaussian), ``gaussian`` or ``dirichlet``.
+    samples: models drawn (M); alpha: concentration of the Dirichlet distribution.
+    temperature: T of the sharpening; 1: none.
+    swa_start, swa_every: optimizer steps before the first student that enters the average, and between two of them; where
+        none does, the last student is the round's model.
+    """
+
+    optimizer: Optimizer = field(default_factory=lambda: Sgd(momentum=0.9, weight_decay=1e-5))
+    lr: float = 1e-3
+    distribution: Literal["directions", "gaussian", "dirichlet"] = "directions"
+    samples: int = 10
+    alpha: float = 1.0
+    temperature: float = 0.5
+    swa_start: int = 500
+    swa_every: int = 25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.samples >= 0, f"samples must not be negative, got {self.samples}")
+        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+        require(self.temperature > 0, f"temperature must be positive, got {self.temperature}")
+        require(self.swa_start >= 0, f"swa_start must not be negative, got {self.swa_start}")
+        require(self.swa_every >= 1, f"swa_every must be at least 1, got {self.swa_every}")
+
+    def watched(
+        self, results: Iterable[ClientResult], start: Weights, gathered: State, env: Env
+    ) -> Iterator[ClientResult]:
+        gathered |= {"models": [], "p": []}
+        for result in results:
+            gathered["models"].append(result.weights)
+            gathered["p"].append(self.weight(result.num_examples))
+            yield result
+
+    def taught(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
+        models, p = gathered["models"], torch.tensor(gathered["p"], dtype=torch.float64)
+        net = network(env.server_spec, env.device, env.dtype)
+        net.train(False)
+        log_probs = partial(_log_probs, net=net, env=env)
+        said = torch.logaddexp(log_probs(mean), log_probs(models[0]))
+        for teacher in (*models[1:], *self.drawn(models, p / p.sum(), start, mean, env)):
+            said = torch.logaddexp(said, log_probs(teacher))
+        return {"target": F.log_softmax(said / self.temperature, 1), "averaged": None}
+
+    def drawn(self, models: list[Weights], p: Tensor, start: Weights, mean: Weights, env: Env) -> Iterator[Weights]:
+        """The M models, one after the other.
+
+        Args:
+            p: (m,) float64 weights of `models`, summing to 1.
+        """
+        live = {name: torch.stack([model.params[name] for model in models]) for name in mean.trainable}
+        centre, spread = self._gaussian(live, p, start)
+        for number in range(self.samples):
+            names = (env.seed, "drawn models", env.round, number)
+            if self.distribution == "dirichlet":
+                shares = torch.from_numpy(numpy_generator(*names).dirichlet([self.alpha] * len(p))) * p
+                params = {name: _over_models(shares / shares.sum(), value) for name, value in live.items()}
+            else:
+                random = torch_generator(*names)
+                params = {
+                    name: torch.randn(value.shape, generator=random, dtype=value.dtype).to(value.device)
+                    * spread[name] + value for name, value in centre.items()
+                }  # fmt: skip
+            yield Weights(mean.spec, whole(mean, params), mean.buffers)
+
+    def _gaussian(self, live: Tree, p: Tensor, start: Weights) -> tuple[Tree, Tree]:
+        """Means and standard deviations of the parameters, from the cohort's (m, ...) ones."""
+        if self.distribution == "dirichlet":
+            return {}, {}
+        centre, spread = {}, {}
+        for name, value in live.items():
+            if self.distribution == "gaussian":
+                centre[name] = _over_models(p, value)
+                spread[name] = _over_models(p, (value - centre[name]).square()).sqrt()
+                continue
+            update = value - start.params[name]
+            norms = torch.linalg.vector_norm(update.reshape(len(update), -1), dim=1)
+            tiny = torch.finfo(norms.dtype).tiny
+            directions = update / norms.clamp(min=tiny).reshape(-1, *[1] * (update.dim() - 1))
+            variance = directions.var(0, correction=0).clamp(min=_SMALLEST_VARIANCE)
+            centre[name] = start.params[name] + norms.mean() * directions.mean(0)
+            spread[name] = norms.mean() * _SPREAD * variance.sqrt()
+        return centre, spread
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        return kl(target, logits).mean() / logits.shape[1]
+
+    def after_step(self, work: State, live: Tree, step: int) -> State:
+        since = step - self.swa_start
+        if since < 0 or since % self.swa_every:
+            return work
+        old = work["averaged"] or {"sum": trees.zeros_like(live), "count": 0}
+        return {**work, "averaged": {"sum": trees.add(old["sum"], live), "count": old["count"] + 1}}
+
+    def end(self, weights: Weights, work: State, env: Env) -> Weights:
+        averaged = work["averaged"]
+        if averaged is None:
+            return weights
+        live = trees.scale(averaged["sum"], 1 / averaged["count"])
+        student = Weights(weights.spec, whole(weights, live), weights.buffers)
+        net = network(env.server_spec, env.device, env.dtype)
+        net.set_noise(StepNoise(seed_of(env.seed, "server", env.round, "statistics"), env.device))
+        recomputed = recomputed_statistics(net, student, proxy_of(env), self.batch_size)
+        net.set_noise(None)
+        return recomputed
+
+
+def _log_probs(weights: Weights, *, net: Net, env: Env) -> Tensor:
+    """(n, classes) log-probabilities of the proxy samples."""
+    return F.log_softmax(logits_of(net, weights, proxy_of(env)), 1)
+
+
+def _over_models(shares: Tensor, values: Tensor) -> Tensor:
+    """Mean of `values` (m, ...) with weights `shares` (m,)."""
+    mean: Tensor = torch.tensordot(shares.to(values), values, 1)
+    return mean

@@ -1,0 +1,217 @@
+"""FedGen's server: a generator of features, learned from the clients' heads.
+
+Reference: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021, Algorithm 1. After
+the clients return, the generator ``z = G(y, eps)``, y uniform over classes that one of them has more than one sample of, takes
+steps on ``sum_k a_k(y) CE(head_k(z), y)`` (the code; the paper: CE of the mean of the clients' logits) plus
+``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``, msd and mad being mean squared and mean absolute differences.
+a_k(y) is the share of client k in the cohort's samples of class y, each count plus one. The models are averaged as in FedAvg.
+`fedexp.methods.fedgen.trainer` is the clients' half. Up: y_i and n_{i,c}. Down: w, the generator, the classes known so far. Server
+state: generator, its optimizer.
+
+Only the heads run, on generated features. The code counts what a client's batches held, here its samples count. The
+adversarial student term, of weight 0 in the code, is left out; eps is uniform on [0, 1) as in the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedexp.core import trees
+from fedexp.core.aggregator import State
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.errors import ConfigError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Demand, Needs
+from fedexp.core.net import Net
+from fedexp.core.seeds import seed_of, torch_generator
+from fedexp.core.task import Metrics
+from fedexp.core.trainer import Trainer
+from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec, Weights, by_spec
+from fedexp.methods.bases.class_counts import ClassCounts, counts
+from fedexp.methods.bases.server_trained import mean_loss, network, whole
+from fedexp.methods.fedavg import Mean
+from fedexp.server_training.gradients import value_and_grad
+from fedexp.server_training.optimizers import Adam, Optimizer
+from fedexp.tasks.classification import Classification
+
+
+class FeatureGenerator(nn.Module):
+    """(b,) int64 classes and (b, noise) numbers to features (b, features)."""
+
+    def __init__(self, *, classes: int, noise: int, hidden: int, features: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.hidden = nn.Linear(classes + noise, hidden)
+        self.norm = nn.BatchNorm1d(hidden)
+        self.output = nn.Linear(hidden, features)
+
+    def forward(self, y: Tensor, eps: Tensor) -> Tensor:
+        code = torch.cat([F.one_hot(y, self.classes).to(eps), eps], dim=-1)
+        features: Tensor = self.output(torch.relu(self.norm(self.hidden(code))))
+        return features
+
+
+def generator_spec(classes: int, noise: int, hidden: int, features: int) -> ModelSpec:
+    sizes = {"classes": classes, "features": features, "hidden": hidden, "noise": noise}
+    return ModelSpec(f"{__name__}.{FeatureGenerator.__name__}", tuple(sizes.items()))
+
+
+class FeatureTrainer(Trainer):
+    """A client's side of `FedGen`: fits the generator's features."""
+
+
+@dataclass(frozen=True)
+class FedGen(Mean):
+    """Args:
+    noise, hidden: sizes of eps and of the generator's hidden layer.
+    steps: of the generator a round; batch_size: of generated features.
+    optimizer: of the generator, for the whole run; lr: its step size, times ``lr_decay`` after every round.
+    diversity: weight of the diversity term (eta_div).
+    ensemble: ``losses`` (the code) or ``logits`` (the paper).
+    """
+
+    noise: int = 64
+    hidden: int = 512
+    steps: int = 50
+    batch_size: int = 32
+    optimizer: Optimizer = field(default_factory=lambda: Adam(weight_decay=1e-2))
+    lr: float = 3e-4
+    lr_decay: float = 0.98
+    diversity: float = 1.0
+    ensemble: Literal["losses", "logits"] = "losses"
+
+    def __post_init__(self) -> None:
+        for name, least in (("noise", 1), ("hidden", 1), ("steps", 0), ("batch_size", 2)):
+            require(getattr(self, name) >= least, f"{name} must be at least {least}, got {getattr(self, name)}")
+        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require(self.lr_decay > 0, f"lr_decay must be positive, got {self.lr_decay}")
+        require(self.diversity >= 0, f"diversity must not be negative, got {self.diversity}")
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs(
+            (
+                Demand("task", Classification, "generates features of classes"),
+                Demand("trainer", FeatureTrainer, "teaches a generator for clients that fit its features"),
+            )
+        )
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        head_of(spec, input_shape)
+
+    def init(self, env: Env) -> State:
+        state = super().init(env)
+        _, features = head_of(env.server_spec, env.input_shape)
+        spec = generator_spec(env.num_classes, self.noise, self.hidden, features)
+        fresh = Weights.init(spec, seed_of(env.seed, "generator"), env.device, env.dtype)
+        known = torch.zeros(0, dtype=torch.int64, device=env.device)
+        return {
+            **state,
+            "shared": {**state["shared"], **_broadcast(fresh, known)},
+            "generator": fresh,
+            "optimizer": self.optimizer.init(fresh.params),
+        }
+
+    def plan(self, state: State, env: Env) -> list[ClientJob]:
+        probes = (ClassCounts(env.num_classes),)
+        return [replace(job, probes=probes) for job in super().plan(state, env)]
+
+    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        names, _ = head_of(env.server_spec, env.input_shape)
+        heads: list[Tree] = []
+        held: list[Tensor] = []
+
+        def watched() -> Iterator[ClientResult]:
+            for result in results:
+                heads.append({name: result.weights.params[name] for name in names})
+                held.append(counts([result])[0].to(env.device))
+                yield result
+
+        new, metrics = super().update(state, watched(), env)
+        if not heads:
+            return state, metrics
+        newly = torch.stack(held).sum(0).nonzero()[:, 0]
+        known = torch.unique(torch.cat([state["shared"]["labels"]["known"], newly]))
+        generator, optimizer, said = self._trained(state, heads, torch.stack(held), env)
+        shared = {**new["shared"], **_broadcast(generator, known)}
+        return {**new, "shared": shared, "generator": generator, "optimizer": optimizer}, {**metrics, **said}
+
+    def _trained(self, state: State, heads: list[Tree], held: Tensor, env: Env) -> tuple[Weights, State, Metrics]:
+        """The generator after this round, its optimizer and its mean loss.
+
+        Args:
+            heads: parameters of the clients' heads; held: (m, classes) samples that they have.
+        """
+        old, optimizer = state["generator"], state["optimizer"]
+        classes = (held > 1).any(0).nonzero()[:, 0]
+        steps = env.server_steps(self.steps) if self.steps and len(classes) else 0
+        params, buffers = old.params, trees.clone(old.buffers)
+        losses: dict[int, Tensor] = {}
+        net, judge = network(old.spec, env.device, env.dtype), network(env.server_spec, env.device, env.dtype)
+        net.train()
+        judge.train(False)
+        others: Weights = state["weights"]
+        for step in range(steps):
+            random = torch_generator(env.seed, "generator", env.round, step)
+            y = classes[torch.randint(len(classes), (self.batch_size,), generator=random).to(env.device)]
+            eps = torch.rand(self.batch_size, self.noise, generator=random, dtype=env.dtype).to(env.device)
+
+            def loss_of(params: Tree, y: Tensor = y, eps: Tensor = eps) -> Tensor:
+                z = net(params, buffers, y, eps)
+                logits = [judge.head(whole(others, head), others.buffers, z) for head in heads]
+                return self.loss(torch.stack(logits), y, held, eps, z)
+
+            loss, (grads,) = value_and_grad(loss_of, params)
+            params, optimizer = self.optimizer.step(params, grads, optimizer, self.lr * self.lr_decay**env.round)
+            losses[step] = loss
+        return Weights(old.spec, params, buffers), optimizer, mean_loss(losses, steps, env)
+
+    def loss(self, logits: Tensor, y: Tensor, held: Tensor, eps: Tensor, z: Tensor) -> Tensor:
+        """Of the clients' logits (m, b, classes) of features z (b, features), made for classes y (b,) from eps (b, noise)."""
+        if self.ensemble == "logits":
+            fit = F.cross_entropy(logits.mean(0), y)
+        else:
+            shares = (held.to(z) + 1) / (held.to(z) + 1).sum(0)
+            each = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none")
+            fit = (shares[:, y] * each.view(len(logits), -1)).sum(0).mean()
+        if not self.diversity:
+            return fit
+        msd = (eps[:, None] - eps[None]).square().mean(2)
+        mad = (z[:, None] - z[None]).abs().mean(2)
+        return fit + self.diversity * (-(msd * mad).mean()).exp()
+
+
+def _broadcast(generator: Weights, known: Tensor) -> dict[str, Tree]:
+    """What clients get besides the model; `known`: (k,) int64 classes that a participant had so far."""
+    return {"generator": generator.params, "generator_buffers": generator.buffers, "labels": {"known": known}}
+
+
+@by_spec
+def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, ...], int]:
+    """Names of the head's parameters, and how many features it takes; `ConfigError` if there is no such head."""
+    cpu = torch.device("cpu")
+    net, weights = Net(spec, cpu, torch.float32), Weights.init(spec, seed_of("head"), cpu, torch.float32)
+    net.train(False)
+    with torch.no_grad():
+        features = net.observe(weights.params, weights.buffers, torch.zeros(1, *input_shape), features=True).features
+    assert features is not None
+    if features.dim() != 2:
+        raise ConfigError(
+            "the network's penultimate features are maps, and the generator makes vectors",
+            where="model",
+            expected="features of shape (batch, numbers)",
+            got=f"{tuple(features.shape)} of {spec.arch}",
+            do="choose a model whose head is a linear layer",
+        )
+    leaves = {name: value.requires_grad_() for name, value in weights.params.items()}
+    output = net.head(leaves, weights.buffers, features)
+    grads = torch.autograd.grad(output.sum(), list(leaves.values()), allow_unused=True)
+    return tuple(name for name, grad in zip(leaves, grads, strict=True) if grad is not None), features.shape[1]

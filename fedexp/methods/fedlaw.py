@@ -1,0 +1,147 @@
+"""FedLAW: learned aggregation weights.
+
+Reference: Li et al., Revisiting Weighted Aggregation in Federated Learning with Neural Networks, ICML 2023. On labelled proxy
+data the server learns m weights lambda_i, which sum to one, and a shrinking factor gamma:
+``w = gamma sum_i lambda_i y_i``. Up: y_i. Down: w. Within a round the state holds the (m, D) matrix of the models.
+
+No graph goes through the mix. With q the gradient of the loss at w (D numbers, one ordinary backward pass) and
+``d_i = <q, y_i>``, the gradient for the scalars is that of ``gamma sum_i lambda_i d_i`` at fixed d: a step is two products with
+the matrix, one for w and one for d, besides the pass through the network.
+
+In training mode as in the published code, whose BatchNorm statistics never leave the server; here they start from the
+clients' mean. Its StepLR halves the step size every 20 epochs, which 20 epochs do not reach: left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedexp.core import trees
+from fedexp.core.aggregator import State
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientResult
+from fedexp.core.kernel import StepNoise
+from fedexp.core.needs import Needs
+from fedexp.core.net import Net
+from fedexp.core.seeds import seed_of
+from fedexp.core.task import Batch, Metrics
+from fedexp.core.trees import Tree
+from fedexp.core.weights import Weights
+from fedexp.methods.bases.server_trained import Part, ServerTrained, mean_loss, proxy_of, whole
+from fedexp.server_training.gradients import value_and_grad
+from fedexp.server_training.optimizers import Adam, Optimizer, cosine
+
+
+@dataclass(frozen=True)
+class FedLAW(ServerTrained):
+    """Args:
+    form: ``exp`` (lambda = softmax(x), gamma = exp(z), from x_i = log p_i, z = 0) or ``quad`` (lambda_i = x_i^2 / sum x^2,
+        gamma = z^2, from x_i = 1 / sqrt(m), z = 1).
+    learn: ``jointly``, or ``swa``: x in the first half of the epochs, on a cosine to 0, and in the second half of these
+        averaged over epochs (Izmailov et al. 2018); then z.
+    optimizer: of x and z, each with a state of its own, empty in every round; lr: its step size.
+    """
+
+    form: Literal["exp", "quad"] = "exp"
+    learn: Literal["jointly", "swa"] = "jointly"
+    optimizer: Optimizer = field(default_factory=lambda: Adam(betas=(0.5, 0.999)))
+    lr: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs(proxy_labels=True)
+
+    def watched(
+        self, results: Iterable[ClientResult], start: Weights, gathered: State, env: Env
+    ) -> Iterator[ClientResult]:
+        gathered |= {"models": [], "p": []}
+        for result in results:
+            gathered["models"].append(_vector(result.weights.trainable))
+            gathered["p"].append(self.weight(result.num_examples))
+            yield result
+
+    def begin(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
+        models = torch.stack(gathered["models"])
+        p = torch.tensor(gathered["p"], dtype=models.dtype, device=models.device)
+        x = (p / p.sum()).log() if self.form == "exp" else torch.full_like(p, len(p) ** -0.5)
+        z = torch.zeros_like(p[0]) if self.form == "exp" else torch.ones_like(p[0])
+        optimizers = {"x": self.optimizer.init({"x": x}), "z": self.optimizer.init({"z": z})}
+        return {"models": models, "scalars": {"x": x, "z": z}, "optimizers": optimizers, "averaged": None}
+
+    def mixing(self, scalars: Tree) -> tuple[Tensor, Tensor]:
+        """lambda (m,) and gamma () of x (m,) and z ()."""
+        x, z = scalars["x"], scalars["z"]
+        return (x.softmax(0), z.exp()) if self.form == "exp" else (x.square() / x.square().sum(), z.square())
+
+    def mixed(self, scalars: Tree, models: Tensor) -> Tensor:
+        """w = gamma sum_i lambda_i y_i, (D,), of `models` (m, D)."""
+        shares, gamma = self.mixing(scalars)
+        return (gamma * shares) @ models
+
+    def gradients(self, scalars: Tree, models: Tensor, q: Tensor) -> Tree:
+        """Of the loss with respect to x and z, where its gradient at the mix is `q` (D,)."""
+        d = models @ q
+
+        def along(scalars: Tree) -> Tensor:
+            shares, gamma = self.mixing(scalars)
+            return gamma * (shares @ d)
+
+        return value_and_grad(along, scalars)[1][0]
+
+    def train(
+        self, weights: Weights, work: State, net: Net, parts: Iterator[Part], env: Env
+    ) -> tuple[Weights, State, Metrics]:
+        like, buffers = weights.trainable, trees.clone(weights.buffers)
+        models, scalars, optimizers = work["models"], work["scalars"], dict(work["optimizers"])
+        proxy = proxy_of(env)
+        losses: dict[int, Tensor] = {}
+        epochs = -(-self.total(env) // self.pass_length(env))
+        half = epochs // 2 if self.learn == "swa" else 0
+        learned = ("x", "z") if self.learn == "jointly" else ("x",) if env.step <= half else ("z",)
+        noise = StepNoise(seed_of(env.seed, "server", env.round, "loss"), env.device)
+        for step, index, inputs in parts:
+            noise.step = step
+
+            def loss_of(live: Tree, batch: Batch = Batch(inputs, proxy.y.index_select(0, index))) -> Tensor:
+                return env.task.loss(net, whole(weights, live), buffers, batch, noise)
+
+            loss, (q,) = value_and_grad(loss_of, _tree(self.mixed(scalars, models), like))
+            grads = self.gradients(scalars, models, _vector(q))
+            lr = cosine(self.lr, step, half * self.pass_length(env)) if learned == ("x",) else self.lr
+            for name in learned:
+                one, state = {name: scalars[name]}, optimizers[name]
+                one, optimizers[name] = self.optimizer.step(one, {name: grads[name]}, state, lr)
+                scalars = {**scalars, **one}
+            losses[step] = loss
+        averaged = work["averaged"]
+        if learned == ("x",) and env.step > half // 2:
+            averaged = {"sum": averaged["sum"] + scalars["x"], "count": averaged["count"] + 1} if averaged else {
+                "sum": scalars["x"], "count": 1
+            }  # fmt: skip
+            if env.step == half:
+                scalars = {**scalars, "x": averaged["sum"] / averaged["count"]}
+        params = whole(weights, _tree(self.mixed(scalars, models), like))
+        work = {**work, "scalars": scalars, "optimizers": optimizers, "averaged": averaged}
+        shares, gamma = self.mixing(scalars)
+        metrics = {"server/gamma": float(gamma), "server/lambda_max": float(shares.max())}
+        return Weights(weights.spec, params, buffers), work, metrics | mean_loss(losses, self.total(env), env)
+
+
+def _vector(tree: Tree) -> Tensor:
+    return torch.cat([value.reshape(-1) for value in tree.values()])
+
+
+def _tree(vector: Tensor, like: Tree) -> Tree:
+    """The inverse of `_vector`, with names and shapes of `like`."""
+    parts = torch.split(vector, [value.numel() for value in like.values()])
+    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}

@@ -1,0 +1,258 @@
+"""FedMA: hidden units matched layer by layer, with local retraining of what lies above.
+
+Reference: Wang, Yurochkin, Sun, Papailiopoulos & Khazaeni, Federated Learning with Matched Averaging, ICLR 2020, Algorithm 1,
+with the constants of the authors' code. A round is a communication cycle of the paper. Its first step: clients train the whole
+model, and the first hidden layer is matched. Each further step: clients retrain what is not matched yet, from models of their
+own, with the matched layers frozen, and the next one is matched; in the last, only the output layer is trained, then merged.
+Without retraining all layers are matched in the round's one step. In later rounds every client trains its part of the fused
+network, as wide as its first one was, which its stored assignments cut out.
+Up: models (in retraining steps, too) and the class counts n_{s,c}. Server state: the fused model, the assignments of the last
+cohort; within a round the cohort's models.
+Departures: the prior mean 0.1 is that of biases in every layer (the code puts it on a weight from the second layer on). All
+clients weigh 1 / N in a class that nobody has. The paper has all clients take part: one that was not in the last cohort gets
+the units that most of it have. BatchNorm is folded into the layer before it (NAFI, Appendix E). Fixed widths are ours:
+assignments are permutations, all clients get the whole model, and norms and tied layers (ResNet) move with their units. The
+posterior mean, which is the code's, takes c_k / (c_k + sigma / sigma_0) of every weight in every round; Algorithm 1 has a mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedexp.core.aggregator import Aggregator, State
+from fedexp.core.budget import Budget
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.errors import ConfigError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Needs
+from fedexp.core.outcome import Outcome
+from fedexp.core.seeds import numpy_generator
+from fedexp.core.task import Metrics
+from fedexp.core.trainer import Trainer
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.matching.beta_bernoulli import BetaBernoulli
+from fedexp.matching.embedding import Embedding, units_of
+from fedexp.matching.folding import fold_batch_norm, folded_spec
+from fedexp.matching.layerwise import PartlyMatched, common_layers
+from fedexp.matching.structure import Structure, structure_of, with_widths
+from fedexp.matching.tainting import norm_layers
+from fedexp.matching.widths import width_metrics
+from fedexp.methods.bases.class_counts import ClassCounts, counts
+from fedexp.methods.bases.fusion import averaged
+from fedexp.methods.bases.output_layer import check_classes
+from fedexp.methods.pfnm import class_shares
+
+
+@dataclass(frozen=True)
+class FedMA(Aggregator):
+    """Layer-wise matched averaging. Logs ``fusion/width_<layer>`` in the step that matches it, and at the end of a round
+    what `fedexp.matching.widths.width_metrics` says.
+
+    Args:
+        sigma, sigma0, gamma, sweeps, popularity, caps: `fedexp.matching.beta_bernoulli.BetaBernoulli`.
+        widths: ``inferred``, or ``fixed``: those of the local models.
+        merge: of matched units, ``posterior``: their posterior means, and rows of the output layer weighted by class counts;
+            ``mean``: plain means over the units that were matched, and over the models' output layers.
+        fold_batch_norm: BatchNorm is taken into the layer before it, once, before the first match.
+        retrain: false: all layers are matched at once, "one-shot matching".
+        retrain_epochs, retrain_lr: of retraining and of all training in later rounds; None: as the round's local work. The
+            latter decays as ``local.lr`` does.
+        last_epochs, last_lr: factors of both where the output layer alone is trained; last_weight_decay: its own.
+    """
+
+    sigma: float = 1.0
+    sigma0: float = 1.0
+    gamma: float = 7.0
+    sweeps: int = 5
+    popularity: Literal[1, 2] = 1
+    caps: bool = True
+    widths: Literal["inferred", "fixed"] = "inferred"
+    merge: Literal["posterior", "mean"] = "posterior"
+    fold_batch_norm: bool = True
+    retrain: bool = True
+    retrain_epochs: int | None = None
+    retrain_lr: float | None = None
+    last_epochs: int = 3
+    last_lr: float = 0.1
+    last_weight_decay: float = 1e-4
+
+    def __post_init__(self) -> None:
+        self.matching()
+        for name in ("retrain_epochs", "retrain_lr", "last_epochs", "last_lr"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name} must be positive, got {value}")
+        require(self.last_weight_decay >= 0, f"last_weight_decay must not be negative, got {self.last_weight_decay}")
+
+    def matching(self) -> BetaBernoulli:
+        """How units are matched."""
+        fixed = self.widths == "fixed"
+        return BetaBernoulli(self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps, fixed)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_architecture=True)
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        spec = self._matched(spec, input_shape)
+        structure = structure_of(spec, input_shape)
+        check_classes(
+            spec, input_shape, "model", "choose another model, or a method that does not count classes (ot_fusion)"
+        )
+        if self.widths == "fixed" and not self.retrain:
+            return
+        norms, tied = norm_layers(spec), [group for group in structure.groups if len(group.layers) > 1]
+        if norms or tied:
+            obstacle = f"'{norms[0]}' is a norm layer" if norms else f"{' and '.join(tied[0].layers)} share their units"
+            raise ConfigError(
+                f"layers of this network cannot be matched one after the other: {obstacle}",
+                where="model",
+                expected="no norms but BatchNorm, which aggregator.fold_batch_norm=true takes out, and no residual sums",
+                got=spec.arch,
+                do="set aggregator.fold_batch_norm=true"
+                if norms and not self.fold_batch_norm
+                else "choose another model, or set aggregator.widths=fixed aggregator.retrain=false "
+                "aggregator.fold_batch_norm=false",
+            )
+        if self.widths == "inferred" and structure.groups:
+            with_widths(spec, input_shape, {})
+
+    def _matched(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> ModelSpec:
+        """The network that is matched."""
+        return folded_spec(spec, input_shape) if self.fold_batch_norm else spec
+
+    def init(self, env: Env) -> State:
+        keeps = type(env.trainer).init_state is not Trainer.init_state or type(env.trainer).finish is not Trainer.finish
+        if keeps and (self.retrain or self.widths == "inferred"):
+            raise ConfigError(
+                "the trainer keeps a state at the clients or sends more than the model, and networks change between steps",
+                where="trainer",
+                got=type(env.trainer).__name__,
+                do="set trainer=sgd, or aggregator.widths=fixed aggregator.retrain=false",
+            )
+        return {"weights": env.initial_weights(), "round": 0, "cohort": [], "units": {}, "stage": 0, "matching": None}
+
+    def position(self, state: State, step: int) -> tuple[int, int]:
+        return state["round"], state["stage"]
+
+    def plan(self, state: State, env: Env) -> list[ClientJob]:
+        return self._retraining(state["matching"], env) if state["stage"] else self._training(state, env)
+
+    def _training(self, state: State, env: Env) -> list[ClientJob]:
+        """Of whole models, a round's first step."""
+        probes = (ClassCounts(env.num_classes),)
+        budget = self._budget(env) if self.retrain and env.round else None
+        cohort = env.sample()
+        starts = zip(cohort, self._starts(state, cohort, env), strict=True)
+        return [env.job(client, start, {}, probes=probes, budget=budget) for client, start in starts]
+
+    def _starts(self, state: State, cohort: Sequence[int], env: Env) -> list[Weights]:
+        fused: Weights = state["weights"]
+        if env.first and env.init == "different":
+            return [env.initial_weights(client) for client in cohort]
+        if self.widths == "fixed" or not state["units"]:
+            return [fused for _ in cohort]
+        small = structure_of(self._matched(env.server_spec, env.input_shape), env.input_shape)
+        large = structure_of(fused.spec, env.input_shape)
+        owned = [units_of(client, state["units"], state["cohort"]) for client in cohort]
+        return [Embedding(small, large, own).cut_out(fused) for own in owned]
+
+    def _retraining(self, matching: dict[str, Any], env: Env) -> list[ClientJob]:
+        """Of what lies above the matched layers, each client from its own model."""
+        models = [kept.load() for kept in matching["models"]]
+        structure = structure_of(models[0].spec, env.input_shape)
+        common = common_layers(structure, set(matching["units"]))
+        frozen = frozenset(name for layer in common for name in (layer.weight, layer.bias) if name is not None)
+        budget = self._budget(env, last=len(common) == len(structure.layers) - 1)
+        pairs = zip(matching["cohort"], models, strict=True)
+        return [env.job(client, model, {}, frozen=frozen, budget=budget) for client, model in pairs]
+
+    def _budget(self, env: Env, last: bool = False) -> Budget:
+        """Local work of everything but the run's first training."""
+        now = env.budget_now
+        if self.retrain_epochs is not None:
+            now = replace(now, epochs=self.retrain_epochs, steps=None)
+        if self.retrain_lr is not None:
+            now = replace(now, lr=self.retrain_lr * env.lr_decay**env.round, lr_0=self.retrain_lr)
+        if not last:
+            return now
+        return replace(
+            now,
+            epochs=None if now.epochs is None else now.epochs * self.last_epochs,
+            steps=None if now.steps is None else now.steps * self.last_epochs,
+            lr=now.lr * self.last_lr,
+            lr_0=now.lr_0 * self.last_lr,
+            weight_decay=self.last_weight_decay,
+        )
+
+    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        came = list(results)
+        ended = {**state, "round": state["round"] + 1, "stage": 0, "matching": None}
+        if not came:  # every client was skipped: the round changes nothing
+            return ended, {"clients": 0}
+        cohort = [result.client for result in came]
+        matched, counted = self._received(state["matching"], came, env)
+        groups = len(structure_of(matched.models[0].spec, env.input_shape).groups)
+        done = len(matched.units)
+        again = self.retrain and done < groups
+        options = self.matching()
+        for number in range(done, done + 1 if again else groups):
+            stream = numpy_generator(env.seed, "visiting order", env.round, number)
+            order = np.asarray([stream.permutation(len(came)) for _ in range(self.sweeps)], dtype=np.int64)
+            matched = matched.match_next(env.input_shape, options, order.reshape(-1, len(came)))
+        matched = matched.laid_out(env.input_shape, replace(options, sigma0=inf) if self.merge == "mean" else options)
+        structure = structure_of(matched.models[0].spec, env.input_shape)
+        widths = [group.size for group in structure.groups]
+        if again:
+            models = [env.keep(model) for model in matched.models]
+            matching = {"cohort": cohort, "models": models, "units": dict(matched.units), "counted": counted}
+            metrics = {"clients": len(came), f"fusion/width_{done + 1}": float(widths[done])}
+            return {**state, "stage": state["stage"] + 1, "matching": matching}, metrics
+        shares = class_shares(counted if self.merge == "posterior" else torch.ones_like(counted))
+        fused = _fused(matched.models, structure, shares)
+        metrics = {"clients": len(came), **width_metrics(list(matched.units.values()), widths)}
+        return {**ended, "weights": fused, "cohort": cohort, "units": dict(matched.units)}, metrics
+
+    def _received(
+        self, matching: dict[str, Any] | None, came: list[ClientResult], env: Env
+    ) -> tuple[PartlyMatched, Tensor]:
+        """The trained models, and the samples behind each by class, (models, classes)."""
+        if matching is not None:
+            rows = [matching["cohort"].index(result.client) for result in came]
+            units = {name: each[rows] for name, each in matching["units"].items()}
+            return PartlyMatched([result.weights for result in came], units), matching["counted"][rows]
+        models = [result.weights for result in came]
+        if self.fold_batch_norm:
+            models = [fold_batch_norm(model, env.input_shape) for model in models]
+        return PartlyMatched(models, {}), counts(came)
+
+    def outcome(self, state: State) -> Outcome:
+        return Outcome((state["weights"],), self.delivers)
+
+
+def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> Weights:
+    """One model of those that agree on all hidden layers.
+
+    Args:
+        shares: (models, output rows) float64 weights of the output layer's rows. What belongs to no layer is averaged.
+    """
+    first = models[0]
+    *hidden, output = structure.layers
+    agreed = {name: first.params[name] for layer in hidden for name in (layer.weight, layer.bias) if name is not None}
+    merged = {}
+    for name in (output.weight, output.bias):
+        if name is not None:
+            value = torch.stack([model.params[name].double() for model in models])
+            share = shares.to(value.device).reshape(*shares.shape, *[1] * (value.dim() - 2))
+            merged[name] = (share * value).sum(0).to(first.params[name])
+    known = {**agreed, **merged}
+    others = [Weights(m.spec, {k: v for k, v in m.params.items() if k not in known}, m.buffers) for m in models]
+    rest = averaged(others)
+    return Weights(first.spec, {name: {**known, **rest.params}[name] for name in first.params}, rest.buffers)

@@ -1,0 +1,171 @@
+"""FedMRUR: MoFedSAM with a hyperbolic regulariser at the clients (H) and normalised aggregation at the server (N).
+
+Reference: An et al., Federated Learning with Manifold Regularization and Normalized Update Reaggregation, NeurIPS 2023,
+Eq. 2-5 and Algorithm 1. H, in this trainer: ``f_i(w) + gamma R`` in both gradients of a step, R an exponential of the squared
+Lorentzian distance d2 between representations of a batch by w and by the received model, frozen and in evaluation mode. N is
+`fedexp.methods.fedmrur.normalized_mean.NormalizedMean`; without H a method needs `MoFedSAM` alone. Up: y_i. Down: w and Delta.
+
+No code was published. The paper leaves open how a representation is lifted (here as `fedexp.methods.fedmrur.lorentz`), which one it
+is (`layer`) and what the distance of a batch is (`reduction`). At its constants H is weak under every reading: its gradient
+is 1e-5 to 4e-2 of the loss's. As printed, Algorithm 1 ascends and mixes an update into gradients: ``method=fedmrur_printed``.
+
+Logged, as means over all steps: ``train/lorentz`` (mean d2 of a batch) and ``train/hyperbolic`` (R less 1); ``train/loss`` is
+the sum with gamma R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from fedexp.core import trees
+from fedexp.core.build import require
+from fedexp.core.layers import check_head
+from fedexp.core.needs import Demand, Needs
+from fedexp.core.net import Net
+from fedexp.core.task import Batch
+from fedexp.core.trainer import Ctx, FeatureTerm, Measured, RoundStats, ServerUpdate, TermValue
+from fedexp.core.trees import Tree, Trees
+from fedexp.core.weights import ModelSpec
+from fedexp.methods.fedmrur.lorentz import squared_distance
+from fedexp.methods.fedmrur.normalized_mean import NormalizedMean, amplification
+from fedexp.methods.mofedsam import MoFedSAM
+
+MOST = 20.0  # of R's exponent: beyond it R is constant
+
+NORMALIZES = Demand(
+    "aggregator",
+    NormalizedMean,
+    "takes its momentum from before normalisation (momentum_from=plain)",
+    "trainer.momentum_from=normalised, which is what the aggregator made",
+)
+
+
+@dataclass(frozen=True)
+class FedMRUR(MoFedSAM):
+    """Args, besides `MoFedSAM`'s:
+    gamma: weight of R (gamma, Eq. 2); 0 is MoFedSAM to the bit.
+    sigma, beta: scale of the distance and parameter of the Lorentz model (Eq. 3).
+    layer: the representation, ``penultimate`` (input of the network's head) or ``logits``.
+    reduction: R of the distances d2 of a batch: ``mean_exp`` (mean of exp(d2 / sigma)), ``sum_exp`` (their sum), ``exp_mean``
+        (exp(mean d2 / sigma)) or ``exp_sum`` (exp(sum d2 / sigma)).
+    momentum_from: Delta comes from the aggregate as it is applied (``normalised``) or from the mean before it (``plain``).
+    momentum_units: Delta in units of a ``gradient``, or, as Algorithm 1 is printed, of ``parameters``.
+    measure_gradient: log ``train/hyperbolic_gradient`` too, the norm of gamma R's gradient over that of the loss's without it,
+        both in the representation: what either sends back through the network below.
+    """
+
+    gamma: float = 0.005
+    sigma: float = 1e4
+    beta: float = 1.0
+    layer: Literal["penultimate", "logits"] = "penultimate"
+    reduction: Literal["mean_exp", "exp_mean", "exp_sum", "sum_exp"] = "mean_exp"
+    momentum_from: Literal["normalised", "plain"] = "normalised"
+    momentum_units: Literal["gradient", "parameters"] = "gradient"
+    measure_gradient: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.gamma >= 0, f"gamma must not be negative, got {self.gamma}")
+        require(self.sigma > 0, f"sigma must be positive, got {self.sigma}")
+        require(self.beta > 0, f"beta must be positive, got {self.beta}")
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | (Needs((NORMALIZES,), update_norms=True) if self.momentum_from == "plain" else Needs())
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        if self.gamma and self.layer == "penultimate":
+            check_head(spec, input_shape)
+
+    def feature_term(self) -> FeatureTerm | None:
+        return FeatureTerm(self.layer, self.hyperbolic) if self.gamma else None
+
+    def hyperbolic(
+        self, z: Tensor, anchor: Tensor, share: float | Tensor, task_gradient: Callable[[], Tensor]
+    ) -> TermValue:
+        """gamma R: see `FeatureTerm`, of which this is the function."""
+        d2, slope = squared_distance(z, anchor, self.beta)
+        R, rate = self.reduced(d2, share)
+        pull = self.gamma * rate.unsqueeze(-1) * slope
+        scalars = {"lorentz": (d2 * share).sum(-1), "hyperbolic": R - 1}
+        if self.measure_gradient:
+            own, other = (torch.linalg.vector_norm(each, dim=(-2, -1)) for each in (pull, task_gradient()))
+            scalars["hyperbolic_gradient"] = own / other.clamp(min=torch.finfo(other.dtype).tiny)
+        return TermValue(self.gamma * R, pull, scalars)
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
+        if not self.gamma:
+            return super().loss(net, params, buffers, batch, ctx)
+        run = _Watched(net, self.layer == "penultimate")
+        loss = ctx.task.loss(cast(Net, run), params, buffers, batch, ctx.noise)
+        anchor = ctx.once("received model's z", lambda: self._received(run.inputs, ctx))
+        z = run.z.flatten(1)
+
+        def task_gradient() -> Tensor:
+            return self._task_gradient(run, net, params, buffers, batch, ctx).flatten(1)
+
+        with torch.no_grad():
+            term = self.hyperbolic(z, anchor, 1 / len(z), task_gradient)
+        # The value of gamma R, and its gradient in z
+        return Measured(loss + (((z - z.detach()) * term.gradient).sum() + term.value), term.scalars)
+
+    def _received(self, inputs: tuple[Tensor, ...], ctx: Ctx) -> Tensor:
+        """The representation (b, d) by the received model."""
+        frozen = _Watched(ctx.reference, self.layer == "penultimate")
+        with torch.no_grad():
+            frozen(*ctx.received, *inputs)
+        return frozen.z.flatten(1)
+
+    def reduced(self, d2: Tensor, share: float | Tensor) -> tuple[Tensor, Tensor]:
+        """R, (...,), of the squared distances (..., b) of batches (Eq. 3), and its derivatives in them, (..., b) or, where all
+        of a batch share one, (..., 1)."""
+        counted = (share > 0).to(d2.dtype) if isinstance(share, Tensor) else None
+        number = d2.shape[-1] if counted is None else counted.sum(-1, keepdim=True)
+        divisor = number if self.reduction in ("mean_exp", "exp_mean") else 1
+
+        def reduce(each: Tensor) -> Tensor:
+            return (each if counted is None else each * counted).sum(-1, keepdim=True) / divisor
+
+        of_each = self.reduction in ("mean_exp", "sum_exp")
+        exponent = (d2 if of_each else reduce(d2)) / self.sigma
+        each = torch.exp(exponent.clamp(max=MOST))
+        rate = torch.where(exponent <= MOST, each, 0) / (self.sigma * divisor)
+        R = reduce(each) if of_each else each
+        return R.squeeze(-1), rate if counted is None else rate * counted
+
+    def _task_gradient(self, run: _Watched, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        """The gradient of the task's loss in the representations z of `run`."""
+
+        def task(z: Tensor) -> Tensor:
+            def above(params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
+                return z if self.layer == "logits" else net.head(params, buffers, z)
+
+            return ctx.task.loss(cast(Net, above), params, buffers, batch, ctx.noise)
+
+        gradient: Tensor = torch.func.grad(task)(run.z.detach())
+        return gradient
+
+    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+        if self.momentum_from == "plain":
+            update = replace(update, mean=trees.scale(update.mean, 1 / amplification(update.mean, stats)))
+        if self.momentum_units == "parameters":
+            return {"Delta": trees.scale(update.mean, -1.0)}
+        return super().update_shared(shared, payload_mean, update, stats)
+
+
+class _Watched:
+    """Stands for a net in a task's loss, which runs it once: the run's inputs and the representation z (b, ...) stay."""
+
+    def __init__(self, net: Net, features: bool) -> None:
+        self._net, self._features = net, features
+
+    def __call__(self, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
+        self.inputs = inputs
+        seen = self._net.observe(params, buffers, *inputs, features=self._features)
+        self.z = seen.output if seen.features is None else seen.features
+        return seen.output

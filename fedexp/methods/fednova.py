@@ -1,0 +1,35 @@
+"""FedNova: normalised averaging.
+
+Reference: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS
+2020, Eq. 8-10: ``w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. a_i comes from the trainer, which
+knows its local dynamics: momentum (`Trainer.normalizer`) or a proximal pull (`FedProx.normalizer`).
+Up: u_i and a_i. State: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientResult
+from fedexp.core.needs import SGD, Needs
+from fedexp.core.trainer import RoundStats
+from fedexp.core.trees import Tree
+from fedexp.methods.fedavg import Mean
+
+
+@dataclass(frozen=True)
+class FedNova(Mean):
+    """`Mean` with the trainer's normaliser a_i."""
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs((SGD,), local_steps=True)
+
+    def normalizer(self, result: ClientResult, env: Env) -> float:
+        return env.trainer.normalizer(result.num_steps, env.budget_now)
+
+    def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
+        """tau_eff (Eq. 10)."""
+        a = [env.trainer.normalizer(tau, env.budget_now) for tau in stats.tau]
+        return sum(p * a_i for p, a_i in zip(stats.p, a, strict=True))

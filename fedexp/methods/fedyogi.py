@@ -1,0 +1,18 @@
+"""FedYogi: FedAdam with Yogi's second moment (reference and formulas in `fedadam`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedexp.core import trees
+from fedexp.core.trees import Tree
+from fedexp.methods.fedadam import FedAdam
+
+
+@dataclass(frozen=True)
+class FedYogi(FedAdam):
+    """Fields as `FedAdam`."""
+
+    def second_moment(self, v: Tree, squared: Tree) -> Tree:
+        change = trees.mul(squared, trees.sign(trees.sub(v, squared)))
+        return trees.sub(v, change, alpha=1 - self.beta_2)

@@ -1,0 +1,94 @@
+"""GAMF: the cohort's hidden units matched all at once by graduated assignment, then the mean.
+
+Reference: Liu, Lou, Wang, Xi, Shen & Yan, Deep Neural Network Fusion via Graph Matching with Applications to Model Ensemble
+and Federated Learning, ICML 2022, with the authors' code's schedules; every client has weight 1 / N.
+Up: models. Server state: the fused model. Departures: common units are named after the first model's (no function changes);
+networks with biases, norms and residual sums, see `fedexp.matching.graduated_assignment`; rounds after the first start
+from the identity, with fewer sweeps; Sinkhorn's iterations may end early. The pairwise mode moves all models onto the first.
+
+The field's library, pygmtools, is not used. Its graduated assignment for many graphs (`gamgm`) takes one affinity between the
+nodes of two graphs and one adjacency matrix a graph, both fixed; here a layer's affinities are made anew in every sweep, of
+rows and of columns that the present assignments of the layers beside it have moved. All its temperatures have the same number
+of Sinkhorn iterations, and only the change of U ends one: the constants of the code cannot be said to it. Its `sinkhorn` is
+`doubly_stochastic` without the latter's early stop; its `hungarian` is scipy's solver, as here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientResult
+from fedexp.core.task import Metrics
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.matching.alignment import movable, moved_share
+from fedexp.matching.graduated_assignment import (
+    Joint,
+    Pairwise,
+    identities,
+    match_jointly,
+    match_pairwise,
+    random_start,
+)
+from fedexp.matching.structure import structure_of
+from fedexp.matching.widths import one_to_one
+from fedexp.methods.bases.fusion import FusionAggregator, averaged
+
+
+@dataclass(frozen=True)
+class GAMF(FusionAggregator):
+    """Mean of matched models.
+
+    Logs ``gamf/moved``, the share of hidden units that moved, in all models but the first, of the joint mode
+    ``gamf/sweeps``, and what `fedexp.matching.widths` says of equal widths.
+
+    Args:
+        mode: ``joint`` (all models to common units) or ``pairwise`` (each onto the first, softly).
+        start: of the joint mode in the first round, ``random`` or ``identity``; later rounds start from the identity.
+        later_sweeps: of the joint mode in rounds after the first, at most.
+        early_stop: Sinkhorn's iterations end once no row's sum differs from one by more; None: never.
+        joint, pairwise: the schedules.
+    """
+
+    mode: Literal["joint", "pairwise"] = "joint"
+    start: Literal["random", "identity"] = "random"
+    later_sweeps: int = 200
+    early_stop: float | None = 1.0e-9
+    joint: Joint = field(default_factory=Joint)
+    pairwise: Pairwise = field(default_factory=Pairwise)
+
+    def __post_init__(self) -> None:
+        require(self.early_stop is None or self.early_stop > 0, f"early_stop must be positive, got {self.early_stop}")
+        least = self.joint.final
+        require(self.later_sweeps > least, f"later_sweeps must exceed joint.final={least}, got {self.later_sweeps}")
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        structure_of(spec, input_shape)
+
+    def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
+        models = [result.weights for result in results]
+        structure = structure_of(env.server_spec, env.input_shape)
+        groups = movable(structure, models[0])
+        names = (env.seed, "graduated assignment", env.round)
+        metrics: Metrics = {}
+        if self.mode == "joint":
+            options, count, device = self.joint, len(models), env.device
+            if env.first and self.start == "random":
+                start = random_start(groups, count, options.noise, device, *names)
+            else:
+                start = identities(groups, count, device)
+            if not env.first:
+                options = replace(options, sweeps=min(options.sweeps, self.later_sweeps))
+            maps, sweeps = match_jointly(models, structure, groups, options, self.early_stop, start)
+            metrics["gamf/sweeps"] = sweeps
+        else:
+            maps = [{}] + [
+                match_pairwise(model, models[0], structure, groups, self.pairwise, self.early_stop, *names, number)
+                for number, model in enumerate(models[1:], start=1)
+            ]
+        moved = [structure.permute_weights(model, own) for model, own in zip(models, maps, strict=True)]
+        metrics |= {"gamf/moved": moved_share(structure, maps[1:]), **one_to_one(structure, len(models))}
+        return averaged(moved), metrics

@@ -1,0 +1,58 @@
+"""Git Re-Basin: hidden units permuted so that the cohort's weights lie as close as possible, then the mean.
+
+Reference: Ainsworth, Hayase & Srinivasa, Git Re-Basin: Merging Models modulo Permutation Symmetries, ICLR 2023, weight
+matching (Algorithm 1; for more than two models Algorithm 3).
+Up: models. Server state: the fused model. Departures: two models have weight 1/2 each (the paper interpolates); after many
+models are merged, units are named in the first one's order, which changes no function; networks with norms or residual sums
+are moved by the groups of units that `fedexp.matching.structure` finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientResult
+from fedexp.core.task import Metrics
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.matching.alignment import movable, moved_share
+from fedexp.matching.structure import structure_of
+from fedexp.matching.unit_graphs import check_equal
+from fedexp.matching.weight_matching import WeightMatching, match_many, match_pair
+from fedexp.matching.widths import one_to_one
+from fedexp.methods.bases.fusion import FusionAggregator, averaged
+
+
+@dataclass(frozen=True)
+class GitRebasin(FusionAggregator):
+    """Mean of matched models; of two, the second is moved onto the first.
+
+    Logs ``git_rebasin/moved``, the share of hidden units that moved, in all models but the first,
+    ``git_rebasin/sweeps``, how often all groups of units were visited, and what `fedexp.matching.widths` says of equal
+    widths.
+
+    Args:
+        matching: when the search ends.
+    """
+
+    matching: WeightMatching = field(default_factory=WeightMatching)
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        structure_of(spec, input_shape)
+
+    def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
+        models = [result.weights for result in results]
+        check_equal(models)
+        structure = structure_of(env.server_spec, env.input_shape)
+        groups = movable(structure, models[0])
+        names = (env.seed, "weight matching", env.round)
+        if len(models) == 2:
+            found = match_pair(models[1].params, models[0].params, structure, groups, self.matching, *names)
+            moved = [models[0], structure.permute_weights(models[1], found.maps[0])]
+        else:
+            found = match_many([model.params for model in models], structure, groups, self.matching, *names)
+            moved = [structure.permute_weights(m, own) for m, own in zip(models, found.maps, strict=True)]
+        others = found.maps if len(models) == 2 else found.maps[1:]
+        metrics = {"git_rebasin/moved": moved_share(structure, others), "git_rebasin/sweeps": found.sweeps}
+        return averaged(moved), {**metrics, **one_to_one(structure, len(models))}

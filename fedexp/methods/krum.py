@@ -1,0 +1,94 @@
+"""Krum and Multi-Krum: the updates that lie closest to their neighbours.
+
+Reference: Blanchard, El Mhamdi, Guerraoui, Stainer, Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
+NIPS 2017: ``s(i) = sum_{i -> j} ||u_i - u_j||^2`` over the n - f - 2 nearest others; Krum takes the update of least score, of
+equal ones the first client's, Multi-Krum the mean of the m of least score, which for m = n is the uniform mean. The guarantee
+needs 2 f + 2 < n. There workers send gradients; here, as in federated use, updates u_i = y_i - w, over all parameters
+together. Up: y_i. State: none. Server work: n^2 distances.
+
+Only parameters are protected: floating buffers (BatchNorm's) and what trainers send are averaged over all participants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedexp.core.aggregator import State
+from fedexp.core.build import require
+from fedexp.core.env import Env, Extent
+from fedexp.core.errors import ConfigError
+from fedexp.core.trees import Tree
+from fedexp.methods.bases.averaging import Collecting
+
+
+@dataclass(frozen=True)
+class Krum(Collecting):
+    """Every client counts once, whatever its samples.
+
+    Args:
+        f: attackers among a round's participants: a fraction of them, rounded down, or a count.
+        m: how many updates are averaged; 1 is Krum.
+
+    Where ``on_nonfinite=skip_client`` leaves fewer than planned, a score has at least one neighbour.
+    """
+
+    f: int | float = 0.2
+    m: int = 1
+
+    def __post_init__(self) -> None:
+        fits = self.f >= 0 and (isinstance(self.f, int) or self.f < 0.5)
+        require(fits, f"f must be a count (2) or a fraction below one half (0.2), got {self.f}")
+        require(self.m >= 1, f"m must be at least 1, got {self.m}")
+
+    def attackers(self, n: int) -> int:
+        """f of n participants."""
+        return self.f if isinstance(self.f, int) else int(self.f * n + 1e-9)
+
+    def check_extent(self, extent: Extent) -> None:
+        if extent.sampling.kind != "fixed":
+            raise ConfigError(
+                "Krum must know that 2 f + 3 clients or more take part in every round",
+                where="sampling",
+                expected="fixed",
+                got=extent.sampling.kind,
+            )
+        self._check(int(extent.sampling.m))
+
+    def _check(self, n: int) -> None:
+        """Refuse f and m that do not go with n participants."""
+        f = self.attackers(n)
+        if n < 2 * f + 3:
+            raise ConfigError(
+                f"Krum against f = {f} attackers needs 2 f + 3 = {2 * f + 3} participants or more",
+                where="aggregator.f",
+                expected=f"at most {(n - 3) // 2}" if n >= 3 else "3 participants or more",
+                got=f"{self.f}, and {n} of a round's clients have data",
+                do="lower aggregator.f, or raise clients_per_round" if n >= 3 else "raise clients_per_round",
+            )
+        if self.m > n:
+            raise ConfigError(
+                "more updates would be averaged than there are",
+                where="aggregator.m",
+                expected=f"at most {n}",
+                got=self.m,
+            )
+
+    def init(self, env: Env) -> State:
+        self._check(
+            max(0, int(env.sampling.m) - int((env.sizes == 0).sum()))
+        )  # in the worst case all of these are drawn
+        return super().init(env)
+
+    def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
+        n = len(updates)
+        squared = torch.zeros(n, n, dtype=torch.float64, device=next(iter(updates[0].values())).device)
+        for name in updates[0]:
+            stacked = torch.stack([update[name] for update in updates]).flatten(1).double()
+            squared += torch.cdist(stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist").square()
+        squared.fill_diagonal_(torch.inf)  # a client is no neighbour of its own
+        scores = squared.sort(1).values[:, : max(1, n - self.attackers(n) - 2)].sum(1)
+        chosen = sorted(scores.argsort(stable=True)[: self.m].tolist())
+        return {name: torch.stack([updates[c][name] for c in chosen]).mean(0) for name in updates[0]}

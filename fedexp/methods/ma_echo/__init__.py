@@ -1,0 +1,1 @@
+"""MA-Echo: the aggregator, its projections into null spaces, and the probe that computes projection matrices."""

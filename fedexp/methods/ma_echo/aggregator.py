@@ -1,0 +1,229 @@
+"""MA-Echo: aggregation in the null space of the clients' layer inputs.
+
+Reference: Su, Li and Xue, One-shot Federated Learning without server-side training, Neural Networks 2023, Eq. 5-11 and
+Algorithm 1, and the authors' released code, whose variant gives the paper's tables and is the default here
+(``conf/aggregator/ma_echo.yaml``); ``ma_echo_algorithm1.yaml`` is the printed algorithm.
+
+With R_i = W - V_i and P_i = K_i K_i^T (`fedexp.methods.ma_echo.projections`), for every layer and T times:
+
+    W   <- W - eta sum_i a_i R_i P_i
+    V_i <- V_i + step * Norm(R_i (I - s P_i))                with the new W     (incremental)
+    V_i <- W_i + (W - W_i)(I - s P_i)                        with the new W     (anchored, Eq. 11)
+
+Released: eta = step, a_i = 1/N, s = 1 and the damping mu / (1 + mu) inside P's recursion. Algorithm 1: a from the quadratic
+program, eta doubled, step = 1, s = mu / (1 + mu) and an undamped P. A bias is one more column of its layer's matrix.
+With ``align`` the models are moved onto one another by optimal transport first (MA-Echo + OT).
+Up: the model, K_i and, for a class-masked output layer, class counts. Server state: the fused model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.errors import ConfigError
+from fedexp.core.jobs import ClientResult
+from fedexp.core.layers import Layer, layers_of
+from fedexp.core.outcome import Outcome
+from fedexp.core.probe import Probe
+from fedexp.core.seeds import seed_of
+from fedexp.core.task import Metrics
+from fedexp.core.trees import Tree
+from fedexp.core.weights import ModelSpec, Weights, frozen_of
+from fedexp.matching.alignment import Alignment
+from fedexp.matching.structure import structure_of
+from fedexp.methods.bases.fusion import FusionAggregator, averaged
+from fedexp.methods.bases.output_layer import check_mask, presence, presence_probes, with_masked_output
+from fedexp.methods.ma_echo.null_space import NullSpace, Rule
+from fedexp.methods.ma_echo.projections import Projections, full_size
+from fedexp.methods.ot_fusion import aligned
+
+
+@dataclass(frozen=True)
+class MAEcho(FusionAggregator):
+    """The comments in its YAML files say what each key is and where it comes from."""
+
+    T: int = 60
+    eta: float = 1.6
+    step: float = 1.6
+    mu: float = 1.0
+    weights: Literal["uniform", "qp"] = "uniform"
+    C: float = 1.0
+    projector: Literal["recursion", "exact"] = "recursion"
+    damping: Literal["recursion", "update"] = "recursion"
+    alpha: float = 0.025118864315095794  # 0.01^0.8
+    alpha_conv: float = 1.0e-4  # 0.00001^0.8
+    z: float = 0.01
+    probe_batch_size: int = 64
+    rank: tuple[int, ...] | None = None
+    v_update: Literal["incremental", "anchored"] = "incremental"
+    norm: bool = False
+    start: Literal["average", "first", "random"] = "average"
+    returns: Literal["mean_v", "W"] = "mean_v"
+    last_layer: Literal["masked", "plain", "projected"] = "masked"
+    layers: tuple[str, ...] = ("*",)
+    align: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.T >= 0, f"T must not be negative, got {self.T}")
+        require(self.eta > 0 and self.step > 0, f"eta and step must be positive, got {self.eta} and {self.step}")
+        require(self.mu > 0, f"mu must be positive, got {self.mu}")
+        require(0 < self.C <= 1, f"C must lie in (0, 1], got {self.C}")
+        require(
+            self.v_update == "incremental" or not self.norm,
+            "norm goes with v_update=incremental: an anchored V_i has no step",
+        )
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        self._check_layers(spec, layers_of(spec, input_shape))
+        check_mask(self.last_layer, spec, input_shape, "last_layer", "projected or aggregator.last_layer=plain")
+        if self.align:
+            structure_of(spec, input_shape)
+
+    def _check_layers(self, spec: ModelSpec, layers: tuple[Layer, ...]) -> None:
+        names = [layer.weight for layer in layers]
+        for pattern in self.layers:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigError(
+                    f"no layer is called '{pattern}'", where="aggregator.layers", expected=", ".join(names)
+                )
+        if self.rank is not None and len(self.rank) != len(layers):
+            raise ConfigError(
+                "a rank is needed for every layer",
+                where="aggregator.rank",
+                expected=f"{len(layers)} numbers, for {', '.join(names)}",
+                got=list(self.rank),
+            )
+        fused = self._fused(spec, layers)
+        if not fused:
+            raise ConfigError(
+                "no layer is left for the iteration",
+                where="aggregator.layers, aggregator.last_layer, and what the model freezes",
+                do="aggregator.last_layer=projected iterates the output layer, too; method=average needs no layer",
+            )
+        frozen = frozen_of(spec.arch, tuple(layer.bias for layer in fused if layer.bias is not None))
+        if frozen:
+            raise ConfigError(
+                "a layer's weight and bias are iterated as one matrix, and the bias alone is frozen",
+                where=f"model, {', '.join(sorted(frozen))}",
+                do="freeze both or none, or leave the layer out with aggregator.layers",
+            )
+
+    def _fused(self, spec: ModelSpec, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        """Those that take part in the iteration: what is frozen is the same everywhere and stays."""
+        frozen = frozen_of(spec.arch, tuple(layer.weight for layer in layers))
+        inner = layers if self.last_layer == "projected" else layers[:-1]
+        trained = [layer for layer in inner if layer.weight not in frozen]
+        return tuple(layer for layer in trained if any(fnmatchcase(layer.weight, p) for p in self.layers))
+
+    def probes(self, env: Env) -> tuple[Probe, ...]:
+        fused = self._fused(env.server_spec, env.layers)
+        projections = Projections(
+            layers=tuple(layer.weight for layer in fused),
+            variant=self.projector,
+            damping=self.shrinkage if self.damping == "recursion" else 1.0,
+            alpha=self.alpha,
+            alpha_conv=self.alpha_conv,
+            z=self.z,
+            batch_size=self.probe_batch_size,
+            rank=self.rank and tuple(rank for layer, rank in zip(env.layers, self.rank, strict=True) if layer in fused),
+        )
+        return (projections, *presence_probes(self.last_layer, env))
+
+    @property
+    def shrinkage(self) -> float:
+        """mu / (1 + mu), Eq. 11."""
+        return self.mu / (1 + self.mu)
+
+    def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
+        models, factors, metrics = self._aligned(results, env)
+        rule = Rule(
+            eta=self.eta,
+            step=self.step,
+            shrinkage=self.shrinkage if self.damping == "update" else 1.0,
+            anchored=self.v_update == "anchored",
+            norm=self.norm,
+            C=self.C if self.weights == "qp" else None,
+        )
+        base = averaged(models)
+        start = self._start(models, base, env)
+        spaces = {}
+        for layer in self._fused(env.server_spec, env.layers):
+            local, K = [_matrix(layer, m.params) for m in models], [own[layer.weight] for own in factors]
+            spaces[layer] = NullSpace(local, K, _matrix(layer, start.params), rule)
+        if self.last_layer == "masked":
+            base = with_masked_output(base, models, presence(results), env.layers[-1])
+        clients = [result.client for result in results]
+        for t in range(self.T + 1):
+            if t:
+                for space in spaces.values():
+                    space.iterate()
+            if env.trace.wants(t):
+                env.trace(t, self._series(base, models, spaces), clients)
+        if self.rank is not None:
+            widths = [_matrix(layer, base.params).shape[1] for layer in env.layers]
+            metrics["ma_echo/projection_numbers"] = sum(map(full_size, widths, self.rank))
+        return self._assembled(base, spaces, self.returns), metrics
+
+    def _start(self, models: Sequence[Weights], average: Weights, env: Env) -> Weights:
+        if self.start == "average":
+            return average
+        if self.start == "first":
+            return models[0]
+        first = next(iter(average.params.values()))
+        return Weights.init(average.spec, seed_of(env.seed, "ma_echo", env.round), first.device, first.dtype)
+
+    def _aligned(self, results: Sequence[ClientResult], env: Env) -> tuple[list[Weights], list[Tree], Metrics]:
+        """Models and their factors by layer, moved unit by unit first if asked: Q' = T^T Q T moves the rows of K."""
+        models = [result.weights for result in results]
+        factors = [result.probes[Projections.name] for result in results]
+        if not self.align:
+            return models, factors, {}
+        structure = structure_of(env.server_spec, env.input_shape)
+        models, maps, share = aligned(models, env, Alignment())
+        widths = {name: math.prod(models[0].params[name].shape[1:]) for name in factors[0]}
+
+        def moved(name: str, K: Tensor, own: dict[str, Tensor]) -> Tensor:
+            d = widths[name]  # the constant input of a bias, in the last row, stays
+            return torch.cat([structure.permute_inputs(name, K[:d], own), K[d:]])
+
+        factors = [
+            {name: moved(name, K, own) for name, K in tree.items()} for tree, own in zip(factors, maps, strict=True)
+        ]
+        return models, factors, {"ot/moved": share}
+
+    def _series(self, base: Weights, models: Sequence[Weights], spaces: dict[Layer, NullSpace]) -> dict[str, Outcome]:
+        local = [_with(model, {layer: space.v(i) for layer, space in spaces.items()}) for i, model in enumerate(models)]
+        return {
+            "mean_v": Outcome((self._assembled(base, spaces, "mean_v"),), "model"),
+            "W": Outcome((self._assembled(base, spaces, "W"),), "model"),
+            "V": Outcome(tuple(local), "per_client"),
+        }
+
+    def _assembled(self, base: Weights, spaces: dict[Layer, NullSpace], returns: str) -> Weights:
+        return _with(base, {layer: s.W if returns == "W" else s.mean_v() for layer, s in spaces.items()})
+
+
+def _matrix(layer: Layer, params: Tree) -> Tensor:
+    """A layer as (out, in) rows, its bias as the last column."""
+    weight = params[layer.weight].flatten(1)
+    return weight if layer.bias is None else torch.cat([weight, params[layer.bias][:, None]], 1)
+
+
+def _with(model: Weights, matrices: dict[Layer, Tensor]) -> Weights:
+    """`model` with some layers replaced."""
+    params = dict(model.params)
+    for layer, matrix in matrices.items():
+        weight = matrix if layer.bias is None else matrix[:, :-1]
+        params[layer.weight] = weight.reshape(params[layer.weight].shape).contiguous()
+        if layer.bias is not None:
+            params[layer.bias] = matrix[:, -1].contiguous()
+    return Weights(model.spec, params, model.buffers)

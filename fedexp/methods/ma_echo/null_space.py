@@ -1,0 +1,139 @@
+"""One layer of MA-Echo's iteration (`fedexp.methods.ma_echo.aggregator`), for all clients at once.
+
+P_i = K_i K_i^T has few columns, and without row norms every V_i stays of the form g W_i + U - A_i K_i^T, with one scalar g and
+one matrix U for all clients. So the clients' matrices are never touched while iterating: a step is two products of W with all
+factors side by side, [out, d] x [d, r] with r = sum_i r_i, and one r_i x r_i product a client. With row norms the V_i are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedexp.matching.simplex_qp import capped_simplex_qp
+
+_SMALLEST_NORM = 1e-12  # a row that does not move has no direction
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The iteration of one layer; the symbols are those of `fedexp.methods.ma_echo.aggregator`.
+
+    Args:
+        shrinkage: s; C: bound of the quadratic program's weights, None for a_i = 1 / N.
+    """
+
+    eta: float
+    step: float
+    shrinkage: float
+    anchored: bool
+    norm: bool
+    C: float | None
+
+
+class NullSpace:
+    """W and all V_i of one layer.
+
+    Args:
+        local: W_i, each (out, d).
+        factors: K_i, each (d, r_i).
+        start: W before the first iteration (out, d).
+    """
+
+    def __init__(self, local: Sequence[Tensor], factors: Sequence[Tensor], start: Tensor, rule: Rule) -> None:
+        self._local, self._factors, self._rule = local, factors, rule
+        self._widths = [factor.shape[1] for factor in factors]
+        self._K = torch.cat(list(factors), 1)
+        self.W = start.clone()
+        self._WK = self.W @ self._K
+        self._local_K = torch.cat([w @ k for w, k in zip(local, factors, strict=True)], 1)
+        self._VK = self._local_K.clone()  # V_i K_i, side by side
+        if rule.C is not None and self._is_narrow:
+            self._KK = (self._K.T @ self._K).double()
+            clients = torch.arange(len(factors), device=start.device)
+            owners = clients.repeat_interleave(torch.tensor(self._widths, device=start.device))
+            self._owner = (owners[:, None] == clients).double()  # which client a column belongs to
+        if rule.norm:
+            self._V = [w.clone() for w in local]
+            return
+        self._gram = [factor.T @ factor for factor in factors]
+        self._g = 1.0
+        self._U = torch.zeros_like(self.W)
+        self._A = torch.zeros_like(self._VK)
+
+    def iterate(self) -> None:
+        """W, then every V_i with the new W."""
+        rule = self._rule
+        B = self._WK - self._VK  # R_i K_i
+        B *= self._weights(B) * rule.eta
+        self.W.addmm_(B, self._K.T, alpha=-1)
+        torch.mm(self.W, self._K, out=self._WK)
+        if rule.norm:
+            self._step_normed()
+        elif rule.anchored:
+            self._A = rule.shrinkage * (self._WK - self._local_K)
+            self._g, self._U = 0.0, self.W
+            torch.sub(self._WK, self._times_gram(self._A), out=self._VK)
+        else:
+            B = self._WK - self._VK
+            kept = 1 - rule.step
+            self._VK.add_(B, alpha=rule.step).sub_(self._times_gram(B), alpha=rule.step * rule.shrinkage)
+            self._A.mul_(kept).add_(B, alpha=rule.step * rule.shrinkage)
+            self._U.mul_(kept).add_(self.W, alpha=rule.step)
+            self._g *= kept
+
+    def _step_normed(self) -> None:
+        rule = self._rule
+        for i, (V, K) in enumerate(zip(self._V, self._factors, strict=True)):
+            direction = self.W - V
+            direction.addmm_(direction @ K, K.T, alpha=-rule.shrinkage)
+            norms = torch.linalg.vector_norm(direction, dim=1, keepdim=True).add_(_SMALLEST_NORM)
+            V.addcdiv_(direction, norms, value=rule.step)
+            torch.mm(V, K, out=self._of(self._VK)[i])
+
+    def _weights(self, B: Tensor) -> float | Tensor:
+        """a_i, as one number or a number for every column of all factors."""
+        N = len(self._widths)
+        if self._rule.C is None:
+            return 1 / N
+        a = capped_simplex_qp(self._descents(B), max(self._rule.C, 1 / N)).to(B.dtype)
+        return a.repeat_interleave(torch.tensor(self._widths, device=a.device))
+
+    def _descents(self, B: Tensor) -> Tensor:
+        """<R_i P_i, R_j P_j>, (N, N): without the R_i P_i (out, d) where the factors have fewer columns together."""
+        if self._is_narrow:
+            products = (B.T @ B).double() * self._KK  # a block of these sums to one of the N x N
+            return self._owner.T @ products @ self._owner
+        descents = [(b @ factor.T).flatten() for b, factor in zip(self._of(B), self._factors, strict=True)]
+        stacked = torch.stack(descents)
+        return (stacked @ stacked.T).double()
+
+    @property
+    def _is_narrow(self) -> bool:
+        return self._K.shape[1] <= self._K.shape[0]
+
+    def _times_gram(self, B: Tensor) -> Tensor:
+        return torch.cat([b @ gram for b, gram in zip(self._of(B), self._gram, strict=True)], 1)
+
+    def _of(self, side_by_side: Tensor) -> tuple[Tensor, ...]:
+        """Each client's columns."""
+        return torch.split(side_by_side, self._widths, 1)
+
+    def v(self, i: int) -> Tensor:
+        """V_i, (out, d)."""
+        if self._rule.norm:
+            return self._V[i].clone()
+        return (self._g * self._local[i] + self._U).addmm_(self._of(self._A)[i], self._factors[i].T, alpha=-1)
+
+    def mean_v(self) -> Tensor:
+        """The mean of all V_i, (out, d)."""
+        N = len(self._local)
+        if self._rule.norm:
+            return torch.stack(self._V).mean(0)
+        total = torch.zeros_like(self.W)
+        for local in self._local:
+            total.add_(local, alpha=self._g / N)
+        return total.add_(self._U).addmm_(self._A, self._K.T, alpha=-1 / N)

@@ -1,0 +1,98 @@
+"""Optimal-transport fusion: align the cohort's models unit by unit, then average them.
+
+Reference: Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020; several models as in MA-Echo (Su et al. 2023,
+all onto one) or as in NAFI (Xiao & Cheng 2023, one after the other).
+Up: models; with ``last_layer=masked`` the class counts as well. Server state: the fused model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.jobs import ClientResult
+from fedexp.core.probe import Probe
+from fedexp.core.task import Metrics
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.matching.alignment import Alignment, align, movable, moved_share
+from fedexp.matching.structure import structure_of
+from fedexp.matching.widths import one_to_one
+from fedexp.methods.bases.fusion import FusionAggregator, averaged
+from fedexp.methods.bases.output_layer import LastLayer, check_mask, presence, presence_probes, with_masked_output
+
+
+@dataclass(frozen=True)
+class OTFusion(FusionAggregator):
+    """Mean of aligned models.
+
+    Logs ``ot/moved``, the share of hidden units that moved, in all models but the reference, and what
+    `fedexp.matching.widths` says of equal widths.
+
+    Args:
+        fold: ``reference``: all models are moved onto the first (of two, the first onto the second), then averaged
+            uniformly. ``running``: each further model is moved onto the fusion so far, F, and F becomes the mean of the
+            two, so that later models weigh more.
+        last_layer: ``plain`` or ``masked``, as in `fedexp.methods.average.Average`.
+        alignment: how units are compared and moved.
+    """
+
+    fold: Literal["reference", "running"] = "reference"
+    last_layer: LastLayer = "plain"
+    alignment: Alignment = field(default_factory=Alignment)
+
+    def __post_init__(self) -> None:
+        masked = self.last_layer == "masked"
+        require(not (masked and self.fold == "running"), "last_layer=masked needs fold=reference, got fold=running")
+        require(
+            not (masked and self.alignment.output == "transported"),
+            "last_layer=masked needs alignment.output=inputs: transported rows stand for other classes",
+        )
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        structure_of(spec, input_shape)
+        check_mask(self.last_layer, spec, input_shape, "last_layer", "plain")
+
+    def probes(self, env: Env) -> tuple[Probe, ...]:
+        return presence_probes(self.last_layer, env)
+
+    def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
+        models = [result.weights for result in results]
+        structure = structure_of(env.server_spec, env.input_shape)
+        sizes = one_to_one(structure, len(models))
+        if self.fold == "running":
+            fused, maps = models[0], []
+            for model in models[1:]:
+                maps += align([model], fused, structure, self.alignment)
+                fused = averaged([fused, self.alignment.apply(model, structure, maps[-1])])
+            return fused, {"ot/moved": moved_share(structure, maps), **sizes}
+        moved, _, share = aligned(models, env, self.alignment)
+        fused = averaged(moved)
+        if self.last_layer == "masked":
+            fused = with_masked_output(fused, moved, presence(results), env.layers[-1])
+        return fused, {"ot/moved": share, **sizes}
+
+
+def aligned(
+    models: Sequence[Weights], env: Env, options: Alignment
+) -> tuple[list[Weights], list[dict[str, Tensor]], float]:
+    """All models moved onto the first (of two, the first onto the second), what moved each, by unit group, and the share of
+    units that moved, over all models but the reference.
+
+    The reference's permutations are identities; units of frozen layers have none.
+    """
+    structure = structure_of(env.server_spec, env.input_shape)
+    target = 1 if len(models) == 2 else 0
+    others = [number for number in range(len(models)) if number != target]
+    found = align([models[number] for number in others], models[target], structure, options)
+    still = {group.name: torch.arange(group.size) for group in movable(structure, models[target])}
+    maps, moved = [still for _ in models], list(models)
+    for number, own in zip(others, found, strict=True):
+        maps[number] = own
+        moved[number] = options.apply(models[number], structure, own)
+    return moved, maps, moved_share(structure, found)

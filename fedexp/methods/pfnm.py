@@ -1,0 +1,277 @@
+"""PFNM: hidden units of the cohort's models are matched, and the fused network has as many as it takes.
+
+Reference: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019; several hidden layers by
+the authors' top-down scheme (`fedexp.matching.chains`). Networks without biases leave that coordinate out.
+In several rounds every client trains its part of the fused network, which its assignments cut out, and matching begins with
+these assignments. The authors' code trains later rounds with weight decay towards what was received, and a step size that
+falls by 1 % a round: trainer=fedprox (whose penalty has the biases, too) and local.lr_decay=0.99.
+Up: models and the class counts n_{s,c}. Server state: the fused model, the assignments of the last cohort.
+Departures: chains of linear layers alone. The output layer's frequency of a class that no client has is 1 / N. Without hidden
+layers the rows of the output are what is estimated, class by class. The paper has all clients take part: one that was not in
+the last cohort gets the units that most of it have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedexp.core.aggregator import State
+from fedexp.core.build import require
+from fedexp.core.env import Env
+from fedexp.core.errors import ConfigError
+from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.needs import Demand, Needs
+from fedexp.core.outcome import Outcome
+from fedexp.core.probe import Probe
+from fedexp.core.seeds import numpy_generator
+from fedexp.core.task import Metrics
+from fedexp.core.weights import ModelSpec, Weights
+from fedexp.matching.beta_bernoulli import BetaBernoulli
+from fedexp.matching.chains import Chain, Fused, chain_structure, fuse_chains
+from fedexp.matching.embedding import Embedding, units_of
+from fedexp.matching.structure import Structure, with_widths
+from fedexp.methods.bases.class_counts import ClassCounts, counts
+from fedexp.methods.bases.fusion import FusionAggregator
+from fedexp.storage.files import file_sha256
+
+_ONE_MATCHING = Demand(
+    "rounds", 1, "visits models in raw orders, those of one matching after the split", "set aggregator.visits=seed"
+)
+
+
+@dataclass(frozen=True)
+class PFNM(FusionAggregator):
+    """Probabilistic federated neural matching. Logs what `fedexp.matching.widths.width_metrics` says.
+
+    Args:
+        sigma, sigma0, gamma, sweeps, popularity, caps: `fedexp.matching.beta_bernoulli.BetaBernoulli`.
+        later_sweeps: sweeps of rounds that begin with the assignments of the one before.
+        class_frequency: outgoing weights to class c have the precision f_{s,c} / sigma, with f_{s,c} the client's share of
+            the class's samples, not 1 / sigma.
+        class_counts: a .npy file (clients, classes) of n_{s,c}; None: the clients are asked.
+        visits: sweeps visit the cohort's models in orders drawn from the seed, for every round and layer (``seed``), or from
+            NumPy's legacy generator as the split of the data left it, which the authors' code does (``raw``, one round
+            alone), or as they are numbered (``ascending``).
+        orders: instead, a .npy file (hidden layers, sweeps, N) of the orders, in the order in which layers are matched, the
+            last hidden one first; the same in every round, of which later ones make the first `later_sweeps` sweeps.
+    """
+
+    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"orders": file_sha256, "class_counts": file_sha256}
+
+    sigma: float = 1.0
+    sigma0: float = 1.0
+    gamma: float = 1.0
+    sweeps: int = 5
+    later_sweeps: int = 3
+    popularity: Literal[1, 2] = 1
+    caps: bool = True
+    class_frequency: bool = True
+    class_counts: str | None = None
+    visits: Literal["seed", "raw", "ascending"] = "seed"
+    orders: str | None = None
+
+    def __post_init__(self) -> None:
+        self.matching()
+        require(self.later_sweeps >= 0, f"later_sweeps must not be negative, got {self.later_sweeps}")
+        if self.orders is not None:
+            require(self.visits == "seed", f"orders from a file and visits={self.visits} exclude each other")
+            enough = self.later_sweeps <= self.sweeps
+            require(enough, f"orders are given for {self.sweeps} sweeps, fewer than later_sweeps={self.later_sweeps}")
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs((_ONE_MATCHING,) if self.visits == "raw" else ())
+
+    def matching(self) -> BetaBernoulli:
+        """How units are matched."""
+        return BetaBernoulli(self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps)
+
+    @property
+    def strengths(self) -> tuple[float, ...]:
+        """The lambdas of a penalty; the first one's network is delivered, all are traced under their numbers."""
+        return (0.0,)
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        structure = chain_structure(spec, input_shape)
+        if structure.groups:
+            with_widths(spec, input_shape, {})
+        if self.orders is not None:
+            self._given_orders(self.orders, len(structure.groups))
+        if self.class_counts is not None:
+            _read(self.class_counts, "class_counts", 2)
+
+    def probes(self, env: Env) -> tuple[Probe, ...]:
+        return () if self.class_counts else (ClassCounts(env.num_classes),)
+
+    def init(self, env: Env) -> State:
+        return {**super().init(env), "units": {}, "cohort": []}
+
+    def plan(self, state: State, env: Env) -> list[ClientJob]:
+        jobs = super().plan(state, env)
+        self._orders(env, len(jobs), [0], bool(state["units"]))  # before anything is trained
+        self._shares([job.client for job in jobs], env)
+        return jobs
+
+    def start_of(self, client: int, state: State, env: Env) -> Weights:
+        fused: Weights = state["weights"]
+        if not state["units"]:
+            return fused
+        small, large = (chain_structure(spec, env.input_shape) for spec in (env.server_spec, fused.spec))
+        return Embedding(small, large, units_of(client, state["units"], state["cohort"])).cut_out(fused)
+
+    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+        cohort = list(results)
+        if not cohort:
+            return state, {"clients": 0}
+        clients = [result.client for result in cohort]
+        owned = [units_of(client, state["units"], state["cohort"]) for client in clients]
+        begin = [[own[name] for own in owned] for name in state["units"]] or None
+        weights, fused = self._fused(cohort, env, begin)
+        names = [group.name for group in chain_structure(env.server_spec, env.input_shape).groups]
+        units = {name: torch.stack(layer.units) for name, layer in zip(names, fused.matched, strict=True)}
+        return {"weights": weights, "units": units, "cohort": clients}, {"clients": len(cohort), **fused.metrics()}
+
+    def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
+        weights, fused = self._fused(results, env, None)
+        return weights, fused.metrics()
+
+    def _fused(
+        self, results: Sequence[ClientResult], env: Env, begin: Sequence[Sequence[Tensor]] | None
+    ) -> tuple[Weights, Fused]:
+        """The network of the first lambda. Others are matched where somebody looks at them.
+
+        Args:
+            begin: the global units that the models begin with, by hidden layer and model.
+        """
+        structure = chain_structure(env.server_spec, env.input_shape)
+        models = [_chain(result.weights, structure) for result in results]
+        shares = self._shares([result.client for result in results], env)
+        shares = class_shares(counts(list(results))) if shares is None else shares
+        numbers = [number for number in range(len(self.strengths)) if not number or env.trace.wants(number)]
+        found = fuse_chains(
+            models,
+            shares.to(env.device),
+            self.class_frequency,
+            self.matching(),
+            [self.strengths[number] for number in numbers],
+            self._orders(env, len(models), numbers, begin is not None),
+            begin,
+        )
+        networks = [self._network(fused, structure, results[0].weights, env) for fused in found]
+        for number, fused, weights in zip(numbers, found, networks, strict=True):
+            if env.trace.wants(number):
+                values = {"lam": self.strengths[number], **fused.metrics()}
+                env.trace(number, {"fused": Outcome((weights,), "model")}, values=values)
+        return networks[0], found[0]
+
+    def _network(self, fused: Fused, structure: Structure, like: Weights, env: Env) -> Weights:
+        names = [group.name for group in structure.groups]
+        widths = {name: len(layer.members) for name, layer in zip(names, fused.matched, strict=True)}
+        spec = with_widths(env.server_spec, env.input_shape, widths) if widths else env.server_spec
+        values: dict[str, Tensor] = {}
+        for layer, (weight, bias) in zip(structure.layers, fused.chain, strict=True):
+            values[layer.weight] = weight
+            if layer.bias is not None and bias is not None:
+                values[layer.bias] = bias
+        params = {name: values[name].to(value.dtype).contiguous() for name, value in like.params.items()}
+        return Weights(spec, params, {})
+
+    def _shares(self, clients: Sequence[int], env: Env) -> Tensor | None:
+        """f_{s,c} of the file's class counts, or None where the clients are asked."""
+        if self.class_counts is None:
+            return None
+        given = _read(self.class_counts, "class_counts", 2)
+        expected = (env.num_clients, env.num_classes)
+        if given.shape != expected:
+            raise _bad("class_counts", "have another shape", f"(clients, classes) = {expected}", given.shape)
+        if (given < 0).any():
+            raise _bad("class_counts", "are no counts", "integers from 0", int(given.min()))
+        return class_shares(torch.from_numpy(given[list(clients)]))
+
+    def _orders(self, env: Env, models: int, lambdas: Sequence[int], later: bool) -> np.ndarray:
+        """(lambdas, hidden layers, sweeps, models) visiting orders of this round.
+
+        Args:
+            lambdas: their numbers.
+            later: does matching begin with the assignments of the round before?
+        """
+        layers = len(chain_structure(env.server_spec, env.input_shape).groups)
+        sweeps = self.later_sweeps if later else self.sweeps
+        if self.orders is not None:
+            given = self._given_orders(self.orders, layers)
+            if given.shape[2] != models:
+                got = given.shape[2]
+                raise _bad("orders", "are for another number of models", f"{models} in the cohort", got)
+            return given[None, :, :sweeps].repeat(len(lambdas), 0)
+        if self.visits == "raw":
+            drawn = self._raw(env, models, layers)
+            return np.stack([drawn[self.stretch(number)] for number in lambdas])
+        if self.visits == "ascending":
+            return np.broadcast_to(np.arange(models), (len(lambdas), layers, sweeps, models))
+        streams = [numpy_generator(env.seed, "visiting order", env.round, layer) for layer in range(layers)]
+        orders = np.array([[rng.permutation(models) for _ in range(sweeps)] for rng in streams], dtype=np.int64)
+        return orders.reshape(1, layers, sweeps, models).repeat(len(lambdas), 0)
+
+    def stretch(self, number: int) -> int:
+        """Which stretch of the raw stream, of one matching's length, the lambda of this number reads."""
+        return 0
+
+    def _raw(self, env: Env, models: int, layers: int) -> np.ndarray:
+        """(stretches, hidden layers, sweeps, models) orders as the authors' code draws them, with `numpy.random.permutation`."""
+        generator, stretches = env.after_split(), 1 + max(map(self.stretch, range(len(self.strengths))))
+        drawn = [generator.permutation(models) for _ in range(stretches * layers * self.sweeps)]
+        return np.array(drawn, dtype=np.int64).reshape(stretches, layers, self.sweeps, models)
+
+    def _given_orders(self, path: str, layers: int) -> np.ndarray:
+        """What is in the file of orders."""
+        orders = _read(path, "orders", 3)
+        if orders.shape[:2] != (layers, self.sweeps):
+            expected = f"(hidden layers, sweeps, N) = ({layers}, {self.sweeps}, N)"
+            raise _bad("orders", "have another shape", expected, orders.shape)
+        if not np.array_equal(np.sort(orders, 2), np.broadcast_to(np.arange(orders.shape[2]), orders.shape)):
+            raise _bad("orders", "are no permutations", "0 ... N - 1 once in every sweep", path)
+        return orders
+
+
+def class_shares(counts: Tensor) -> Tensor:
+    """(models, classes) int64 -> f_{s,c} = n_{s,c} / sum_r n_{r,c} in float64; 1 / N where nobody has the class."""
+    n, total = counts.double(), counts.sum(0)
+    return torch.where(total > 0, n / total.clamp(min=1), 1 / len(counts))
+
+
+def _chain(model: Weights, structure: Structure) -> Chain:
+    params = {name: value.double() for name, value in model.params.items()}
+    return [(params[layer.weight], None if layer.bias is None else params[layer.bias]) for layer in structure.layers]
+
+
+def _read(path: str, key: str, dim: int) -> np.ndarray:
+    """(...) int64 of a .npy file of integers with `dim` axes."""
+    try:
+        found = np.load(Path(path).expanduser(), allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _bad(key, "cannot be read", "a .npy file of integers", f"{path}: {error}") from error
+    if not isinstance(found, np.ndarray) or found.ndim != dim:
+        raise _bad(key, "have another shape", f"{dim} axes", getattr(found, "shape", "several arrays"))
+    if not np.issubdtype(found.dtype, np.integer):
+        raise _bad(key, "are no integers", "a .npy file of integers", found.dtype)
+    return found.astype(np.int64)
+
+
+_NAMES = {"orders": "visiting orders", "class_counts": "class counts"}
+
+
+def _bad(key: str, what: str, expected: str, got: object) -> ConfigError:
+    return ConfigError(
+        f"the {_NAMES[key]} {what}",
+        where=f"aggregator.{key}",
+        expected=expected,
+        got=got,
+        do=f"give another file, or aggregator.{key}=null",
+    )

@@ -1,0 +1,281 @@
+"""A user's own code: what it draws, what it raises, what is kept of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedexp
+from fedexp.commands.run import run_command
+from fedexp.commands.runs import run_command as runs_command
+from fedexp.commands.table import run_command as run_table
+from fedexp.storage import identity
+from fedexp.storage.sources import commit
+
+QUICK = ["rounds=1", "clients=3", "model.hidden=[4]", "limit.train=60", "limit.test=30"]
+GUIDE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def plugin(group: str, module: str, source: str, **keys: object) -> str:
+    """Write ``MODULE.py``, whose class is ``Mine``, and its YAML; the override that chooses it."""
+    sys.modules.pop(module, None)
+    Path(f"{module}.py").write_text(textwrap.dedent(source))
+    Path("conf", group).mkdir(parents=True, exist_ok=True)
+    values = "".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items())
+    Path(f"conf/{group}/{module}.yaml").write_text(f"_target_: {module}.Mine\n{values}")
+    return f"{group}={module}"
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Torch's global generator as it was: no test may leave it changed."""
+    with torch.random.fork_rng(devices=[]):
+        yield
+
+
+TRAINER = """
+    from dataclasses import dataclass
+    import numpy, random, torch
+    from fedexp.methods.fedavg import PlainTrainer
+
+    @dataclass(frozen=True)
+    class Mine(PlainTrainer):
+        def loss(self, net, params, buffers, batch, ctx):
+            return super().loss(net, params, buffers, batch, ctx) + 0 * {draw}
+"""
+AGGREGATOR = """
+    from dataclasses import dataclass
+    import torch
+    from fedexp.methods.fedavg import Mean
+
+    @dataclass(frozen=True)
+    class Mine(Mean):
+        def {method}(self, {arguments}):
+            torch.randn(1)
+            return super().{method}({arguments})
+"""
+
+
+@pytest.mark.parametrize(("draw", "whose"), [
+    ("torch.rand(())", "torch"), ("numpy.random.rand()", "NumPy"), ("random.random()", "Python"),
+])  # fmt: skip
+def test_a_trainer_that_draws_from_a_global_generator_is_refused(draw: str, whose: str, capsys) -> None:
+    mine = plugin("trainer", f"draws_{whose.lower()}", TRAINER.format(draw=draw))
+    with restored():
+        assert run_command([mine, *QUICK]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: trainer Mine draws from " + whose) and "Traceback" not in told
+    for words in ("client 0", "round 1", "ctx.noise"):
+        assert words in told, told
+
+
+def test_one_that_would_be_stacked_too(capsys) -> None:
+    mine = plugin("trainer", "draws_stacked", TRAINER.format(draw="torch.rand(())"))
+    with restored():
+        assert run_command([mine, *QUICK, "engine=vectorized", "engine.kernel=vmap", "partition=iid"]) == 1
+    assert "error: trainer Mine draws from torch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("method", "arguments"), [
+    ("init", "env"), ("update", "state, results, env"),
+])  # fmt: skip
+def test_an_aggregator_that_does_is_named(method: str, arguments: str, capsys) -> None:
+    mine = plugin("aggregator", f"draws_in_{method}", AGGREGATOR.format(method=method, arguments=arguments))
+    with restored():
+        assert run_command([mine, *QUICK]) == 1
+    told = capsys.readouterr().err
+    assert "error: aggregator Mine draws from torch" in told and "torch_generator(env.seed" in told, told
+
+
+HOOKS = """
+    from dataclasses import dataclass
+    from {module} import {base}
+
+    @dataclass(frozen=True)
+    class Mine({base}):
+        {body}
+"""
+
+
+@pytest.mark.parametrize(("group", "module", "base", "body", "said"), [
+    ("trainer", "fedexp.methods.fedavg", "PlainTrainer", "def loss(self, model, x): return 0",
+     ["Mine.loss cannot be called", "def loss(self, net, params, buffers, batch, ctx)", "def loss(self, model, x)"]),
+    ("trainer", "fedexp.methods.fedavg", "PlainTrainer", "def needs(self): return None", ["Mine.needs", "a @property"]),
+    ("trainer", "fedexp.methods.fedavg", "PlainTrainer", "correct = 3", ["Mine.correct", "a int"]),
+    ("aggregator", "fedexp.methods.fedavg", "Mean", "def weight(self): return 1",
+     ["Mine.weight", "def weight(self, num_examples)"]),
+    ("aggregator", "fedexp.core.aggregator", "Aggregator", "def init(self, env, more): return {}",
+     ["Mine lacks outcome, plan, update", "def plan(self, state, env)", "Mine.init cannot", "def init(self, env);"]),
+    ("trainer", "fedexp.methods.fedavg", "PlainTrainer", "init_state = lambda self: {}; finish = lambda self, params: params",
+     ["Mine.init_state cannot be called as its interface says; Mine.finish cannot", "def finish(self, params, buffers, ctx)"]),
+    ("trainer", "fedexp.methods.fedavg", "PlainTrainer", "def __post_init__(self): {}['mu']",
+     ["Mine cannot be made of its config: KeyError: 'mu'"]),
+    ("trainer", "fedexp.methods.fedavg", "PlainTrainer", "rate: Decimal = 0", ["the type of a field is not known", "Decimal"]),
+    ("aggregator", "fedexp.methods.fedavg", "Mean", "def check(self, spec, shape): shape[7]",
+     ["your code raised IndexError", "HYDRA_FULL_ERROR=1"]),
+])  # fmt: skip
+def test_hooks_are_checked_before_anything_starts(
+    group: str, module: str, base: str, body: str, said: list[str], capsys
+) -> None:
+    name = f"hooked_{abs(hash(body))}"
+    future = "from __future__ import annotations" if "Decimal" in body else ""
+    source = future + textwrap.dedent(HOOKS).format(module=module, base=base, body=body)
+    mine = plugin(group, name, source)
+    assert run_command([mine, *QUICK]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and "Traceback" not in told and f"{name}.py:" in told
+    for words in said:
+        assert words in told, told
+    assert not Path("outputs").exists()
+
+
+def test_arguments_may_have_other_names_and_more_with_defaults() -> None:
+    body = "def correct(self, g, w, context, scale=1.0): return g"
+    mine = plugin("trainer", "renamed", HOOKS.format(module="fedexp.methods.fedavg", base="PlainTrainer", body=body))
+    assert run_command([mine, *QUICK, "engine=serial"]) == 0
+
+
+def test_a_data_set_that_cannot_be_read_is_told_with_its_line(capsys) -> None:
+    body = "def read(self, root, download): return [][1]"
+    source = HOOKS.format(module="fedexp.data.dataset", base="Dataset", body=body)
+    mine = plugin("dataset", "unreadable", source, num_classes=10, shape=[1, 8, 8])
+    assert run_command([mine, *QUICK]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: your code raised IndexError") and "Traceback" not in told
+    assert "unreadable.py:7" in told and "HYDRA_FULL_ERROR=1" in told and not Path("outputs").exists()
+
+
+def test_a_faulty_loss_names_its_line(capsys) -> None:
+    mine = plugin("trainer", "faulty", TRAINER.format(draw="{}['x']"))
+    assert run_command([mine, *QUICK]) == 1
+    assert "faulty.py:9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("draw", "partition", "why"), [
+    ("float(batch.y[0])", "iid", "its loss cannot be vectorised"),
+    ("batch.y[0]", "dirichlet", "where no other has as many samples"),
+])  # fmt: skip
+def test_clients_that_are_not_stacked_are_told_once_and_in_the_result(
+    draw: str, partition: str, why: str, capsys
+) -> None:
+    mine = plugin("trainer", "unstackable", TRAINER.format(draw=draw))
+    stacked = ["engine=vectorized", "engine.kernel=vmap", f"partition={partition}", "rounds=2"]
+    assert run_command([mine, *QUICK, *stacked]) == 0
+    out = capsys.readouterr().out
+    assert out.count(f"clients train one after the other (trainer Mine): {why}") == 1, out
+    assert "0% of them stacked" in out
+    (path,) = Path().glob("outputs/runs/*/*/result.json")
+    result = json.loads(path.read_text())
+    assert why in result["engine_notes"][0] and result["stacked_share"] == 0
+    assert result["engine_notes"][0] in (path.parent / "run.log").read_text()
+
+
+def test_sources_are_kept_once_and_a_difference_is_shown(capsys) -> None:
+    subprocess.run("git init -q . && git config user.name a && git config user.email a@b.c", shell=True, check=True)
+    Path("helpers.py").write_text("SHARE = 1.0\n")
+    source = """
+        from dataclasses import dataclass
+        from fedexp.methods.fedavg import PlainTrainer
+        import helpers
+
+        @dataclass(frozen=True)
+        class Mine(PlainTrainer):
+            def loss(self, net, params, buffers, batch, ctx):
+                return {share} * super().loss(net, params, buffers, batch, ctx)
+        """
+    mine = plugin("trainer", "kept", source.format(share="helpers.SHARE"))
+    subprocess.run("git add kept.py helpers.py && git commit -q -m one", shell=True, check=True)
+    assert run_command([mine, *QUICK]) == 0
+    identity._module.cache_clear()  # as another process would, look again
+    identity._fingerprint.cache_clear()
+    commit.cache_clear()
+    plugin("trainer", "kept", source.format(share="2"))
+    assert run_command([mine, *QUICK]) == 0
+
+    folders = sorted(Path().glob("outputs/runs/*/*"), key=lambda folder: (folder / "sources.json").stat().st_mtime_ns)
+    before, after = (json.loads((folder / "sources.json").read_text()) for folder in folders)
+    assert list(before["modules"]) == ["helpers", "kept"]
+    assert len(list(Path("outputs/sources").iterdir())) == 3  # helpers once
+    commits = [next(iter(facts["commits"].values())) for facts in (before, after)]
+    head = subprocess.run("git rev-parse HEAD", shell=True, capture_output=True, text=True, check=True).stdout.strip()
+    assert head.startswith(commits[0]) and commits[1] == f"{commits[0]}+"
+
+    capsys.readouterr()
+    assert runs_command(["diff", *map(str, folders)]) == 0
+    out = capsys.readouterr().out
+    assert "-        return helpers.SHARE * super()" in out and "+        return 2 * super()" in out
+    assert "SHARE = 1.0" not in out
+    assert runs_command(["show", str(folders[1])]) == 0
+    assert f"commit {commits[1]}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_data_and_networks_that_draw_are_refused(capsys) -> None:
+    body = "def read(self, root, download): __import__('numpy').random.rand(); return super().read(root, download)"
+    source = HOOKS.format(module="fedexp.data.digits", base="Digits", body=body)
+    mine = plugin("dataset", "drawn", source, num_classes=10, shape=[1, 8, 8])
+    assert run_command([mine, *QUICK]) == 1
+    assert "error: dataset Mine draws from NumPy's global generator" in capsys.readouterr().err
+
+    layer = """
+        import numpy, torch
+        class Mine(torch.nn.Linear):
+            def __init__(self, input_shape, num_classes):
+                super().__init__(64, num_classes)
+                self.bias.data.fill_(numpy.random.rand())
+            def forward(self, x):
+                return super().forward(x.flatten(1))
+        """
+    assert run_command([plugin("model", "noisy", layer), *(q for q in QUICK if "hidden" not in q)]) == 2
+    assert "error: model Mine draws from NumPy's global generator" in capsys.readouterr().err
+
+
+def write_the_guides_files() -> None:
+    for kind, text in re.findall(r"```(\w*)\n(.*?)```", GUIDE.read_text(), flags=re.S):
+        if kind in ("python", "yaml"):
+            path = Path(re.findall(r"^# ([\w/]+\.(?:py|yaml))", text, flags=re.M)[0])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+
+def test_the_guides_trainer_and_table_run(capsys) -> None:
+    write_the_guides_files()
+    assert run_command(["trainer=anchored", *QUICK, "local.batch_size=8"]) == 0
+    (row,) = [json.loads(line) for line in next(Path().glob("outputs/runs/fedavg-*/*/metrics.jsonl")).open()]
+    assert row["train/pull"] > 0
+    capsys.readouterr()
+    assert run_table(["run", "my/compare", "--only", "alpha=1.0", "--seeds", "0", "rounds=1", "local.steps=2"]) == 0
+    told = capsys.readouterr().out
+    assert "2 cells, 2 runs" in told and "Anchored" in told, told
+    assert len(list(Path().glob("outputs/runs/anchored-*/*/result.json"))) == 1
+
+
+def test_the_guides_aggregator_is_fedavg_on_the_guides_data() -> None:
+    write_the_guides_files()
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([np.arange(60) % 3, rng.normal(size=(60, 4))])
+    Path("data").mkdir()
+    np.savetxt("data/points.csv", rows, delimiter=",")
+    Path("conf/aggregator").mkdir(exist_ok=True)
+    Path("conf/aggregator/plain_mean.yaml").write_text("_target_: myaggregators.PlainMean\n")
+    mine = ["dataset=points", "data_root=data", "partition=iid", "clients=4", "rounds=2", "model.hidden=[4]"]
+    ours, theirs = (fedexp.run([*mine, f"aggregator={name}"]) for name in ("plain_mean", "mean"))
+    assert ours.result["hashes"] != theirs.result["hashes"] and sum(ours.partition.sizes) == 48
+    (a,), (b,) = ours.models, theirs.models
+    for name, value in a.params.items():
+        torch.testing.assert_close(value, b.params[name], rtol=1e-5, atol=1e-7)
