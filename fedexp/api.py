@@ -70,7 +70,9 @@ class Run:
         """Which training samples each client had: ``partition.of(client)`` are indices into the data set."""
         from fedexp.data.partition import load_partition
 
-        self._there((self.folder / "partition.safetensors").is_file() or None, "partition.safetensors")
+        self._there(
+            (self.folder / "partition.safetensors").is_file() or None, "partition.safetensors"
+        )
         return load_partition(self.folder / "partition.safetensors")
 
     def module(self, index: int = 0) -> nn.Module:
@@ -102,9 +104,21 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
         FedexpError: the config cannot be run (`ConfigError`, before anything starts), or the run failed.
     """
     if isinstance(overrides, str | Mapping) or not all(isinstance(one, str) for one in overrides):
-        as_mapping = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else None
-        meant = overrides.split() if isinstance(overrides, str) else as_mapping or [str(one) for one in overrides]
-        raise ConfigError("overrides are a list of texts, one a key", got=repr(overrides), do=f"fedexp.run({meant})")
+        as_mapping = (
+            [f"{key}={value}" for key, value in overrides.items()]
+            if isinstance(overrides, Mapping)
+            else None
+        )
+        meant = (
+            overrides.split()
+            if isinstance(overrides, str)
+            else as_mapping or [str(one) for one in overrides]
+        )
+        raise ConfigError(
+            "overrides are a list of texts, one a key",
+            got=repr(overrides),
+            do=f"fedexp.run({meant})",
+        )
     from fedexp.config.compose import refuse_flags
     from fedexp.running.check import check_split, checked
     from fedexp.running.execute import execute
@@ -160,22 +174,39 @@ def save_models(
     from fedexp.storage.model_folder import Clients, save_outcome
 
     if not state_dicts:
-        raise ConfigError("there are no models to save", where="state_dicts", expected="one state dict a client")
+        raise ConfigError(
+            "there are no models to save", where="state_dicts", expected="one state dict a client"
+        )
     counts = None if class_counts is None else torch.as_tensor(class_counts).tolist()
     examples = None if num_examples is None else torch.as_tensor(num_examples).tolist()
     if examples is None and counts is not None:
         examples = [sum(row) for row in counts]
     number = len(state_dicts)
-    facts = {"num_clients": number, "clients": list(range(number)), "num_examples": examples, "class_counts": counts}
-    inputs = {name: None if value is None else list(value) for name, value in (("mean", mean), ("std", std))}
+    facts = {
+        "num_clients": number,
+        "clients": list(range(number)),
+        "num_examples": examples,
+        "class_counts": counts,
+    }
+    inputs = {
+        name: None if value is None else list(value)
+        for name, value in (("mean", mean), ("std", std))
+    }
     clients = build(Clients, {**facts, **inputs}, "")
     given = [model] * number if isinstance(model, str | Mapping) else model
     if len(given) != number:
         raise ConfigError(
-            "every model needs its network", where="model", expected=f"{number}, or one for all", got=len(given)
+            "every model needs its network",
+            where="model",
+            expected=f"{number}, or one for all",
+            got=len(given),
         )
     nodes = [{"_target_": one} if isinstance(one, str) else one for one in given]
     specs = [ModelSpec.of(node, tuple(input_shape), num_classes) for node in nodes]
     pairs = enumerate(zip(specs, state_dicts, strict=True))
-    models = tuple(Weights.of_state_dict(spec, state, f"state_dicts[{i}]") for i, (spec, state) in pairs)
-    save_outcome(Outcome(models, "per_client", clients=clients.clients), clients, Path(folder).expanduser())
+    models = tuple(
+        Weights.of_state_dict(spec, state, f"state_dicts[{i}]") for i, (spec, state) in pairs
+    )
+    save_outcome(
+        Outcome(models, "per_client", clients=clients.clients), clients, Path(folder).expanduser()
+    )

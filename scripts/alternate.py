@@ -16,7 +16,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 # ray needs its extra and minutes to start: only on demand
-ENGINES = sorted(path.stem for path in (HERE.parent / "conf" / "engine").glob("*.yaml") if path.stem != "ray")
+ENGINES = sorted(
+    path.stem for path in (HERE.parent / "conf" / "engine").glob("*.yaml") if path.stem != "ray"
+)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -41,10 +43,20 @@ def bare(data: str, workload: str, threads: int, rounds: int, *more: str) -> dic
     return process([sys.executable, str(HERE / "bare_loop.py"), *fixed, *more])
 
 
-def fedexp(data: str, threads: int, rounds: int, *overrides: str, home: Path = HERE.parent) -> dict[str, Any]:
+def fedexp(
+    data: str, threads: int, rounds: int, *overrides: str, home: Path = HERE.parent
+) -> dict[str, Any]:
     """What `fedexp_rounds.py` of the checkout `home` prints, in a process of its own."""
-    fixed = [f"data_root={data}", f"threads={threads}", f"rounds={rounds}", "dataset=fashion_mnist", "local.lr=0.05"]
-    return process([sys.executable, str(home / "scripts" / "fedexp_rounds.py"), *fixed, *overrides], home)
+    fixed = [
+        f"data_root={data}",
+        f"threads={threads}",
+        f"rounds={rounds}",
+        "dataset=fashion_mnist",
+        "local.lr=0.05",
+    ]
+    return process(
+        [sys.executable, str(home / "scripts" / "fedexp_rounds.py"), *fixed, *overrides], home
+    )
 
 
 def process(command: list[str], home: Path = HERE.parent) -> dict[str, Any]:

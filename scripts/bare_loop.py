@@ -54,7 +54,10 @@ def normed(a: int, b: int, size: int, stride: int) -> tuple[nn.Module, nn.Module
 
 
 def resnet18() -> nn.Module:
-    blocks = [Block(a, b, stride) for a, b, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))]
+    blocks = [
+        Block(a, b, stride)
+        for a, b, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))
+    ]
     again = [Block(b, b, 1) for b in (64, 128, 256, 512)]
     pairs = itertools.chain.from_iterable(zip(blocks, again, strict=True))
     stem = *normed(1, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)
@@ -71,9 +74,13 @@ WORKLOADS = {  # model, clients, samples a client, clients a round, batch, lr, m
 
 def load(root: Path) -> tuple[Tensor, Tensor]:
     raw = root / "FashionMNIST" / "raw"
-    x = np.frombuffer((raw / "train-images-idx3-ubyte").read_bytes(), np.uint8, offset=16).reshape(-1, 1, 28, 28)
+    x = np.frombuffer((raw / "train-images-idx3-ubyte").read_bytes(), np.uint8, offset=16).reshape(
+        -1, 1, 28, 28
+    )
     y = np.frombuffer((raw / "train-labels-idx1-ubyte").read_bytes(), np.uint8, offset=8)
-    return torch.from_numpy((x.astype(np.float32) / 255 - 0.2860) / 0.3530), torch.from_numpy(y.astype(np.int64))
+    return torch.from_numpy((x.astype(np.float32) / 255 - 0.2860) / 0.3530), torch.from_numpy(
+        y.astype(np.int64)
+    )
 
 
 def unequal(folder: Path) -> tuple[list[Tensor], list[list[int]]]:
@@ -89,13 +96,21 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--method", choices=("fedavg", "fedprox", "scaffold", "fedsam"), default="fedavg")
+    parser.add_argument(
+        "--method", choices=("fedavg", "fedprox", "scaffold", "fedsam"), default="fedavg"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--split", type=Path, help="folder with partition.safetensors and cohorts.json to use instead")
+    parser.add_argument(
+        "--split",
+        type=Path,
+        help="folder with partition.safetensors and cohorts.json to use instead",
+    )
     parser.add_argument("--momentum", type=float, help="another one than the workload's")
     parser.add_argument("--cohort", type=int, help="another number of clients a round")
-    parser.add_argument("--hidden", type=int, nargs="+", help="an MLP with these hidden widths instead")
+    parser.add_argument(
+        "--hidden", type=int, nargs="+", help="an MLP with these hidden widths instead"
+    )
     return parser.parse_args()
 
 
@@ -116,7 +131,9 @@ def main() -> None:
         m = options.cohort or cohort
         cohorts = [rng.choice(clients, m, replace=False).tolist() for _ in range(options.rounds)]
     model = mlp(784, *options.hidden, 10) if options.hidden else build()
-    loop = rounds(model, x, y, members, cohorts[: options.rounds], options.method, batch, lr, momentum)
+    loop = rounds(
+        model, x, y, members, cohorts[: options.rounds], options.method, batch, lr, momentum
+    )
     seconds, steps = zip(*loop, strict=True)
     print(json.dumps({"seconds": seconds, "steps": steps}))
 
@@ -171,7 +188,9 @@ def rounds(
                 torch._foreach_add_(total, params, alpha=share)
                 if method == "scaffold":  # option II
                     tau = len(batches) * lr
-                    new = [(w - p) / tau - d for w, p, d in zip(weights, params, drift, strict=True)]
+                    new = [
+                        (w - p) / tau - d for w, p, d in zip(weights, params, drift, strict=True)
+                    ]
                     torch._foreach_add_(change, [a - b for a, b in zip(new, own, strict=True)])
                     c_i[client] = new
         with torch.no_grad():
@@ -180,7 +199,9 @@ def rounds(
         yield time.perf_counter() - start, steps
 
 
-def ascend(model: nn.Module, params: list[Tensor], x: Tensor, y: Tensor, optimizer: torch.optim.SGD) -> None:
+def ascend(
+    model: nn.Module, params: list[Tensor], x: Tensor, y: Tensor, optimizer: torch.optim.SGD
+) -> None:
     """The gradient at ``w + rho g / ||g||`` in place of g at w."""
     with torch.no_grad():
         norm = torch.stack([p.grad.square().sum() for p in params]).sum().sqrt() + 1e-7

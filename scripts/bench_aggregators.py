@@ -66,12 +66,22 @@ def cohort(N: int, env: Env) -> list[ClientResult]:
             name: value + 0.05 * value.std() * torch.randn(value.shape, generator=generator)
             for name, value in start.params.items()
         }
-        factors = {name: _factor(start.params[name].shape[1], SAMPLES // N // BATCH, generator) for name in names}
+        factors = {
+            name: _factor(start.params[name].shape[1], SAMPLES // N // BATCH, generator)
+            for name in names
+        }
         weights = Weights(start.spec, params, {})
         counts = torch.randint(0, 3, (10,), generator=generator)
         results.append(
             ClientResult(
-                client, weights, SAMPLES // N, 1, {}, None, {}, {"projections": factors, "class_counts": {"n": counts}}
+                client,
+                weights,
+                SAMPLES // N,
+                1,
+                {},
+                None,
+                {},
+                {"projections": factors, "class_counts": {"n": counts}},
             )
         )
     return results
@@ -87,7 +97,9 @@ def _factor(d: int, updates: int, generator: torch.Generator) -> Tensor:
     return K.float()
 
 
-def plain(results: Sequence[ClientResult], Q: list[dict[str, Tensor]], how: MAEcho) -> dict[str, Tensor]:
+def plain(
+    results: Sequence[ClientResult], Q: list[dict[str, Tensor]], how: MAEcho
+) -> dict[str, Tensor]:
     """The released iteration as it is written."""
     N = len(results)
     fused: dict[str, Tensor] = {}
@@ -132,8 +144,12 @@ def compare(N: int, repeats: int) -> list[str]:
     rows = []
     echo, env = method("ma_echo")
     results = cohort(N, env)
-    models = 4e-6 * sum(value.numel() for result in results for value in result.weights.params.values())
-    factors = 4e-6 * sum(K.numel() for result in results for K in result.probes["projections"].values())
+    models = 4e-6 * sum(
+        value.numel() for result in results for value in result.weights.params.values()
+    )
+    factors = 4e-6 * sum(
+        K.numel() for result in results for K in result.probes["projections"].values()
+    )
     for title, variant in (("MA-Echo", {}), ("MA-Echo, weights=qp", {"weights": "qp"})):
         assert isinstance(echo, MAEcho)
         how = replace(echo, **variant)  # type: ignore[arg-type]
@@ -142,7 +158,9 @@ def compare(N: int, repeats: int) -> list[str]:
             {name: torch.eye(len(K)) - K @ K.T for name, K in result.probes["projections"].items()}
             for result in results
         ]
-        plain_seconds, plain_memory, expected = measured(lambda how=how, Q=dense: plain(results, Q, how))
+        plain_seconds, plain_memory, expected = measured(
+            lambda how=how, Q=dense: plain(results, Q, how)
+        )
         assert isinstance(fused, dict) and isinstance(expected, dict)
         rows.append(
             f"| {N} | {title} | {seconds:.3f} | {plain_seconds:.2f} | {plain_seconds / seconds:.1f} | "
@@ -157,7 +175,9 @@ def compare(N: int, repeats: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("N", type=int, nargs="*", default=[5, 10, 20, 50])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)

@@ -60,7 +60,13 @@ from fedexp.storage.checkpoint import Checkpoint
 
 T, T_G = 200, 30  # of the experiment whose minutes are told
 SHAPES = {"cnn_mnist": (1, 28, 28)}  # other models: CIFAR-10's
-EXACT = 1.15, 1.05, 0.02, 8000, 0.02  # bounds: steps, rule, share of re-weighting, MB, share of a checkpoint
+EXACT = (
+    1.15,
+    1.05,
+    0.02,
+    8000,
+    0.02,
+)  # bounds: steps, rule, share of re-weighting, MB, share of a checkpoint
 
 
 def drawn(*shape: int, device: torch.device) -> Tensor:
@@ -77,7 +83,9 @@ def clock(call: Callable[[], Any], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def beside(one: Callable[[], float], other: Callable[[], float], turns: int) -> tuple[float, float, float]:
+def beside(
+    one: Callable[[], float], other: Callable[[], float], turns: int
+) -> tuple[float, float, float]:
     """Medians of both sides' seconds, and of the ratio one / other."""
     pairs = [(one(), other()) for _ in range(1 + turns)][1:]
     mine, theirs = map(statistics.median, zip(*pairs, strict=True))
@@ -96,8 +104,19 @@ class World:
     """
 
     def __init__(self, name: str, options: argparse.Namespace, batches: int, *more: str) -> None:
-        shape = [f"clients={options.clients}", "partition=iid", "rounds=1", "limit.train=1000", "model=cnn_mnist"]
-        shape += [f"aggregator.b={options.batch}", f"aggregator.B={options.batch}", f"data_root={options.data}", *more]
+        shape = [
+            f"clients={options.clients}",
+            "partition=iid",
+            "rounds=1",
+            "limit.train=1000",
+            "model=cnn_mnist",
+        ]
+        shape += [
+            f"aggregator.b={options.batch}",
+            f"aggregator.B={options.batch}",
+            f"data_root={options.data}",
+            *more,
+        ]
         experiment = Experiment.of(compose([f"method={name}", "dataset=fashion_mnist", *shape]))
         data = experiment.load(options.device)
         method, env = experiment.aggregator, experiment.env(data, options.device)
@@ -107,7 +126,10 @@ class World:
         self.teachers = [kept.load() for kept in self.state["teachers"]]
         self.labels = method.labels(self.env)
         random = torch_generator("bench", "bank")
-        pixels = (torch.randint(256, (options.batch, *env.input_shape), generator=random) for _ in range(batches))
+        pixels = (
+            torch.randint(256, (options.batch, *env.input_shape), generator=random)
+            for _ in range(batches)
+        )
         self.bank = [{"x": x.to(torch.uint8).to(options.device), "y": self.labels} for x in pixels]
 
     def ensemble(self, bf16: bool = False) -> Ensemble:
@@ -127,15 +149,21 @@ class Bare:
         self.teachers = [_module(weights).requires_grad_(False) for weights in world.teachers]
         self.student = _module(world.state["student"])
         device, domain = world.env.device, world.env.domain
-        self.mean, self.std = (torch.tensor(v, device=device).view(-1, 1, 1) for v in (domain.mean, domain.std))
+        self.mean, self.std = (
+            torch.tensor(v, device=device).view(-1, 1, 1) for v in (domain.mean, domain.std)
+        )
         for module in self.teachers:
             for layer in module.modules():
                 if isinstance(layer, nn.BatchNorm2d):
-                    layer.register_forward_pre_hook(lambda layer, args: self.norms.append((layer, args[0])))
+                    layer.register_forward_pre_hook(
+                        lambda layer, args: self.norms.append((layer, args[0]))
+                    )
 
     def taught(self, x: Tensor) -> Tensor:
         self.norms.clear()
-        return sum((teacher(x) for teacher in self.teachers), torch.zeros((), device=x.device)) / len(self.teachers)
+        return sum(
+            (teacher(x) for teacher in self.teachers), torch.zeros((), device=x.device)
+        ) / len(self.teachers)
 
     def generate(self, steps: int) -> Tensor:
         """The images of the lowest loss."""
@@ -143,10 +171,14 @@ class Bare:
         assert isinstance(method, Dense) and isinstance(method.generator, Adam)
         c, height, width = env.input_shape
         spec = generator_spec(env.input_shape, method.nz, method.ngf)
-        generator = _generator((c, height, width), method.nz, method.ngf) if self.printed else spec.module()
+        generator = (
+            _generator((c, height, width), method.nz, method.ngf) if self.printed else spec.module()
+        )
         generator = generator.to(env.device, memory_format=torch.channels_last)
         z = drawn(method.b, method.nz, device=env.device).requires_grad_()
-        optimizer = torch.optim.Adam([*generator.parameters(), z], lr=method.lr_generator, betas=method.generator.betas)
+        optimizer = torch.optim.Adam(
+            [*generator.parameters(), z], lr=method.lr_generator, betas=method.generator.betas
+        )
         self.student.eval().requires_grad_(False)
         least, kept = torch.tensor(float("inf"), device=env.device), torch.zeros(())
         for _ in range(steps):
@@ -156,15 +188,26 @@ class Bare:
             apart = torch.zeros((), device=env.device)
             for layer, a in self.norms:
                 var, mean = torch.var_mean(a, (0, 2, 3), correction=0)
-                apart = apart + (mean - layer.running_mean).norm() + (var - layer.running_var).norm()
-            divergence = F.kl_div(s.log_softmax(1), d.log_softmax(1), reduction="none", log_target=True).sum(1)
+                apart = (
+                    apart + (mean - layer.running_mean).norm() + (var - layer.running_var).norm()
+                )
+            divergence = F.kl_div(
+                s.log_softmax(1), d.log_softmax(1), reduction="none", log_target=True
+            ).sum(1)
             div = -(divergence * (d.argmax(1) != s.argmax(1))).mean()
-            loss = F.cross_entropy(d, y) + method.lambda_1 * apart / len(self.teachers) + method.lambda_2 * div
+            loss = (
+                F.cross_entropy(d, y)
+                + method.lambda_1 * apart / len(self.teachers)
+                + method.lambda_2 * div
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             better = loss.detach() < least
-            least, kept = torch.where(better, loss.detach(), least), torch.where(better, images.detach(), kept)
+            least, kept = (
+                torch.where(better, loss.detach(), least),
+                torch.where(better, images.detach(), kept),
+            )
         return kept
 
     def known(self, bank: list[Tensor]) -> list[Tensor]:
@@ -177,11 +220,15 @@ class Bare:
         method = self.world.method
         assert isinstance(method.student, Sgd)
         self.student.train().requires_grad_(True)
-        optimizer = torch.optim.SGD(self.student.parameters(), lr=method.lr_student, momentum=method.student.momentum)
+        optimizer = torch.optim.SGD(
+            self.student.parameters(), lr=method.lr_student, momentum=method.student.momentum
+        )
         pixels, tau = torch.cat(bank), method.tau
         if not self.printed:
             with torch.no_grad():
-                targets = torch.cat([*known, self.taught((bank[-1] / 255.0 - self.mean) / self.std)])
+                targets = torch.cat(
+                    [*known, self.taught((bank[-1] / 255.0 - self.mean) / self.std)]
+                )
         for at in torch.randperm(len(pixels)).split(method.B):
             x = (pixels[at.to(pixels.device)] / 255.0 - self.mean) / self.std
             x = x.contiguous(memory_format=torch.channels_last)
@@ -198,10 +245,19 @@ def _generator(shape: tuple[int, int, int], nz: int, ngf: int) -> nn.Sequential:
     """The layers that `fedexp.distillation.generator.Generator` lists, one after the other."""
     c, height, width = shape
     start = (2 * ngf, height // 4, width // 4)
-    layers: list[nn.Module] = [nn.Linear(nz, math.prod(start)), nn.Unflatten(1, start), nn.BatchNorm2d(2 * ngf)]
+    layers: list[nn.Module] = [
+        nn.Linear(nz, math.prod(start)),
+        nn.Unflatten(1, start),
+        nn.BatchNorm2d(2 * ngf),
+    ]
     for channels in (2 * ngf, ngf):
         convolution = nn.Conv2d(2 * ngf, channels, 3, padding=1, bias=False)
-        layers += [nn.Upsample(scale_factor=2), convolution, nn.BatchNorm2d(channels), nn.LeakyReLU(0.2)]
+        layers += [
+            nn.Upsample(scale_factor=2),
+            convolution,
+            nn.BatchNorm2d(channels),
+            nn.LeakyReLU(0.2),
+        ]
     return nn.Sequential(*layers, nn.Conv2d(ngf, c, 3, padding=1), nn.Sigmoid())
 
 
@@ -213,7 +269,12 @@ def _module(weights: Weights) -> nn.Module:
 def generator_step(world: World, steps: int, ensemble: Ensemble) -> float:
     """Seconds of one of `steps`."""
     made = partial(
-        world.method.synthesise, world.labels, world.state["student"], ensemble, world.state["own"], world.env
+        world.method.synthesise,
+        world.labels,
+        world.state["student"],
+        ensemble,
+        world.state["own"],
+        world.env,
     )
     return clock(made, world.env.device) / steps
 
@@ -221,7 +282,9 @@ def generator_step(world: World, steps: int, ensemble: Ensemble) -> float:
 def distillation_step(world: World, ensemble: Ensemble) -> float:
     """Seconds of one, of a pass over the bank, whose last batch is the teachers' first sight of it."""
     method, env, samples = world.method, world.env, samples_of(world.bank, world.env.domain)
-    known = [ensemble(samples_of([batch], env.domain).inputs(slice(None))) for batch in world.bank[:-1]]
+    known = [
+        ensemble(samples_of([batch], env.domain).inputs(slice(None))) for batch in world.bank[:-1]
+    ]
 
     def once() -> None:
         _, lessons = method.lessons({"bank": world.bank, "logits": known}, samples, ensemble, env)
@@ -234,10 +297,16 @@ def rates(options: argparse.Namespace, dtype: torch.dtype) -> tuple[float, float
     """FLOP / s of a matrix product, and of the generator's largest convolution on Fashion-MNIST, channels last."""
     device, n, b = options.device, options.product, options.batch
     a = drawn(n, n, device=device).to(dtype)
-    maps = drawn(b, 128, 28, 28, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
-    kernel = drawn(64, 128, 3, 3, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+    maps = (
+        drawn(b, 128, 28, 28, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+    )
+    kernel = (
+        drawn(64, 128, 3, 3, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+    )
     product = min(clock(lambda: a @ a, device) for _ in range(1 + options.turns))
-    convolution = min(clock(lambda: F.conv2d(maps, kernel, padding=1), device) for _ in range(1 + options.turns))
+    convolution = min(
+        clock(lambda: F.conv2d(maps, kernel, padding=1), device) for _ in range(1 + options.turns)
+    )
     return 2 * n**3 / product, 2 * b * 28 * 28 * 64 * 128 * 9 / convolution
 
 
@@ -268,37 +337,71 @@ def bench_steps(options: argparse.Namespace, table: alternate.Table) -> None:
         known = bare.known(pixels)
         theirs = {
             "generator": lambda bare=bare: clock(lambda: bare.generate(steps), device) / steps,
-            "distillation": lambda bare=bare, known=known: clock(lambda: bare.distil(pixels, known), device) / steps,
+            "distillation": lambda bare=bare, known=known: (
+                clock(lambda: bare.distil(pixels, known), device) / steps
+            ),
         }
         counts = {
             "generator": flops(lambda bare=bare: bare.generate(1)),
-            "distillation": flops(lambda bare=bare, known=known: bare.distil(pixels, known)) / steps,
+            "distillation": flops(lambda bare=bare, known=known: bare.distil(pixels, known))
+            / steps,
         }
         for name, count in counts.items():
             mine, other, ratio = beside(ours[name], theirs[name], options.turns)
             what = f"DENSE, {name} step, m = {options.clients}, b = {options.batch}"
             said = f"{count / 1e9:.2f} GFLOP"
             if printed:
-                table.row([what, milliseconds(mine), f"as printed {milliseconds(other)}", f"{ratio:.2f}", said])
+                table.row(
+                    [
+                        what,
+                        milliseconds(mine),
+                        f"as printed {milliseconds(other)}",
+                        f"{ratio:.2f}",
+                        said,
+                    ]
+                )
                 continue
             floor = count / convolution
             said += f", {count / mine / 1e9:,.0f} GFLOP/s; floor {milliseconds(floor)}"
-            table.row([what, milliseconds(mine), f"bare {milliseconds(other)}", f"{ratio:.2f}, bound {EXACT[0]}", said])
+            table.row(
+                [
+                    what,
+                    milliseconds(mine),
+                    f"bare {milliseconds(other)}",
+                    f"{ratio:.2f}, bound {EXACT[0]}",
+                    said,
+                ]
+            )
             both.append((mine, other, floor))
     table.row(["rate, matrix product", "", "", "", f"{product / 1e9:,.0f} GFLOP/s"])
-    table.row(["rate, convolution 128 to 64, 28 x 28", "", "", "", f"{convolution / 1e9:,.0f} GFLOP/s, the floor's"])
+    table.row(
+        [
+            "rate, convolution 128 to 64, 28 x 28",
+            "",
+            "",
+            "",
+            f"{convolution / 1e9:,.0f} GFLOP/s, the floor's",
+        ]
+    )
     b, B = world.method.b, world.method.B
     mine, other, floor = (minutes(g, d, b, B) for g, d in zip(*both, strict=True))
     said = f"floor {floor:,.1f} min"
     table.row(
-        [f"DENSE, T = {T}, T_G = {T_G}", f"{mine:,.1f} min", f"bare {other:,.1f} min", f"{mine / other:.2f}", said]
+        [
+            f"DENSE, T = {T}, T_G = {T_G}",
+            f"{mine:,.1f} min",
+            f"bare {other:,.1f} min",
+            f"{mine / other:.2f}",
+            said,
+        ]
     )
 
 
 def bench_bf16(options: argparse.Namespace, table: alternate.Table) -> None:
     more = [f"aggregator.T_G={options.steps}"]
     exact, rounded = (
-        World("dense", options, options.steps, *more, f"aggregator.precision={p}") for p in ("float32", "bf16")
+        World("dense", options, options.steps, *more, f"aggregator.precision={p}")
+        for p in ("float32", "bf16")
     )
     one, other = rounded.ensemble(bf16=True), exact.ensemble()
     x = samples_of(exact.bank[:1], exact.env.domain).inputs(slice(None))
@@ -310,7 +413,10 @@ def bench_bf16(options: argparse.Namespace, table: alternate.Table) -> None:
             partial(generator_step, rounded, options.steps, one),
             partial(generator_step, exact, options.steps, other),
         ),
-        "distillation": (partial(distillation_step, rounded, one), partial(distillation_step, exact, other)),
+        "distillation": (
+            partial(distillation_step, rounded, one),
+            partial(distillation_step, exact, other),
+        ),
     }
     both: list[tuple[float, float]] = []
     for name, (ours, theirs) in pairs.items():
@@ -344,7 +450,10 @@ def models(name: str, count: int, device: torch.device) -> list[Weights]:
     spec = ModelSpec.of(compose([f"model={name}"])["model"], SHAPES.get(name, (3, 32, 32)), 10)
     start = Weights.init(spec, 0, torch.device("cpu"), torch.float32)
     on = lambda tree: {key: value.to(device) for key, value in tree.items()}  # noqa: E731
-    return [Weights(spec, on(noisy(start.params, k)), on(trees.clone(start.buffers))) for k in range(count)]
+    return [
+        Weights(spec, on(noisy(start.params, k)), on(trees.clone(start.buffers)))
+        for k in range(count)
+    ]
 
 
 def bench_ensemble(options: argparse.Namespace, table: alternate.Table) -> None:
@@ -352,18 +461,28 @@ def bench_ensemble(options: argparse.Namespace, table: alternate.Table) -> None:
         teachers = models(name, options.teachers, options.device)
         x = drawn(options.batch, *SHAPES.get(name, (3, 32, 32)), device=options.device)
         looped, stacked = Ensemble(teachers), Ensemble(teachers, stacked=True)
-        mine, other, ratio = beside(partial(seconds, stacked, x, 1), partial(seconds, looped, x, 1), options.turns)
+        mine, other, ratio = beside(
+            partial(seconds, stacked, x, 1), partial(seconds, looped, x, 1), options.turns
+        )
         chosen = stacks("auto", teachers, None, x)
         rule = (mine if chosen else other) / min(mine, other)
         what = f"{options.teachers} x {name}, b = {options.batch}, with input gradient: stacked"
-        said = f"auto: {'stacked' if chosen else 'looped'}, {rule:.2f} of the better, bound {EXACT[1]}"
+        said = (
+            f"auto: {'stacked' if chosen else 'looped'}, {rule:.2f} of the better, bound {EXACT[1]}"
+        )
         table.row([what, milliseconds(mine), f"looped {milliseconds(other)}", f"{ratio:.2f}", said])
 
 
 def bench_weights(options: argparse.Namespace, table: alternate.Table) -> None:
     world = World("co_boosting", options, options.bank, f"aggregator.T_G={options.steps}")
-    logits = [drawn(options.clients, options.batch, 10, device=options.device) for _ in world.bank[1:]]
-    own = {**world.state["own"], "bank": world.bank, "logits": logits}  # the last epoch's images meet the teachers now
+    logits = [
+        drawn(options.clients, options.batch, 10, device=options.device) for _ in world.bank[1:]
+    ]
+    own = {
+        **world.state["own"],
+        "bank": world.bank,
+        "logits": logits,
+    }  # the last epoch's images meet the teachers now
     state: State = {**world.state, "own": own}
     spent, whole = list[float](), co_boosting.reweighted
 
@@ -377,7 +496,10 @@ def bench_weights(options: argparse.Namespace, table: alternate.Table) -> None:
     co_boosting.reweighted = watched
     try:
         epochs = [
-            clock(lambda: method.epoch(state, world.ensemble(), method.lr_student, env), options.device)
+            clock(
+                lambda: method.epoch(state, world.ensemble(), method.lr_student, env),
+                options.device,
+            )
             for _ in range(1 + options.turns)
         ]
     finally:
@@ -393,7 +515,11 @@ def bench_checkpoint(options: argparse.Namespace, table: alternate.Table) -> Non
     world = World("dense", options, options.bank, f"aggregator.T_G={options.steps}")
     method, env, ensemble = world.method, world.env.at(0, options.bank), world.ensemble()
     logits = [drawn(options.batch, 10, device=options.device) for _ in world.bank[1:]]
-    state: State = {**world.state, "teachers": [], "own": {"bank": world.bank[1:], "logits": logits}}
+    state: State = {
+        **world.state,
+        "teachers": [],
+        "own": {"bank": world.bank[1:], "logits": logits},
+    }
     pairs: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Checkpoint(Path(folder), options.device)
@@ -409,9 +535,19 @@ def bench_checkpoint(options: argparse.Namespace, table: alternate.Table) -> Non
             pairs.append((clock(saved, options.device), epoch))
         checkpoint.close()
     save, epoch = map(statistics.median, zip(*pairs[1:], strict=True))
-    what = f"DENSE, checkpoint after epoch {options.bank}, m = {options.clients}, b = {options.batch}"
+    what = (
+        f"DENSE, checkpoint after epoch {options.bank}, m = {options.clients}, b = {options.batch}"
+    )
     share = f"{statistics.median(a / b for a, b in pairs[1:]):.2%}, bound {EXACT[4]:.0%}"
-    table.row([what, milliseconds(save), f"epoch of {options.steps} generator steps {epoch:.1f} s", share, ""])
+    table.row(
+        [
+            what,
+            milliseconds(save),
+            f"epoch of {options.steps} generator steps {epoch:.1f} s",
+            share,
+            "",
+        ]
+    )
 
 
 def worker(options: argparse.Namespace) -> dict[str, float]:
@@ -423,16 +559,29 @@ def worker(options: argparse.Namespace) -> dict[str, float]:
         shown = ensemble.show(leaf, norms=True)
         torch.autograd.grad(shown.logits.square().sum() + shown.statistics, leaf)
 
-    return {"seconds": clock(once, options.device), "gpu": peak_memory(options.device).get("gpu", 0) / 1e6}
+    return {
+        "seconds": clock(once, options.device),
+        "gpu": peak_memory(options.device).get("gpu", 0) / 1e6,
+    }
 
 
 def bench_memory(options: argparse.Namespace, table: alternate.Table) -> None:
     size = [f"--many={options.many}", f"--batch={options.batch}"]
-    text, _, peak = child([__file__, *size, f"--threads={options.threads}", f"--device={options.device}", "--worker"])
+    text, _, peak = child(
+        [__file__, *size, f"--threads={options.threads}", f"--device={options.device}", "--worker"]
+    )
     row = json.loads(text.splitlines()[-1])
     what = f"{options.many} x ResNet-18 looped, b = {options.batch}, with input gradient"
     share = f"{row['gpu'] or peak:,.0f} MB, bound {EXACT[3]:,}"
-    table.row([what, f"{row['seconds']:.1f} s", "", share, "of the GPU" if row["gpu"] else "of the process"])
+    table.row(
+        [
+            what,
+            f"{row['seconds']:.1f} s",
+            "",
+            share,
+            "of the GPU" if row["gpu"] else "of the process",
+        ]
+    )
 
 
 CASES: dict[str, Callable[[argparse.Namespace, alternate.Table], None]] = {
@@ -447,16 +596,29 @@ CASES: dict[str, Callable[[argparse.Namespace, alternate.Table], None]] = {
 
 def main() -> None:
     parser = alternate.parser(__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default")
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default"
+    )
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128, help="b")
     parser.add_argument("--clients", type=int, default=5, help="m of steps, bf16 and weights")
-    parser.add_argument("--steps", type=int, default=T_G, help="generator steps, and distillation steps, a turn")
-    parser.add_argument("--product", type=int, default=2048, help="rows and columns of the matrix product")
+    parser.add_argument(
+        "--steps", type=int, default=T_G, help="generator steps, and distillation steps, a turn"
+    )
+    parser.add_argument(
+        "--product", type=int, default=2048, help="rows and columns of the matrix product"
+    )
     parser.add_argument("--teachers", type=int, default=10, help="m of ensemble")
-    parser.add_argument("--models", nargs="+", default=["cnn_mnist", "cnn2", "resnet18_bn_cifar"], help="of ensemble")
-    parser.add_argument("--bank", type=int, default=T // 2, help="batches of weights and checkpoint")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=["cnn_mnist", "cnn2", "resnet18_bn_cifar"],
+        help="of ensemble",
+    )
+    parser.add_argument(
+        "--bank", type=int, default=T // 2, help="batches of weights and checkpoint"
+    )
     parser.add_argument("--many", type=int, default=100, help="teachers of memory")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -468,7 +630,9 @@ def main() -> None:
     if unknown:
         parser.error(f"no case is called {unknown[0]}: choose of {', '.join(CASES)}")
     facts = f"{options.threads} threads, {options.device}, medians of {options.turns} turns. `scripts/bench_distillation.py`"
-    table = alternate.Table(options.write, alternate.heading(facts), ["what", "time", "beside", "ratio", ""])
+    table = alternate.Table(
+        options.write, alternate.heading(facts), ["what", "time", "beside", "ratio", ""]
+    )
     for case in options.cases or CASES:
         CASES[case](options, table)
 

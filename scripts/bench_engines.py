@@ -33,7 +33,13 @@ SECONDS = 0.5  # of a turn, at least
 DISTURBED = 0.1  # cores
 MOST_BEHIND = 1.1
 LONG = 1000  # rounds that auto is given
-SMALL = ["model=cnn_mcmahan", "model.channels=[8,16]", "model.hidden=[64]", "clients=50", "local.batch_size=10"]
+SMALL = [
+    "model=cnn_mcmahan",
+    "model.channels=[8,16]",
+    "model.hidden=[64]",
+    "clients=50",
+    "local.batch_size=10",
+]
 RESNET = ["model=resnet18_gn_cifar", "clients=4", "local.batch_size=20"]
 WORKLOADS = {
     "W1": [*bench_rounds.WORKLOADS["W1"], "method=fedavg"],
@@ -78,11 +84,22 @@ def candidates(workload: str, threads: int) -> dict[str, Candidate]:
 
     kernel: Any = "linear" if workload[:2] in ("W1", "W2") else "vmap"
     stacked = {f"{kernel} {stack}": Vectorized(stack, kernel) for stack in STACKS[workload]}
-    made = {name: Candidate(engine, threads) for name, engine in {"serial": Serial(), **stacked}.items()}
+    made = {
+        name: Candidate(engine, threads) for name, engine in {"serial": Serial(), **stacked}.items()
+    }
     if threads > 1:
-        beside = {name: engine for name, engine in stacked.items() if engine.jobs_at_once <= 8 and workload != "resnet"}
-        inner = {"workers": Serial(), **{f"workers, {name}": engine for name, engine in beside.items()}}
-        made |= {name: Candidate(Workers(inner=describe(engine)), 1) for name, engine in inner.items()}
+        beside = {
+            name: engine
+            for name, engine in stacked.items()
+            if engine.jobs_at_once <= 8 and workload != "resnet"
+        }
+        inner = {
+            "workers": Serial(),
+            **{f"workers, {name}": engine for name, engine in beside.items()},
+        }
+        made |= {
+            name: Candidate(Workers(inner=describe(engine)), 1) for name, engine in inner.items()
+        }
     return made
 
 
@@ -93,7 +110,9 @@ def busy() -> tuple[float, float]:
     from fedexp.running.peak_memory import descendants
 
     tick = os.sysconf("SC_CLK_TCK")
-    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    user, nice, system, _, _, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split()[1:9]
+    )
     ours = 0
     for pid in ("self", *descendants(str(os.getpid()))):
         with contextlib.suppress(OSError):  # it ended meanwhile
@@ -119,7 +138,12 @@ def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], 
     from fedexp.running.experiment import Experiment, choose_numerics
     from fedexp.runtime.numerics import applied
 
-    fixed = [f"data_root={options.data}", f"threads={options.threads}", "device=cpu", "dataset=fashion_mnist"]
+    fixed = [
+        f"data_root={options.data}",
+        f"threads={options.threads}",
+        "device=cpu",
+        "dataset=fashion_mnist",
+    ]
     experiment = Experiment.of(compose([*fixed, "local.lr=0.05", *WORKLOADS[workload]]))
     numerics = choose_numerics(experiment.config)
     with applied(numerics):
@@ -150,10 +174,14 @@ def compare(workload: str, options: Any, table: alternate.Table) -> tuple[float,
         for candidate in made.values():
             torch.set_num_threads(candidate.threads)
             stack.callback(candidate.engine.close)
-            candidate.engine.open(replace(trial.numerics, threads=candidate.threads), options.threads)
+            candidate.engine.open(
+                replace(trial.numerics, threads=candidate.threads), options.threads
+            )
             one_round(candidate.engine)  # builds networks, starts what has to start
         for turn in range(3 * options.repeats):
-            waiting = [candidate for candidate in made.values() if len(candidate.turns) < options.repeats]
+            waiting = [
+                candidate for candidate in made.values() if len(candidate.turns) < options.repeats
+            ]
             random.Random(turn).shuffle(waiting)
             for candidate in waiting:
                 torch.set_num_threads(candidate.threads)
@@ -181,20 +209,36 @@ def compare(workload: str, options: Any, table: alternate.Table) -> tuple[float,
 
 def main() -> int:
     parser = alternate.parser(__doc__)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="|".join(WORKLOADS))
+    parser.add_argument(
+        "workloads", nargs="*", default=list(WORKLOADS), metavar="|".join(WORKLOADS)
+    )
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
-        parser.error(f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}")
+        parser.error(
+            f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}"
+        )
     from fedexp.runtime.allocator import keep_freed_memory
 
     keep_freed_memory()
     facts = f"{options.threads} threads, {options.repeats} turns a candidate, interleaved, medians"
-    columns = ["workload", "candidate", "s/round", "min", "max", "clean turns", "ratio to the best", "auto's engine"]
+    columns = [
+        "workload",
+        "candidate",
+        "s/round",
+        "min",
+        "max",
+        "clean turns",
+        "ratio to the best",
+        "auto's engine",
+    ]
     table = alternate.Table(options.write, alternate.heading(facts), columns)
     found = {workload: compare(workload, options, table) for workload in options.workloads}
     table.line("")
-    table.line("auto, ratio to the best: " + ", ".join(f"{name} {ratio:.2f}" for name, (ratio, _) in found.items()))
+    table.line(
+        "auto, ratio to the best: "
+        + ", ".join(f"{name} {ratio:.2f}" for name, (ratio, _) in found.items())
+    )
     if any(disturbed for _, disturbed in found.values()):
         table.line("Other programs computed meanwhile: measure the rows marked ! again.")
         return 2

@@ -18,7 +18,12 @@ from typing import Any
 import alternate
 
 COHORTS = (10, 30, 100, 300, 1000)
-HIDDEN = {10_000: 13, 100_000: 115, 1_000_000: 680, 10_000_000: 2790}  # parameters, about: widths of both hidden layers
+HIDDEN = {
+    10_000: 13,
+    100_000: 115,
+    1_000_000: 680,
+    10_000_000: 2790,
+}  # parameters, about: widths of both hidden layers
 FEW = 10  # clients a round while models grow
 BASE = ["partition=iid", "clients=1000", "local.batch_size=20"]
 BARE = "bare loop"
@@ -38,12 +43,20 @@ def points() -> dict[Point, tuple[list[str], list[str], int]]:
     found: dict[Point, tuple[list[str], list[str], int]] = {}
     for m in COHORTS:
         rounds = max(4, min(16, 1500 // m))
-        found["clients", m] = (["--cohort", str(m)], ["model=mlp_784_200", f"clients_per_round={m}"], rounds)
+        found["clients", m] = (
+            ["--cohort", str(m)],
+            ["model=mlp_784_200", f"clients_per_round={m}"],
+            rounds,
+        )
     for hidden in HIDDEN.values():
         widths = ["model=mlp", f"model.hidden=[{hidden},{hidden}]", f"clients_per_round={FEW}"]
         size = parameters(hidden)
         rounds = 16 if size < 500_000 else 6
-        found["parameters", size] = (["--cohort", str(FEW), "--hidden", str(hidden), str(hidden)], widths, rounds)
+        found["parameters", size] = (
+            ["--cohort", str(FEW), "--hidden", str(hidden), str(hidden)],
+            widths,
+            rounds,
+        )
     return found
 
 
@@ -60,7 +73,9 @@ def measure(options: Any) -> dict[str, dict[Point, float]]:
                 more = [*BASE, *overrides, *alternate.chosen(engine)]
                 mine = alternate.fedexp(options.data, options.threads, rounds, *more)
                 if mine["steps"] != base["steps"]:
-                    raise SystemExit(f"{point} {engine}: steps a round differ: {base['steps']}, {mine['steps']}")
+                    raise SystemExit(
+                        f"{point} {engine}: steps a round differ: {base['steps']}, {mine['steps']}"
+                    )
                 seen[engine].append(statistics.median(mine["seconds"][1:]))
         for line in lines:
             figures[line][point] = statistics.median(seen[line])
@@ -70,12 +85,18 @@ def measure(options: Any) -> dict[str, dict[Point, float]]:
 
 def write(figures: dict[str, dict[Point, float]], heading: str, path: Path) -> None:
     """`path` as a Markdown table, and the figures as JSON beside it."""
-    table = alternate.Table(path, heading, ["clients a round", "parameters", *(f"{line} s/round" for line in figures)])
+    table = alternate.Table(
+        path, heading, ["clients a round", "parameters", *(f"{line} s/round" for line in figures)]
+    )
     for kind, x in figures[BARE]:
         m, size = (x, parameters_of_w1()) if kind == "clients" else (FEW, x)
         table.row([f"{m:,}", f"{size:,}", *(f"{figures[line][kind, x]:.4f}" for line in figures)])
-    stored = {line: [[*point, seconds] for point, seconds in of.items()] for line, of in figures.items()}
-    path.with_suffix(".json").write_text(json.dumps({"heading": heading, "seconds": stored}, indent=1) + "\n")
+    stored = {
+        line: [[*point, seconds] for point, seconds in of.items()] for line, of in figures.items()
+    }
+    path.with_suffix(".json").write_text(
+        json.dumps({"heading": heading, "seconds": stored}, indent=1) + "\n"
+    )
 
 
 def parameters_of_w1() -> int:
@@ -94,13 +115,33 @@ def draw(stored: dict[str, Any], path: Path) -> None:
     }
     figure = Figure(figsize=(11, 5), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle("Seconds a round of FedAvg on Fashion-MNIST: 60 samples a client, 3 steps of batch 20", fontsize=14)
+    figure.suptitle(
+        "Seconds a round of FedAvg on Fashion-MNIST: 60 samples a client, 3 steps of batch 20",
+        fontsize=14,
+    )
     for position, (kind, (label, title)) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(1, 2, position)
         lines = [line for line in stored["seconds"] if line != BARE]
         for line, colour, marker in zip(lines, COLOURS, MARKERS, strict=False):
-            curve(axes, stored["seconds"][line], kind, line, color=colour, marker=marker, linewidth=1.8)
-        curve(axes, stored["seconds"][BARE], kind, BARE, color="black", marker="x", linewidth=1.6, linestyle="--")
+            curve(
+                axes,
+                stored["seconds"][line],
+                kind,
+                line,
+                color=colour,
+                marker=marker,
+                linewidth=1.8,
+            )
+        curve(
+            axes,
+            stored["seconds"][BARE],
+            kind,
+            BARE,
+            color="black",
+            marker="x",
+            linewidth=1.6,
+            linestyle="--",
+        )
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_title(title, fontsize=12)
@@ -135,9 +176,13 @@ def short(x: float) -> str:
 def main() -> None:
     parser = alternate.parser(__doc__)
     parser.set_defaults(write=alternate.RESULTS / "growth.md")
-    parser.add_argument("--engines", nargs="+", default=alternate.ENGINES, metavar="ENGINE[,OVERRIDE...]")
+    parser.add_argument(
+        "--engines", nargs="+", default=alternate.ENGINES, metavar="ENGINE[,OVERRIDE...]"
+    )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--draw", type=Path, metavar="JSON", help="draw these figures, measure nothing")
+    parser.add_argument(
+        "--draw", type=Path, metavar="JSON", help="draw these figures, measure nothing"
+    )
     options = parser.parse_args()
     figures = options.draw or options.write.with_suffix(".json")
     if options.draw is None:

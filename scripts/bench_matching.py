@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -41,20 +42,37 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.reference import matching_loops
 
 CPU = torch.device("cpu")
-LAMBDAS = (0.0, 1e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)  # zero and the logs' eleven
+LAMBDAS = (
+    0.0,
+    1e-4,
+    1e-3,
+    5e-3,
+    0.01,
+    0.05,
+    0.1,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+)  # zero and the logs' eleven
 NAFI = BetaBernoulli(sigma=0.9, sigma0=3.0, caps=False)
 SWEEPS = 5
 TURNS = 3  # of grid
 
 
-def units(models: int, width: int, dims: int, common: int, noise: float, *names: object) -> list[Tensor]:
+def units(
+    models: int, width: int, dims: int, common: int, noise: float, *names: object
+) -> list[Tensor]:
     """(width, dims) float64 a model, on the scale of trained weights: units of a common set, and noise."""
     generator = torch_generator("bench", *names)
     shared = 0.25 * torch.randn(common, dims, generator=generator, dtype=torch.float64)
 
     def draw() -> Tensor:
         own = shared[torch.randperm(common, generator=generator)[:width]]
-        return own.add_(torch.randn(own.shape, generator=generator, dtype=torch.float64), alpha=noise)
+        return own.add_(
+            torch.randn(own.shape, generator=generator, dtype=torch.float64), alpha=noise
+        )
 
     return [draw() for _ in range(models)]
 
@@ -99,12 +117,12 @@ def bench_pfnm(options: argparse.Namespace) -> list[str]:
         if sweeps and not options.whole:
             rows.append(f"{row} bound 5 s |")
             continue
-        slow, _, (places, means) = measured(lambda n=sweeps: matching_loops.matched(*plain, orders[:n]))
+        slow, _, (places, means) = measured(
+            lambda n=sweeps: matching_loops.matched(*plain, orders[:n])
+        )
         alike = all(a.tolist() == b.tolist() for a, b in zip(found.units, places, strict=True))
         apart = float(np.abs(found.mean.numpy() - means).max()) if alike else float("nan")
-        said = (
-            f"loops {slow:.1f} s, ratio {slow / seconds:.0f} (bound 10), same units: {alike}, means within {apart:.0e}"
-        )
+        said = f"loops {slow:.1f} s, ratio {slow / seconds:.0f} (bound 10), same units: {alike}, means within {apart:.0e}"
         rows.append(f"{row} {said} |")
     return rows
 
@@ -124,14 +142,22 @@ def bench_grid(options: argparse.Namespace) -> list[str]:
     for kind in options.penalties:
         how = replace(NAFI, penalty=kind)
         each = orders[None].repeat(len(LAMBDAS), 0)
-        _, memory, found = measured(lambda how=how, each=each: match_each(models, q, mu0, how, LAMBDAS, each))
-        least = np.full((2, 1 + len(LAMBDAS)), math.inf)  # seconds and those of computing, of all and of each lambda
+        _, memory, found = measured(
+            lambda how=how, each=each: match_each(models, q, mu0, how, LAMBDAS, each)
+        )
+        least = np.full(
+            (2, 1 + len(LAMBDAS)), math.inf
+        )  # seconds and those of computing, of all and of each lambda
         equal = 0
         for _ in range(TURNS):
             turns = [
                 timed(lambda how=how, each=each: match_each(models, q, mu0, how, LAMBDAS, each)),
                 *(
-                    timed(lambda how=how, lam=lam: match(models, q, mu0, replace(how, strength=lam), orders))
+                    timed(
+                        lambda how=how, lam=lam: match(
+                            models, q, mu0, replace(how, strength=lam), orders
+                        )
+                    )
                     for lam in LAMBDAS
                 ),
             ]
@@ -164,17 +190,25 @@ def bench_gamf(options: argparse.Namespace) -> list[str]:
         moved = structure.permute_weights(base, structure.random(number))
         generator = torch_generator("bench", "gamf", number)
         noisy = {
-            name: value + 0.5 * value.std() * torch.randn(value.shape, generator=generator, dtype=value.dtype)
+            name: value
+            + 0.5 * value.std() * torch.randn(value.shape, generator=generator, dtype=value.dtype)
             for name, value in moved.params.items()
         }
         models.append(Weights(spec, noisy, {}))
     rows = []
-    for title, early_stop in (("early stop 1e-9", 1e-9), *([("all half-steps", None)] if options.whole else [])):
+    for title, early_stop in (
+        ("early stop 1e-9", 1e-9),
+        *([("all half-steps", None)] if options.whole else []),
+    ):
         start = random_start(structure.groups, len(models), Joint().noise, CPU, "bench", "gamf")
-        call = lambda e=early_stop, s=start: match_jointly(models, structure, structure.groups, Joint(), e, s)  # noqa: E731
+        call = partial(
+            match_jointly, models, structure, structure.groups, Joint(), early_stop, start
+        )
         seconds, memory, (_, sweeps) = measured(call)
         said = f"{sweeps} sweeps" + ("; bound 60 s" if early_stop else "")
-        rows.append(f"| GAMF, {title} | 5 nets, 3 x {options.hidden} | | {seconds:.1f} | {memory:,.0f} | {said} |")
+        rows.append(
+            f"| GAMF, {title} | 5 nets, 3 x {options.hidden} | | {seconds:.1f} | {memory:,.0f} | {said} |"
+        )
     return rows
 
 
@@ -200,7 +234,9 @@ def bench_gpu(options: argparse.Namespace) -> list[str]:
         match(*there, NAFI, orders[:1])
         seconds, memory, found = measured(lambda there=there: match(*there, NAFI, orders))
         name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-        rows.append(f"| PFNM on {name} | {size(models)} | {len(found.members):,} | {seconds:.2f} | {memory:,.0f} | |")
+        rows.append(
+            f"| PFNM on {name} | {size(models)} | {len(found.members):,} | {seconds:.2f} | {memory:,.0f} | |"
+        )
     return rows if len(rows) > 1 else [*rows, "| no GPU here | | | | | |"]
 
 
@@ -215,22 +251,33 @@ CASES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--nets", type=int, default=30)
-    parser.add_argument("--width", type=int, default=100, help="units a model of pfnm, grid and gpu")
+    parser.add_argument(
+        "--width", type=int, default=100, help="units a model of pfnm, grid and gpu"
+    )
     parser.add_argument("--wide", type=int, default=1000, help="units a model of wide")
     parser.add_argument("--dims", type=int, default=795)
     parser.add_argument(
-        "--common", type=int, default=3300, help="units that models of pfnm, grid and gpu are drawn from"
+        "--common",
+        type=int,
+        default=3300,
+        help="units that models of pfnm, grid and gpu are drawn from",
     )
     parser.add_argument("--noise", type=float, default=0.1)
     parser.add_argument("--hidden", type=int, default=100, help="units a layer of gamf")
     parser.add_argument("--channels", type=int, default=400, help="K of fedma")
     parser.add_argument("--penalties", nargs="+", default=["paper", "code2020", "code2022"])
     parser.add_argument(
-        "--whole", action="store_true", help="loops with all sweeps, GAMF with all half-steps: minutes to hours"
+        "--whole",
+        action="store_true",
+        help="loops with all sweeps, GAMF with all half-steps: minutes to hours",
     )
     parser.add_argument("--write", type=Path, help="Markdown file for the table")
     options = parser.parse_args()
@@ -238,7 +285,9 @@ def main() -> None:
     if unknown:
         parser.error(f"no case is called {unknown[0]}: choose of {', '.join(CASES)}")
     torch.set_num_threads(options.threads)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout
     lines = [
         "# Matching of hidden units",
         "",

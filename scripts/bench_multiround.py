@@ -78,10 +78,15 @@ def bench_table(options: argparse.Namespace) -> list[str]:
     vectors = rng.normal(size=(m * K + 2, 200))
     problem = Selection(vectors @ vectors.T, rng.random(m * K), (K,) * m, 2 * m, 1.0, 4e3, 1.0)
     rows = []
-    cases = (1, f"{K}^{m} = {K**m:,} combinations", "bound 10 ms"), (3, f"{m} clients in three groups", "")
+    cases = (
+        (1, f"{K}^{m} = {K**m:,} combinations", "bound 10 ms"),
+        (3, f"{m} clients in three groups", ""),
+    )
     for groups, what, bound in cases:
         order = np.array_split(np.arange(m), groups)
-        seconds, memory, _ = measured(lambda order=order: problem.choose(order), 10 * options.repeats)
+        seconds, memory, _ = measured(
+            lambda order=order: problem.choose(order), 10 * options.repeats
+        )
         rows.append(f"| FedCDA, {what} | {1e3 * seconds:.2f} ms | {memory:,.0f} | {bound} |")
     return rows
 
@@ -92,7 +97,9 @@ def network(classes: int) -> Weights:
 
 def noisy(tree: Tree, *names: object) -> Tree:
     generator = torch_generator("bench", *names)
-    return {k: torch.randn(v.shape, generator=generator).mul_(0.01).add_(v) for k, v in tree.items()}
+    return {
+        k: torch.randn(v.shape, generator=generator).mul_(0.01).add_(v) for k, v in tree.items()
+    }
 
 
 def bench_gram(options: argparse.Namespace) -> list[str]:
@@ -103,7 +110,9 @@ def bench_gram(options: argparse.Namespace) -> list[str]:
     seconds, memory, _ = measured(lambda: products(candidates, start, fixed, 90), options.repeats)
     D = sum(value.numel() for value in start.values())
     said = "bounds 4 s on one core, 200 MB"
-    return [f"| FedCDA, Gram matrix of {count} x {D:,} | {seconds:.2f} s | {memory:,.0f} | {said} |"]
+    return [
+        f"| FedCDA, Gram matrix of {count} x {D:,} | {seconds:.2f} s | {memory:,.0f} | {said} |"
+    ]
 
 
 class InTurn(Sampling):
@@ -117,20 +126,30 @@ class InTurn(Sampling):
 class Noise(Engine):
     """The start and noise in place of a trained model."""
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         for job in jobs:
             weights = Weights(job.start.spec, noisy(job.start.params, job.seed), job.start.buffers)
             loss = 1 / (2 + job.round)
-            yield ClientResult(job.client, weights, 1, 1, {}, None, {"loss": loss, "loss_last_epoch": loss})
+            yield ClientResult(
+                job.client, weights, 1, 1, {}, None, {"loss": loss, "loss_last_epoch": loss}
+            )
 
 
 def worker(method: str, options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """A run of `method` until everyone has K models and one round more: seconds of that one's aggregation, GB on disk."""
     N, m = options.clients, options.clients_per_round
     filling = -(-N * options.models // m)
-    more = [f"aggregator.K={options.models}", f"aggregator.warm_up={filling}"] if method == "fedcda" else []
+    more = (
+        [f"aggregator.K={options.models}", f"aggregator.warm_up={filling}"]
+        if method == "fedcda"
+        else []
+    )
     shape = [f"clients={N}", f"clients_per_round={m}", f"rounds={filling + 1}", "partition=iid"]
-    experiment = Experiment.of(compose([f"method={method}", "dataset=digits", "model=resnet18_gn", *shape, *more]))
+    experiment = Experiment.of(
+        compose([f"method={method}", "dataset=digits", "model=resnet18_gn", *shape, *more])
+    )
     data = experiment.load(CPU)
     checkpoint = Checkpoint(folder, CPU, options.memory_gb)
     env = replace(experiment.env(data, CPU), models=checkpoint.models, sampling=InTurn("fixed", m))
@@ -138,20 +157,29 @@ def worker(method: str, options: argparse.Namespace, folder: Path) -> dict[str, 
     start = Snapshot(0, experiment.aggregator.init(env), checkpoint.client_states)
     for step in run(experiment.aggregator, env, Noise(), data, start):
         seconds = step.seconds["aggregate"]
-    return {"seconds": seconds, "gb": sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / 1e9}
+    return {
+        "seconds": seconds,
+        "gb": sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / 1e9,
+    }
 
 
 def bench_peak(options: argparse.Namespace) -> list[str]:
     rows, first = [], 0.0
     size = [f"--clients={options.clients}", f"--clients-per-round={options.clients_per_round}"]
-    size += [f"--models={options.models}", f"--memory-gb={options.memory_gb}", f"--threads={options.threads}"]
+    size += [
+        f"--models={options.models}",
+        f"--memory-gb={options.memory_gb}",
+        f"--threads={options.threads}",
+    ]
     for method in ("fedavg", "fedcda"):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             text, _, peak = child([__file__, *size, f"--folder={folder}", f"--worker={method}"])
         row = json.loads(text.splitlines()[-1])
         first = first or peak
         what = f"{method}, {options.clients} clients, ResNet-18, {row['gb']:.2f} GB on disk"
-        rows.append(f"| {what} | {row['seconds']:.2f} s | {peak:,.0f} in all | {peak - first:+,.0f}, bound +1,500 |")
+        rows.append(
+            f"| {what} | {row['seconds']:.2f} s | {peak:,.0f} in all | {peak - first:+,.0f}, bound +1,500 |"
+        )
     return rows
 
 
@@ -167,7 +195,10 @@ class Pair:
     threads: int | None = None  # None: --threads
 
 
-WORKLOADS = {**bench_rounds.WORKLOADS, "W1s": [*bench_rounds.WORKLOADS["W1"], "clients=100", "limit.train=6000"]}
+WORKLOADS = {
+    **bench_rounds.WORKLOADS,
+    "W1s": [*bench_rounds.WORKLOADS["W1"], "clients=100", "limit.train=6000"],
+}
 ROUNDS = {**bench_rounds.ROUNDS, "W1s": 30}
 PAIRS = [
     *(Pair(w, method, "bare fedsam", most) for w, most in (("W1", 0.55), ("W2", 0.72)) for method in ("fedsam", "mofedsam")),
@@ -179,7 +210,11 @@ PAIRS = [
 
 
 def bench_rounds(options: argparse.Namespace) -> list[str]:
-    return [_paired(pair, options) for pair in PAIRS if options.only in (None, pair.workload, pair.method)]
+    return [
+        _paired(pair, options)
+        for pair in PAIRS
+        if options.only in (None, pair.workload, pair.method)
+    ]
 
 
 def _paired(pair: Pair, options: argparse.Namespace) -> str:
@@ -190,7 +225,12 @@ def _paired(pair: Pair, options: argparse.Namespace) -> str:
             more = ["--method", method.removeprefix("bare "), "--momentum", "0"]
             said = alternate.bare(options.data, pair.workload, threads, rounds, *more)
         else:
-            more = [f"method={method}", f"engine={pair.engine}", "local.momentum=0", "aggregator.weights=uniform"]
+            more = [
+                f"method={method}",
+                f"engine={pair.engine}",
+                "local.momentum=0",
+                "aggregator.weights=uniform",
+            ]
             said = alternate.fedexp(options.data, threads, rounds, *WORKLOADS[pair.workload], *more)
         steps.add(tuple(said["steps"]))
         return statistics.median(said["seconds"][1:])
@@ -210,17 +250,32 @@ def bench_mix(options: argparse.Namespace) -> list[str]:
     start = network(100).params
     m, D = options.clients_per_round, sum(value.numel() for value in start.values())
     models = torch.randn(m, D, generator=torch_generator("bench", "mix"))
-    scalars, q, shares = {"x": torch.zeros(m), "z": torch.zeros(())}, models[0].clone(), torch.full((m,), 1 / m)
+    scalars, q, shares = (
+        {"x": torch.zeros(m), "z": torch.zeros(())},
+        models[0].clone(),
+        torch.full((m,), 1 / m),
+    )
     law = FedLAW()
     bare, _, _ = measured(lambda: (shares @ models, models @ q), options.repeats)
-    mine, memory, _ = measured(lambda: (law.mixed(scalars, models), law.gradients(scalars, models, q)), options.repeats)
+    mine, memory, _ = measured(
+        lambda: (law.mixed(scalars, models), law.gradients(scalars, models, q)), options.repeats
+    )
     what = f"FedLAW, mix of {m} x {D:,} and gradient of x and z"
-    return [f"| {what} | {mine:.4f} s beside {bare:.4f} s | {memory:,.0f} | ratio {mine / bare:.2f} |"]
+    return [
+        f"| {what} | {mine:.4f} s beside {bare:.4f} s | {memory:,.0f} | ratio {mine / bare:.2f} |"
+    ]
 
 
 def bench_teachers(options: argparse.Namespace) -> list[str]:
-    shape = [f"clients={options.clients_per_round}", "partition=iid", "rounds=1", "model=mlp_784_200"]
-    experiment = Experiment.of(compose(["method=feddf", "dataset=fashion_mnist", f"data_root={options.data}", *shape]))
+    shape = [
+        f"clients={options.clients_per_round}",
+        "partition=iid",
+        "rounds=1",
+        "model=mlp_784_200",
+    ]
+    experiment = Experiment.of(
+        compose(["method=feddf", "dataset=fashion_mnist", f"data_root={options.data}", *shape])
+    )
     data = experiment.load(CPU)
     env, asked, logits_of = experiment.env(data, CPU), [0], feddf.logits_of
 
@@ -237,7 +292,9 @@ def bench_teachers(options: argparse.Namespace) -> list[str]:
     assert env.proxy is not None
     n, m = len(env.proxy), options.clients_per_round
     said = f"a teacher sees a sample {asked[0] / n / m:g} times, bound 1"
-    return [f"| FedDF, {m} teachers, {n:,} proxy samples, a round's server | {seconds:.2f} s | | {said} |"]
+    return [
+        f"| FedDF, {m} teachers, {n:,} proxy samples, a round's server | {seconds:.2f} s | | {said} |"
+    ]
 
 
 CASES = {
@@ -251,8 +308,12 @@ CASES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clients", type=int, default=100, help="N of peak")
@@ -260,10 +321,15 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=3, help="K")
     parser.add_argument("--memory-gb", type=float, default=0.1, help="state.memory_gb of peak")
     parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="of peak, on the disk to measure"
+        "--folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="of peak, on the disk to measure",
     )
     parser.add_argument(
-        "--data", default=os.environ.get("FEDEXP_DATA", "data"), help="holds FashionMNIST/raw, unpacked"
+        "--data",
+        default=os.environ.get("FEDEXP_DATA", "data"),
+        help="holds FashionMNIST/raw, unpacked",
     )
     parser.add_argument("--only", help="of rounds: this workload or method alone")
     parser.add_argument("--rounds", type=int, help="of every process of rounds")
@@ -277,7 +343,9 @@ def main() -> None:
     unknown = [case for case in options.cases if case not in CASES]
     if unknown:
         parser.error(f"no case is called {unknown[0]}: choose of {', '.join(CASES)}")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout
     lines = [
         "# Methods of many rounds",
         "",

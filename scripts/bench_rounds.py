@@ -21,7 +21,12 @@ import alternate
 
 ROUNDS = {"W1": 30, "W1u": 30, "W2": 5, "W3": 7, "W4": 4}
 W1 = ["model=mlp_784_200", "clients=1000", "clients_per_round=20", "local.batch_size=20"]
-UNEQUAL = ["partition=dirichlet", "partition.alpha=0.1", "partition.gated=false", "partition.on_small=allow"]
+UNEQUAL = [
+    "partition=dirichlet",
+    "partition.alpha=0.1",
+    "partition.gated=false",
+    "partition.on_small=allow",
+]
 WORKLOADS = {
     "W1": [*W1, "partition=iid"],
     "W1u": [*W1, *UNEQUAL],
@@ -33,12 +38,21 @@ WORKLOADS = {
         *("partition=iid", "model=cnn_mcmahan", "limit.train=10000"),
         *("clients=100", "clients_per_round=10", "local.batch_size=10"),
     ],
-    "W4": ["partition=iid", "model=resnet18_gn", "limit.train=400", "clients=10", "local.batch_size=20"],
+    "W4": [
+        "partition=iid",
+        "model=resnet18_gn",
+        "limit.train=400",
+        "clients=10",
+        "local.batch_size=20",
+    ],
 }
 METHODS = {
     "fedavg": ["method=fedavg"],
     "fedprox": ["method=fedprox", "trainer.mu=0.1"],
-    "scaffold": ["method=scaffold", "local.momentum=0"],  # a corrected gradient in a momentum buffer diverges
+    "scaffold": [
+        "method=scaffold",
+        "local.momentum=0",
+    ],  # a corrected gradient in a momentum buffer diverges
 }
 
 
@@ -67,14 +81,20 @@ def write_split(overrides: list[str], data: str, rounds: int, folder: Path) -> N
     loaded = experiment.load(torch.device("cpu"))
     env = experiment.env(loaded, torch.device("cpu"))
     save_partition(loaded.partition, folder / "partition.safetensors")
-    (folder / "cohorts.json").write_text(json.dumps([env.at(round).sample() for round in range(rounds)]))
+    (folder / "cohorts.json").write_text(
+        json.dumps([env.at(round).sample() for round in range(rounds)])
+    )
 
 
-def pair(workload: str, method: str, engine: str, options: Any, split: Path) -> tuple[float, float, dict[str, Any]]:
+def pair(
+    workload: str, method: str, engine: str, options: Any, split: Path
+) -> tuple[float, float, dict[str, Any]]:
     """Median seconds a round of the bare loop and of fedexp, and all that fedexp's process reported."""
     more = ["--split", str(split)] if workload == "W1u" else []
     rounds = options.rounds or ROUNDS[workload]
-    base = alternate.bare(options.data, workload[:2], options.threads, rounds, "--method", method, *more)
+    base = alternate.bare(
+        options.data, workload[:2], options.threads, rounds, "--method", method, *more
+    )
     overrides = [*WORKLOADS[workload], *METHODS[method], *alternate.chosen(engine)]
     other = options.against and alternate.fedexp(
         options.data, options.threads, rounds, *overrides, home=options.against
@@ -82,7 +102,9 @@ def pair(workload: str, method: str, engine: str, options: Any, split: Path) -> 
     mine = alternate.fedexp(options.data, options.threads, rounds, *overrides)
     mine["other"] = statistics.median(other["seconds"][1:]) if other else None
     if base["steps"] != mine["steps"]:
-        raise SystemExit(f"{workload} {method} {engine}: steps a round differ: {base['steps']}, {mine['steps']}")
+        raise SystemExit(
+            f"{workload} {method} {engine}: steps a round differ: {base['steps']}, {mine['steps']}"
+        )
     return statistics.median(base["seconds"][1:]), statistics.median(mine["seconds"][1:]), mine
 
 
@@ -91,7 +113,10 @@ def against(pairs: list[tuple[float, float, dict[str, Any]]]) -> list[str]:
     others = [(said["other"], mine) for _, mine, said in pairs if said["other"]]
     if not others:
         return []
-    return [f"{statistics.median(o for o, _ in others):.4f}", f"{statistics.median(m / o for o, m in others):.2f}"]
+    return [
+        f"{statistics.median(o for o, _ in others):.4f}",
+        f"{statistics.median(m / o for o, m in others):.2f}",
+    ]
 
 
 def computing(engine: dict[str, Any]) -> str:
@@ -104,21 +129,34 @@ def main() -> None:
     parser = alternate.parser(__doc__)
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="W1|W1u|W2|W3|W4")
     parser.add_argument("--methods", nargs="+", default=["fedavg"], choices=METHODS)
-    parser.add_argument("--engines", nargs="+", default=alternate.ENGINES, metavar="ENGINE[,OVERRIDE...]")
+    parser.add_argument(
+        "--engines", nargs="+", default=alternate.ENGINES, metavar="ENGINE[,OVERRIDE...]"
+    )
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument(
-        "--against", type=Path, metavar="CHECKOUT", help="the committed rows, another commit in between"
+        "--against",
+        type=Path,
+        metavar="CHECKOUT",
+        help="the committed rows, another commit in between",
     )
-    parser.add_argument("--rounds", type=int, help="of every process; engine=auto starts workers for long runs alone")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help="of every process; engine=auto starts workers for long runs alone",
+    )
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
-        parser.error(f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}")
+        parser.error(
+            f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}"
+        )
     facts = f"{options.threads} threads, {options.pairs} pairs of alternating processes, medians"
     if options.against:
         facts += f"; other commit {alternate.commit(options.against)}"
     columns = ["workload", "method", "engine", "computed by", "steps a round"]
     columns += ["bare s/round", "fedexp s/round", "ratio (median of pairs)", "min", "max"]
-    columns += ["other commit s/round", "this to other (median of pairs)"] if options.against else []
+    columns += (
+        ["other commit s/round", "this to other (median of pairs)"] if options.against else []
+    )
     table = alternate.Table(options.write, alternate.heading(facts), columns)
     notes: dict[str, None] = {}
     with tempfile.TemporaryDirectory() as name:

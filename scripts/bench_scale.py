@@ -27,7 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench_rounds import WORKLOADS
 
 N, SAMPLES, COHORT = 1_000_000, 10_000_000, 1_000
-W1 = ["dataset=fashion_mnist", "local.lr=0.05", *(o for o in WORKLOADS["W1"] if not o.startswith("clients="))]
+W1 = [
+    "dataset=fashion_mnist",
+    "local.lr=0.05",
+    *(o for o in WORKLOADS["W1"] if not o.startswith("clients=")),
+]
 MILLION = [
     "dataset=synthetic", f"dataset.samples={SAMPLES}", f"clients={N}", f"clients_per_round={COHORT}", "partition=iid",
     "rounds=10", "model=mlp", "local.batch_size=10", "memo.enabled=false",
@@ -45,7 +49,9 @@ def child(arguments: list[str]) -> tuple[str, float, float]:
     """Output, seconds and peak memory (MB) of ``python *arguments``."""
     began = time.perf_counter()
     command = [sys.executable, "-c", MEASURED, sys.executable, *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     seconds = time.perf_counter() - began
     text, _, peak = done.stdout.rstrip("\n").rpartition("\n")
     if done.returncode:
@@ -59,13 +65,19 @@ def run(overrides: list[str]) -> tuple[dict[str, float], float, float]:
         _, seconds, peak = child(["-m", "fedexp", *overrides, f"output_root={outputs}"])
         (folder,) = Path(outputs).glob("runs/*/*")
         phases = json.loads((folder / "result.json").read_text())["seconds"]
-        rows = [json.loads(line)["seconds"] for line in (folder / "timing.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line)["seconds"]
+            for line in (folder / "timing.jsonl").read_text().splitlines()
+        ]
     phases["round"] = statistics.median(sum(row.values()) - row["evaluate"] for row in rows)
     return phases, seconds, peak
 
 
 def rounds(threads: int, data: str) -> list[str]:
-    lines = ["| W1, 20 clients a round | clients | s/round | peak MB | against 100 clients |", "|---|---|---|---|---|"]
+    lines = [
+        "| W1, 20 clients a round | clients | s/round | peak MB | against 100 clients |",
+        "|---|---|---|---|---|",
+    ]
     for method, more in (("fedavg", []), ("scaffold", ["state.memory_gb=0.05"])):
         first = None
         for clients in (100, 1_000, 60_000):
@@ -119,7 +131,11 @@ def million(threads: int, data: str) -> list[str]:
         f"| 10 rounds, {COHORT:,} of {N:,} clients | set-up s | s/round | whole process s | peak MB |",
         "|---|---|---|---|---|",
     ]
-    for more in (["method=fedavg"], ["method=scaffold"], ["method=scaffold", "state.memory_gb=0.01"]):
+    for more in (
+        ["method=fedavg"],
+        ["method=scaffold"],
+        ["method=scaffold", "state.memory_gb=0.01"],
+    ):
         phases, seconds, peak = run([*MILLION, *more, f"threads={threads}"])
         lines.append(
             f"| {' '.join(more)} | {phases['setup']:.1f} | {phases['round']:.2f} | {seconds:.1f} | {peak:.0f} |"

@@ -21,7 +21,13 @@ from pathlib import Path
 import alternate
 import yaml
 
-W1 = ["dataset=fashion_mnist", "model=mlp_784_200", "partition=iid", "clients=1000", "clients_per_round=20"]
+W1 = [
+    "dataset=fashion_mnist",
+    "model=mlp_784_200",
+    "partition=iid",
+    "clients=1000",
+    "clients_per_round=20",
+]
 W1 += ["local.batch_size=20", "local.lr=0.05"]
 SEEDS = (0, 1)
 
@@ -35,7 +41,9 @@ def command() -> list[str]:
 def seconds_until(line: str, arguments: list[str]) -> float:
     """Seconds from the process's start until it prints a line that begins so; its end has no say."""
     began = time.perf_counter()
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as running:
         output = []
         for printed in running.stdout:
             if printed.startswith(line):
@@ -49,11 +57,25 @@ def seconds_until(line: str, arguments: list[str]) -> float:
 def first_round(options: Namespace) -> tuple[float, float]:
     """Seconds to the end of round 1: the bare loop's and fedexp's."""
     threads = str(options.threads)
-    loop = [sys.executable, str(alternate.HERE / "bare_loop.py"), options.data, "W1", "--threads", threads]
+    loop = [
+        sys.executable,
+        str(alternate.HERE / "bare_loop.py"),
+        options.data,
+        "W1",
+        "--threads",
+        threads,
+    ]
     bare = seconds_until("{", [*loop, "--rounds", "1"])
     with tempfile.TemporaryDirectory() as outputs:
-        more = ["rounds=1", f"threads={threads}", f"data_root={options.data}", f"output_root={outputs}"]
-        mine = seconds_until("round 1/1", [*command(), *W1, *more, *alternate.chosen(options.engine)])
+        more = [
+            "rounds=1",
+            f"threads={threads}",
+            f"data_root={options.data}",
+            f"output_root={outputs}",
+        ]
+        mine = seconds_until(
+            "round 1/1", [*command(), *W1, *more, *alternate.chosen(options.engine)]
+        )
     return bare, mine
 
 
@@ -68,15 +90,28 @@ def round_seconds(options: Namespace, *more: str) -> dict[int, float]:
     from fedexp.storage.files import read_jsonl
 
     with tempfile.TemporaryDirectory() as outputs:
-        fixed = [f"rounds={options.rounds}", "eval.every=1000000", "checkpoint.every=off", "memo.enabled=false"]
-        fixed += [f"data_root={options.data}", f"output_root={outputs}", *alternate.chosen(options.engine)]
-        done = subprocess.run([*command(), *more, *W1, *fixed], capture_output=True, text=True, check=False)
+        fixed = [
+            f"rounds={options.rounds}",
+            "eval.every=1000000",
+            "checkpoint.every=off",
+            "memo.enabled=false",
+        ]
+        fixed += [
+            f"data_root={options.data}",
+            f"output_root={outputs}",
+            *alternate.chosen(options.engine),
+        ]
+        done = subprocess.run(
+            [*command(), *more, *W1, *fixed], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             sys.exit(f"{' '.join(done.args)}\n{done.stdout}{done.stderr}")
         found = {}
         for config in Path(outputs).glob("runs/*/*/config.yaml"):
             rows = read_jsonl(config.with_name("timing.jsonl"))[1:]
-            seconds = [sum(v for phase, v in row["seconds"].items() if phase != "evaluate") for row in rows]
+            seconds = [
+                sum(v for phase, v in row["seconds"].items() if phase != "evaluate") for row in rows
+            ]
             found[yaml.safe_load(config.read_text())["seed"]] = statistics.median(seconds)
     return found
 
@@ -84,7 +119,9 @@ def round_seconds(options: Namespace, *more: str) -> dict[int, float]:
 def main() -> None:
     parser = alternate.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=300, help="of the concurrent jobs; about ten seconds' worth")
+    parser.add_argument(
+        "--rounds", type=int, default=300, help="of the concurrent jobs; about ten seconds' worth"
+    )
     parser.add_argument("--engine", default="serial", metavar="ENGINE[,OVERRIDE...]")
     options = parser.parse_args()
     facts = f"engine {options.engine}, medians of {options.repeats} alternating repeats"
@@ -94,7 +131,10 @@ def main() -> None:
     def row(what: str, pairs: list[tuple[float, float]]) -> None:
         ratios = [mine / reference for reference, mine in pairs]
         middle = [statistics.median(values) for values in zip(*pairs, strict=True)]
-        figures = [*(f"{value:.3f}" for value in middle), *(f"{f(ratios):.2f}" for f in (statistics.median, min, max))]
+        figures = [
+            *(f"{value:.3f}" for value in middle),
+            *(f"{f(ratios):.2f}" for f in (statistics.median, min, max)),
+        ]
         table.row([what, *figures])
 
     first_round(options)  # into the page cache
@@ -103,17 +143,32 @@ def main() -> None:
         [first_round(options) for _ in range(options.repeats)],
     )
     table.row(
-        ["`fedexp --help`", "", f"{statistics.median(help_seconds() for _ in range(options.repeats)):.3f}", "", "", ""]
+        [
+            "`fedexp --help`",
+            "",
+            f"{statistics.median(help_seconds() for _ in range(options.repeats)):.3f}",
+            "",
+            "",
+            "",
+        ]
     )
     joint: dict[int, list[tuple[float, float]]] = {seed: [] for seed in SEEDS}
     for _ in range(options.repeats):
         alone = {seed: round_seconds(options, "threads=1", f"seed={seed}")[seed] for seed in SEEDS}
-        both = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"seed={','.join(map(str, SEEDS))}"]
+        both = [
+            "-m",
+            "hydra/launcher=joblib",
+            "hydra.launcher.n_jobs=2",
+            f"seed={','.join(map(str, SEEDS))}",
+        ]
         together = round_seconds(options, *both)
         for seed in SEEDS:
             joint[seed].append((alone[seed], together[seed]))
     for seed in SEEDS:
-        row(f"W1, s/round, seed={seed} beside the sweep's other job (reference: alone, threads=1)", joint[seed])
+        row(
+            f"W1, s/round, seed={seed} beside the sweep's other job (reference: alone, threads=1)",
+            joint[seed],
+        )
 
 
 if __name__ == "__main__":

@@ -57,10 +57,15 @@ class InTurn(Sampling):
 class RandomModels(Engine):
     """Any weights in place of trained ones."""
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         for job in jobs:
             rng = torch.Generator().manual_seed(job.seed)
-            params = {name: torch.empty_like(v).normal_(generator=rng) for name, v in job.start.params.items()}
+            params = {
+                name: torch.empty_like(v).normal_(generator=rng)
+                for name, v in job.start.params.items()
+            }
             weights = Weights(job.start.spec, params, job.start.buffers)
             yield ClientResult(job.client, weights, 1, 1, {}, None, {"loss": 0.0})
 
@@ -77,15 +82,28 @@ def write_plainly(folder: Path, models: Sequence[Tree]) -> float:
     return time.perf_counter() - began
 
 
-def worker(kind: str, clients: int, models: int, memory_gb: float, threads: int, folder: Path) -> dict[str, float]:
+def worker(
+    kind: str, clients: int, models: int, memory_gb: float, threads: int, folder: Path
+) -> dict[str, float]:
     torch.set_num_threads(threads)
     overrides = ["method=fedavg", "dataset=digits", "model=resnet18_gn_cifar"]
-    config = compose([*overrides, f"clients={clients}", "partition=iid", f"rounds={clients * (models + 1) // COHORT}"])
+    config = compose(
+        [
+            *overrides,
+            f"clients={clients}",
+            "partition=iid",
+            f"rounds={clients * (models + 1) // COHORT}",
+        ]
+    )
     experiment = Experiment.of(config)
     data = experiment.load(torch.device("cpu"))
     aggregator = KeepLast(models) if kind == "keeper" else experiment.aggregator
     checkpoint = Checkpoint(folder, torch.device("cpu"), memory_gb)
-    env = replace(experiment.env(data, torch.device("cpu")), models=checkpoint.models, sampling=InTurn("fixed", COHORT))
+    env = replace(
+        experiment.env(data, torch.device("cpu")),
+        models=checkpoint.models,
+        sampling=InTurn("fixed", COHORT),
+    )
     tensors, plain = folder / "checkpoint" / "tensors", folder / "plain"
     plain.mkdir()
     rows: list[tuple[float, float, int, int]] = []
@@ -102,7 +120,10 @@ def worker(kind: str, clients: int, models: int, memory_gb: float, threads: int,
         state = step.after.state
         changed = [flat(state["weights"])]
         if kind == "keeper":
-            changed += [flat(state["kept"][str(client)][-1].load()) for client in env.at(step.after.step - 1).sample()]
+            changed += [
+                flat(state["kept"][str(client)][-1].load())
+                for client in env.at(step.after.step - 1).sample()
+            ]
         rows.append((seconds, write_plainly(plain, changed), written, sum(map(num_bytes, changed))))
         del changed
     ours, theirs, written, needed = zip(*rows[clients * models // COHORT :], strict=True)
@@ -123,7 +144,9 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=3, help="a client")
     parser.add_argument("--memory-gb", type=float, default=1.0, help="state.memory_gb")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure"
+    )
     parser.add_argument("--write", type=Path, help="also write the table to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -144,7 +167,11 @@ def main() -> None:
     first = None
     for kind in ("fedavg", "keeper"):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            shape = [f"--clients={options.clients}", f"--models={options.models}", f"--memory-gb={options.memory_gb}"]
+            shape = [
+                f"--clients={options.clients}",
+                f"--models={options.models}",
+                f"--memory-gb={options.memory_gb}",
+            ]
             more = [f"--threads={options.threads}", f"--folder={folder}", f"--worker={kind}"]
             text, _, peak = child([__file__, *shape, *more])
         row = json.loads(text.splitlines()[-1])

@@ -3,8 +3,9 @@
     python scripts/campaign.py [--kills 300] [--seed 0] [--only METHOD ...] [--cases kills damage ...] [--write FILE]
     python scripts/campaign.py --short
 
-Every method of conf/method runs on tiny data, in processes forked from one that has made all imports (`tests.fork_server`), so that
-a kill -9 is a real one and an hour is enough; the cases `interpreter` take the user's way, imports and all. A process dies at
+Every method of conf/method runs on tiny data, in processes forked from one that has made all imports (`tests.fork_server`), so
+that a kill -9 is a real one and an hour is enough; the cases
+`interpreter` take the user's way, imports and all. A process dies at
 a random instant, before or after a flush, rename, deletion or row of its own, or before a backward pass of its clients or its
 server; the run is launched again, perhaps to die again, and in the end its files must be those of a run that nobody touched: by
 digest models, metrics, partition, traces and pictures, by value what result.json says of them. After every case no process of it
@@ -40,16 +41,34 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from alternate import Table, heading
-from faulty_runs import PATIENCE, Ended, Fault, Place, children, differences, facts, members, read_all
+from faulty_runs import (
+    PATIENCE,
+    Ended,
+    Fault,
+    Place,
+    children,
+    differences,
+    facts,
+    members,
+    read_all,
+)
 
 from tests.fork_server import Forked
 from tests.methods.declared import DECLARED
 
 HERE = Path(__file__).resolve().parents[1]
-os.environ.update(PYTHONPATH=str(HERE), OMP_NUM_THREADS="1", WANDB_MODE="offline")  # of the processes
+os.environ.update(
+    PYTHONPATH=str(HERE), OMP_NUM_THREADS="1", WANDB_MODE="offline"
+)  # of the processes
 
 TINY = [
-    *("clients=4", "clients_per_round=3", "partition=iid", "local.batch_size=8", "model.hidden=[6,5]"),
+    *(
+        "clients=4",
+        "clients_per_round=3",
+        "partition=iid",
+        "local.batch_size=8",
+        "model.hidden=[6,5]",
+    ),
     *("limit.train=96", "limit.test=40", "threads=1", "device=cpu"),
 ]
 SMALL = [*TINY, "rounds=3"]
@@ -156,7 +175,10 @@ class Campaign:
     def _kills(self, case: Case, rng: random.Random, place: Place) -> Iterator[Row]:
         arguments = self.arguments(case)
         _, counts, seconds = self.straight(arguments)
-        more = [f"checkpoint.every={rng.choice(['1', '1', '2', 'off'])}", f"state.memory_gb={rng.choice([0, 1])}"]
+        more = [
+            f"checkpoint.every={rng.choice(['1', '1', '2', 'off'])}",
+            f"state.memory_gb={rng.choice([0, 1])}",
+        ]
         kind = {MOMENTS[1]: "file", MOMENTS[2]: "pass"}.get(case.kind, "")
         if kind and not counts[kind]:  # nobody but the workers makes any
             kind = "file"
@@ -164,7 +186,9 @@ class Campaign:
         kills, wanted = 0, rng.choice([1, 1, 2, 3])
         for _ in range(10 * wanted):
             if kind:
-                exact = Fault(kind, rng.randrange(counts[kind]), kind == "file" and rng.random() < 0.5)
+                exact = Fault(
+                    kind, rng.randrange(counts[kind]), kind == "file" and rng.random() < 0.5
+                )
                 ended = place.run([*arguments, *more], exact)
             else:
                 process = place.start([*arguments, *more])
@@ -194,9 +218,18 @@ class Campaign:
         found: dict[str, list[Path]] = defaultdict(list)
         for path in sorted(whole.outputs.rglob("*")):
             name = path.relative_to(whole.outputs).as_posix()
-            shared = path.parent.parent.parent.name == "runs" and path.name != "clients.json"  # by all methods: once
-            shown = path.suffix == ".png"  # nobody reads it but viewers, and it bears checksums of its own
-            if path.is_file() and path.stat().st_size and not shown and (case.method == "scaffold" or not shared):
+            shared = (
+                path.parent.parent.parent.name == "runs" and path.name != "clients.json"
+            )  # by all methods: once
+            shown = (
+                path.suffix == ".png"
+            )  # nobody reads it but viewers, and it bears checksums of its own
+            if (
+                path.is_file()
+                and path.stat().st_size
+                and not shown
+                and (case.method == "scaffold" or not shared)
+            ):
                 found[_kind_of(name)].append(path)
         tried = list(itertools.product(found, DAMAGES))
         for kind, how in rng.sample(tried, self.few) if self.few else tried:
@@ -211,7 +244,11 @@ class Campaign:
     def _noticed(self, place: Place, arguments: list[str], target: Path) -> str:
         """ "same bits" or "named" by a launch or, where that has no use for the file, by who reads it."""
         ended = place.run(arguments)
-        if ended.code == 0 and differences(facts(place.outputs), self.straight(arguments)[0]) and target.exists():
+        if (
+            ended.code == 0
+            and differences(facts(place.outputs), self.straight(arguments)[0])
+            and target.exists()
+        ):
             process = Forked(place.folder, read_all, str(place.outputs))
             ended = place.end(process)
         if ended.code:
@@ -226,13 +263,17 @@ class Campaign:
         fault = Fault()
         if case.kind == "small disk":
             size = f"size={rng.randrange(8, 200, 4)}k"
-            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(place.folder)], check=True)
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(place.folder)], check=True
+            )
         elif case.kind == "limited file sizes":
             fault = Fault("size", rng.randrange(1500, 20000))
         else:
             fault = Fault("full", rng.randrange(counts["flush"]))
         ended = place.run(arguments, fault)
-        running = [p for p in place.outputs.glob("runs/*/*/status.json") if b'"running"' in p.read_bytes()]
+        running = [
+            p for p in place.outputs.glob("runs/*/*/status.json") if b'"running"' in p.read_bytes()
+        ]
         if place.folder.is_mount():
             subprocess.run(["mount", "-o", "remount,size=64m", str(place.folder)], check=True)
         verdict = self.finished(place, arguments)
@@ -279,21 +320,43 @@ class Campaign:
         """The user's way: a fresh interpreter, which may be hit while it imports; sweeps by joblib."""
         single, sweep = self.arguments(case, LONG), ["-m", "seed=0,1", *self.arguments(case, LONG)]
         joblib = case.kind in JOBLIB
-        arguments = [*sweep, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"] if joblib else single
+        arguments = (
+            [*sweep, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"] if joblib else single
+        )
         command = [sys.executable, "-m", "fedexp", *arguments]
         if shell := SHELL.get(case.kind):
             command = ["bash", "-c", shell.format(shlex.join(command))]
         out = place.folder / "said"
         with out.open("wb") as file:
-            process = subprocess.Popen(command, cwd=place.folder, stdout=file, stderr=file, start_new_session=True)
+            process = subprocess.Popen(
+                command, cwd=place.folder, stdout=file, stderr=file, start_new_session=True
+            )
         place.sessions.append(process.pid)
         if not shell and not joblib:
             time.sleep(rng.random() * 8)
             process.send_signal(signal.Signals[case.kind])
         elif not shell:
-            _wait(lambda: len([p for p in place.outputs.glob("runs/*/*/metrics.jsonl") if p.stat().st_size]) == 2)
-            workers = [pid for pid in members(process.pid) if b"loky" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-            os.kill(process.pid if case.kind == "joblib's parent" else rng.choice(workers), signal.SIGKILL)
+            _wait(
+                lambda: (
+                    len(
+                        [
+                            p
+                            for p in place.outputs.glob("runs/*/*/metrics.jsonl")
+                            if p.stat().st_size
+                        ]
+                    )
+                    == 2
+                )
+            )
+            workers = [
+                pid
+                for pid in members(process.pid)
+                if b"loky" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ]
+            os.kill(
+                process.pid if case.kind == "joblib's parent" else rng.choice(workers),
+                signal.SIGKILL,
+            )
         try:
             code: int | None = process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -328,14 +391,20 @@ def _wait(there: Callable[[], Any]) -> None:
 def cases(groups: Sequence[str], methods: Sequence[str], disks: bool) -> Iterator[Case]:
     """All of them, the kills last and without end. In three turns over the methods, each has every moment and every engine."""
     if "damage" in groups:
-        for method, kind in itertools.product([m for m in KEEPING if m in methods], ["halfway", "done"]):
+        for method, kind in itertools.product(
+            [m for m in KEEPING if m in methods], ["halfway", "done"]
+        ):
             yield Case("damage", kind, method)
     if "disk" in groups:
         kinds = [*(["small disk"] if disks else []), "limited file sizes", "failing flushes"]
-        for kind, method, number in itertools.product(kinds, ["scaffold", "dense", "fedma"], range(3)):
+        for kind, method, number in itertools.product(
+            kinds, ["scaffold", "dense", "fedma"], range(3)
+        ):
             yield Case("disk", kind, method, number=number)
     if "signals" in groups:
-        for kind, engine, number in itertools.product(["SIGINT", "SIGTERM", "SIGHUP"], ENGINES, range(3)):
+        for kind, engine, number in itertools.product(
+            ["SIGINT", "SIGTERM", "SIGHUP"], ENGINES, range(3)
+        ):
             yield Case("signals", kind, engine=engine, number=number)
     if "workers" in groups:
         for kind, number in itertools.product(["worker", "nursery"], range(3)):
@@ -343,7 +412,9 @@ def cases(groups: Sequence[str], methods: Sequence[str], disks: bool) -> Iterato
     if "stdout" in groups:
         yield from (Case("stdout", kind) for kind in ("deaf", "mute"))
     if "interpreter" in groups:
-        for number, kind in enumerate(("SIGKILL", "SIGKILL", "SIGINT", "SIGINT", "SIGTERM", *SHELL, *JOBLIB)):
+        for number, kind in enumerate(
+            ("SIGKILL", "SIGKILL", "SIGINT", "SIGINT", "SIGTERM", *SHELL, *JOBLIB)
+        ):
             yield Case("interpreter", kind, "fedavg", "workers", number)
     for number in itertools.count() if "kills" in groups else ():
         turn, place = divmod(number, len(methods))
@@ -367,7 +438,9 @@ def _alone() -> bool:
     """Whether this is a mount namespace of our own, for /dev/shm and small disks; where that may be, start again in one."""
     if "FEDEXP_CAMPAIGN" not in os.environ:
         may = subprocess.run(
-            ["unshare", "-m", "mount", "-t", "tmpfs", "t", "/dev/shm"], capture_output=True, check=False
+            ["unshare", "-m", "mount", "-t", "tmpfs", "t", "/dev/shm"],
+            capture_output=True,
+            check=False,
         )
         os.environ["FEDEXP_CAMPAIGN"] = "beside others" if may.returncode else "alone"
         if not may.returncode:
@@ -380,7 +453,9 @@ class Journal:
 
     def __init__(self, seed: int) -> None:
         code = hashlib.sha256()
-        for path in sorted([*HERE.glob("fedexp/**/*.py"), *HERE.glob("conf/**/*.yaml"), *HERE.glob("scripts/*.py")]):
+        for path in sorted(
+            [*HERE.glob("fedexp/**/*.py"), *HERE.glob("conf/**/*.yaml"), *HERE.glob("scripts/*.py")]
+        ):
             code.update(path.read_bytes())
         self.path = HERE / "outputs" / "campaign" / f"{code.hexdigest()[:12]}-{seed}.jsonl"
         lines = self.path.read_text().splitlines() if self.path.exists() else []
@@ -396,9 +471,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", metavar="METHOD", choices=sorted(DECLARED), default=sorted(DECLARED))
+    parser.add_argument(
+        "--only", nargs="+", metavar="METHOD", choices=sorted(DECLARED), default=sorted(DECLARED)
+    )
     parser.add_argument("--cases", nargs="+", choices=GROUPS, default=GROUPS)
-    parser.add_argument("--short", action="store_true", help="a few of each, about 20 seconds; nothing is kept")
+    parser.add_argument(
+        "--short", action="store_true", help="a few of each, about 20 seconds; nothing is kept"
+    )
     parser.add_argument("--write", type=Path, help="also write the table to this Markdown file")
     options = parser.parse_args()
     alone = _alone()
@@ -418,10 +497,16 @@ def main() -> None:
                 if journal:
                     journal.append(case, found)
                 for row in found:
-                    print(f"{case.name}: {row.what}, {row.how}: {row.verdict}", file=sys.stderr, flush=True)
+                    print(
+                        f"{case.name}: {row.what}, {row.how}: {row.verdict}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
             rows += [(case, row) for row in found]
     report(rows, options.write)
-    if bad := [f"{case.name}: {row.what}, {row.how}: {row.verdict}" for case, row in rows if not row.good]:
+    if bad := [
+        f"{case.name}: {row.what}, {row.how}: {row.verdict}" for case, row in rows if not row.good
+    ]:
         sys.exit("\n".join(["", *bad]))
 
 
@@ -431,13 +516,22 @@ def report(rows: list[tuple[Case, Row]], path: Path | None) -> None:
     table = Table(path, heading(f"{kills} kills"), ["what", "how", "runs", "kills", "outcome"])
     found: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for _, row in sorted(
-        rows, key=lambda pair: (GROUPS.index(pair[0].group), pair[0].group == "kills" and pair[1].what)
+        rows,
+        key=lambda pair: (GROUPS.index(pair[0].group), pair[0].group == "kills" and pair[1].what),
     ):
         found[row.what, row.how].append(row)
     for (what, how), alike in found.items():
         numbers = Counter(row.verdict for row in alike)
         outcome = ", ".join(f"{number} {verdict}" for verdict, number in numbers.most_common())
-        table.row([what.replace("|", "\\|"), how, str(len(alike)), str(sum(row.kills for row in alike) or ""), outcome])
+        table.row(
+            [
+                what.replace("|", "\\|"),
+                how,
+                str(len(alike)),
+                str(sum(row.kills for row in alike) or ""),
+                outcome,
+            ]
+        )
 
 
 if __name__ == "__main__":

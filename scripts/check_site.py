@@ -44,7 +44,10 @@ class Links(HTMLParser):
 
 def broken(site: Path) -> Iterator[str]:
     """Links that lead nowhere, as ``page: link``; nothing is loaded from elsewhere."""
-    pages = {path.resolve(): Links(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
+    pages = {
+        path.resolve(): Links(path.read_text(encoding="utf-8"))
+        for path in sorted(site.rglob("*.html"))
+    }
     for page, links in pages.items():
         for link in dict.fromkeys(links.leading):
             parts = urlsplit(link)
@@ -54,7 +57,9 @@ def broken(site: Path) -> Iterator[str]:
             if page.name == "404.html" and parts.path.startswith("/"):
                 target = (site / unquote(parts.path).lstrip("/")).resolve()
             known = pages.get(target)
-            if not target.exists() or (known is not None and unquote(parts.fragment) not in known.anchors):
+            if not target.exists() or (
+                known is not None and unquote(parts.fragment) not in known.anchors
+            ):
                 yield f"{page.relative_to(site.resolve())}: {link}"
 
 
@@ -68,7 +73,9 @@ def loud(site: Path) -> Iterator[str]:
         for flag in (*FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        window = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+        window = webdriver.Chrome(
+            options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))
+        )
         try:
             window.set_script_timeout(120)  # axe, on a busy machine
             window.get("about:blank")
@@ -84,7 +91,9 @@ def sample(site: Path) -> list[Path]:
     """The first page, and of every folder that has pages its index or else the largest one."""
     folders: dict[Path, list[Path]] = {}
     for path in site.rglob("*.html"):
-        kind = path.parent if path.name != "report.html" else site / "report.html"  # of these one is as good as all
+        kind = (
+            path.parent if path.name != "report.html" else site / "report.html"
+        )  # of these one is as good as all
         folders.setdefault(kind, []).append(path)
     largest = (max(paths, key=lambda path: path.stat().st_size) for paths in folders.values())
     indices = (path for paths in folders.values() for path in paths if path.name == "index.html")
@@ -101,21 +110,33 @@ def _faults(window: Any, page: Path) -> Iterator[str]:
             window.get(page.resolve().as_uri())
             if window.execute_script("return document.documentElement.scrollWidth > innerWidth"):
                 yield f"wider than {width}"
-            if width == WIDTHS[0] and page.name != "report.html":  # tests/tables gives axe a report, and a small one
+            if (
+                width == WIDTHS[0] and page.name != "report.html"
+            ):  # tests/tables gives axe a report, and a small one
                 yield from (f"{scheme}: {fault}" for fault in _objections(window))
-            yield from (f"{width}, {scheme}: {entry['message']}" for entry in window.get_log("browser"))
-            events = (json.loads(entry["message"])["message"] for entry in window.get_log("performance"))
+            yield from (
+                f"{width}, {scheme}: {entry['message']}" for entry in window.get_log("browser")
+            )
+            events = (
+                json.loads(entry["message"])["message"] for entry in window.get_log("performance")
+            )
             sent = (e["params"] for e in events if e["method"] == "Network.requestWillBeSent")
             # the browser's own first tab may still be loading its chrome:// parts
-            asked = (s["request"]["url"] for s in sent if not s["documentURL"].startswith("chrome://"))
+            asked = (
+                s["request"]["url"] for s in sent if not s["documentURL"].startswith("chrome://")
+            )
             yield from (
-                f"asked for {url}" for url in asked if not url.startswith(("file:", "data:", "about:", "blob:"))
+                f"asked for {url}"
+                for url in asked
+                if not url.startswith(("file:", "data:", "about:", "blob:"))
             )
 
 
 def _objections(window: Any) -> Iterator[str]:
     """What axe objects to."""
-    window.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+    window.execute_script(
+        files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    )
     found = window.execute_async_script(
         # Material's navigation is a list of lists, each a landmark of one name
         "axe.run(document, {rules: {'landmark-unique': {enabled: false}}})"

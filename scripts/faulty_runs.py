@@ -173,7 +173,9 @@ def facts(outputs: Path) -> dict[str, Any]:
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
             if path.is_file() and name not in VARYING and not name.startswith("checkpoint/"):
-                found[f"{folder.parent.name}/{name}"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+                found[f"{folder.parent.name}/{name}"] = hashlib.sha256(
+                    path.read_bytes()
+                ).hexdigest()[:16]
         try:
             found[folder.parent.name] = _steady(json.loads((folder / "result.json").read_text()))
         except ValueError:
@@ -183,7 +185,11 @@ def facts(outputs: Path) -> dict[str, Any]:
 
 def _steady(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _steady(inner) for key, inner in value.items() if not any(cost in key for cost in COSTS)}
+        return {
+            key: _steady(inner)
+            for key, inner in value.items()
+            if not any(cost in key for cost in COSTS)
+        }
     return value
 
 
@@ -237,13 +243,19 @@ class Place:
     def left(self) -> str:
         """Names what should not be there after the last launch; empty: nothing."""
         deadline = time.monotonic() + 10
-        while (orphans := [pid for sid in self.sessions for pid in members(sid)]) and time.monotonic() < deadline:
+        while (
+            orphans := [pid for sid in self.sessions for pid in members(sid)]
+        ) and time.monotonic() < deadline:
             time.sleep(0.02)
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
         left = [f"{len(orphans)} orphans"] if orphans else []
         left += [str(path.relative_to(self.folder)) for path in _unfinished(self.outputs)]
-        left += [f"/dev/shm/{path.name}" for path in Path("/dev/shm").iterdir() if path.name not in SHARED_MEMORY]
+        left += [
+            f"/dev/shm/{path.name}"
+            for path in Path("/dev/shm").iterdir()
+            if path.name not in SHARED_MEMORY
+        ]
         return ", ".join(left)
 
 
@@ -269,7 +281,9 @@ def members(session: int) -> list[int]:
 
 def children(pid: int) -> list[int]:
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:
         return []
 

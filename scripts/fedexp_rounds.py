@@ -14,7 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-OFF = ["eval.every=1000000", "checkpoint.every=off", "memo.enabled=false", "reuse=false", "logger=local"]
+OFF = [
+    "eval.every=1000000",
+    "checkpoint.every=off",
+    "memo.enabled=false",
+    "reuse=false",
+    "logger=local",
+]
 
 
 def main(overrides: list[str]) -> dict[str, Any]:
@@ -28,7 +34,9 @@ def main(overrides: list[str]) -> dict[str, Any]:
         folder = Path(result["folder"])
         timing = [row["seconds"] for row in read_jsonl(folder / "timing.jsonl")]
         return {
-            "seconds": [sum(v for phase, v in row.items() if phase != "evaluate") for row in timing],
+            "seconds": [
+                sum(v for phase, v in row.items() if phase != "evaluate") for row in timing
+            ],
             "steps": [row["local_steps"] for row in read_jsonl(folder / "metrics.jsonl")],
             "engine": read_json(folder / "numerics.json")["engine"],
             "notes": notes,

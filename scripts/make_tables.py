@@ -36,12 +36,19 @@ def reference(table: dict[str, Any], rows: list[dict[str, str]], name: str) -> s
         fitting = [column["key"] for column in table["methods"] if _fits(column, row)]
         if len(fitting) != 1:
             raise FedexpError(
-                "a published row must belong to one column", where=name, got=f"{row} belongs to {fitting or 'none'}"
+                "a published row must belong to one column",
+                where=name,
+                got=f"{row} belongs to {fitting or 'none'}",
             )
         absent = [key for key in table["keys"] if key not in row]
         if absent:
-            raise FedexpError(f"a published row has no {', '.join(absent)}", where=name, got=str(row))
-        cell = {key: row[key] for key in table["keys"]} | {"method": fitting[0], "value": row["value"]}
+            raise FedexpError(
+                f"a published row has no {', '.join(absent)}", where=name, got=str(row)
+            )
+        cell = {key: row[key] for key in table["keys"]} | {
+            "method": fitting[0],
+            "value": row["value"],
+        }
         if "std" in row:
             cell["sd"] = row["std"]
         lines.append("  - {" + ", ".join(f"{key}: {value}" for key, value in cell.items()) + "}")
@@ -62,17 +69,27 @@ def generate(path: Path, published: Path) -> str | None:
         return None
     file = published / f"{source['file']}.yaml"
     if not file.is_file():
-        raise FedexpError("the published numbers are not there", where=str(file), do="give the folder that holds them")
+        raise FedexpError(
+            "the published numbers are not there",
+            where=str(file),
+            do="give the folder that holds them",
+        )
     tables = {t["id"]: t for t in yaml.load(file.read_text(), yaml.BaseLoader)["tables"]}
     if source["table"] not in tables:
-        raise FedexpError(f"no table '{source['table']}'", where=str(file), expected=", ".join(tables))
+        raise FedexpError(
+            f"no table '{source['table']}'", where=str(file), expected=", ".join(tables)
+        )
     return f"{head}{MARK}\n{reference(table, tables[source['table']]['rows'], str(path))}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("published", type=Path, help="folder of the published files")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a file would change")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit code 1 if a file would change"
+    )
     options = parser.parse_args()
     changed = 0
     for path in sorted(HOME.rglob("[!_]*.yaml")):

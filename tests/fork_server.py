@@ -74,7 +74,11 @@ def _run_module(name: str, *arguments: str) -> None:
 
 
 def _begin(
-    folder: str, environment: Mapping[str, str], told: list[str], work: Callable[..., None], arguments: tuple[Any, ...]
+    folder: str,
+    environment: Mapping[str, str],
+    told: list[str],
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
 ) -> None:
     os.chdir(folder)
     os.environ.clear()

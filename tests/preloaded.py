@@ -17,5 +17,7 @@ from tests.conftest import unflushed
 
 os.fsync = unflushed
 with tempfile.TemporaryDirectory() as folder:
-    execute(compose(["method=scaffold", "rounds=1", "threads=1", f"output_root={folder}"]), say=None)
+    execute(
+        compose(["method=scaffold", "rounds=1", "threads=1", f"output_root={folder}"]), say=None
+    )
 assert threading.active_count() == 1  # a thread would not be in the children, what it holds would

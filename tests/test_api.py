@@ -41,7 +41,9 @@ def test_import_costs_nothing_and_the_function_stays_the_function() -> None:
         "import fedexp.running.execute, fedexp.commands.run\n"
         "assert fedexp.run.__module__ == 'fedexp.api' and callable(fedexp.run)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="nothing"):
         fedexp.nothing  # noqa: B018
@@ -61,11 +63,17 @@ def test_a_run_in_python_is_the_command_lines(capsys: pytest.CaptureFixture[str]
     assert ran.config["clients"] == 3 and ran.config["overrides"] == QUICK
     assert [row["round"] for row in ran.metrics] == [1, 2]
     assert ran.result["headline"]["value"] == ran.metrics[-1]["test/global/acc"]
-    assert ran.partition.num_clients == 3 and ran.partition.sha256 == ran.result["partition"]["sha256"]
+    assert (
+        ran.partition.num_clients == 3 and ran.partition.sha256 == ran.result["partition"]["sha256"]
+    )
 
 
-def test_say_shows_notes_and_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedexp.running.run_engine.near_limit", lambda *arguments: True)  # which is noted
+def test_say_shows_notes_and_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "fedexp.running.run_engine.near_limit", lambda *arguments: True
+    )  # which is noted
     fedexp.run(QUICK, say=print)
     told = capsys.readouterr().out
     assert "peak memory" in told and "round 2/2" in told
@@ -124,7 +132,9 @@ def test_a_run_that_failed_raises_and_can_be_looked_at() -> None:
     with pytest.raises(FedexpError, match="NaN or infinity"):
         fedexp.run([*QUICK, "local.lr=1e30"])
     failed = fedexp.load("fedavg")
-    assert failed.status == "failed" and failed.metrics == [] and failed.config["local"]["lr"] == 1e30
+    assert (
+        failed.status == "failed" and failed.metrics == [] and failed.config["local"]["lr"] == 1e30
+    )
     for look in ("result", "models"):
         with pytest.raises(StorageError, match="status is failed"):
             getattr(failed, look)
@@ -143,8 +153,17 @@ def test_models_from_elsewhere_are_fused() -> None:
     nets = networks(3)
     counts = np.zeros((3, 10), dtype=int)
     counts[:, 0] = [1, 2, 5]
-    node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [6]}  # what it leaves out is at its default
-    fedexp.save_models("mine", [net.state_dict() for net in nets], node, class_counts=torch.from_numpy(counts), **SHAPE)
+    node = {
+        "_target_": "fedexp.models.mlp.MLP",
+        "hidden": [6],
+    }  # what it leaves out is at its default
+    fedexp.save_models(
+        "mine",
+        [net.state_dict() for net in nets],
+        node,
+        class_counts=torch.from_numpy(counts),
+        **SHAPE,
+    )
     assert json.loads(Path("mine/clients.json").read_text())["num_examples"] == [1, 2, 5]
     fused = fedexp.run(["rounds=1", *QUICK[1:], "client_models.path=mine"])
     for name, value in fused.module().state_dict().items():
@@ -155,7 +174,9 @@ def test_models_from_elsewhere_are_fused() -> None:
 
 def test_a_recorded_normalisation_must_be_the_runs() -> None:
     node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [6]}
-    fedexp.save_models("raw", [net.state_dict() for net in networks(3)], node, mean=[], std=[], **SHAPE)
+    fedexp.save_models(
+        "raw", [net.state_dict() for net in networks(3)], node, mean=[], std=[], **SHAPE
+    )
     command = ["rounds=1", *QUICK[1:], "client_models.path=raw"]
     with pytest.raises(ConfigError, match="another normalisation"):
         fedexp.run(command)
@@ -168,13 +189,21 @@ def test_buffers_travel_and_a_class_path_is_enough() -> None:
         assert net.running_mean is not None
         net.running_mean.fill_(number)
     node = {"_target_": "torch.nn.BatchNorm1d", "num_features": 4}
-    fedexp.save_models("norms", [net.state_dict() for net in nets], node, num_examples=[3, 4], **SHAPE)
+    fedexp.save_models(
+        "norms", [net.state_dict() for net in nets], node, num_examples=[3, 4], **SHAPE
+    )
     stored = ModelFolder.open(Path("norms"))
     assert stored.weights(1).buffers["running_mean"].tolist() == [1.0] * 4
     assert stored.weights(1).buffers["num_batches_tracked"].dtype == torch.int64
-    assert stored.clients is not None and stored.clients.num_examples == (3, 4) and stored.clients.class_counts is None
+    assert (
+        stored.clients is not None
+        and stored.clients.num_examples == (3, 4)
+        and stored.clients.class_counts is None
+    )
     fedexp.save_models("plain", [{"fc.weight": torch.ones(10, 64)}], "tests.world.Softmax", **SHAPE)
-    assert ModelFolder.open(Path("plain")).weights(0).module()(torch.ones(1, 1, 8, 8)).tolist() == [[64.0] * 10]
+    assert ModelFolder.open(Path("plain")).weights(0).module()(torch.ones(1, 1, 8, 8)).tolist() == [
+        [64.0] * 10
+    ]
 
 
 @pytest.mark.parametrize(("change", "said"), [

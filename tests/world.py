@@ -62,7 +62,11 @@ def make_data(
         mix = np.ones(num_classes) / num_classes if copies else rng.dirichlet(np.ones(num_classes))
         y = rng_c.choice(num_classes, size, p=mix)
         side = 4 if images else 2
-        xs.append(rng_c.normal(size=(size, 1, side, side)) + (0 if copies else number * 0.1) + y.reshape(-1, 1, 1, 1))
+        xs.append(
+            rng_c.normal(size=(size, 1, side, side))
+            + (0 if copies else number * 0.1)
+            + y.reshape(-1, 1, 1, 1)
+        )
         ys.append(y)
     x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys)).long()
     normalisation: dict[str, Any] = {}
@@ -86,10 +90,14 @@ class World:
     def aggregator(self) -> Aggregator:
         return self.experiment.aggregator
 
-    def run(self, snapshot: Snapshot | None = None, engine: Engine | None = None, **kwargs: Any) -> Snapshot:
+    def run(
+        self, snapshot: Snapshot | None = None, engine: Engine | None = None, **kwargs: Any
+    ) -> Snapshot:
         """All remaining rounds."""
         snapshot = snapshot or Snapshot(0, self.aggregator.init(self.env))
-        for step in run(self.aggregator, self.env, engine or Serial(), self.data, snapshot, **kwargs):
+        for step in run(
+            self.aggregator, self.env, engine or Serial(), self.data, snapshot, **kwargs
+        ):
             snapshot = step.after
         return snapshot
 
@@ -111,18 +119,34 @@ def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def make_world(
-    *overrides: str, data: FederatedData | None = None, model: dict[str, Any] = MLP, m: float | None = None
+    *overrides: str,
+    data: FederatedData | None = None,
+    model: dict[str, Any] = MLP,
+    m: float | None = None,
 ) -> World:
     """The method that `overrides` compose, in float64, on tiny data."""
     data = data or make_data()
-    base = ["rounds=3", "local.batch_size=8", "dtype=float64", f"clients={data.partition.num_clients}", "model=mlp"]
+    base = [
+        "rounds=3",
+        "local.batch_size=8",
+        "dtype=float64",
+        f"clients={data.partition.num_clients}",
+        "model=mlp",
+    ]
     keys = {o.partition("=")[0] for o in overrides}
-    experiment = Experiment.of(composed(*(o for o in base if o.partition("=")[0] not in keys), *overrides))
+    experiment = Experiment.of(
+        composed(*(o for o in base if o.partition("=")[0] not in keys), *overrides)
+    )
     data = _served(data, experiment.needs)
     env = experiment.env(data, CPU)
     spec = ModelSpec.of(model, tuple(data.train.x.shape[1:]), data.num_classes)
     clients = data.partition.num_clients
-    env = replace(env, specs=Specs(spec), num_classes=data.num_classes, input_shape=tuple(data.train.x.shape[1:]))
+    env = replace(
+        env,
+        specs=Specs(spec),
+        num_classes=data.num_classes,
+        input_shape=tuple(data.train.x.shape[1:]),
+    )
     if m is not None:
         env = replace(env, sampling=Sampling("fixed", min(m, clients)))
     return World(experiment, env, data)
@@ -165,12 +189,16 @@ def answers(
 class Backwards(Engine):
     """Executes jobs in reverse, each on a fresh engine (as another worker would), and still yields them in order."""
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         done = {id(job): next(Serial().map([job], data)) for job in reversed(jobs)}
         yield from (done[id(job)] for job in jobs)
 
 
-def assert_same(a: list[dict[str, torch.Tensor]], b: list[dict[str, torch.Tensor]], tolerance: float = 0.0) -> None:
+def assert_same(
+    a: list[dict[str, torch.Tensor]], b: list[dict[str, torch.Tensor]], tolerance: float = 0.0
+) -> None:
     """Equal models, to the bit unless a relative tolerance is given."""
     assert len(a) == len(b)
     for left, right in zip(a, b, strict=True):

@@ -34,17 +34,31 @@ def _parser() -> Parser:
         epilog="example: fedexp-data show dataset=mnist partition=dirichlet partition.alpha=0.1 clients=20 seed_data=1",
     )
     show.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="as for fedexp")
-    show.add_argument("--out", type=Path, default=Path("partition.png"), help="the picture (default: %(default)s)")
+    show.add_argument(
+        "--out", type=Path, default=Path("partition.png"), help="the picture (default: %(default)s)"
+    )
     show.set_defaults(run=_show)
-    prepare = commands.add_parser("prepare", help="fetch a data set's missing files, check and decode them")
+    prepare = commands.add_parser(
+        "prepare", help="fetch a data set's missing files, check and decode them"
+    )
     prepare.add_argument("dataset", help="a name that 'fedexp-data list' prints")
     prepare.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="as for fedexp, e.g. dataset.folder=birds"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="as for fedexp, e.g. dataset.folder=birds",
     )
-    prepare.add_argument("--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)")
+    prepare.add_argument(
+        "--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)"
+    )
     prepare.set_defaults(run=_prepare)
-    listing = commands.add_parser("list", help="list the data sets and whether their files are there")
-    listing.add_argument("--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)")
+    listing = commands.add_parser(
+        "list", help="list the data sets and whether their files are there"
+    )
+    listing.add_argument(
+        "--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)"
+    )
     listing.set_defaults(run=_list)
     return parser
 
@@ -71,7 +85,11 @@ def _show(options: argparse.Namespace) -> int:
 
 def _title(config: dict[str, Any]) -> str:
     choices = config.get("choices", {})
-    own = {k: v for k, v in config["partition"].items() if k in ("alpha", "gated", "shards", "classes_per_client")}
+    own = {
+        k: v
+        for k, v in config["partition"].items()
+        if k in ("alpha", "gated", "shards", "classes_per_client")
+    }
     scheme = " ".join([str(choices.get("partition", "")), *(f"{k}={v}" for k, v in own.items())])
     return f"{choices.get('dataset', '')}, {scheme}, clients={config['clients']}, seed_data={config['seed_data']}"
 
@@ -92,7 +110,9 @@ def _facts(data: FederatedData) -> list[str]:
         )
         what = "images of noise" if data.proxy_source == "noise" else split
         lines.append(f"proxy      {len(data.proxy):,} {labelled} {what}")
-    lines.append("drawn      " + ", ".join(f"{key}={value}" for key, value in data.partition.info.items()))
+    lines.append(
+        "drawn      " + ", ".join(f"{key}={value}" for key, value in data.partition.info.items())
+    )
     lines.append(f"sha256     {data.partition.sha256} (partition)")
     return lines
 
@@ -106,12 +126,17 @@ def _prepare(options: argparse.Namespace) -> int:
 
     _, equals, name = options.dataset.partition("=")
     if equals:
-        raise ConfigError(f"'{options.dataset}' is not a data set's name", do=f"fedexp-data prepare {name}")
+        raise ConfigError(
+            f"'{options.dataset}' is not a data set's name", do=f"fedexp-data prepare {name}"
+        )
     config = compose([f"dataset={options.dataset}", *options.overrides])
     root = _root(options.root, config)
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
     arrays = dataset.load(root, download=True)
-    for split, x, y in (("train", arrays.train_x, arrays.train_y), ("test", arrays.test_x, arrays.test_y)):
+    for split, x, y in (
+        ("train", arrays.train_x, arrays.train_y),
+        ("test", arrays.test_x, arrays.test_y),
+    ):
         shape = " x ".join(map(str, x.shape[1:]))
         held = f"masks cover {100 * int(y.sum()) / y.numel():.1f} %"
         if dataset.targets == "labels":
@@ -119,7 +144,10 @@ def _prepare(options: argparse.Namespace) -> int:
             held = f"{counts.min():,} to {counts.max():,} of each class"
         print(f"{split:<6} {len(y):>9,} samples, {shape}, {held}")
     print(f"sha256 {arrays.fingerprint}")
-    print(f"{dataset.name} is ready" + (f" under {root}" if dataset.expected_files(root) else " (embedded)"))
+    print(
+        f"{dataset.name} is ready"
+        + (f" under {root}" if dataset.expected_files(root) else " (embedded)")
+    )
     return 0
 
 
@@ -149,8 +177,16 @@ def _list(options: argparse.Namespace) -> int:
         root = _root(options.root, config)
         files = dataset.expected_files(root)
         missing = [file for file in files if not file.exists()]
-        state = "embedded" if not files else f"there, under {root}" if not missing else f"absent: {missing[0]}"
-        table.add_row(name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), escape(state))
+        state = (
+            "embedded"
+            if not files
+            else f"there, under {root}"
+            if not missing
+            else f"absent: {missing[0]}"
+        )
+        table.add_row(
+            name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), escape(state)
+        )
     console().print(table)
     return 0
 

@@ -55,7 +55,9 @@ class Parser(argparse.ArgumentParser):
         """Argparse's own complaint, and what would be right."""
         what = message.removeprefix("argument ")
         usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
-        raise ConfigError(what, where=self.prog, expected=usage, do=f"{self.prog} --help says what each is")
+        raise ConfigError(
+            what, where=self.prog, expected=usage, do=f"{self.prog} --help says what each is"
+        )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -67,11 +69,18 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         options, rest = super().parse_known_args(args, namespace)
         takes = next(
-            (action.dest for action in self._actions if action.nargs == "*" and not action.option_strings), None
+            (
+                action.dest
+                for action in self._actions
+                if action.nargs == "*" and not action.option_strings
+            ),
+            None,
         )
         for argument in rest:
             if argument.startswith("-"):
-                raise self._unknown("flag", argument.partition("=")[0], [*self._option_string_actions])
+                raise self._unknown(
+                    "flag", argument.partition("=")[0], [*self._option_string_actions]
+                )
             if takes is None:
                 self.error(f"unknown argument '{argument}'")
         if rest and takes is not None:
@@ -81,7 +90,9 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, kind: str, name: str, known: Sequence[str]) -> ConfigError:
         near = nearest(name, known)
         do = f"did you mean '{near}'?" if near else f"{self.prog} --help says what each is"
-        return ConfigError(f"unknown {kind} '{name}'", where=self.prog, expected=", ".join(known), do=do)
+        return ConfigError(
+            f"unknown {kind} '{name}'", where=self.prog, expected=", ".join(known), do=do
+        )
 
 
 def tell(error: FedexpError) -> None:

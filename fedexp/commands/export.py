@@ -24,7 +24,11 @@ def as_csv(runs: Sequence[StoredRun]) -> str:
     """
     rows = [_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    columns.sort(key=lambda name: ("metrics.", "mean_last_10.", "config.").index(_part(name)) + 1 if _part(name) else 0)
+    columns.sort(
+        key=lambda name: (
+            ("metrics.", "mean_last_10.", "config.").index(_part(name)) + 1 if _part(name) else 0
+        )
+    )
     text = io.StringIO()
     writer = csv.DictWriter(text, columns or ["run"], lineterminator="\n")
     writer.writeheader()
@@ -33,7 +37,9 @@ def as_csv(runs: Sequence[StoredRun]) -> str:
 
 
 def _part(column: str) -> str:
-    return next((part for part in ("metrics.", "mean_last_10.", "config.") if column.startswith(part)), "")
+    return next(
+        (part for part in ("metrics.", "mean_last_10.", "config.") if column.startswith(part)), ""
+    )
 
 
 def _row(run: StoredRun) -> dict[str, Any]:
@@ -68,7 +74,11 @@ def _row(run: StoredRun) -> dict[str, Any]:
     }
     for group in ("metrics", "mean_last_10"):
         facts |= {f"{group}.{name}": value for name, value in (result.get(group) or {}).items()}
-    config = {key: value for key, value in run.config.items() if key not in ("choices", "overrides", "contents")}
+    config = {
+        key: value
+        for key, value in run.config.items()
+        if key not in ("choices", "overrides", "contents")
+    }
     return facts | {f"config.{key}": value for key, value in flat(config)}
 
 
@@ -77,7 +87,11 @@ def _cell(value: Any) -> Any:
 
 
 def to_wandb(
-    runs: Sequence[StoredRun], mode: Literal["offline", "online"], project: str, entity: str | None, group: str | None
+    runs: Sequence[StoredRun],
+    mode: Literal["offline", "online"],
+    project: str,
+    entity: str | None,
+    group: str | None,
 ) -> int:
     """Send every finished run of `runs` under its own id, so that online nothing is there twice; files in ``<run>/wandb``."""
     from fedexp.core.build import build
@@ -110,8 +124,13 @@ def to_wandb(
             continue
         for note in notes:
             print(note)
-        print(f"sent   {run.name}: {len(rows)} rows" + (f", {run.path}" if mode == "offline" else ""))
+        print(
+            f"sent   {run.name}: {len(rows)} rows" + (f", {run.path}" if mode == "offline" else "")
+        )
     if mode == "offline":
         print("upload each with: wandb sync FOLDER/wandb/offline-run-*")
-    print(f"{len(finished) - failed} of {len(runs)} runs sent" + (f", {failed} failed" if failed else ""))
+    print(
+        f"{len(finished) - failed} of {len(runs)} runs sent"
+        + (f", {failed} failed" if failed else "")
+    )
     return JOB_ERROR if failed else 0

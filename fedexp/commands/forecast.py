@@ -61,7 +61,9 @@ def _finished(alike: Path) -> dict[str, list[Cost]]:
     for path in alike.parent.glob(f"{glob.escape(alike.name)}-*/*/result.json"):
         run = StoredRun(path.parent)
         if run.status == "done" and run.config and "seconds" in run.result:
-            found.setdefault(_unseeded(run.config), []).append((float(run.result["seconds"]["total"]), float(run.size)))
+            found.setdefault(_unseeded(run.config), []).append(
+                (float(run.result["seconds"]["total"]), float(run.size))
+            )
     return found
 
 

@@ -32,7 +32,9 @@ Also: fedexp-data list|show|prepare, fedexp-runs list|show|diff|rerun|export|tab
 
 def help_text(*folders: Path) -> str:
     """The text, with every group of the config folders and its options."""
-    return _TEXT.format(groups="\n".join(f"{name}: {', '.join(options)}" for name, options in groups(folders)))
+    return _TEXT.format(
+        groups="\n".join(f"{name}: {', '.join(options)}" for name, options in groups(folders))
+    )
 
 
 def topic_text(topic: str, *folders: Path) -> str:
@@ -44,12 +46,17 @@ def topic_text(topic: str, *folders: Path) -> str:
     options = dict(groups(folders))
     if topic in options:
         width = max(map(len, options[topic]))
-        lines = [f"{option:<{width}}  {_about(topic, option, folders)}".rstrip() for option in options[topic]]
+        lines = [
+            f"{option:<{width}}  {_about(topic, option, folders)}".rstrip()
+            for option in options[topic]
+        ]
         return "\n".join([f"{topic}=OPTION", *(f"  {line}" for line in lines), ""])
     keys = dict(_keys(folders[0] / "config.yaml"))
     if (key := topic.partition(".")[0]) in keys:
         return keys[key]
-    raise ConfigError(f"no group or key '{topic}'", where="--help", do=suggest(topic, [*options, *keys]))
+    raise ConfigError(
+        f"no group or key '{topic}'", where="--help", do=suggest(topic, [*options, *keys])
+    )
 
 
 def _about(group: str, option: str, folders: tuple[Path, ...]) -> str:

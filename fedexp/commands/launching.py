@@ -89,7 +89,9 @@ def run_hydra(arguments: list[str]) -> int:
     report = utils.run_and_report  # prints a traceback for every error that it does not know
     utils.run_and_report = lambda func: report(lambda: _alive(func))
     jobs: Any = JobReturn
-    returned = jobs.return_value  # prints the overrides of a job that failed, which has told them itself
+    returned = (
+        jobs.return_value
+    )  # prints the overrides of a job that failed, which has told them itself
 
     def quietly(job: Any) -> Any:
         if isinstance(job._return_value, JobFailedError):
@@ -98,7 +100,9 @@ def run_hydra(arguments: list[str]) -> int:
 
     jobs.return_value = property(quietly, returned.fset)
     try:
-        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(sweep_job)()
+        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(
+            sweep_job
+        )()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else JOB_ERROR
     finally:
@@ -164,7 +168,9 @@ def sweep_job(config: Any) -> float:
     jobs = int(os.environ.get("FEDEXP_SWEEP_JOBS", "1"))
     concurrent = concurrent_jobs(hydra_config.launcher, jobs, available_cores())
     os.environ["FEDEXP_CONCURRENT_JOBS"] = str(concurrent)
-    resolved = resolve(config, hydra_config.runtime.choices, [*hydra_config.overrides.hydra, *overrides])
+    resolved = resolve(
+        config, hydra_config.runtime.choices, [*hydra_config.overrides.hydra, *overrides]
+    )
     launcher = _launcher()
     if launcher is not None:
         _end_with(launcher)
@@ -175,13 +181,19 @@ def sweep_job(config: Any) -> float:
     print(label, flush=True)
     try:
         with _WORKING:
-            result = execute(resolved, group=os.environ.get("FEDEXP_SWEEP"), name=job if concurrent > 1 else "")
+            result = execute(
+                resolved, group=os.environ.get("FEDEXP_SWEEP"), name=job if concurrent > 1 else ""
+            )
     except Interrupted as stop:
         raise SystemExit(stop.exit_code) from None
     except FedexpError as error:
         tell_failure(label, error)
-        raise JobFailedError(str(error).splitlines()[0]) from (error if os.environ.get("HYDRA_FULL_ERROR") else None)
-    except Exception as error:  # a bug: told at once, its traceback is in error.txt and follows at the sweep's end
+        raise JobFailedError(str(error).splitlines()[0]) from (
+            error if os.environ.get("HYDRA_FULL_ERROR") else None
+        )
+    except (
+        Exception
+    ) as error:  # a bug: told at once, its traceback is in error.txt and follows at the sweep's end
         tell_failure(label, f"{type(error).__name__}: {error}")
         raise
     headline = result["headline"]
@@ -195,7 +207,9 @@ _POLL_SECONDS = 0.5
 
 def _launcher() -> int | None:
     """The sweep's own process, where this one is its worker on this machine."""
-    parent = multiprocessing.parent_process()  # also of one that is gone; joblib's workers are made this way
+    parent = (
+        multiprocessing.parent_process()
+    )  # also of one that is gone; joblib's workers are made this way
     pid = os.getppid() if parent is None else parent.pid
     return pid if os.environ.get("FEDEXP_LAUNCHER_PID") == str(pid) else None
 

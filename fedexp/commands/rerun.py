@@ -38,7 +38,9 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     config = {
         **run.config,
         "output_root": str(root / "reruns"),
-        "logger": {key: value for key, value in group_option("logger", "local", "logger", []).items()},
+        "logger": {
+            key: value for key, value in group_option("logger", "local", "logger", []).items()
+        },
         "memo": {**run.config.get("memo", {}), "enabled": False},
         "reuse": True,
         **({"data_root": data_root} if data_root else {}),
@@ -81,11 +83,16 @@ def _prepare(folder: RunFolder, run: StoredRun) -> None:
 
 def _compare(old: StoredRun, new: StoredRun, result: Mapping[str, Any]) -> int:
     """Say whether `new`, whose result is given, has the bits of `old`, and what else differs."""
-    found = [*_metrics(rows_of(old.path, old.result), rows_of(new.path, result)), *_models(old.result, result)]
+    found = [
+        *_metrics(rows_of(old.path, old.result), rows_of(new.path, result)),
+        *_models(old.result, result),
+    ]
     print(f"first:  {old.path}\nagain:  {new.path}")
     if not found:
         known = (
-            "metrics and models" if old.result.get("models_sha256") else "metrics (no hash of the models was stored)"
+            "metrics and models"
+            if old.result.get("models_sha256")
+            else "metrics (no hash of the models was stored)"
         )
         print(f"the same bits: {known}")
     else:

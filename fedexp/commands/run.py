@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 SWEEP_FLAGS = ("-m", "--multirun")
 HELP_FLAGS = ("--help", "-h")
 DRY_FLAG = "--dry-run"
-HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc")  # Hydra answers
+HYDRA_FLAGS = (
+    "--hydra-help",
+    "--info",
+    "-i",
+    "--cfg",
+    "-c",
+    "--shell-completion",
+    "-sc",
+)  # Hydra answers
 CONFIGS = ("job", "hydra", "all")  # that --cfg prints
 
 
@@ -33,7 +41,13 @@ def run_command(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     if any(argument in HELP_FLAGS for argument in arguments):
-        return _help([argument for argument in arguments if not argument.startswith("-") and "=" not in argument])
+        return _help(
+            [
+                argument
+                for argument in arguments
+                if not argument.startswith("-") and "=" not in argument
+            ]
+        )
 
     from fedexp.commands.launching import run_hydra
     from fedexp.config import compose
@@ -50,7 +64,10 @@ def _run(arguments: list[str]) -> int:
     jobs = compose.expand(overrides) if sweep else [overrides]
     all_checked = checked(jobs)
     if DRY_FLAG in arguments:
-        check_splits((job_name(i, job.config["overrides"]), job.experiment) for i, job in enumerate(all_checked))
+        check_splits(
+            (job_name(i, job.config["overrides"]), job.experiment)
+            for i, job in enumerate(all_checked)
+        )
         return _dry_run([job.config for job in all_checked])
     if not sweep:
         check_split(all_checked[0])
@@ -64,7 +81,10 @@ def _config_asked(arguments: list[str]) -> list[str] | None:
              if flag.partition("=")[0] in ("--cfg", "-c")]  # fmt: skip
     if given and given[0] not in CONFIGS:
         raise ConfigError(
-            f"there is no config '{given[0]}' to print", where="--cfg", expected=" | ".join(CONFIGS), do="--cfg job"
+            f"there is no config '{given[0]}' to print",
+            where="--cfg",
+            expected=" | ".join(CONFIGS),
+            do="--cfg job",
         )
     rest = [argument for argument in arguments if argument not in ("--cfg=job", "--resolve")]
     for flag in ("--cfg", "-c"):
@@ -81,7 +101,9 @@ def _print_config(overrides: list[str]) -> int:
     from fedexp.config.compose import compose
 
     config = {
-        key: value for key, value in compose(overrides).items() if key not in ("contents", "choices", "overrides")
+        key: value
+        for key, value in compose(overrides).items()
+        if key not in ("contents", "choices", "overrides")
     }
     print(OmegaConf.to_yaml(OmegaConf.create(config)), end="")
     return 0
@@ -103,7 +125,9 @@ def _dry_run(configs: list[dict[str, Any]]) -> int:
     from fedexp.storage.run_folder import RunFolder
 
     rows = [_row(RunFolder.of(config), config) for config in configs]
-    todo = [c for c, row in zip(configs, rows, strict=True) if row["status"] != "done" or not c["reuse"]]
+    todo = [
+        c for c, row in zip(configs, rows, strict=True) if row["status"] != "done" or not c["reuse"]
+    ]
     print(f"dry run: {len(configs)} runs - {len(configs) - len(todo)} done, {len(todo)} to run")
     print_forecast(todo)
     return 0
@@ -133,12 +157,23 @@ def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
     configs = [job.config for job in jobs]
     folders = [RunFolder.of(config) for config in configs]
     rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
-    todo = [row["status"] != "done" or not config["reuse"] for row, config in zip(rows, configs, strict=True)]
-    check_splits((job_name(i, configs[i]["overrides"]), jobs[i].experiment) for i in range(len(jobs)) if todo[i])
+    todo = [
+        row["status"] != "done" or not config["reuse"]
+        for row, config in zip(rows, configs, strict=True)
+    ]
+    check_splits(
+        (job_name(i, configs[i]["overrides"]), jobs[i].experiment)
+        for i in range(len(jobs))
+        if todo[i]
+    )
     done = todo.count(False)
-    print(f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True)
+    print(
+        f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True
+    )
     arguments = ["--multirun", *overrides]  # flags first: its parser wants overrides in one piece
-    nothing_to_do = done == len(configs) and is_grid(overrides)  # Hydra would compose every job twice
+    nothing_to_do = done == len(configs) and is_grid(
+        overrides
+    )  # Hydra would compose every job twice
     launch = (lambda: _stored(configs)) if nothing_to_do else (lambda: run_hydra(arguments))
     code = run_sweep(f"sweep-{name}", len(configs), launch)
     rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]

@@ -45,7 +45,9 @@ def run_command(arguments: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(prog="fedexp-runs", description="What runs there are, and what they weigh.")
     shared = Parser(add_help=False)
-    shared.add_argument("--root", type=Path, default=Path("outputs"), help="output_root of the runs (%(default)s)")
+    shared.add_argument(
+        "--root", type=Path, default=Path("outputs"), help="output_root of the runs (%(default)s)"
+    )
     commands = parser.add_subparsers(required=True, dest="command")
 
     chosen = Parser(add_help=False)
@@ -82,7 +84,9 @@ def _parser() -> Parser:
     )
     export.add_argument("--out", type=Path, help="the CSV file (default: standard output)")
     export.add_argument(
-        "--wandb", choices=("offline", "online"), help="send finished runs to W&B instead, from their files"
+        "--wandb",
+        choices=("offline", "online"),
+        help="send finished runs to W&B instead, from their files",
     )
     export.add_argument("--project", default="fedexp", help="of W&B (%(default)s)")
     export.add_argument("--entity", help="of W&B (default: the account's)")
@@ -100,12 +104,24 @@ def _parser() -> Parser:
         description="Deletes the kinds of files that are named. A run that is being executed is never touched.",
     )
     clean.add_argument("--failed", action="store_true", help="runs that failed")
-    clean.add_argument("--damaged", action="store_true", help="runs whose result or status cannot be read")
-    clean.add_argument("--stale", action="store_true", help="runs that died without a word (their process is gone)")
-    clean.add_argument("--old-code", action="store_true", help="runs that today's code would not reuse")
-    clean.add_argument("--set-aside", action="store_true", help="files that reuse=false moved aside (<code>.<k>)")
-    clean.add_argument("--checkpoints", action="store_true", help="checkpoints of runs that are done")
-    clean.add_argument("--memo", action="store_true", help="stored client work; it is trained again when needed")
+    clean.add_argument(
+        "--damaged", action="store_true", help="runs whose result or status cannot be read"
+    )
+    clean.add_argument(
+        "--stale", action="store_true", help="runs that died without a word (their process is gone)"
+    )
+    clean.add_argument(
+        "--old-code", action="store_true", help="runs that today's code would not reuse"
+    )
+    clean.add_argument(
+        "--set-aside", action="store_true", help="files that reuse=false moved aside (<code>.<k>)"
+    )
+    clean.add_argument(
+        "--checkpoints", action="store_true", help="checkpoints of runs that are done"
+    )
+    clean.add_argument(
+        "--memo", action="store_true", help="stored client work; it is trained again when needed"
+    )
     clean.add_argument("--yes", action="store_true", help="delete; without it nothing is deleted")
     clean.set_defaults(run=_clean)
     return parser
@@ -121,16 +137,30 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     if not runs:
         print(
-            f"no runs under {options.root / 'runs'}" if not there else f"none of {len(there)} runs meets the conditions"
+            f"no runs under {options.root / 'runs'}"
+            if not there
+            else f"none of {len(there)} runs meets the conditions"
         )
         return 0
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("folder", "method", "dataset", "status", "headline", "rounds", "age", "size", "overrides"):
+    for column in (
+        "folder",
+        "method",
+        "dataset",
+        "status",
+        "headline",
+        "rounds",
+        "age",
+        "size",
+        "overrides",
+    ):
         right = column in ("rounds", "age", "size")
-        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=right)
+        table.add_column(
+            column, justify="right" if right else "left", overflow="fold", no_wrap=right
+        )
     for run in runs:
         colour = _COLOURS.get(run.status, "white")
         table.add_row(
@@ -142,12 +172,21 @@ def _list(options: argparse.Namespace) -> int:
             _rounds(run),
             _age(run.updated),
             size_text(run.size),
-            _plain(" ".join(o for o in run.overrides if not o.startswith(_OWN_COLUMN) and o not in _swapped(run))),
+            _plain(
+                " ".join(
+                    o
+                    for o in run.overrides
+                    if not o.startswith(_OWN_COLUMN) and o not in _swapped(run)
+                )
+            ),
         )
     out = console()
     out.print(table)
     count = f"{len(runs)} runs" if len(runs) == len(there) else f"{len(runs)} of {len(there)} runs"
-    out.print(f"{count}, {size_text(sum(run.size for run in runs))} under {options.root / 'runs'}", markup=False)
+    out.print(
+        f"{count}, {size_text(sum(run.size for run in runs))} under {options.root / 'runs'}",
+        markup=False,
+    )
     return 0
 
 
@@ -187,7 +226,10 @@ def _show(options: argparse.Namespace) -> int:
     add("status", f"{run.status}, attempt {run.state.get('attempt', '?')}, {_age(run.updated)} ago")
     add("error", run.state.get("error"))
     add("overrides", " ".join(run.overrides))
-    add("choices", _pairs({group: option for group, option in run.choices.items() if option is not None}))
+    add(
+        "choices",
+        _pairs({group: option for group, option in run.choices.items() if option is not None}),
+    )
     add("headline", f"{_headline(run)} ({run.headline['rule']})" if run.headline else None)
     add("test data in training", result.get("test_data_in_training"))
     add("rounds", _rounds(run))
@@ -201,10 +243,18 @@ def _show(options: argparse.Namespace) -> int:
     ):
         add(title, _pairs(result.get(group)))
     add("seconds", _pairs(result.get("seconds")))
-    add("traffic", ", ".join(f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()))
+    add(
+        "traffic",
+        ", ".join(
+            f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()
+        ),
+    )
     add("local steps", result.get("local_steps"))
     add("steps a second", result.get("steps_per_second") and f"{result['steps_per_second']:.4g}")
-    add("stacked share", None if result.get("stacked_share") is None else f"{result['stacked_share']:.0%}")
+    add(
+        "stacked share",
+        None if result.get("stacked_share") is None else f"{result['stacked_share']:.0%}",
+    )
     add("engine", "; ".join(result.get("engine_notes") or ()))
     add("peak memory", result.get("peak_memory") and memory_text(result["peak_memory"]))
     add("memory probe", (result.get("memory_probe") or {}).get("text"))
@@ -212,12 +262,23 @@ def _show(options: argparse.Namespace) -> int:
     add("partition", _pairs(result.get("partition")))
     add("hashes", _pairs(result.get("hashes")))
     add("numerics", _pairs(result.get("numerics") or read_mapping(run.path / "numerics.json")))
-    add("environment", _pairs(result.get("environment") or read_mapping(run.path / "environment.json")))
+    add(
+        "environment",
+        _pairs(result.get("environment") or read_mapping(run.path / "environment.json")),
+    )
     modules, commits = own_code(run.path)
     add("own code", ", ".join(f"{name} {sha256[:8]}" for name, sha256 in modules.items()))
-    add("own code lies in", ", ".join(f"{home} (commit {at or 'none'})" for home, at in commits.items()))
+    add(
+        "own code lies in",
+        ", ".join(f"{home} (commit {at or 'none'})" for home, at in commits.items()),
+    )
     files = sorted(path for path in run.path.iterdir() if path.name != "lock")
-    add("files", ", ".join(f"{path.name}{'/' if path.is_dir() else ''} {size_text(weigh(path))}" for path in files))
+    add(
+        "files",
+        ", ".join(
+            f"{path.name}{'/' if path.is_dir() else ''} {size_text(weigh(path))}" for path in files
+        ),
+    )
     add("size", size_text(run.size))
     out = console()
     out.print(run.name, style="bold", markup=False)
@@ -235,7 +296,9 @@ def _diff(options: argparse.Namespace) -> int:
     a, b = find_run(options.root, options.a), find_run(options.root, options.b)
     sides = [dict(flat(run.config)) for run in (a, b)]
     deciding = set().union(*(dict(flat(scientific(run.config))) for run in (a, b)))
-    keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if key.partition(".")[0] != "overrides"]
+    keys = [
+        key for key in dict.fromkeys([*sides[0], *sides[1]]) if key.partition(".")[0] != "overrides"
+    ]
     differing = [key for key in keys if sides[0].get(key, ABSENT) != sides[1].get(key, ABSENT)]
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -252,26 +315,43 @@ def _diff(options: argparse.Namespace) -> int:
     for key in sorted(differing, key=lambda key: (key not in deciding, keys.index(key))):
         left, right = (text_of(side.get(key, ABSENT)) for side in sides)
         decides = key in deciding
-        add(key if decides else f"{key} (no effect on results)", left, right, None if decides else "dim")
+        add(
+            key if decides else f"{key} (no effect on results)",
+            left,
+            right,
+            None if decides else "dim",
+        )
     if not differing:
         add("config", "the same", "the same")
     table.add_section()
     for name in ("config", "code"):
-        compare(f"{name} hash", *((run.result.get("hashes") or {}).get(name, _hash(run, name)) for run in (a, b)))
-    compare("partition sha256", *((run.result.get("partition") or {}).get("sha256", "-") for run in (a, b)))
-    compare("numerics", *(_pairs(read_mapping(run.path / "numerics.json")) or "-" for run in (a, b)))
+        compare(
+            f"{name} hash",
+            *((run.result.get("hashes") or {}).get(name, _hash(run, name)) for run in (a, b)),
+        )
+    compare(
+        "partition sha256",
+        *((run.result.get("partition") or {}).get("sha256", "-") for run in (a, b)),
+    )
+    compare(
+        "numerics", *(_pairs(read_mapping(run.path / "numerics.json")) or "-" for run in (a, b))
+    )
     own = [own_code(run.path) for run in (a, b)]
     for number, label in enumerate(("own code: {}", "commit of {}")):
         for name in sorted({*own[0][number], *own[1][number]}):
             absent = "-" if number == 0 else "in no git repository"
-            compare(label.format(name), *(str(side[number].get(name) or absent)[:20] for side in own))
+            compare(
+                label.format(name), *(str(side[number].get(name) or absent)[:20] for side in own)
+            )
     add("status", a.status, b.status)
     add("rounds", _rounds(a), _rounds(b))
     add("headline", _headline(a), _headline(b))
     out = console()
     out.print(table)
     if a.headline and b.headline and a.headline["metric"] == b.headline["metric"]:
-        out.print(f"{a.headline['metric']}: {b.headline['value'] - a.headline['value']:+.4f} from first to second")
+        out.print(
+            f"{a.headline['metric']}: {b.headline['value'] - a.headline['value']:+.4f} from first to second"
+        )
     for line in differences(a.path, b.path):
         out.print(line, markup=False, soft_wrap=True)
     return 0
@@ -279,7 +359,11 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _hash(run: StoredRun, name: str) -> str:
     """The short hash that is in the folder's name."""
-    return run.path.parent.name.rpartition("-")[2] if name == "config" else run.path.name.partition(".")[0]
+    return (
+        run.path.parent.name.rpartition("-")[2]
+        if name == "config"
+        else run.path.name.partition(".")[0]
+    )
 
 
 def _rerun(options: argparse.Namespace) -> int:
@@ -342,8 +426,14 @@ def _clean(options: argparse.Namespace) -> int:
     if options.memo:
         count, size = _clean_memo(options.root / "memo", options.yes)
         freed += size
-        print(f"{_verb(options)} {size_text(size):>8}  {options.root / 'memo'}  ({count} stored client results)")
-    print(f"{size_text(freed)} freed" if options.yes else f"{size_text(freed)} would be freed: add --yes to delete")
+        print(
+            f"{_verb(options)} {size_text(size):>8}  {options.root / 'memo'}  ({count} stored client results)"
+        )
+    print(
+        f"{size_text(freed)} freed"
+        if options.yes
+        else f"{size_text(freed)} would be freed: add --yes to delete"
+    )
     return 0
 
 
@@ -367,7 +457,9 @@ def _disposable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | Non
 
 def _litter(root: Path) -> Iterator[Path]:
     idle = (run.path for run in find_runs(root) if not run.is_locked())
-    for folder in itertools.chain(root.glob("runs/*"), idle, root.glob("memo/??"), [root / "sources"]):
+    for folder in itertools.chain(
+        root.glob("runs/*"), idle, root.glob("memo/??"), [root / "sources"]
+    ):
         yield from litter(folder)
 
 
@@ -398,7 +490,9 @@ def _swapped(run: StoredRun) -> list[str]:
     """The parts that are not the method's own, as ``trainer=NAME``."""
     own = _parts(run.choice("method"))
     chosen = {part: run.choices.get(part) for part in own}
-    return [f"{part}={option}" for part, option in chosen.items() if option not in (None, own[part])]
+    return [
+        f"{part}={option}" for part, option in chosen.items() if option not in (None, own[part])
+    ]
 
 
 @functools.cache
@@ -412,7 +506,9 @@ def _parts(method: str) -> dict[str, str]:
     for folder in filter(None, (conf_dir(), user_conf_dir())):
         with contextlib.suppress(OSError, yaml.YAMLError):
             preset = read_yaml(folder / "method" / f"{method}.yaml") or {}
-            return {group: option for how, group, option in defaults_of(preset) if how == "override"}
+            return {
+                group: option for how, group, option in defaults_of(preset) if how == "override"
+            }
     return {}
 
 

@@ -13,7 +13,9 @@ from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Draw, adjusted, compare
 from fedexp.tracking.terminal import console
 
-_PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}  # groups that a method's preset chooses
+_PAIRS = {
+    "method": ("method", "trainer", "aggregator", "server_optimizer")
+}  # groups that a method's preset chooses
 _SHOWN = 4  # keys in one message
 
 Cell = tuple[tuple[str, ...], str]  # of a row, of a column
@@ -22,15 +24,22 @@ Cell = tuple[tuple[str, ...], str]  # of a row, of a column
 def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
     """Print the table that `arguments` ask for: rows=KEY[,KEY], cols=KEY, value=METRIC, and conditions on runs."""
     rows, cols, value, conditions = _asked(arguments)
-    done = select([run for run in runs if run.status == "done" and run.config and not run.is_aside], conditions)
+    done = select(
+        [run for run in runs if run.status == "done" and run.config and not run.is_aside],
+        conditions,
+    )
     if not done:
-        raise ConfigError("no finished run meets the conditions", got=" ".join(conditions) or "no runs")
+        raise ConfigError(
+            "no finished run meets the conditions", got=" ".join(conditions) or "no runs"
+        )
     check_keys(done, [*rows, cols, value])
     latest = _latest(done)
     cells = _cells(latest, rows, cols)
     found = {cell: _draws(cell, members, rows, cols, value) for cell, members in cells.items()}
     columns = sorted({col for _, col in found}, key=_order)
-    places = sorted({place for place, _ in found}, key=lambda place: [_order(text) for text in place])
+    places = sorted(
+        {place for place, _ in found}, key=lambda place: [_order(text) for text in place]
+    )
     comparisons = [
         (place, compare(a, b, found.get((place, a), {}), found.get((place, b), {})))
         for place in places
@@ -52,7 +61,9 @@ def _asked(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, str, list[st
         if name in ("rows", "cols", "value"):
             given[name] = text
         elif name in ("row", "col", "columns", "values"):
-            raise ConfigError(f"'{name}' is no part of a table", do=suggest(name, ["rows", "cols", "value"]))
+            raise ConfigError(
+                f"'{name}' is no part of a table", do=suggest(name, ["rows", "cols", "value"])
+            )
         else:
             rest.append(argument)
     if not given.get("rows") or not given.get("cols"):
@@ -73,7 +84,9 @@ def _latest(runs: Sequence[StoredRun]) -> list[StoredRun]:
     return list(newest.values())
 
 
-def _cells(runs: Iterable[StoredRun], rows: Sequence[str], cols: str) -> dict[Cell, list[StoredRun]]:
+def _cells(
+    runs: Iterable[StoredRun], rows: Sequence[str], cols: str
+) -> dict[Cell, list[StoredRun]]:
     cells: dict[Cell, list[StoredRun]] = {}
     for run in runs:
         cell = tuple(text_of(value_of(run, key)) for key in rows), text_of(value_of(run, cols))
@@ -81,11 +94,15 @@ def _cells(runs: Iterable[StoredRun], rows: Sequence[str], cols: str) -> dict[Ce
     return cells
 
 
-def _draws(cell: Cell, runs: Sequence[StoredRun], rows: Sequence[str], cols: str, value: str) -> dict[Draw, float]:
+def _draws(
+    cell: Cell, runs: Sequence[StoredRun], rows: Sequence[str], cols: str, value: str
+) -> dict[Draw, float]:
     """The cell's values by seed; refused where its runs are not draws of one config."""
     differing = _differing(runs)
     if differing:
-        place = " ".join(f"{key}={text}" for key, text in zip((*rows, cols), (*cell[0], cell[1]), strict=True))
+        place = " ".join(
+            f"{key}={text}" for key, text in zip((*rows, cols), (*cell[0], cell[1]), strict=True)
+        )
         first, texts = next(iter(differing.items()))
         raise ConfigError(
             f"runs of one cell differ in more than their seeds: {', '.join([*differing][:_SHOWN])}",
@@ -97,7 +114,9 @@ def _draws(cell: Cell, runs: Sequence[StoredRun], rows: Sequence[str], cols: str
     for run in runs:  # newest first
         number = value_of(run, value)
         if isinstance(number, bool) or not isinstance(number, int | float):
-            raise ConfigError(f"'{value}' of a run is no number", where=run.name, got=text_of(number))
+            raise ConfigError(
+                f"'{value}' of a run is no number", where=run.name, got=text_of(number)
+            )
         found.setdefault(tuple(value_of(run, key) for key in SEEDS), float(number))
     return dict(sorted(found.items(), key=lambda item: [_order(text_of(seed)) for seed in item[0]]))
 
@@ -106,11 +125,15 @@ def _differing(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[s
     """Keys that decide results, other than seeds and those under `implied`, that `runs` have several values of."""
     sides = [dict(flat(scientific(run.config))) for run in runs]
     keys = dict.fromkeys(key for side in sides for key in side)
-    values = {key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=_order) for key in keys}
+    values = {
+        key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=_order) for key in keys
+    }
     return {
         key: texts
         for key, texts in values.items()
-        if len(texts) > 1 and key not in SEEDS and not any(key == one or key.startswith(f"{one}.") for one in implied)
+        if len(texts) > 1
+        and key not in SEEDS
+        and not any(key == one or key.startswith(f"{one}.") for one in implied)
     }
 
 
@@ -136,7 +159,9 @@ def _print_means(
     for key in rows:
         table.add_column(escape(key))
     for column in columns:
-        table.add_column(escape(column if cols in ("method", "dataset") else f"{cols}={column}"), justify="right")
+        table.add_column(
+            escape(column if cols in ("method", "dataset") else f"{cols}={column}"), justify="right"
+        )
     for place in places:
         cells = [_mean(list(found.get((place, column), {}).values())) for column in columns]
         table.add_row(*map(escape, place), *cells)
@@ -151,7 +176,9 @@ def _mean(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.4f}{spread} ({len(values)})"
 
 
-def _print_tests(comparisons: Sequence[tuple[tuple[str, ...], Comparison]], rows: Sequence[str]) -> None:
+def _print_tests(
+    comparisons: Sequence[tuple[tuple[str, ...], Comparison]], rows: Sequence[str]
+) -> None:
     if not comparisons:
         return
     from rich import box
@@ -194,15 +221,24 @@ def _print_notes(
 ) -> None:
     """What a reader must know: what is measured, what was left out, in what else the cells differ."""
     out = console()
-    measured = sorted({" ".join((run.headline or {})[k] for k in ("metric", "rule")) for run in latest})
+    measured = sorted(
+        {" ".join((run.headline or {})[k] for k in ("metric", "rule")) for run in latest}
+    )
     name = value if value != "headline" else ", ".join(measured)
     out.print(f"value: {name}; mean ± sample deviation (runs)", markup=False, soft_wrap=True)
     if value == "headline" and len(measured) > 1:
-        out.print("note: the runs' headlines are different metrics or rules", markup=False, soft_wrap=True)
+        out.print(
+            "note: the runs' headlines are different metrics or rules", markup=False, soft_wrap=True
+        )
     if len(runs) > len(latest):
-        out.print(f"note: {len(runs) - len(latest)} results that other code made earlier are left out", soft_wrap=True)
+        out.print(
+            f"note: {len(runs) - len(latest)} results that other code made earlier are left out",
+            soft_wrap=True,
+        )
     if len({run.path.name for run in latest}) > 1 and cols not in _PAIRS:
-        out.print("note: not all of these runs were made by the same code", markup=False, soft_wrap=True)
+        out.print(
+            "note: not all of these runs were made by the same code", markup=False, soft_wrap=True
+        )
     implied = [part for key in (*rows, cols) for part in _PAIRS.get(key, (key,))]
     differing = _differing([members[0] for members in cells.values()], implied)
     if differing:

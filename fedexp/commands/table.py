@@ -41,7 +41,8 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, dest="command")
 
     listing = commands.add_parser(
-        "list", help="tables: cells, data, cost (measured; before any run, the FLOP of local training), state"
+        "list",
+        help="tables: cells, data, cost (measured; before any run, the FLOP of local training), state",
     )
     listing.add_argument("overrides", nargs="*", default=[], metavar="paper/table | key=value",
                          help="these tables alone (default: all); overrides as for run, e.g. output_root=DIR")  # fmt: skip
@@ -49,12 +50,21 @@ def _parser() -> Parser:
     listing.set_defaults(run=_list)
 
     shared = Parser(add_help=False)
-    shared.add_argument("name", metavar="paper/table", help="a name that 'fedexp-table list' prints")
     shared.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="overrides for every cell, as for fedexp"
+        "name", metavar="paper/table", help="a name that 'fedexp-table list' prints"
+    )
+    shared.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="overrides for every cell, as for fedexp",
     )
     form = shared.add_mutually_exclusive_group()
-    for name, text in (("smoke", "the whole pipeline in under a minute"), ("reduced", "what fits a small machine")):
+    for name, text in (
+        ("smoke", "the whole pipeline in under a minute"),
+        ("reduced", "what fits a small machine"),
+    ):
         form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)
     shared.add_argument("--only", action="extend", nargs="+", default=[], metavar="key=value",
                         help="cells with these conditions (or method=...) alone; several values: beta=0.01,0.1")  # fmt: skip
@@ -75,15 +85,20 @@ def _parser() -> Parser:
         help="check every run, say what is stored and what the rest would take, and stop",
     )
     run.set_defaults(run=_run)
-    report = commands.add_parser("report", parents=[shared], help="report what is there; runs nothing")
+    report = commands.add_parser(
+        "report", parents=[shared], help="report what is there; runs nothing"
+    )
     report.add_argument("--from", dest="records", type=Path, action="append", metavar="DIR",
                         help="a record of runs, which need not exist any more; given again: a record that adds what the "
                              "first one lacks; files are written with --out alone")  # fmt: skip
     report.set_defaults(run=_report)
     site = commands.add_parser(
-        "site", help="all results that are committed, and the documentation, as a site to read from disk"
+        "site",
+        help="all results that are committed, and the documentation, as a site to read from disk",
     )
-    site.add_argument("--out", type=Path, default=Path("outputs/site"), help="its folder (default: %(default)s)")
+    site.add_argument(
+        "--out", type=Path, default=Path("outputs/site"), help="its folder (default: %(default)s)"
+    )
     site.add_argument("--results", type=Path, metavar="DIR",
                       help="folder of records (default: scripts/results of the checkout)")  # fmt: skip
     site.set_defaults(run=_site)
@@ -92,8 +107,12 @@ def _parser() -> Parser:
 
 def _seeds(text: str) -> list[int]:
     parts = text.split(",")
-    if not all(part.isdecimal() for part in parts) or len({int(part) for part in parts}) < len(parts):
-        raise argparse.ArgumentTypeError(f"'{text}' are not seeds: whole numbers, each once, e.g. 0,1,2")
+    if not all(part.isdecimal() for part in parts) or len({int(part) for part in parts}) < len(
+        parts
+    ):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' are not seeds: whole numbers, each once, e.g. 0,1,2"
+        )
     return [int(part) for part in parts]
 
 
@@ -106,7 +125,9 @@ class _Request:
         from fedexp.tables.schema import load_table
 
         if own := [o for o in options.overrides if key_of(o) == "seed" or o.isdecimal()]:
-            raise ConfigError("a table gives each run its seed", got=own[0], do="name the seeds: --seeds 0,1")
+            raise ConfigError(
+                "a table gives each run its seed", got=own[0], do="name the seeds: --seeds 0,1"
+            )
         self.options = options
         self.table: Table = load_table(options.name)
         self.form: Form = options.form
@@ -135,7 +156,9 @@ class _Request:
         return Path((config or compose(self.extra_root()))["output_root"]).expanduser().resolve()
 
     def extra_root(self) -> list[str]:
-        return [override for override in self.options.overrides if override.startswith("output_root=")]
+        return [
+            override for override in self.options.overrides if override.startswith("output_root=")
+        ]
 
     def jobs(self) -> list[Job]:
         from fedexp.tables.cells import launch_order
@@ -184,7 +207,9 @@ def _run(options: argparse.Namespace) -> int:
         sweep = _own(options.overrides, of_sweep=True)
         watch = Watch(options.name, waiting, len(jobs) - len(todo))
         with watch():
-            code = run_sweep(group(options), len(todo), lambda: multirun([job.overrides for job in todo], sweep))
+            code = run_sweep(
+                group(options), len(todo), lambda: multirun([job.overrides for job in todo], sweep)
+            )
         request.look()
     if code:
         print("interrupted: the same command goes on from here", file=sys.stderr)
@@ -206,19 +231,24 @@ def _again(options: argparse.Namespace) -> Report:
     from fedexp.tables.gather import make_report, with_pictures
     from fedexp.tables.schema import load_table
 
-    asked = [name for name in ("overrides", "only", "seeds") if getattr(options, name)] + ["form"] * (
-        options.form != "full"
-    )
+    asked = [name for name in ("overrides", "only", "seeds") if getattr(options, name)] + [
+        "form"
+    ] * (options.form != "full")
     if asked:
         raise ConfigError(
-            "a record says itself which cells it has", where="--from", got=", ".join(asked), do="leave them out"
+            "a record says itself which cells it has",
+            where="--from",
+            got=", ".join(asked),
+            do="leave them out",
         )
     table = load_table(options.name)
     first, *others = (record.read(table, folder) for folder in options.records)
     found = record.completed(first, others)
     cells = slots(table, found.form, only=found.only, seeds=found.seeds, extra=found.extra)
     found = record.placed(found, table, cells)
-    report = with_pictures(make_report(table, cells, found), record.pictures(found, options.records[0]), found.missed)
+    report = with_pictures(
+        make_report(table, cells, found), record.pictures(found, options.records[0]), found.missed
+    )
     _show(report, table, found, options.out, None)
     return report
 
@@ -229,7 +259,9 @@ def _is_done(run: CellRun) -> bool:
 
 def _strict(options: argparse.Namespace, report: Report) -> int:
     ours = {method.key for method in report.methods if method.role == "ours"}
-    beyond = any(cell.verdict in ("higher", "lower") and cell.method not in ours for cell in report.cells)
+    beyond = any(
+        cell.verdict in ("higher", "lower") and cell.method not in ours for cell in report.cells
+    )
     refuted = any(claim.state == "refuted" and claim.where != "ours" for claim in report.claims)
     return int(options.strict and (beyond or refuted))
 
@@ -252,7 +284,9 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
     for job in todo:
         name = f"a run of table {request.table.name} ({' '.join(job.overrides)})"
         with naming(name):
-            experiment = Checked.of(request.cell_runs[job.overrides].config or compose(list(job.overrides))).experiment
+            experiment = Checked.of(
+                request.cell_runs[job.overrides].config or compose(list(job.overrides))
+            ).experiment
             for slot, own in placed[job.overrides]:
                 _check_paths(request.table, slot, own, experiment)
         experiments.append((name, experiment))
@@ -283,7 +317,12 @@ def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> 
     ):
         if path is None:
             continue
-        if place == "methods.grid.by" and grid is not None and grid.held_out and not experiment.has_validation:
+        if (
+            place == "methods.grid.by"
+            and grid is not None
+            and grid.held_out
+            and not experiment.has_validation
+        ):
             raise ConfigError(
                 f"the {grid.over} of a grid is chosen by '{grid.by}', which is not measured",
                 where="eval.held_out",
@@ -301,13 +340,19 @@ def _finish(request: _Request) -> Report:
     from fedexp.tables.report.files import report_folder
 
     options, table, cells, root = request.options, request.table, request.cells, request.root
-    asked = Record(request.form, request.only, options.seeds, request.extra, _anywhere(options.typed), {})
+    asked = Record(
+        request.form, request.only, options.seeds, request.extra, _anywhere(options.typed), {}
+    )
     record = recorded(table, cells, request.cell_runs, root, asked)
     report = make_report(table, cells, record)
     pictures, missed = drawn(table, cells, request.cell_runs, report)
-    record = replace(record, drawn=[(picture.name, picture.title) for picture in pictures], missed=missed)
+    record = replace(
+        record, drawn=[(picture.name, picture.title) for picture in pictures], missed=missed
+    )
     report = with_pictures(report, pictures, missed)
-    folder = options.out or report_folder(root, report.name, request.form, is_part(table, cells, record))
+    folder = options.out or report_folder(
+        root, report.name, request.form, is_part(table, cells, record)
+    )
     _show(report, table, record, folder, root)
     logger = next((run.config["logger"] for run in request.cell_runs.values() if run.config), None)
     if logger is not None and any(run.result for run in request.cell_runs.values()):
@@ -318,7 +363,9 @@ def _finish(request: _Request) -> Report:
     return report
 
 
-def _show(report: Report, table: Table, record: Record, folder: Path | None, root: Path | None) -> None:
+def _show(
+    report: Report, table: Table, record: Record, folder: Path | None, root: Path | None
+) -> None:
     """Print the report; write it and the record of its runs, if a folder is given, linked to the runs under `root`."""
     from fedexp.tables.record import write
     from fedexp.tables.report.files import write_report
@@ -329,7 +376,10 @@ def _show(report: Report, table: Table, record: Record, folder: Path | None, roo
         return
     write(table, record, folder)
     page = write_report(report, folder, root, record.configs)
-    print(f"files: {folder}/report.md, .csv, .tex, runs.csv" + (", pictures as .png, .svg" if report.pictures else ""))
+    print(
+        f"files: {folder}/report.md, .csv, .tex, runs.csv"
+        + (", pictures as .png, .svg" if report.pictures else "")
+    )
     print(f"page: {page}")
 
 

@@ -23,7 +23,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.errors import CompactHydraException, HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import (
+    CompactHydraException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -107,7 +112,9 @@ def _with_models(config: DictConfig, search: list[str]) -> DictConfig:
     for name in dict.fromkeys(map(str, names if server is None else [*names, server])):
         own = models.get(name) or {}
         models[name] = (
-            own if "_target_" in own else OmegaConf.merge(group_option("model", name, "architectures", search), own)
+            own
+            if "_target_" in own
+            else OmegaConf.merge(group_option("model", name, "architectures", search), own)
         )
     return config
 
@@ -147,7 +154,9 @@ def _read_names(path: str, clients: int) -> Any:
     """What stands in place of ``architectures.clients``: a file's names, one a client, or its ranges."""
     try:
         names = read_yaml(Path(path).expanduser())
-        problem = f"{len(names)} names" if isinstance(names, list) and len(names) != clients else None
+        problem = (
+            f"{len(names)} names" if isinstance(names, list) and len(names) != clients else None
+        )
     except (OSError, yaml.YAMLError) as error:
         names, problem = None, str(error).splitlines()[0]
     if problem or not isinstance(names, list | dict):
@@ -284,7 +293,9 @@ def expand(overrides: list[str]) -> list[list[str]]:
         axes = _axes(overrides)
         config = _with_hydra(overrides, axes)
         check_launcher(config)
-        params = config.hydra.sweeper.get("params") or {}  # a sweep that a config file defines; the command line wins
+        params = (
+            config.hydra.sweeper.get("params") or {}
+        )  # a sweep that a config file defines; the command line wins
         given = _axes([f"{key}={value}" for key, value in params.items()])
         return [list(job) for job in itertools.product(*(given | axes).values())]
 
@@ -310,7 +321,11 @@ def is_grid(overrides: list[str]) -> bool:
 def _with_hydra(overrides: list[str], axes: Mapping[str, list[str]]) -> DictConfig:
     """The first job's groups with Hydra's own node; single keys are each job's own, and checked with it."""
     chosen = [axis[0] for axis in axes.values() if _names_group(axis[0])]
-    own = [override for override in overrides if override.startswith("hydra") and "searchpath" not in override]
+    own = [
+        override
+        for override in overrides
+        if override.startswith("hydra") and "searchpath" not in override
+    ]
     return hydra_compose("config", overrides=[*chosen, *own], return_hydra_config=True)
 
 
@@ -319,7 +334,10 @@ def _axes(overrides: list[str]) -> dict[str, list[str]]:
     axes: dict[str, list[str]] = {}
     for override in OverridesParser.create().parse_overrides(overrides):
         key = override.get_key_element()
-        if override.key_or_group.startswith("hydra") and override.key_or_group != "hydra.searchpath":
+        if (
+            override.key_or_group.startswith("hydra")
+            and override.key_or_group != "hydra.searchpath"
+        ):
             continue
         if override.is_discrete_sweep():
             axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
@@ -336,7 +354,10 @@ def hydra_in_use(overrides: list[str]) -> Iterator[None]:
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fedexp"), _translated(overrides):
+        with (
+            initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fedexp"),
+            _translated(overrides),
+        ):
             yield
     finally:
         GlobalHydra.instance().hydra = outer
@@ -351,7 +372,11 @@ def _translated(overrides: list[str]) -> Iterator[None]:
     try:
         yield
     except OverrideParseException as error:
-        meant = [f"{group}={error.override}" for group in _groups() if str(error.override) in _options(group)]
+        meant = [
+            f"{group}={error.override}"
+            for group in _groups()
+            if str(error.override) in _options(group)
+        ]
         meant = meant or _key_and_value(str(error.override), overrides)
         quote = "quote other characters too: key='\"value\"'; https://hydra.cc/docs/advanced/override_grammar/basic/"
         raise ConfigError(
@@ -362,7 +387,9 @@ def _translated(overrides: list[str]) -> Iterator[None]:
     except MissingConfigException as error:
         raise _unknown_option(error) from None
     except yaml.YAMLError as error:
-        raise ConfigError("a config file is not YAML", where=" ".join(str(error).split()), do="mend the file") from None
+        raise ConfigError(
+            "a config file is not YAML", where=" ".join(str(error).split()), do="mend the file"
+        ) from None
     except (HydraException, OmegaConfBaseException) as error:
         raise _key_error(error, overrides) from None
     except ValueError as error:
@@ -378,8 +405,16 @@ def _key_and_value(override: str, overrides: list[str]) -> list[str]:
     """``rounds 5``, ``rounds = 5`` and ``rounds:5``, as they are written."""
     if found := re.fullmatch(r"([\w.]+):([\w.]+)", override):
         return [f"{found[1]}={found[2]}"]
-    after = [one for one in overrides[overrides.index(override) + 1 :] if one != "="] if override in overrides else []
-    return [f"{override}={after[0]}"] if after and re.fullmatch(r"[\w.]+", override) and "=" not in after[0] else []
+    after = (
+        [one for one in overrides[overrides.index(override) + 1 :] if one != "="]
+        if override in overrides
+        else []
+    )
+    return (
+        [f"{override}={after[0]}"]
+        if after and re.fullmatch(r"[\w.]+", override) and "=" not in after[0]
+        else []
+    )
 
 
 def _unknown_option(error: MissingConfigException) -> ConfigError:
@@ -392,7 +427,9 @@ def _unknown_option(error: MissingConfigException) -> ConfigError:
         if not name:
             return ConfigError(str(error).splitlines()[0], where=where or "config search path")
         group, _, name = file.rpartition("/")
-        return _no_option(group, name, [str(option) for option in error.options or ()], where or group)
+        return _no_option(
+            group, name, [str(option) for option in error.options or ()], where or group
+        )
     head, _, rest = name.partition("/")
     if where and rest and head in _groups():  # names in defaults begin where their file lies
         return ConfigError(
@@ -402,7 +439,9 @@ def _unknown_option(error: MissingConfigException) -> ConfigError:
             got=f"{head}: {rest}",
             do=f"write '- override /{head}: {rest}'",
         )
-    found = [] if rest else [str(option) for option in error.options or ()]  # those of hydra.searchpath, too
+    found = (
+        [] if rest else [str(option) for option in error.options or ()]
+    )  # those of hydra.searchpath, too
     return _no_option(group, name, sorted({*_options(group), *found}), where or group)
 
 
@@ -421,14 +460,20 @@ def _no_option(group: str, name: str, options: list[str], where: str) -> ConfigE
 
 def _groups() -> list[str]:
     """The folders of configs, those of methods first."""
-    folders = [path for folder in filter(None, (conf_dir(), user_conf_dir())) for path in folder.iterdir()]
-    return sorted({path.name for path in folders if path.is_dir()}, key=lambda name: (name != "method", name))
+    folders = [
+        path for folder in filter(None, (conf_dir(), user_conf_dir())) for path in folder.iterdir()
+    ]
+    return sorted(
+        {path.name for path in folders if path.is_dir()}, key=lambda name: (name != "method", name)
+    )
 
 
 def _options(group: str) -> list[str]:
     """Every option of a group, with the folders below it that it lies in."""
     homes = [folder / group for folder in filter(None, (conf_dir(), user_conf_dir()))]
-    files = {path.relative_to(home).with_suffix("") for home in homes for path in home.rglob("*.yaml")}
+    files = {
+        path.relative_to(home).with_suffix("") for home in homes for path in home.rglob("*.yaml")
+    }
     return sorted(file.as_posix() for file in files)
 
 
@@ -440,18 +485,30 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
         several = next((o.input_line or "" for o in parsed if o.is_sweep_override()), "key=a,b")
         name, _, values = several.partition("=")
         rest = [o for o in overrides if o.partition("=")[0] != name]
-        now = dict(_dotted(OmegaConf.to_container(_composed(_chosen_firsts(rest))[0], resolve=False))).get(name)
+        now = dict(
+            _dotted(OmegaConf.to_container(_composed(_chosen_firsts(rest))[0], resolve=False))
+        ).get(name)
         listed = f"; a list is written {name}=[{values}]" if isinstance(now, list) else ""
         point = "; a decimal number has a point" if isinstance(now, float) else ""
         do = f"sweep over them with -m{listed}{point}"
-        return ConfigError("several values for one key", where=several, got=" ".join(overrides), do=do)
-    match = re.search(r"Could not (override|append to config|delete from config)[^']*'([^'=]+)", text)
+        return ConfigError(
+            "several values for one key", where=several, got=" ".join(overrides), do=do
+        )
+    match = re.search(
+        r"Could not (override|append to config|delete from config)[^']*'([^'=]+)", text
+    )
     if match is None:
-        why = f": {str(error.__cause__).splitlines()[0]}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
+        why = (
+            f": {str(error.__cause__).splitlines()[0]}"
+            if isinstance(error.__cause__, OmegaConfBaseException)
+            else ""
+        )
         return ConfigError(text.splitlines()[0] + why, got=" ".join(overrides) or None)
     key = match.group(2).partition("@")[0]
     where = next((o for o in overrides if o.lstrip("+~").startswith(key)), None)
-    if (file := re.match(r"In '([^']+)'", text)) is not None:  # a default of a file's that is none from where it stands
+    if (
+        file := re.match(r"In '([^']+)'", text)
+    ) is not None:  # a default of a file's that is none from where it stands
         if key == "dataset" and file.group(1).startswith("method/"):
             return _data_in_method(file.group(1))
         return ConfigError(
@@ -468,32 +525,51 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
         if group not in NOT_CHOSEN and name in _options(group):
             do = f"did you mean '{group}={name}'?"
         return ConfigError(
-            f"'{key}' is no part of an experiment", where=where, expected="a group of conf/config.yaml", do=do
+            f"'{key}' is no part of an experiment",
+            where=where,
+            expected="a group of conf/config.yaml",
+            do=do,
         )
     chosen = _chosen_firsts(overrides)
     known = dict(_dotted(OmegaConf.to_container(_composed(chosen)[0], resolve=False)))
     if key in known and "append" in match.group(1):
-        what, do = f"key '{key}' is there already", f"set it without '+': {(where or key).lstrip('+')}"
+        what, do = (
+            f"key '{key}' is there already",
+            f"set it without '+': {(where or key).lstrip('+')}",
+        )
     elif key in known:
-        what, do = text.splitlines()[0].rstrip("."), f"its value is {known[key]}: leave the value out, ~{key}"
+        what, do = (
+            text.splitlines()[0].rstrip("."),
+            f"its value is {known[key]}: leave the value out, ~{key}",
+        )
     else:
         what = f"unknown key '{key}'"
         if not key.startswith("hydra."):
             do = _nearest(key, known)
         else:
             own = [override for override in overrides if override.startswith("hydra/")]
-            node = OmegaConf.to_container(hydra_compose("config", own, return_hydra_config=True).hydra, resolve=False)
+            node = OmegaConf.to_container(
+                hydra_compose("config", own, return_hydra_config=True).hydra, resolve=False
+            )
             near = nearest(key, [f"hydra.{name}" for name, _ in _dotted(node)])
-            do = f"did you mean '{near}'?" if near and near != key else "hydra's own keys: --cfg hydra"
+            do = (
+                f"did you mean '{near}'?"
+                if near and near != key
+                else "hydra's own keys: --cfg hydra"
+            )
             if key.startswith("hydra.launcher.") and not own:
                 do = "choose a launcher that has it: hydra/launcher=joblib"
-    return ConfigError(what, where=where, expected="a key of conf/config.yaml or of a chosen group", do=do)
+    return ConfigError(
+        what, where=where, expected="a key of conf/config.yaml or of a chosen group", do=do
+    )
 
 
 def _chosen_firsts(overrides: list[str]) -> list[str]:
     """The groups' options among `overrides`; of a sweep over options the first."""
     chosen = []
-    for override in OverridesParser.create().parse_overrides([o for o in overrides if _names_group(o)]):
+    for override in OverridesParser.create().parse_overrides(
+        [o for o in overrides if _names_group(o)]
+    ):
         line = override.input_line or ""
         if override.is_discrete_sweep():
             line = f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}"
@@ -509,7 +585,11 @@ def _names_group(override: str) -> bool:
 def _nearest(key: str, known: Mapping[str, Any]) -> str:
     """What was meant by `key`: a key beside it, one of another option of its group, or one of that name elsewhere."""
     above, _, name = key.rpartition(".")
-    beside = [other for other in known if other.rpartition(".")[0] == above and not other.endswith("._target_")]
+    beside = [
+        other
+        for other in known
+        if other.rpartition(".")[0] == above and not other.endswith("._target_")
+    ]
     others = [other for other in known if not f"{key}.".startswith(f"{other}.")]
     leaves = {other.rpartition(".")[2]: other for other in reversed(others) if known[other] != {}}
     if not above and name in leaves:
@@ -526,8 +606,16 @@ def _nearest(key: str, known: Mapping[str, Any]) -> str:
     elif above in known and not beside:
         return f"'{above}' is a value and has no keys: remove '.{name}'"
     else:
-        has = f"use one of: {', '.join(sorted(beside))}" if beside else f"'{above}' is no group of keys"
-    found = (above not in known and nearest(key, others)) or leaves.get(name) or leaves.get(nearest(name, leaves) or "")
+        has = (
+            f"use one of: {', '.join(sorted(beside))}"
+            if beside
+            else f"'{above}' is no group of keys"
+        )
+    found = (
+        (above not in known and nearest(key, others))
+        or leaves.get(name)
+        or leaves.get(nearest(name, leaves) or "")
+    )
     return f"did you mean '{found}'?" if found else has
 
 
@@ -536,7 +624,11 @@ def _keys_of(group: str, option: str) -> list[str]:
     for folder in filter(None, (conf_dir(), user_conf_dir())):
         with suppress(OSError, yaml.YAMLError):
             node = read_yaml(folder / group / f"{option}.yaml")
-            return [str(key) for key in node if key not in ("_target_", "defaults")] if isinstance(node, dict) else []
+            return (
+                [str(key) for key in node if key not in ("_target_", "defaults")]
+                if isinstance(node, dict)
+                else []
+            )
     return []
 
 

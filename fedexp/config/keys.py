@@ -54,10 +54,19 @@ class LocalWork:
         require(self.lr > 0, f"local.lr must be positive, got {self.lr}")
         require(self.lr_decay > 0, f"local.lr_decay must be positive, got {self.lr_decay}")
         require(0 <= self.momentum < 1, f"local.momentum must lie in [0, 1), got {self.momentum}")
-        require(self.weight_decay >= 0, f"local.weight_decay must not be negative, got {self.weight_decay}")
-        require(self.clip is None or self.clip > 0, f"local.clip must be positive or null, got {self.clip}")
+        require(
+            self.weight_decay >= 0,
+            f"local.weight_decay must not be negative, got {self.weight_decay}",
+        )
+        require(
+            self.clip is None or self.clip > 0,
+            f"local.clip must be positive or null, got {self.clip}",
+        )
         require(self.eps > 0, f"local.eps must be positive, got {self.eps}")
-        require(all(0 <= b < 1 for b in self.betas), f"local.betas must lie in [0, 1), got {list(self.betas)}")
+        require(
+            all(0 <= b < 1 for b in self.betas),
+            f"local.betas must lie in [0, 1), got {list(self.betas)}",
+        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,8 @@ class TraceOf:
     def __post_init__(self) -> None:
         require(self.every >= 0, f"trace.every must not be negative, got {self.every}")
         require(
-            all(step >= 0 for step in self.weights), f"trace.weights must not be negative, got {list(self.weights)}"
+            all(step >= 0 for step in self.weights),
+            f"trace.weights must not be negative, got {list(self.weights)}",
         )
 
 
@@ -103,16 +113,24 @@ class Architectures:
             ValueError: no name, not every client exactly once, or a model that nobody has.
         """
         require(
-            self.clients is None or len(self.clients) > 0, "architectures.clients names no model: set null or a name"
+            self.clients is None or len(self.clients) > 0,
+            "architectures.clients names no model: set null or a name",
         )
         names = self.clients or ()
         if isinstance(names, dict):
-            parts = [(n, p) for n, part in names.items() for p in (part if isinstance(part, tuple) else (part,))]
-            owners = sorted((client, name) for name, part in parts for client in _range(part, clients))
+            parts = [
+                (n, p)
+                for n, part in names.items()
+                for p in (part if isinstance(part, tuple) else (part,))
+            ]
+            owners = sorted(
+                (client, name) for name, part in parts for client in _range(part, clients)
+            )
             count = Counter(client for client, _ in owners)
             odd = [client for client in range(clients) if count[client] != 1]
             require(
-                not odd, f"architectures.clients: {odd and count[odd[0]]} architectures for client {odd and odd[0]}"
+                not odd,
+                f"architectures.clients: {odd and count[odd[0]]} architectures for client {odd and odd[0]}",
             )
             names = tuple(name for _, name in owners)
         unused = self.models.keys() - {*names, self.server}
@@ -154,7 +172,10 @@ class Headline:
     targets: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        require(len(set(self.targets)) == len(self.targets), f"headline.targets: each once, got {list(self.targets)}")
+        require(
+            len(set(self.targets)) == len(self.targets),
+            f"headline.targets: each once, got {list(self.targets)}",
+        )
 
 
 @dataclass(frozen=True)
@@ -292,7 +313,8 @@ class Config:
         require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
         require(self.rounds >= 1, f"rounds must be at least 1, got {self.rounds}")
         require(
-            self.threads == "auto" or self.threads >= 1, f"threads must be 'auto' or at least 1, got {self.threads}"
+            self.threads == "auto" or self.threads >= 1,
+            f"threads must be 'auto' or at least 1, got {self.threads}",
         )
         require(
             self.precision == "float32" or self.dtype == "float32",
@@ -308,14 +330,19 @@ class Config:
             )
         elif isinstance(m, float):
             require(
-                0 < m <= 1, f"clients_per_round={m} is not a fraction: choose a number in (0, 1], a count, or 'all'"
+                0 < m <= 1,
+                f"clients_per_round={m} is not a fraction: choose a number in (0, 1], a count, or 'all'",
             )
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Config:
         """From a resolved config; refuses unknown keys and wrong types."""
         _check_options(config)
-        rest = {k: v for k, v in config.items() if k not in GROUPS and k not in ("contents", "choices", "overrides")}
+        rest = {
+            k: v
+            for k, v in config.items()
+            if k not in GROUPS and k not in ("contents", "choices", "overrides")
+        }
         return build(cls, rest, "")
 
     @property

@@ -54,7 +54,9 @@ def _kind(place: str, node: Mapping[str, Any]) -> type | None:
     """The class of a node that may name a file; None where nothing does, so that no plug-in is imported for nothing."""
     if "_target_" not in node:
         return _OWN.get(place)
-    if node.get("sha256") or any(_existing(value) for key, value in node.items() if key != "_target_"):
+    if node.get("sha256") or any(
+        _existing(value) for key, value in node.items() if key != "_target_"
+    ):
         return locate(node["_target_"], object, place)
     return None
 

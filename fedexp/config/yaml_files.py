@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML has it, takes a tenth of the time
+_LOADER = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # libyaml, where PyYAML has it, takes a tenth of the time
 
 
 def read_yaml(path: Path) -> Any:

@@ -26,7 +26,9 @@ class Aggregator(ABC):
     """What the server does. All state is in the `State` value; a plug-in keeps none of its own."""
 
     delivers: ClassVar[Delivers] = "model"  # the kind of its outcome, at any time
-    communicates: ClassVar[bool] = True  # do models travel every round? (False: no bytes are counted)
+    communicates: ClassVar[bool] = (
+        True  # do models travel every round? (False: no bytes are counted)
+    )
 
     @property
     def needs(self) -> Needs:
@@ -55,7 +57,9 @@ class Aggregator(ABC):
         """This step's client work; an empty list is a server-only step."""
 
     @abstractmethod
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         """Consume the results, which arrive as a stream in job order; return the new state and what to log."""
 
     @abstractmethod

@@ -39,11 +39,15 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
     try:
         hints = _hints(kind)
     except NameError as error:
-        raise ConfigError(f"the type of a field is not known: {error}", where=place_of_class(kind)) from error
+        raise ConfigError(
+            f"the type of a field is not known: {error}", where=place_of_class(kind)
+        ) from error
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     for key in values:
         if key not in fields:
-            if "__dataclass_fields__" not in vars(kind) and (hasattr(kind, str(key)) or "__init__" in vars(kind)):
+            if "__dataclass_fields__" not in vars(kind) and (
+                hasattr(kind, str(key)) or "__init__" in vars(kind)
+            ):
                 raise _no_dataclass(kind, where)  # only its base is one
             raise ConfigError(
                 f"unknown key '{key}'",
@@ -71,7 +75,9 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
             raise
         place = place_of_error(error) or place_of_class(kind)
         raise ConfigError(
-            f"{kind.__name__} cannot be made of its config: {said(error)}", where=f"{place} ({where})", do=TRACED
+            f"{kind.__name__} cannot be made of its config: {said(error)}",
+            where=f"{place} ({where})",
+            do=TRACED,
         ) from error
 
 
@@ -91,7 +97,9 @@ def locate(path: Any, interface: type, where: str) -> type:
     """The class at dotted `path`; it must be a concrete subclass of `interface`."""
     place = f"{where}._target_"
     if not isinstance(path, str) or "." not in path:
-        raise ConfigError("not a class path", where=place, expected="package.module.Class", got=repr(path))
+        raise ConfigError(
+            "not a class path", where=place, expected="package.module.Class", got=repr(path)
+        )
     module_name, _, name = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
@@ -116,7 +124,9 @@ def locate(path: Any, interface: type, where: str) -> type:
     found = getattr(module, name, None)
     if not isinstance(found, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        raise ConfigError(f"'{module_name}' has no class '{name}'", where=place, do=suggest(name, classes))
+        raise ConfigError(
+            f"'{module_name}' has no class '{name}'", where=place, do=suggest(name, classes)
+        )
     if not issubclass(found, interface):
         raise ConfigError(
             f"'{path}' is not {'an' if interface.__name__[0] in 'AEIO' else 'a'} {interface.__name__}",
@@ -154,9 +164,15 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return tuple(convert(v, arguments[0], f"{where}[{i}]") for i, v in enumerate(value))
         if len(value) == len(arguments):
-            return tuple(convert(v, a, f"{where}[{i}]") for i, (v, a) in enumerate(zip(value, arguments, strict=True)))
+            return tuple(
+                convert(v, a, f"{where}[{i}]")
+                for i, (v, a) in enumerate(zip(value, arguments, strict=True))
+            )
     elif origin is dict and isinstance(value, Mapping):
-        return {convert(k, arguments[0], where): convert(v, arguments[1], f"{where}.{k}") for k, v in value.items()}
+        return {
+            convert(k, arguments[0], where): convert(v, arguments[1], f"{where}.{k}")
+            for k, v in value.items()
+        }
     elif hint is type(None):
         if value is None:
             return None
@@ -185,7 +201,9 @@ def _rewritten(value: Any, hint: Any, where: str) -> str | None:
     if typing.get_args(hint)[-1:] == (Ellipsis,) and isinstance(value, int | float):
         return f"write brackets: {where}=[{value}]"
     if hint in (int, float, str) and isinstance(value, list | tuple):
-        return f"one run has one value; a sweep over several: -m {where}={','.join(map(str, value))}"
+        return (
+            f"one run has one value; a sweep over several: -m {where}={','.join(map(str, value))}"
+        )
     return None
 
 

@@ -53,8 +53,12 @@ class InputDomain:
         unit = 255.0 if self.pixel_range else 1.0
         mean, std = self.mean or (0.0,), self.std or (1.0,)
         shape = (-1,) + (1,) * max(0, dim - 2)
-        scale = torch.tensor([1 / (unit * s) for s in std], dtype=self.dtype, device=device).reshape(shape)
-        shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=self.dtype, device=device)
+        scale = torch.tensor(
+            [1 / (unit * s) for s in std], dtype=self.dtype, device=device
+        ).reshape(shape)
+        shift = torch.tensor(
+            [-m / s for m, s in zip(mean, std, strict=True)], dtype=self.dtype, device=device
+        )
         return scale, shift.reshape(shape)
 
     def normalise(self, images: Tensor) -> Tensor:
@@ -138,7 +142,11 @@ class Partition:
 
     def size(self, client: int) -> int:
         """Samples of `client`; of all clients together for `POOLED`."""
-        return len(self.indices) if client == POOLED else int(self.offsets[client + 1] - self.offsets[client])
+        return (
+            len(self.indices)
+            if client == POOLED
+            else int(self.offsets[client + 1] - self.offsets[client])
+        )
 
     def of(self, client: int) -> np.ndarray:
         """Indices of `client`; of all clients together, ascending, for `POOLED`."""
@@ -158,7 +166,9 @@ class Partition:
     def from_lists(cls, parts: list[np.ndarray], **info: str | int | float | bool) -> Partition:
         sizes = np.array([len(part) for part in parts], dtype=np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        indices = np.concatenate([np.zeros(0, np.int64), *(np.asarray(part, dtype=np.int64) for part in parts)])
+        indices = np.concatenate(
+            [np.zeros(0, np.int64), *(np.asarray(part, dtype=np.int64) for part in parts)]
+        )
         return cls(indices, offsets, dict(info))
 
 

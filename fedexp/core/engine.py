@@ -44,7 +44,12 @@ class Trial:
     def shared(self, processes: int, threads: int) -> Trial:
         """What the engine in each of `processes` looks at, which divide a step's jobs and have `threads` each."""
         bound = max(1, -(-len(self.jobs) // processes)) if processes > 1 else self.most_stacked
-        return replace(self, threads=threads, numerics=replace(self.numerics, threads=threads), most_stacked=bound)
+        return replace(
+            self,
+            threads=threads,
+            numerics=replace(self.numerics, threads=threads),
+            most_stacked=bound,
+        )
 
 
 class Engine(ABC):
@@ -74,7 +79,9 @@ class Engine(ABC):
         """Get ready to train under `numerics`, with a budget of `threads` for all processes."""
 
     @abstractmethod
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         """Results as a stream, always in job order; the runner closes it. One stream at a time.
 
         Probes are answered in the process that trained the model, or that was sent it where it is `trained` already.
@@ -128,7 +135,9 @@ def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientR
     index = data.positions(job.client)
     with phase("probe"), torch.no_grad():
         answers = {
-            probe.name: probe(net, weights, job.task, samples, index, seed_of(job.seed, "probe", probe.name))
+            probe.name: probe(
+                net, weights, job.task, samples, index, seed_of(job.seed, "probe", probe.name)
+            )
             for probe in job.probes
         }
     return replace(result, probes=answers, probe_seconds=time.perf_counter() - began)

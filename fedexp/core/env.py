@@ -44,7 +44,11 @@ class Sampling:
         rng = numpy_generator(seed, "sample", round)
         if self.kind == "fixed":
             m = int(self.m)
-            return list(range(N)) if m >= N else np.sort(rng.choice(N, m, replace=False, shuffle=False)).tolist()
+            return (
+                list(range(N))
+                if m >= N
+                else np.sort(rng.choice(N, m, replace=False, shuffle=False)).tolist()
+            )
         while True:
             chosen = np.flatnonzero(rng.random(N) < self.m / N)
             if len(chosen):
@@ -194,7 +198,9 @@ class Env:
 
     def sample(self) -> list[int]:
         """This round's participants; a client without data takes part with weight 0, that is, not at all."""
-        return [c for c in self.sampling.draw(self.num_clients, self.seed, self.round) if self.sizes[c]]
+        return [
+            c for c in self.sampling.draw(self.num_clients, self.seed, self.round) if self.sizes[c]
+        ]
 
     def initial_weights(self, client: int | None = None) -> Weights:
         """The global model's initialisation, or client `client`'s: of its architecture, and its own with ``init=different``."""
@@ -229,7 +235,9 @@ class Env:
             budget=budget or self.budget_now,
             round=self.round,
             step=self.step,
-            seed=seed_of(self.seed, "client", self.round, client, *([self.step] if self.step else [])),
+            seed=seed_of(
+                self.seed, "client", self.round, client, *([self.step] if self.step else [])
+            ),
             shared=shared,
             frozen=frozen | (start.frozen & start.params.keys()),
             probes=probes,

@@ -33,11 +33,16 @@ class FedexpError(Exception):
 
     def __str__(self) -> str:
         lines = [self.what]
-        lines += [f"  {name + ':':<10}{value}" for name, value in self.facts.items() if value is not None]
+        lines += [
+            f"  {name + ':':<10}{value}" for name, value in self.facts.items() if value is not None
+        ]
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:  # processes send each other errors
-        return (_rebuild, (type(self), self.what, self.facts, "".join(traceback.format_exception(self))))
+        return (
+            _rebuild,
+            (type(self), self.what, self.facts, "".join(traceback.format_exception(self))),
+        )
 
 
 class RemoteError(Exception):
@@ -103,7 +108,9 @@ def nearest(name: str, options: Iterable[str]) -> str | None:
     near = difflib.get_close_matches(_letters(name), by_letters, n=1, cutoff=0.6)
     if near:
         return by_letters[near[0]]
-    long = [o for o in known if _initials(o) == name.lower() or o.lower().startswith(f"{name.lower()}_")]
+    long = [
+        o for o in known if _initials(o) == name.lower() or o.lower().startswith(f"{name.lower()}_")
+    ]
     return long[0] if len(name) > 1 and len(long) == 1 else None
 
 

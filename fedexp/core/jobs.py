@@ -78,19 +78,39 @@ class ClientResult:
 
     def with_answers(self, other: ClientResult) -> ClientResult:
         """This result with what `other` says besides to probes."""
-        return replace(self, probes={**self.probes, **other.probes}, probe_seconds=other.probe_seconds)
+        return replace(
+            self, probes={**self.probes, **other.probes}, probe_seconds=other.probe_seconds
+        )
 
     def in_order(self) -> ClientResult:
         """This result with every tensor row by row in memory, as it comes back from the memo, a file or a process.
 
         A product with a transposed matrix differs from it in its last bits; itself where nothing is transposed.
         """
-        trees = [self.weights.params, self.weights.buffers, *self.payload.values(), *(self.state or {}).values()]
-        if all(value.is_contiguous() for tree in (*trees, *self.probes.values()) for value in tree.values()):
+        trees = [
+            self.weights.params,
+            self.weights.buffers,
+            *self.payload.values(),
+            *(self.state or {}).values(),
+        ]
+        if all(
+            value.is_contiguous()
+            for tree in (*trees, *self.probes.values())
+            for value in tree.values()
+        ):
             return self
-        weights = Weights(self.weights.spec, _in_order(self.weights.params), _in_order(self.weights.buffers))
-        payload, probes = ({name: _in_order(tree) for name, tree in own.items()} for own in (self.payload, self.probes))
-        state = None if self.state is None else {name: _in_order(tree) for name, tree in self.state.items()}
+        weights = Weights(
+            self.weights.spec, _in_order(self.weights.params), _in_order(self.weights.buffers)
+        )
+        payload, probes = (
+            {name: _in_order(tree) for name, tree in own.items()}
+            for own in (self.payload, self.probes)
+        )
+        state = (
+            None
+            if self.state is None
+            else {name: _in_order(tree) for name, tree in self.state.items()}
+        )
         return replace(self, weights=weights, payload=payload, probes=probes, state=state)
 
     def nonfinite(self) -> str | None:
@@ -112,5 +132,10 @@ def bytes_down(job: ClientJob) -> int:
 
 def bytes_up(result: ClientResult) -> int:
     """What a client would send back: the model, its payload and the answers to probes."""
-    sent = (result.weights.params, result.weights.buffers, *result.payload.values(), *result.probes.values())
+    sent = (
+        result.weights.params,
+        result.weights.buffers,
+        *result.payload.values(),
+        *result.probes.values(),
+    )
     return sum(map(num_bytes, sent))

@@ -50,7 +50,9 @@ class Vectors:
         return [value.addcmul(step, factor) for value, step in zip(tensors, along, strict=True)]
 
 
-def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor, num_classes: int) -> ClientResult:
+def train_client(
+    job: ClientJob, net: Net, samples: Samples, index: Tensor, num_classes: int
+) -> ClientResult:
     """Run `job` on the client's data.
 
     Args:
@@ -63,12 +65,24 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor, num_
     schedule = schedule_of(job, net, len(index))
     params = trees.clone(job.start.params)
     buffers = trees.clone(job.start.buffers)
-    trainable = {name: value.requires_grad_() for name, value in params.items() if name not in job.frozen}
-    values = {name: value.detach() for name, value in trainable.items()}  # the same memory, unknown to autograd
+    trainable = {
+        name: value.requires_grad_() for name, value in params.items() if name not in job.frozen
+    }
+    values = {
+        name: value.detach() for name, value in trainable.items()
+    }  # the same memory, unknown to autograd
     noise = StepNoise(job.seed, samples.x.device)
     ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
-    correct = (lambda grad, params: trainer.correct(grad, params, ctx)) if overrides(trainer, "correct") else None
-    after_step = (lambda params: trainer.after_step(params, ctx)) if overrides(trainer, "after_step") else None
+    correct = (
+        (lambda grad, params: trainer.correct(grad, params, ctx))
+        if overrides(trainer, "correct")
+        else None
+    )
+    after_step = (
+        (lambda params: trainer.after_step(params, ctx))
+        if overrides(trainer, "after_step")
+        else None
+    )
     optimizer = LocalOptimizer(budget)
     measured: defaultdict[str, list[Tensor]] = defaultdict(list)
     net.train()
@@ -87,7 +101,9 @@ def train_client(job: ClientJob, net: Net, samples: Samples, index: Tensor, num_
             grad, scalars["perturbation"] = ascended(ascent, grad, values, gradient_at, Vectors)
         for name, value in scalars.items():
             measured[name].append(value)
-        take_step(grad, values, ctx.start, budget, optimizer, adjustment, correct, Vectors, after_step)
+        take_step(
+            grad, values, ctx.start, budget, optimizer, adjustment, correct, Vectors, after_step
+        )
     payload, state = trainer.finish(values, buffers, ctx)
     net.set_noise(None)
     return ClientResult(
@@ -115,7 +131,9 @@ def means(measured: Mapping[str, list[Tensor]], schedule: Schedule) -> Metrics:
     check_measured(measured, len(schedule))
     stacked = {name: torch.stack(values) for name, values in measured.items()}
     last = stacked["loss"][last_epoch(schedule) :].tolist()
-    return {name: float(v.double().mean()) for name, v in stacked.items()} | {"loss_last_epoch": sum(last) / len(last)}
+    return {name: float(v.double().mean()) for name, v in stacked.items()} | {
+        "loss_last_epoch": sum(last) / len(last)
+    }
 
 
 def last_epoch(schedule: Schedule) -> int:
@@ -126,11 +144,17 @@ def last_epoch(schedule: Schedule) -> int:
 def check_measured(measured: Mapping[str, list[Tensor]], steps: int) -> None:
     for name, values in measured.items():
         if len(values) != steps:
-            raise ValueError(f"'{name}' was measured {len(values)} times in {steps} steps; it must be once in each")
+            raise ValueError(
+                f"'{name}' was measured {len(values)} times in {steps} steps; it must be once in each"
+            )
 
 
 def ascended(
-    ascent: Ascent, grad: Tree, values: Tree, gradient_at: Callable[[Tree], Tree], vectors: type[Vectors]
+    ascent: Ascent,
+    grad: Tree,
+    values: Tree,
+    gradient_at: Callable[[Tree], Tree],
+    vectors: type[Vectors],
 ) -> tuple[Tree, Tensor]:
     """The gradient at the parameters that `ascent` climbs to from `values`, and the norm of that perturbation."""
     uphill = list(grad.values())
@@ -175,7 +199,13 @@ def overrides(trainer: Trainer, hook: str) -> bool:
 
 
 def context(
-    job: ClientJob, net: Net, samples: Samples, index: Tensor, num_classes: int, num_steps: int, noise: StepNoise
+    job: ClientJob,
+    net: Net,
+    samples: Samples,
+    index: Tensor,
+    num_classes: int,
+    num_steps: int,
+    noise: StepNoise,
 ) -> Ctx:
     """What the trainer's hooks may know of one client."""
     return Ctx(
@@ -204,7 +234,9 @@ def schedule_of(job: ClientJob, net: Net, n: int) -> Schedule:
         raise ClientError(
             f"client {job.client} cannot take a step",
             where=f"client {job.client}, {n} training samples",
-            expected="at least 2 samples: BatchNorm has no statistics of one" if n else "at least 1 sample",
+            expected="at least 2 samples: BatchNorm has no statistics of one"
+            if n
+            else "at least 1 sample",
             do="raise partition.min_size, or set partition.on_small=drop",
         )
     return schedule
@@ -222,7 +254,9 @@ def adjusted(grad: Tree, params: Tree, start: Tree, how: Adjustment) -> Tree:
 def clipped(grads: list[Tensor], bound: float, vectors: type[Vectors]) -> list[Tensor]:
     """``g * bound / (||g|| + 1e-6)`` where the norm over all tensors exceeds `bound`."""
     norm = vectors.norm(grads)
-    return vectors.scaled(grads, torch.where(norm > bound, bound / (norm + 1e-6), torch.ones_like(norm)))
+    return vectors.scaled(
+        grads, torch.where(norm > bound, bound / (norm + 1e-6), torch.ones_like(norm))
+    )
 
 
 def batch_ranges(n: int, budget: Budget, smallest: int) -> Iterator[tuple[int, int, int]]:
@@ -244,7 +278,9 @@ def batch_ranges(n: int, budget: Budget, smallest: int) -> Iterator[tuple[int, i
         epoch += 1
 
 
-def batches(job: ClientJob, samples: Samples, index: Tensor, schedule: Schedule, noise: StepNoise) -> Iterator[Batch]:
+def batches(
+    job: ClientJob, samples: Samples, index: Tensor, schedule: Schedule, noise: StepNoise
+) -> Iterator[Batch]:
     """The training batches of `schedule`: shuffled anew every epoch, normalised in chunks, augmented one by one."""
     sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
     chunk = max(1, CHUNK_BYTES // (sample_bytes * job.budget.batch_size))
@@ -310,14 +346,23 @@ class Once:
         return self._made[name]
 
 
-def _full_gradient(job: ClientJob, net: Net, samples: Samples, index: Tensor, noise: StepNoise, at: Tree) -> Tree:
+def _full_gradient(
+    job: ClientJob, net: Net, samples: Samples, index: Tensor, noise: StepNoise, at: Tree
+) -> Tree:
     """Mean gradient of the task's loss over the client's data at parameters `at`, in training mode, buffers untouched."""
-    params = {**job.start.params, **{name: value.detach().clone().requires_grad_() for name, value in at.items()}}
+    params = {
+        **job.start.params,
+        **{name: value.detach().clone().requires_grad_() for name, value in at.items()},
+    }
     total = trees.zeros_like(at)
     parts = -(-len(index) // max(job.budget.batch_size, 512))
-    for part in torch.tensor_split(index, parts):  # equal parts: BatchNorm has no statistics of one left-over sample
+    for part in torch.tensor_split(
+        index, parts
+    ):  # equal parts: BatchNorm has no statistics of one left-over sample
         batch = Batch(samples.inputs(part), samples.y[part])
         loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, noise)
-        grads = torch.autograd.grad(loss, [params[name] for name in at], allow_unused=True, materialize_grads=True)
+        grads = torch.autograd.grad(
+            loss, [params[name] for name in at], allow_unused=True, materialize_grads=True
+        )
         torch._foreach_add_(list(total.values()), grads, alpha=len(part) / len(index))
     return total

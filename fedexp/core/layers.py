@@ -36,7 +36,10 @@ class Layer:
 def _layer(name: str, module: nn.Module) -> Layer | None:
     if not isinstance(module, LAYERS):
         return None
-    weight, bias = f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".") if module.bias is not None else None
+    weight, bias = (
+        f"{name}.weight".lstrip("."),
+        f"{name}.bias".lstrip(".") if module.bias is not None else None,
+    )
     if isinstance(module, nn.Linear):
         return Layer(weight, bias, "linear")
     if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
@@ -45,7 +48,10 @@ def _layer(name: str, module: nn.Module) -> Layer | None:
             where="model",
             do="choose a method that does not look into layers, or another model",
         )
-    pairs = [(int(a), int(b)) for a, b in (module.kernel_size, module.stride, module.padding, module.dilation)]
+    pairs = [
+        (int(a), int(b))
+        for a, b in (module.kernel_size, module.stride, module.padding, module.dilation)
+    ]
     return Layer(weight, bias, "conv", *pairs)
 
 
@@ -61,7 +67,9 @@ def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...
     net, weights = _trial(spec)
     layers = layers_in(net)
     with torch.no_grad():
-        seen = net.observe(weights.params, weights.buffers, torch.zeros(1, *input_shape), layers="all")
+        seen = net.observe(
+            weights.params, weights.buffers, torch.zeros(1, *input_shape), layers="all"
+        )
     return tuple(layers[name] for name in seen.layers)
 
 

@@ -27,12 +27,16 @@ class LocalOptimizer:
         """Change `params` in place; `grads` are left alone."""
         budget = self._budget
         if not self._averages:
-            count = {"adam": 2, "amsgrad": 3, "rmsprop": 1}.get(budget.optimizer, 1 if budget.momentum else 0)
+            count = {"adam": 2, "amsgrad": 3, "rmsprop": 1}.get(
+                budget.optimizer, 1 if budget.momentum else 0
+            )
             self._averages = [[torch.zeros_like(g) for g in grads] for _ in range(count)]
         self._t += 1
         if budget.optimizer in ("adam", "amsgrad"):
             first, second, *largest = self._averages
-            adam_step(params, grads, first, second, self._t, budget.lr, budget.betas, budget.eps, *largest)
+            adam_step(
+                params, grads, first, second, self._t, budget.lr, budget.betas, budget.eps, *largest
+            )
         elif budget.optimizer == "rmsprop":
             rmsprop_step(params, grads, self._averages[0], budget.lr, budget.betas[1], budget.eps)
         else:
@@ -45,7 +49,12 @@ class LocalOptimizer:
 
 
 def sgd_step(
-    params: list[Tensor], grads: list[Tensor], buffer: list[Tensor], lr: float, momentum: float, nesterov: bool = False
+    params: list[Tensor],
+    grads: list[Tensor],
+    buffer: list[Tensor],
+    lr: float,
+    momentum: float,
+    nesterov: bool = False,
 ) -> None:
     """``b = momentum * b + g``, ``w -= lr * b`` (nesterov: ``w -= lr * (g + momentum * b)``), in place; b starts at zero.
 
@@ -89,7 +98,12 @@ def adam_step(
 
 
 def rmsprop_step(
-    params: list[Tensor], grads: list[Tensor], second: list[Tensor], lr: float, alpha: float, eps: float
+    params: list[Tensor],
+    grads: list[Tensor],
+    second: list[Tensor],
+    lr: float,
+    alpha: float,
+    eps: float,
 ) -> None:
     """RMSprop (Hinton, Srivastava & Swersky 2012), in place: ``v = alpha v + (1 - alpha) g^2``, ``w -= lr g / (sqrt(v) + eps)``.
 

@@ -12,7 +12,10 @@ from fedexp.core.weights import ModelSpec, Weights, channels_last, computes_chan
 
 
 def check_model(
-    spec: ModelSpec, input_shape: tuple[int, ...], output_shape: tuple[int, ...], device: str = "cpu"
+    spec: ModelSpec,
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
+    device: str = "cpu",
 ) -> bool:
     """Build the network once and run two zeros through it; a `ConfigError` says what does not fit the data set.
 
@@ -64,7 +67,11 @@ def _check_channels_last(net: Net, weights: Weights, x: Tensor) -> None:
     net.train(False)
     try:
         with torch.no_grad():
-            net(channels_last(weights.params), weights.buffers, x.contiguous(memory_format=torch.channels_last))
+            net(
+                channels_last(weights.params),
+                weights.buffers,
+                x.contiguous(memory_format=torch.channels_last),
+            )
     except RuntimeError as error:
         raise ConfigError(
             f"the model cannot take feature maps that lie channels last, as they do on CUDA: {error}",

@@ -61,5 +61,8 @@ class Needs:
 
     def __or__(self, other: Needs) -> Needs:
         """What two plug-ins need together."""
-        either = {field.name: getattr(self, field.name) or getattr(other, field.name) for field in fields(self)}
+        either = {
+            field.name: getattr(self, field.name) or getattr(other, field.name)
+            for field in fields(self)
+        }
         return Needs(**{**either, "demands": self.demands + other.demands})

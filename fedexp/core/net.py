@@ -17,7 +17,12 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, computes_channels_last
 
 LAYERS = (nn.Linear, nn.Conv2d)
-_RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+_RANDOM_LAYERS = (
+    nn.modules.dropout._DropoutNd,
+    nn.RReLU,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +64,31 @@ class Net:
     """
 
     def __init__(
-        self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, precision: Precision = "float32"
+        self,
+        spec: ModelSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        precision: Precision = "float32",
     ) -> None:
         self.spec = spec
         self.precision = precision
         self._device, self._dtype = device.type, dtype
         self._module = _own_dropout(spec.module().to(device, dtype))
         self._parts = dict(self._module.named_modules())
-        self._layers = {_joined(name, "weight"): name for name, m in self._parts.items() if isinstance(m, LAYERS)}
-        self._norms = {name for name, m in self._parts.items() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+        self._layers = {
+            _joined(name, "weight"): name
+            for name, m in self._parts.items()
+            if isinstance(m, LAYERS)
+        }
+        self._norms = {
+            name
+            for name, m in self._parts.items()
+            if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        }
         linear = [name for name, m in self._parts.items() if isinstance(m, nn.Linear)]
-        self.head_module: str = getattr(type(self._module), "head_module", linear[-1] if linear else "")
+        self.head_module: str = getattr(
+            type(self._module), "head_module", linear[-1] if linear else ""
+        )
         self._slots = _slots(self._module, "_parameters")
         self._buffer_slots = _slots(self._module, "_buffers")
         self._bound: tuple[Tree, Tree] | None = None
@@ -147,11 +166,20 @@ class Net:
         Raises:
             ConfigError: `features` of a network without a head.
         """
-        shown = self._layers if layers == "all" else {weight: self._layers[weight] for weight in layers}
-        names = {*shown.values(), *(self._norms if norms else ()), *((self.head_module, "") if features else ())}
+        shown = (
+            self._layers if layers == "all" else {weight: self._layers[weight] for weight in layers}
+        )
+        names = {
+            *shown.values(),
+            *(self._norms if norms else ()),
+            *((self.head_module, "") if features else ()),
+        }
         watched = [(name, self._parts[name]) for name in names]
         calls: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, module in watched:  # cheaper than hooks of torch's, and nothing where nobody looks
+        for (
+            name,
+            module,
+        ) in watched:  # cheaper than hooks of torch's, and nothing where nobody looks
             module.__dict__["forward"] = partial(_witnessed, module.forward, calls, name)
         try:
             output = self(params, buffers, *inputs)
@@ -159,7 +187,9 @@ class Net:
             for _, module in watched:
                 del module.__dict__["forward"]
         if features and (
-            not self.head_module or self.head_module not in calls or calls[self.head_module][1] is not calls[""][1]
+            not self.head_module
+            or self.head_module not in calls
+            or calls[self.head_module][1] is not calls[""][1]
         ):
             raise ConfigError(
                 "the network has no head that runs on penultimate features: "
@@ -182,10 +212,15 @@ class Net:
             {name: x for name, x in seen.items() if name in self._norms} if norms else {},
         )
 
-    def _run(self, module: nn.Module, params: Tree, buffers: Tree, inputs: tuple[Tensor, ...]) -> Tensor:
+    def _run(
+        self, module: nn.Module, params: Tree, buffers: Tree, inputs: tuple[Tensor, ...]
+    ) -> Tensor:
         self.bind(params, buffers)
         if self._channels_last:
-            inputs = tuple(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs)
+            inputs = tuple(
+                x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+                for x in inputs
+            )
         output: Tensor
         if self.precision == "bf16" and self._module.training:
             with torch.autocast(self._device, torch.bfloat16):
@@ -196,7 +231,10 @@ class Net:
 
 
 def _witnessed(
-    forward: Callable[..., Tensor], calls: dict[str, tuple[Tensor, Tensor]], name: str, *inputs: Tensor
+    forward: Callable[..., Tensor],
+    calls: dict[str, tuple[Tensor, Tensor]],
+    name: str,
+    *inputs: Tensor,
 ) -> Tensor:
     output = forward(*inputs)
     calls[name] = inputs[0], output

@@ -34,7 +34,9 @@ class Probe(ABC):
     name: ClassVar[str]  # under which an aggregator finds it in `ClientResult.probes`
 
     @abstractmethod
-    def __call__(self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int) -> Tree:
+    def __call__(
+        self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int
+    ) -> Tree:
         """What the client sends up.
 
         Args:

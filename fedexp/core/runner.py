@@ -119,11 +119,16 @@ def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob
             return known
         key = id(job.trainer), id(job.start), job.frozen
         if key not in first:
-            first[key] = job.trainer.init_state(_trained(job), Received(job.start.params, job.start.buffers))
+            first[key] = job.trainer.init_state(
+                _trained(job), Received(job.start.params, job.start.buffers)
+            )
         return first[key]
 
     states = [state(job) for job in jobs]
-    return [job if own is None else replace(job, state=own) for job, own in zip(jobs, states, strict=True)]
+    return [
+        job if own is None else replace(job, state=own)
+        for job, own in zip(jobs, states, strict=True)
+    ]
 
 
 class _Stream:
@@ -186,7 +191,9 @@ class _Stream:
         """Facts of the step that do not depend on the method; all deterministic."""
         if not self.jobs:
             return {}
-        facts: Metrics = {f"train/{name}": total / self.examples[name] for name, total in self.totals.items()}
+        facts: Metrics = {
+            f"train/{name}": total / self.examples[name] for name, total in self.totals.items()
+        }
         facts |= {"local_steps": self.steps, "bytes/down": self.down, "bytes/up": self.up}
         if self.skipped:
             facts["skipped_clients"] = self.skipped

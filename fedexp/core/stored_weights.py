@@ -41,7 +41,9 @@ class Kept:
         return self.load().params[name]
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Kept) and (self.spec, self.digest) == (other.spec, other.digest))
+        return self is other or (
+            isinstance(other, Kept) and (self.spec, self.digest) == (other.spec, other.digest)
+        )
 
     def __hash__(self) -> int:
         return hash((self.spec, self.digest))

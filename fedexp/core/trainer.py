@@ -39,7 +39,9 @@ def gradient(loss: Tensor, params: Tree) -> Tree:
     It asks the engine itself: the public function's checks of its arguments take a tenth of a small model's step.
     """
     if loss.numel() != 1:
-        raise ValueError(f"a loss must be a scalar, the mean over the batch; got shape {tuple(loss.shape)}")
+        raise ValueError(
+            f"a loss must be a scalar, the mean over the batch; got shape {tuple(loss.shape)}"
+        )
     grads = _run_backward(
         (loss,),
         (torch.ones_like(loss),),
@@ -250,11 +252,15 @@ class Trainer:
         """A client state before its first round, from what ``ctx.start`` and ``ctx.received`` will be; None: it keeps none."""
         return None
 
-    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
+    def loss(
+        self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
+    ) -> Tensor | Measured:
         """Scalar training loss: the task's, plus the method's own terms; with named scalars, if it measures any."""
         return ctx.task.loss(net, params, buffers, batch, ctx.noise)
 
-    def grad(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> tuple[Tree, Tensor | Measured]:
+    def grad(
+        self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
+    ) -> tuple[Tree, Tensor | Measured]:
         """Gradient with respect to the parameters that require one, and what `loss` returned, detached."""
         found = self.loss(net, params, buffers, batch, ctx)
         live = {name: value for name, value in params.items() if value.requires_grad}
@@ -299,7 +305,9 @@ class Trainer:
         """Weights of the mean of payloads: each participant's alike, or the models' p_i."""
         return "uniform"
 
-    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+    def update_shared(
+        self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
+    ) -> Trees:
         """The server half after a round; it moves no weights.
 
         Args:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
-Trees = Mapping[str, Tree]  # several trees by name: what a server broadcasts, a client keeps, a client sends up
+Trees = Mapping[
+    str, Tree
+]  # several trees by name: what a server broadcasts, a client keeps, a client sends up
 
 
 def _like(tree: Tree, values: list[Tensor] | tuple[Tensor, ...]) -> Tree:
@@ -78,9 +80,14 @@ def squared_norm(tree: Tree) -> float:
 def nonfinite(tree: Tree) -> str | None:
     """Name of the first tensor that holds NaN or infinity, or None. One synchronisation where all is well."""
     floating = {name: value for name, value in tree.items() if value.is_floating_point()}
-    if not floating or math.isfinite(torch.stack([value.sum() for value in floating.values()]).sum()):
+    if not floating or math.isfinite(
+        torch.stack([value.sum() for value in floating.values()]).sum()
+    ):
         return None
-    for name, value in floating.items():  # a finite tensor's sum may overflow: look at the values themselves
+    for (
+        name,
+        value,
+    ) in floating.items():  # a finite tensor's sum may overflow: look at the values themselves
         if not bool(value.isfinite().all()):
             return name
     return None
@@ -98,7 +105,9 @@ def joined(parts: Trees) -> Tree:
 def part_of(tree: Tree, part: str) -> Tree:
     """One of the trees that were `joined`."""
     prefix = f"{part}/"
-    return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)
+    }
 
 
 def digest(tree: Tree) -> str:

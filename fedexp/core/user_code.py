@@ -12,7 +12,9 @@ from typing import Any
 
 from fedexp.core.errors import ConfigError, FedexpError
 
-LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+LIBRARIES = tuple(
+    {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 TRACED = "HYDRA_FULL_ERROR=1 before the command shows the traceback"
 _OURS = str(Path(__file__).resolve().parents[1])
 
@@ -27,7 +29,9 @@ def place_of_error(error: BaseException) -> str | None:
     if isinstance(error, SyntaxError) and _is_users(error.filename):
         return f"{error.filename}:{error.lineno}"
     frames = reversed(traceback.extract_tb(error.__traceback__))
-    return next((f"{frame.filename}:{frame.lineno}" for frame in frames if _is_users(frame.filename)), None)
+    return next(
+        (f"{frame.filename}:{frame.lineno}" for frame in frames if _is_users(frame.filename)), None
+    )
 
 
 def _is_users(file: str | None) -> bool:
@@ -85,18 +89,30 @@ def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
         if is_ours(cls.__module__):
             continue
         for name, own in vars(cls).items():
-            above = (base for base in kind.__mro__[number + 1 :] if is_ours(base.__module__) and name in vars(base))
+            above = (
+                base
+                for base in kind.__mro__[number + 1 :]
+                if is_ours(base.__module__) and name in vars(base)
+            )
             replaced = next((vars(base)[name] for base in above), None)
             if name.startswith("_") or replaced is None:
                 continue
             if (found := _mismatch(name, own, replaced)) is not None:
                 line = _function(own)
                 place = f"{line.co_filename}:{line.co_firstlineno}" if line else place_of_class(cls)
-                problems.append((f"{kind.__name__}.{name} cannot be called as its interface says", place, *found))
+                problems.append(
+                    (
+                        f"{kind.__name__}.{name} cannot be called as its interface says",
+                        place,
+                        *found,
+                    )
+                )
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         expected = ", ".join(_written(name, getattr(kind, name)) for name in missing)
-        problems.append((f"{kind.__name__} lacks {', '.join(missing)}", place_of_class(kind), expected, None))
+        problems.append(
+            (f"{kind.__name__} lacks {', '.join(missing)}", place_of_class(kind), expected, None)
+        )
     return tuple(problems)
 
 

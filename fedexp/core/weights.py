@@ -30,7 +30,9 @@ class ModelSpec:
     kwargs: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def of(cls, node: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int) -> ModelSpec:
+    def of(
+        cls, node: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int
+    ) -> ModelSpec:
         """From a ``model`` config node; checks names and types of its keys against the class's constructor.
 
         ``input_shape`` and ``num_classes`` come from the data set and are passed to every constructor that takes them.
@@ -44,7 +46,9 @@ class ModelSpec:
         kwargs: dict[str, Any] = {}
         for key, value in values.items():
             if key in given:
-                raise ConfigError(f"'model.{key}' comes from the data set", where=f"model.{key}", do="remove it")
+                raise ConfigError(
+                    f"'model.{key}' comes from the data set", where=f"model.{key}", do="remove it"
+                )
             if key not in signature and not open_ended:
                 names = [name for name in signature if name not in given]
                 raise ConfigError(
@@ -55,13 +59,19 @@ class ModelSpec:
                 )
             hint = signature[key].annotation if key in signature else inspect.Parameter.empty
             kwargs[key] = (
-                _freeze(value) if hint is inspect.Parameter.empty else _freeze(convert(value, hint, f"model.{key}"))
+                _freeze(value)
+                if hint is inspect.Parameter.empty
+                else _freeze(convert(value, hint, f"model.{key}"))
             )
         kwargs |= {key: value for key, value in given.items() if key in signature or open_ended}
         for name, parameter in signature.items():
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if parameter.default is parameter.empty and not variadic and name not in kwargs:
-                raise ConfigError(f"'model.{name}' is not set", where=f"model.{name}", expected=f"for {kind.__name__}")
+                raise ConfigError(
+                    f"'model.{name}' is not set",
+                    where=f"model.{name}",
+                    expected=f"for {kind.__name__}",
+                )
         return cls(str(arch), tuple(sorted(kwargs.items())))
 
     def split(self) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None:
@@ -70,14 +80,18 @@ class ModelSpec:
         A class offers them as a static method ``extractor_and_head(kwargs)``; it must compute the head of the extractor.
         """
         parts = getattr(locate(self.arch, nn.Module, "model"), "extractor_and_head", None)
-        answer: tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None = parts and parts(dict(self.kwargs))
+        answer: tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None = parts and parts(
+            dict(self.kwargs)
+        )
         return answer
 
     @property
     def arguments(self) -> dict[str, Any]:
         """All constructor arguments, those at their defaults included."""
         signature = inspect.signature(locate(self.arch, nn.Module, "model")).parameters.values()
-        return {p.name: p.default for p in signature if p.default is not p.empty} | dict(self.kwargs)
+        return {p.name: p.default for p in signature if p.default is not p.empty} | dict(
+            self.kwargs
+        )
 
     def variant(self, rule: str, refusal: str, *arguments: Any) -> ModelSpec:
         """The network that a rule of its class makes of it.
@@ -99,7 +113,9 @@ class ModelSpec:
             )
         whole = self.arguments
         changed = {key: _freeze(value) for key, value in changes(whole, *arguments).items()}
-        own = dict(self.kwargs) | {key: value for key, value in changed.items() if value != whole[key]}
+        own = dict(self.kwargs) | {
+            key: value for key, value in changed.items() if value != whole[key]
+        }
         return ModelSpec(self.arch, tuple(sorted(own.items())))
 
     def module(self) -> nn.Module:
@@ -110,7 +126,9 @@ class ModelSpec:
                 module: nn.Module = kind(**dict(self.kwargs))
         except ValueError as error:
             do = "set these keys of the model otherwise, or choose another model or data set"
-            raise ConfigError(str(error), where="model", got=f"{self.arch} with {dict(self.kwargs)}", do=do) from error
+            raise ConfigError(
+                str(error), where="model", got=f"{self.arch} with {dict(self.kwargs)}", do=do
+            ) from error
         return module
 
 
@@ -150,7 +168,11 @@ class Weights:
     def trainable(self) -> Tree:
         """The parameters that clients may change."""
         frozen = self.frozen
-        return {name: value for name, value in self.params.items() if name not in frozen} if frozen else self.params
+        return (
+            {name: value for name, value in self.params.items() if name not in frozen}
+            if frozen
+            else self.params
+        )
 
     @classmethod
     def init(cls, spec: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
@@ -158,7 +180,9 @@ class Weights:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             module = spec.module()
-        params = {name: value.detach().to(device, dtype) for name, value in module.named_parameters()}
+        params = {
+            name: value.detach().to(device, dtype) for name, value in module.named_parameters()
+        }
         buffers = {
             name: value.to(device, dtype if value.is_floating_point() else value.dtype)
             for name, value in module.named_buffers()
@@ -180,7 +204,10 @@ class Weights:
         except RuntimeError as error:
             lines = [line.strip() for line in str(error).splitlines()[1:]]
             raise ConfigError(
-                "the state dict does not fit the network", where=where, expected=spec.arch, got=" ".join(lines)
+                "the state dict does not fit the network",
+                where=where,
+                expected=spec.arch,
+                got=" ".join(lines),
             ) from error
         params = {name: value.detach() for name, value in module.named_parameters()}
         return cls(spec, params, dict(module.named_buffers()))
@@ -191,7 +218,10 @@ class Weights:
         first = next(iter(self.params.values()))
         module.to(first.device, first.dtype)
         with torch.no_grad():
-            for named, tree in ((module.named_parameters(), self.params), (module.named_buffers(), self.buffers)):
+            for named, tree in (
+                (module.named_parameters(), self.params),
+                (module.named_buffers(), self.buffers),
+            ):
                 for name, value in named:
                     value.copy_(tree[name])
         return module.eval()
@@ -207,7 +237,9 @@ def frozen_of(arch: str, names: tuple[str, ...]) -> frozenset[str]:
 @by_spec
 def computes_channels_last(spec: ModelSpec, device: str) -> bool:
     """Whether 4-D tensors of this network lie channels last; its class may refuse with ``channels_last = False``."""
-    return device in _CHANNELS_LAST_ON and getattr(locate(spec.arch, nn.Module, "model"), "channels_last", True)
+    return device in _CHANNELS_LAST_ON and getattr(
+        locate(spec.arch, nn.Module, "model"), "channels_last", True
+    )
 
 
 def channels_last(params: Tree) -> Tree:

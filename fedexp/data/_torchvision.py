@@ -9,7 +9,9 @@ from types import ModuleType
 import torch
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_declared: list[torch.library.Library] = []  # a library that is collected takes its declarations with it
+_declared: list[
+    torch.library.Library
+] = []  # a library that is collected takes its declarations with it
 
 
 def torchvision_datasets() -> ModuleType:
@@ -24,7 +26,9 @@ def torchvision_datasets() -> ModuleType:
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
-    for name in [name for name in sys.modules if name == "torchvision" or name.startswith("torchvision.")]:
+    for name in [
+        name for name in sys.modules if name == "torchvision" or name.startswith("torchvision.")
+    ]:
         del sys.modules[name]
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     _declared.append(library)

@@ -35,7 +35,10 @@ class Augment:
 
     def __post_init__(self) -> None:
         require(0 <= self.flip <= 1, "flip is a probability: give a number from 0 to 1")
-        require(0 <= self.crop_probability <= 1, "crop_probability is a probability: give a number from 0 to 1")
+        require(
+            0 <= self.crop_probability <= 1,
+            "crop_probability is a probability: give a number from 0 to 1",
+        )
         require(self.crop_padding >= 0, "crop_padding is a number of pixels: give 0 or more")
 
     def __call__(self, x: Tensor, noise: Noise) -> Tensor:
@@ -51,10 +54,16 @@ class Augment:
     def _crop(self, x: Tensor, noise: Noise, decisions: int) -> Tensor:
         batch, channels, height, width = x.shape
         pad, reach = self.crop_padding, 2 * self.crop_padding
-        offset = (noise("augment/offset", (decisions, 2)).to(x.device) * (reach + 1)).long().clamp_(max=reach)
+        offset = (
+            (noise("augment/offset", (decisions, 2)).to(x.device) * (reach + 1))
+            .long()
+            .clamp_(max=reach)
+        )
         if self.crop_probability < 1:
             cropped = noise("augment/crop", (decisions,)).to(x.device) < self.crop_probability
-            offset = torch.where(cropped[:, None], offset, pad)  # offset (pad, pad) is the image itself
+            offset = torch.where(
+                cropped[:, None], offset, pad
+            )  # offset (pad, pad) is the image itself
         padded = functional.pad(x, (pad, pad, pad, pad))
         rows = offset[:, 0, None] + torch.arange(height, device=x.device)
         columns = offset[:, 1, None] + torch.arange(width, device=x.device)

@@ -16,7 +16,9 @@ from fedexp.storage.files import litter, replacing, sweep
 
 FOLDER = ".fedexp"
 _fingerprints: dict[Path, str] = {}  # by entry: of what this process decoded or looked up
-_entries: list[dict[tuple[str, ...], Path]] = []  # of sources that were looked at, while they stay as they are
+_entries: list[
+    dict[tuple[str, ...], Path]
+] = []  # of sources that were looked at, while they stay as they are
 
 
 @contextlib.contextmanager
@@ -96,7 +98,11 @@ class ArrayCache:
             sweep(left)
         try:
             with replacing(path) as part:
-                save_file({name: t.contiguous() for name, t in tensors.items()}, part, metadata={"sha256": fingerprint})
+                save_file(
+                    {name: t.contiguous() for name, t in tensors.items()},
+                    part,
+                    metadata={"sha256": fingerprint},
+                )
                 part.chmod(0o644)  # data roots are shared
         except OSError as error:
             warnings.warn(

@@ -41,7 +41,10 @@ class Carvana(Dataset):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_image_shape(self.shape)
-        require(0 < self.test_fraction < 1, f"test_fraction must lie in (0, 1), got {self.test_fraction}")
+        require(
+            0 < self.test_fraction < 1,
+            f"test_fraction must lie in (0, 1), got {self.test_fraction}",
+        )
 
     @property
     def name(self) -> str:
@@ -83,7 +86,9 @@ class Carvana(Dataset):
         photos = sorted(photo_folder.glob("[!.]*.jpg"))
         masks = {file.name.removesuffix(_MASK): file for file in mask_folder.glob(f"[!.]*{_MASK}")}
         unmasked = [photo.name for photo in photos if photo.stem not in masks]
-        strange = sorted(file.name for stem, file in masks.items() if not (photo_folder / f"{stem}.jpg").exists())
+        strange = sorted(
+            file.name for stem, file in masks.items() if not (photo_folder / f"{stem}.jpg").exists()
+        )
         if unmasked or strange or not photos:
             raise DataError(
                 "photos and masks are not in pairs",

@@ -74,11 +74,15 @@ class Dataset(ABC):
 
     targets: ClassVar[Targets] = "labels"  # what `read` returns as train_y and test_y
     pixels: ClassVar[bool] = True  # are samples 8 bits a value? (False: floating point)
-    pinned: ClassVar[bool] = False  # does the config alone say which samples these are? Not where files are read
+    pinned: ClassVar[bool] = (
+        False  # does the config alone say which samples these are? Not where files are read
+    )
     # Are these the bits the papers used? (False: a re-encoding; no number is reproduced)
     faithful: ClassVar[bool] = True
     copy_of: ClassVar[str | None] = None  # name of the data set whose samples these are, re-encoded
-    has_owners: ClassVar[bool] = False  # does `read` say whose each training sample is? partition=natural needs it
+    has_owners: ClassVar[bool] = (
+        False  # does `read` say whose each training sample is? partition=natural needs it
+    )
     can_download: ClassVar[bool] = False
     # Not 0: decoded arrays are kept under <root>/.fedexp. Raise it when `read` changes its answer for the same files.
     cache_version: ClassVar[int] = 0
@@ -88,13 +92,25 @@ class Dataset(ABC):
             require(self.num_classes >= 2, "num_classes: a classification needs 2 or more")
         else:
             require(self.num_classes == 1, "num_classes: images with masks are all of 1 class")
-            require(self.augment is None, "augment would move images and not their masks: set it to null")
+            require(
+                self.augment is None,
+                "augment would move images and not their masks: set it to null",
+            )
             require(len(self.shape) == 3, "masks go with images: shape must be C, H, W")
-        require(len(self.shape) > 0 and min(self.shape, default=0) > 0, "shape: give the positive sizes of one sample")
+        require(
+            len(self.shape) > 0 and min(self.shape, default=0) > 0,
+            "shape: give the positive sizes of one sample",
+        )
         require(len(self.mean) == len(self.std), "mean and std need one number per channel each")
-        require(len(self.mean) in {0, 1, self.shape[0]}, f"mean and std need {self.shape[0]} numbers, one per channel")
+        require(
+            len(self.mean) in {0, 1, self.shape[0]},
+            f"mean and std need {self.shape[0]} numbers, one per channel",
+        )
         require(min(self.std, default=1.0) > 0, "std must be positive")
-        require(self.augment is None or len(self.shape) == 3, "augment works on images: shape must be C, H, W")
+        require(
+            self.augment is None or len(self.shape) == 3,
+            "augment works on images: shape must be C, H, W",
+        )
 
     @property
     def name(self) -> str:
@@ -121,7 +137,8 @@ class Dataset(ABC):
         raise DataError(
             f"the files of data set '{self.name}' are not there",
             where=f"data_root={root}",
-            expected=", ".join(map(str, missing[:6])) + (f" and {len(missing) - 6} more" if len(missing) > 6 else ""),
+            expected=", ".join(map(str, missing[:6]))
+            + (f" and {len(missing) - 6} more" if len(missing) > 6 else ""),
             do=self.ways(root),
         )
 
@@ -129,8 +146,14 @@ class Dataset(ABC):
         """How a user gets the files."""
         ways = []
         if self.can_download:
-            ways += ["run with dataset.download=true", f"run 'fedexp-data prepare {self.name}' once"]
-        ways += [f"put the files under {root}", "set data_root=FOLDER or the variable FEDEXP_DATA to where they are"]
+            ways += [
+                "run with dataset.download=true",
+                f"run 'fedexp-data prepare {self.name}' once",
+            ]
+        ways += [
+            f"put the files under {root}",
+            "set data_root=FOLDER or the variable FEDEXP_DATA to where they are",
+        ]
         return "; or ".join(ways)
 
     def load(self, root: Path, download: bool) -> Arrays:
@@ -146,7 +169,9 @@ class Dataset(ABC):
         cache = ArrayCache(root, self.name, self.recipe())
         stored = _stored(cache, files)
         if stored is None:
-            with cache.lock():  # of several jobs at once one downloads and decodes, the others take its result
+            with (
+                cache.lock()
+            ):  # of several jobs at once one downloads and decodes, the others take its result
                 stored = _stored(cache, files)
                 if stored is None:
                     arrays = verify(self, self.read(root, download))
@@ -162,13 +187,24 @@ class Dataset(ABC):
         files = self.expected_files(root)
         if not all(file.exists() for file in files):
             return None
-        known = ArrayCache(root, self.name, self.recipe()).known(files) if self.cache_version and files else None
+        known = (
+            ArrayCache(root, self.name, self.recipe()).known(files)
+            if self.cache_version and files
+            else None
+        )
         return known or self.load(root, download=False).fingerprint
 
     def recipe(self) -> tuple[str, ...]:
         """Everything but the files that decides what `read` returns."""
-        outside = {"mean", "std", "augment", "download"}  # applied to batches, or irrelevant once the files are there
-        own = tuple(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in outside)
+        outside = {
+            "mean",
+            "std",
+            "augment",
+            "download",
+        }  # applied to batches, or irrelevant once the files are there
+        own = tuple(
+            f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in outside
+        )
         return (f"{type(self).__module__}.{type(self).__qualname__}", str(self.cache_version), *own)
 
 
@@ -201,37 +237,61 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
             )
 
         if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-            raise fail("samples and labels must be torch tensors", "two tensors", f"{type(x)}, {type(y)}")
+            raise fail(
+                "samples and labels must be torch tensors", "two tensors", f"{type(x)}, {type(y)}"
+            )
         if (x.dtype != torch.uint8) if dataset.pixels else (not x.dtype.is_floating_point):
             expected = "uint8 (0..255)" if dataset.pixels else "floating point"
             raise fail(
-                "samples have the wrong dtype", f"{expected}, as the class's pixels = {dataset.pixels} says", x.dtype
+                "samples have the wrong dtype",
+                f"{expected}, as the class's pixels = {dataset.pixels} says",
+                x.dtype,
             )
         if tuple(x.shape[1:]) != dataset.shape:
-            raise fail("samples have the wrong shape", f"(n, {', '.join(map(str, dataset.shape))})", tuple(x.shape))
+            raise fail(
+                "samples have the wrong shape",
+                f"(n, {', '.join(map(str, dataset.shape))})",
+                tuple(x.shape),
+            )
         masks = dataset.targets == "masks"
-        form, dtype, top = (x.shape[2:], torch.uint8, 1) if masks else ((), torch.int64, dataset.num_classes - 1)
+        form, dtype, top = (
+            (x.shape[2:], torch.uint8, 1) if masks else ((), torch.int64, dataset.num_classes - 1)
+        )
         if y.dtype != dtype or y.dim() == 0 or y.shape[1:] != form:
             expected = f"(n, {', '.join(map(str, form))}) {dtype}"
-            raise fail(f"{dataset.targets} have the wrong form", expected, f"{tuple(y.shape)} {y.dtype}")
+            raise fail(
+                f"{dataset.targets} have the wrong form", expected, f"{tuple(y.shape)} {y.dtype}"
+            )
         if len(x) != len(y):
-            raise fail(f"samples and {dataset.targets} differ in number", f"{len(x)} {dataset.targets}", len(y))
+            raise fail(
+                f"samples and {dataset.targets} differ in number",
+                f"{len(x)} {dataset.targets}",
+                len(y),
+            )
         if len(y) == 0:
             raise fail("the split is empty", "one sample or more", 0)
         low, high = int(y.min()), int(y.max())
         if low < 0 or high > top:
-            raise fail(f"a {dataset.targets[:-1]} is out of range", f"0 .. {top}", f"{low} .. {high}")
+            raise fail(
+                f"a {dataset.targets[:-1]} is out of range", f"0 .. {top}", f"{low} .. {high}"
+            )
         if x.dtype.is_floating_point and not bool(torch.isfinite(x).all()):
             raise fail("a sample holds NaN or infinity", "finite numbers", "not finite")
     owner = arrays.train_owner
     if dataset.has_owners != (owner is not None) or (
         owner is not None
-        and (owner.shape != arrays.train_y.shape[:1] or owner.dtype != torch.int64 or int(owner.min()) < 0)
+        and (
+            owner.shape != arrays.train_y.shape[:1]
+            or owner.dtype != torch.int64
+            or int(owner.min()) < 0
+        )
     ):
         raise DataError(
             f"data set '{dataset.name}': samples' owners are not what was declared",
             where="train split",
-            expected=f"{len(arrays.train_y)} int64 numbers from 0" if dataset.has_owners else "none",
+            expected=f"{len(arrays.train_y)} int64 numbers from 0"
+            if dataset.has_owners
+            else "none",
             got="none" if owner is None else f"{tuple(owner.shape)} {owner.dtype}",
             do="correct the class's has_owners, or what its read() returns as train_owner",
         )

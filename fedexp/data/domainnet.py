@@ -42,8 +42,13 @@ class DomainNet(Dataset):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_image_shape(self.shape)
-        require(len(self.domains) == len(set(self.domains)) > 0, "domains: give one or more, each once")
-        require(self.per_class is None or self.per_class >= 1, "per_class: give 1 or more, or null for all")
+        require(
+            len(self.domains) == len(set(self.domains)) > 0, "domains: give one or more, each once"
+        )
+        require(
+            self.per_class is None or self.per_class >= 1,
+            "per_class: give 1 or more, or null for all",
+        )
 
     @property
     def name(self) -> str:
@@ -84,7 +89,9 @@ class DomainNet(Dataset):
             x = torch.from_numpy(decode_images([file for file, _ in entries], self.shape))
             return x, torch.tensor([label for _, label in entries], dtype=torch.int64)
 
-        owner = np.repeat(np.arange(len(self.domains), dtype=np.int64), [len(part) for part in splits[0]])
+        owner = np.repeat(
+            np.arange(len(self.domains), dtype=np.int64), [len(part) for part in splits[0]]
+        )
         return Arrays(*decoded(splits[0]), *decoded(splits[1]), train_owner=torch.from_numpy(owner))
 
     def _entries(self, home: Path, file: Path, names: dict[int, str]) -> list[_Entry]:

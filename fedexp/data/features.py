@@ -44,9 +44,13 @@ def featured(
         key = _key(given, weights)
         path = memo / key[:2] / f"{key}.safetensors"
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # a folder that cannot be written: each computes its own
+            with contextlib.suppress(
+                OSError
+            ):  # a folder that cannot be written: each computes its own
                 path.parent.mkdir(parents=True, exist_ok=True)
-                lock = stack.enter_context(FileLock(memo / f"{key}.lock"))  # of a sweep's runs one computes them
+                lock = stack.enter_context(
+                    FileLock(memo / f"{key}.lock")
+                )  # of a sweep's runs one computes them
                 stack.callback(Path(lock.lock_file).unlink, missing_ok=True)
             damaged = "stored features were damaged: they are computed again"
             stored = recalled(path, like.x.device, lambda: note(damaged))
@@ -56,7 +60,9 @@ def featured(
                     remember(path, tree)
                 except OSError as error:
                     note(f"features cannot be kept in {memo} ({error.strerror or error})")
-    parts = {name: Samples(tree[name], samples.y, dtype=samples.dtype) for name, samples in given.items()}
+    parts = {
+        name: Samples(tree[name], samples.y, dtype=samples.dtype) for name, samples in given.items()
+    }
     val, proxy = parts.get("val"), parts.get("proxy")
     return replace(data, train=parts["train"], test=parts["test"], val=val, proxy=proxy)
 
@@ -81,12 +87,19 @@ def _extract(splits: dict[str, Samples], weights: Weights, note: Callable[[str],
 
 def _key(splits: dict[str, Samples], weights: Weights) -> str:
     """Hash of everything that features depend on, to their last bits."""
-    kwargs = {key: value for key, value in weights.spec.kwargs if key not in ("pretrained", "sha256")}
+    kwargs = {
+        key: value for key, value in weights.spec.kwargs if key not in ("pretrained", "sha256")
+    }
     device: Tensor = next(iter(weights.params.values()))
     parts = [
         [weights.spec.arch, kwargs, digest(weights.params), digest(weights.buffers)],
         [[name, digest({"x": s.x}), s.mean, s.std, str(s.dtype)] for name, s in splits.items()],
         [device.device.type, torch.get_num_threads(), torch.get_float32_matmul_precision()],
-        code_hash({"model": {"_target_": weights.spec.arch}, "features": {"_target_": f"{__name__}.featured"}}),
+        code_hash(
+            {
+                "model": {"_target_": weights.spec.arch},
+                "features": {"_target_": f"{__name__}.featured"},
+            }
+        ),
     ]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()

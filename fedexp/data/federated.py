@@ -43,19 +43,36 @@ class Proxy:
 
     def __post_init__(self) -> None:
         if self.source == "none":
-            require(self.size == 0, f"proxy.size={self.size} has no effect: set proxy.source=train, test or noise")
-            require(self.dataset is None, "proxy.dataset has no effect: set proxy.source=train or test")
+            require(
+                self.size == 0,
+                f"proxy.size={self.size} has no effect: set proxy.source=train, test or noise",
+            )
+            require(
+                self.dataset is None, "proxy.dataset has no effect: set proxy.source=train or test"
+            )
         elif self.source == "noise":
-            require(not self.labelled, "noise has no labels: set proxy.source=train, or proxy.labelled=false")
-            require(self.dataset is None, "noise is of no data set: set proxy.dataset=null, or proxy.source=train")
+            require(
+                not self.labelled,
+                "noise has no labels: set proxy.source=train, or proxy.labelled=false",
+            )
+            require(
+                self.dataset is None,
+                "noise is of no data set: set proxy.dataset=null, or proxy.source=train",
+            )
             require(
                 isinstance(self.size, int) and self.size >= 1,
                 f"proxy.size must be a count with proxy.source=noise, e.g. 10000, got {self.size}",
             )
         elif isinstance(self.size, float):
-            require(0 < self.size <= 1, f"proxy.size={self.size} is no fraction: give one in (0, 1], or a whole number")
+            require(
+                0 < self.size <= 1,
+                f"proxy.size={self.size} is no fraction: give one in (0, 1], or a whole number",
+            )
         else:
-            require(self.size >= 1, f"proxy.size must be at least 1 with proxy.source={self.source}, got {self.size}")
+            require(
+                self.size >= 1,
+                f"proxy.size must be at least 1 with proxy.source={self.source}, got {self.size}",
+            )
         require(
             not self.resize or self.dataset is not None,
             "proxy.resize has no effect without proxy.dataset: set proxy.resize=false",
@@ -84,7 +101,9 @@ class Proxy:
                 got=other.name,
                 do="set proxy.dataset=null: then what the proxy takes from a split is taken away from it",
             )
-        resized = self.resize and other.pixels and main.pixels and other.shape[:-2] == main.shape[:-2]
+        resized = (
+            self.resize and other.pixels and main.pixels and other.shape[:-2] == main.shape[:-2]
+        )
         if other.shape != main.shape and not resized:
             raise ConfigError(
                 f"the proxy's samples do not fit networks for data set '{main.name}'",
@@ -159,14 +178,24 @@ class Division:
         if self.val_fraction and not isinstance(partition, CutPartition):
             partition = cut_validation(partition, self.val_fraction, seed_data)
             validate(partition, len(labels))
-        return Parts(train_at, test_at, proxy_at, held_at, labels, partition, generator.get_state(legacy=False))
+        return Parts(
+            train_at,
+            test_at,
+            proxy_at,
+            held_at,
+            labels,
+            partition,
+            generator.get_state(legacy=False),
+        )
 
     def proxy_count(self, n: int) -> int:
         """Samples that the server takes from a source of `n`; of noise no source is asked."""
         count = self.proxy.count(n)
         return count if self.limit_proxy is None else min(count, self.limit_proxy)
 
-    def _take_proxy(self, labels: np.ndarray, at: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    def _take_proxy(
+        self, labels: np.ndarray, at: np.ndarray, num_classes: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Positions of the proxy and of what remains, both ascending."""
         proxy, count = self.proxy, self.proxy_count(len(at))
         most = len(at) - 1 if proxy.dataset is None else len(at)
@@ -178,7 +207,9 @@ class Division:
                 got=proxy.size,
                 do="lower proxy.size, e.g. proxy.size=0.02",
             )
-        return _apart(balanced(labels[at], count, num_classes, numpy_generator(self.seed_data, "proxy")), at)
+        return _apart(
+            balanced(labels[at], count, num_classes, numpy_generator(self.seed_data, "proxy")), at
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,9 +245,17 @@ def federate(
     """
     proxy = division.proxy
     arrays = dataset.load(root, download)
-    other = None if proxy.dataset is None else proxy.dataset.load(root, download or proxy.dataset.download)
+    other = (
+        None
+        if proxy.dataset is None
+        else proxy.dataset.load(root, download or proxy.dataset.download)
+    )
     source = other or arrays
-    proxy_x, proxy_y = (source.test_x, source.test_y) if proxy.source == "test" else (source.train_x, source.train_y)
+    proxy_x, proxy_y = (
+        (source.test_x, source.test_y)
+        if proxy.source == "test"
+        else (source.train_x, source.train_y)
+    )
     if (proxy_x.dtype == torch.uint8) != (arrays.train_x.dtype == torch.uint8):
         raise DataError(
             "the proxy's samples and the clients' have no common unit to be normalised in",
@@ -232,7 +271,9 @@ def federate(
         if len(at) < len(y):
             x, y = x[torch.from_numpy(at)], y[torch.from_numpy(at)]
         augment = dataset.augment if training else None
-        return Samples(to_device(x, device), to_device(y, device), dataset.mean, dataset.std, augment, dtype)
+        return Samples(
+            to_device(x, device), to_device(y, device), dataset.mean, dataset.std, augment, dtype
+        )
 
     train = samples(arrays.train_x, arrays.train_y, parts.train_at, training=True)
     val = samples(arrays.train_x, arrays.train_y, parts.held_at) if division.held_out else None
@@ -295,7 +336,9 @@ def to_device(value: Tensor, device: torch.device) -> Tensor:
     return value.to(device)
 
 
-def balanced(labels: np.ndarray, size: int, num_classes: int, rng: np.random.Generator | None = None) -> np.ndarray:
+def balanced(
+    labels: np.ndarray, size: int, num_classes: int, rng: np.random.Generator | None = None
+) -> np.ndarray:
     """Ascending positions of `size` samples, class counts as equal as the supply allows.
 
     The first samples of each class, or random ones if `rng` is given. What does not divide goes to the first classes
@@ -313,7 +356,8 @@ def balanced(labels: np.ndarray, size: int, num_classes: int, rng: np.random.Gen
         else:
             quota[open_classes] += np.minimum(share, supply[open_classes] - quota[open_classes])
     chosen = [
-        (part if rng is None else rng.permutation(part))[:count] for part, count in zip(members, quota, strict=True)
+        (part if rng is None else rng.permutation(part))[:count]
+        for part, count in zip(members, quota, strict=True)
     ]
     return np.sort(np.concatenate(chosen))
 
@@ -383,16 +427,23 @@ def _hold_out(
             got=count,
             do="lower eval.held_out",
         )
-    return _apart(balanced(labels[at], count, num_classes, numpy_generator(seed_data, "held out")), at)
+    return _apart(
+        balanced(labels[at], count, num_classes, numpy_generator(seed_data, "held out")), at
+    )
 
 
 def _noise(count: int, shape: tuple[int, ...], seed_data: int) -> Tensor:
-    return torch.randint(256, (count, *shape), generator=torch_generator(seed_data, "proxy noise"), dtype=torch.uint8)
+    return torch.randint(
+        256, (count, *shape), generator=torch_generator(seed_data, "proxy noise"), dtype=torch.uint8
+    )
 
 
 def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
     """8-bit images (n, c, height, width) of another `size`, in parts: as floating-point numbers they are four times as large."""
-    parts = [F.interpolate(part.float(), size, mode="bilinear", antialias=True) for part in torch.split(images, 1000)]
+    parts = [
+        F.interpolate(part.float(), size, mode="bilinear", antialias=True)
+        for part in torch.split(images, 1000)
+    ]
     return torch.cat([part.round().clamp(0, 255).to(torch.uint8) for part in parts])
 
 

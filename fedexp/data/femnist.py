@@ -34,7 +34,10 @@ class Femnist(Dataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.num_classes in (DIGITS, ALL), "num_classes: 62 for all characters, 10 for the digits alone")
+        require(
+            self.num_classes in (DIGITS, ALL),
+            "num_classes: 62 for all characters, 10 for the digits alone",
+        )
         require(self.shape == (1, 28, 28), "shape: LEAF's images are [1, 28, 28]")
 
     @property
@@ -92,11 +95,18 @@ class Femnist(Dataset):
             found = []
             for user, count in counts.items():
                 data = content["user_data"][user]
-                x, y = np.asarray(data["x"], np.float64).reshape(-1, 784), np.asarray(data["y"], np.int64)
+                x, y = (
+                    np.asarray(data["x"], np.float64).reshape(-1, 784),
+                    np.asarray(data["y"], np.int64),
+                )
                 if not len(x) == len(y) == count:
-                    raise fail(f"user {user}: {len(x)} images, {len(y)} labels, num_samples {count}")
+                    raise fail(
+                        f"user {user}: {len(x)} images, {len(y)} labels, num_samples {count}"
+                    )
                 if count and not (x.min() >= 0 and x.max() <= 1 and y.min() >= 0 and y.max() < ALL):
-                    raise fail(f"user {user}: pixels {x.min()} .. {x.max()}, labels {y.min()} .. {y.max()}")
+                    raise fail(
+                        f"user {user}: pixels {x.min()} .. {x.max()}, labels {y.min()} .. {y.max()}"
+                    )
                 kept = y < self.num_classes
                 if kept.any():
                     images = np.rint(x[kept] * 255).astype(np.uint8).reshape(-1, 1, 28, 28)

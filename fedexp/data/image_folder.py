@@ -73,14 +73,23 @@ class ImageFolder(Dataset):
                 do=suggest(strange[0], classes) if strange else "add the missing class folders",
             )
         train, test = (
-            decode_classes([folder / name for name in classes], self.shape) for folder in (train_folder, test_folder)
+            decode_classes([folder / name for name in classes], self.shape)
+            for folder in (train_folder, test_folder)
         )
         return Arrays(*train, *test)
 
 
 def _classes(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.is_dir() and not entry.name.startswith(".")
+    )
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f" ... ({len(names)})" if len(names) > 8 else "") if names else "none"
+    return (
+        ", ".join(names[:8]) + (f" ... ({len(names)})" if len(names) > 8 else "")
+        if names
+        else "none"
+    )

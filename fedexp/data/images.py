@@ -13,9 +13,16 @@ from torch import Tensor
 
 from fedexp.core.errors import DataError
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
+EXTENSIONS = frozenset(
+    {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif"}
+)
 _CHUNK = 256
-_UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError)  # what Pillow's decoders raise on damaged files
+_UNDECODABLE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+)  # what Pillow's decoders raise on damaged files
 
 
 def decode_images(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
@@ -31,7 +38,9 @@ def decode_images(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
         for i in range(start, min(start + _CHUNK, len(files))):
             out[i] = _decode(files[i], channels, height, width)
 
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # decoders release the interpreter lock
+    with ThreadPoolExecutor(
+        max_workers=min(8, os.cpu_count() or 1)
+    ) as pool:  # decoders release the interpreter lock
         for _ in pool.map(chunk, range(0, len(files), _CHUNK)):
             pass
     return np.ascontiguousarray(out.transpose(0, 3, 1, 2))
@@ -82,7 +91,12 @@ def _decode(file: Path, channels: int, height: int, width: int) -> np.ndarray:
 
 
 def _damaged(file: Path, error: Exception) -> DataError:
-    return DataError("an image cannot be decoded", where=str(file), got=str(error), do="replace or remove the file")
+    return DataError(
+        "an image cannot be decoded",
+        where=str(file),
+        got=str(error),
+        do="replace or remove the file",
+    )
 
 
 def require_image_shape(shape: tuple[int, ...]) -> None:

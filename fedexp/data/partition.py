@@ -44,16 +44,25 @@ class Partitioner(ABC):
     """
 
     deals: ClassVar[Literal["labels", "owners"]] = "labels"  # what `draw` is given of each sample
-    one_class: ClassVar[bool] = False  # does it make sense where all samples are of one class, images with masks say?
-    scales: ClassVar[bool] = True  # can it be drawn for fewer clients and samples (limit.clients, limit.train)?
+    one_class: ClassVar[bool] = (
+        False  # does it make sense where all samples are of one class, images with masks say?
+    )
+    scales: ClassVar[bool] = (
+        True  # can it be drawn for fewer clients and samples (limit.clients, limit.train)?
+    )
 
     val_fraction: float = 0.0
     min_size: int = 1
     on_small: Literal["error", "allow", "drop", "repair"] = "error"
 
     def __post_init__(self) -> None:
-        require(0 <= self.val_fraction < 1, f"val_fraction must lie in [0, 1), got {self.val_fraction}")
-        require(self.min_size >= 1, f"min_size must be at least 1, got {self.min_size}; on_small=allow accepts all")
+        require(
+            0 <= self.val_fraction < 1, f"val_fraction must lie in [0, 1), got {self.val_fraction}"
+        )
+        require(
+            self.min_size >= 1,
+            f"min_size must be at least 1, got {self.min_size}; on_small=allow accepts all",
+        )
 
     @property
     def name(self) -> str:
@@ -67,10 +76,14 @@ class Partitioner(ABC):
             ConfigError: if `clients` or `num_classes` does not fit the scheme.
         """
         if clients < 1:
-            raise impossible("a partition needs a client", "clients", "1 or more", clients, "set clients=10")
+            raise impossible(
+                "a partition needs a client", "clients", "1 or more", clients, "set clients=10"
+            )
 
     @abstractmethod
-    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def draw(
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         """The scheme itself; sizes, disjointness and completeness are checked by `split`.
 
         Args:
@@ -79,7 +92,9 @@ class Partitioner(ABC):
             rng: the only source of randomness, ``RandomState(seed_data)`` untouched.
         """
 
-    def split(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def split(
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         """A valid partition: `draw`, then the policy for small clients.
 
         Raises:
@@ -87,7 +102,11 @@ class Partitioner(ABC):
         """
         self.check(clients, num_classes)
         drawn = self.draw(labels, num_classes, clients, rng)
-        info: dict[str, str | int | float | bool] = {"scheme": self.name, "pool": len(labels), "asked_clients": clients}
+        info: dict[str, str | int | float | bool] = {
+            "scheme": self.name,
+            "pool": len(labels),
+            "asked_clients": clients,
+        }
         drawn = replace(drawn, info=info | drawn.info)
         validate(drawn, len(labels))
         return validate(apply_small_policy(drawn, self.min_size, self.on_small), len(labels))
@@ -99,7 +118,9 @@ def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
     if order is None:
         return Partition(np.argsort(owner, kind="stable").astype(np.int64, copy=False), offsets)
-    return Partition(order[np.argsort(owner[order], kind="stable")].astype(np.int64, copy=False), offsets)
+    return Partition(
+        order[np.argsort(owner[order], kind="stable")].astype(np.int64, copy=False), offsets
+    )
 
 
 def validate(partition: Partition, n: int) -> Partition:
@@ -123,8 +144,15 @@ def validate(partition: Partition, n: int) -> Partition:
 
     offsets, indices = partition.offsets, partition.indices
     held = partition.held if isinstance(partition, CutPartition) else np.zeros(0, np.int64)
-    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(indices) or bool((np.diff(offsets) < 0).any()):
-        raise fail("offsets do not ascend from 0 to the number of indices", f"{len(offsets)} offsets")
+    if (
+        len(offsets) < 2
+        or offsets[0] != 0
+        or offsets[-1] != len(indices)
+        or bool((np.diff(offsets) < 0).any())
+    ):
+        raise fail(
+            "offsets do not ascend from 0 to the number of indices", f"{len(offsets)} offsets"
+        )
     seen = np.zeros(n, dtype=bool)
     for part in (indices, held):
         if len(part) and (int(part.min()) < 0 or int(part.max()) >= n):
@@ -132,7 +160,9 @@ def validate(partition: Partition, n: int) -> Partition:
         seen[part] = True
     distinct, listed = int(seen.sum()), len(indices) + len(held)
     if distinct != listed - int(partition.info.get("repeated_samples", 0)):
-        raise fail(f"{listed - distinct} samples are held twice", f"{listed} indices, {distinct} distinct")
+        raise fail(
+            f"{listed - distinct} samples are held twice", f"{listed} indices, {distinct} distinct"
+        )
     missing = n - distinct - int(partition.info.get("dropped_samples", 0))
     if missing:
         raise fail("samples are missing", f"{distinct} samples, {missing} too few")
@@ -150,7 +180,9 @@ def apply_small_policy(partition: Partition, min_size: int, on_small: str) -> Pa
     if not len(small) or on_small == "allow":
         return partition
     if on_small == "error":
-        shown = ", ".join(f"client {c} has {sizes[c]}" for c in small[:5]) + (" ..." if len(small) > 5 else "")
+        shown = ", ".join(f"client {c} has {sizes[c]}" for c in small[:5]) + (
+            " ..." if len(small) > 5 else ""
+        )
         raise DataError(
             f"{len(small)} of {len(sizes)} clients have fewer than min_size={min_size} samples",
             where=_where(partition),
@@ -211,7 +243,9 @@ def _repair(partition: Partition, small: np.ndarray, min_size: int) -> Partition
         for _ in range(min_size - int(sizes[client])):
             negative, donor = heapq.heappop(donors)
             left = -negative - 1
-            owner[partition.offsets[donor] + left] = client  # the donor's last sample that it still has
+            owner[partition.offsets[donor] + left] = (
+                client  # the donor's last sample that it still has
+            )
             if left > min_size:
                 heapq.heappush(donors, (-left, donor))
             moved += 1
@@ -228,8 +262,13 @@ def save_partition(partition: Partition, path: Path) -> None:
     if isinstance(partition, CutPartition):
         arrays |= {"held": partition.held, "held_offsets": partition.held_offsets}
     about = {"format": FORMAT, "sha256": partition.sha256, "info": partition.info}
-    metadata = {"fedexp": json.dumps(about, sort_keys=True)}  # one key: several are written in random order
-    write_bytes(path, save({k: np.ascontiguousarray(v, dtype=np.int64) for k, v in arrays.items()}, metadata))
+    metadata = {
+        "fedexp": json.dumps(about, sort_keys=True)
+    }  # one key: several are written in random order
+    write_bytes(
+        path,
+        save({k: np.ascontiguousarray(v, dtype=np.int64) for k, v in arrays.items()}, metadata),
+    )
 
 
 def load_partition(path: Path) -> Partition:
@@ -260,10 +299,16 @@ def load_partition(path: Path) -> Partition:
     partition = Partition(arrays["indices"], arrays["offsets"], info)
     if "held" in arrays:
         partition = CutPartition(
-            partition.indices, partition.offsets, info, held=arrays["held"], held_offsets=arrays["held_offsets"]
+            partition.indices,
+            partition.offsets,
+            info,
+            held=arrays["held"],
+            held_offsets=arrays["held_offsets"],
         )
     if partition.sha256 != metadata.get("sha256"):
-        raise _not_a_partition(path, "a sha256 that differs from the recorded one: the file is damaged")
+        raise _not_a_partition(
+            path, "a sha256 that differs from the recorded one: the file is damaged"
+        )
     return partition
 
 
@@ -280,5 +325,9 @@ def _not_a_partition(path: Path, got: str) -> DataError:
 def impossible(what: str, where: str, expected: object, got: object, do: str) -> ConfigError:
     """The error of a scheme's `check`."""
     return ConfigError(
-        what, where=f"partition.{where}" if where != "clients" else where, expected=expected, got=got, do=do
+        what,
+        where=f"partition.{where}" if where != "clients" else where,
+        expected=expected,
+        got=got,
+        do=do,
     )

@@ -35,25 +35,51 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
     clients, classes = shown.shape
     cell_height = 0.42 if clients <= 12 else 0.26 if clients <= 30 else max(0.085, 8.5 / clients)
     cell_width = 0.62 if classes <= 12 else 0.4 if classes <= 26 else max(0.09, 10.5 / classes)
-    map_width, map_height = min(max(cell_width * classes, 3.2), 14.0), min(max(cell_height * clients, 1.6), 16.0)
+    map_width, map_height = (
+        min(max(cell_width * classes, 3.2), 14.0),
+        min(max(cell_height * clients, 1.6), 16.0),
+    )
     left, right, bar, gap, bottom, top = 0.85, 1.25, 1.6, 0.15, 0.62, 0.9
     width, height = left + map_width + gap + bar + right, bottom + map_height + top
     figure = Figure(figsize=(width, height), dpi=120)
     FigureCanvasAgg(figure)
-    image_axes = figure.add_axes((left / width, bottom / height, map_width / width, map_height / height))
+    image_axes = figure.add_axes(
+        (left / width, bottom / height, map_width / width, map_height / height)
+    )
     _draw_map(image_axes, shown, rows, counts, cell=(map_width / classes, map_height / clients))
     bar_axes = figure.add_axes(
-        ((left + map_width + gap) / width, bottom / height, bar / width, map_height / height), sharey=image_axes
+        ((left + map_width + gap) / width, bottom / height, bar / width, map_height / height),
+        sharey=image_axes,
     )
     _draw_sizes(bar_axes, shown.sum(axis=1), labelled=map_height / clients >= 0.2)
     scale = min(map_height, 2.6)
     scale_axes = figure.add_axes(
-        ((width - 0.85) / width, (bottom + map_height - scale) / height, 0.13 / width, scale / height)
+        (
+            (width - 0.85) / width,
+            (bottom + map_height - scale) / height,
+            0.13 / width,
+            scale / height,
+        )
     )
     _draw_scale(figure.colorbar(image_axes.images[0], cax=scale_axes), int(max(1, counts.max())))
-    figure.text(left / width, 1 - 0.2 / height, title, ha="left", va="top", fontsize=11, color=_INK, weight="bold")
     figure.text(
-        left / width, 1 - 0.48 / height, _summary(counts, clients), ha="left", va="top", fontsize=9, color=_MUTED
+        left / width,
+        1 - 0.2 / height,
+        title,
+        ha="left",
+        va="top",
+        fontsize=11,
+        color=_INK,
+        weight="bold",
+    )
+    figure.text(
+        left / width,
+        1 - 0.48 / height,
+        _summary(counts, clients),
+        ha="left",
+        va="top",
+        fontsize=9,
+        color=_MUTED,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png")
@@ -88,12 +114,19 @@ def _ticks(n: int, length: float) -> np.ndarray:
     return np.arange(0, n, step)
 
 
-def _draw_map(axes: Axes, shown: np.ndarray, rows: np.ndarray, counts: np.ndarray, cell: tuple[float, float]) -> None:
+def _draw_map(
+    axes: Axes, shown: np.ndarray, rows: np.ndarray, counts: np.ndarray, cell: tuple[float, float]
+) -> None:
     clients, classes = shown.shape
     root = np.sqrt(shown)
     top = float(np.sqrt(max(1, counts.max())))
     axes.imshow(
-        np.where(shown > 0, root, np.nan), cmap=_colours(), vmin=0, vmax=top, aspect="auto", interpolation="nearest"
+        np.where(shown > 0, root, np.nan),
+        cmap=_colours(),
+        vmin=0,
+        vmax=top,
+        aspect="auto",
+        interpolation="nearest",
     )
     ticks = _ticks(classes, cell[0] * classes)
     axes.set_xticks(ticks, [str(t) for t in ticks])
@@ -116,11 +149,25 @@ def _draw_map(axes: Axes, shown: np.ndarray, rows: np.ndarray, counts: np.ndarra
         return
     for i, j in zip(*np.nonzero(shown), strict=True):
         dark = root[i, j] > 0.55 * top
-        axes.text(j, i, str(shown[i, j]), ha="center", va="center", fontsize=8, color="white" if dark else _INK)
+        axes.text(
+            j,
+            i,
+            str(shown[i, j]),
+            ha="center",
+            va="center",
+            fontsize=8,
+            color="white" if dark else _INK,
+        )
 
 
 def _draw_sizes(axes: Axes, sizes: np.ndarray, labelled: bool) -> None:
-    axes.barh(np.arange(len(sizes)), sizes, height=0.72 if len(sizes) <= 60 else 1.0, color=_BAR, linewidth=0)
+    axes.barh(
+        np.arange(len(sizes)),
+        sizes,
+        height=0.72 if len(sizes) <= 60 else 1.0,
+        color=_BAR,
+        linewidth=0,
+    )
     most = int(max(1, sizes.max()))
     axes.set_xlim(0, most * (1.42 if labelled else 1.05))
     axes.set_xticks([0, most], ["0", f"{most:,}"])
@@ -140,7 +187,9 @@ def _draw_scale(scale: Colorbar, most: int) -> None:
     for share in (0.1, 0.4):  # round numbers in between
         unit = 10 ** (len(str(max(1, int(most * share)))) - 1)
         values.add(max(1, round(most * share / unit) * unit))
-    scale.set_ticks(np.sqrt(sorted(values)).tolist(), labels=[f"{value:,}" for value in sorted(values)])
+    scale.set_ticks(
+        np.sqrt(sorted(values)).tolist(), labels=[f"{value:,}" for value in sorted(values)]
+    )
     scale.outline.set_edgecolor("#c5ccd3")
     scale.ax.tick_params(length=2, labelsize=7, color="#c5ccd3", labelcolor=_INK)
     scale.ax.set_title("count", fontsize=7.5, color=_MUTED, pad=7, loc="left")
@@ -149,5 +198,7 @@ def _draw_scale(scale: Colorbar, most: int) -> None:
 def _colours() -> Colormap:
     from matplotlib.colors import LinearSegmentedColormap
 
-    colours = LinearSegmentedColormap.from_list("counts", ["#e4f0f5", "#7fb6cf", "#2f7da8", "#0d4270"])
+    colours = LinearSegmentedColormap.from_list(
+        "counts", ["#e4f0f5", "#7fb6cf", "#2f7da8", "#0d4270"]
+    )
     return colours.with_extremes(bad="white")

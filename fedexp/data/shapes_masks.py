@@ -46,7 +46,9 @@ class ShapesMasks(Dataset):
         super().__post_init__()
         require_image_shape(self.shape)
         for name in ("samples", "test_samples"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+            require(
+                getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}"
+            )
         require(self.noise >= 0, f"noise must not be negative, got {self.noise}")
 
     @property
@@ -62,7 +64,9 @@ class ShapesMasks(Dataset):
         rng = numpy_generator("shapes_masks", self.seed, split, "shapes")
         drawn = rng.random((n, 7 + 2 * channels), np.float32)[:, :, None, None]  # a row an image
         kind, turn, shade = np.floor(3 * drawn[:, 0]), np.pi * drawn[:, 1], 2 * np.pi * drawn[:, 2]
-        y, x = np.meshgrid((np.arange(height) + 0.5) / height, (np.arange(width) + 0.5) / width, indexing="ij")
+        y, x = np.meshgrid(
+            (np.arange(height) + 0.5) / height, (np.arange(width) + 0.5) / width, indexing="ij"
+        )
         dx, dy = x - (0.3 + 0.4 * drawn[:, 3]), y - (0.3 + 0.4 * drawn[:, 4])
         u = (dx * np.cos(turn) + dy * np.sin(turn)) / (0.18 + 0.17 * drawn[:, 5])
         v = (dy * np.cos(turn) - dx * np.sin(turn)) / (0.18 + 0.17 * drawn[:, 6])

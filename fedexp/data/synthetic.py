@@ -45,15 +45,22 @@ class Synthetic(Dataset):
 
     def __post_init__(self) -> None:
         for name in ("samples", "test_samples", "features"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+            require(
+                getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}"
+            )
         require(self.separation >= 0, f"separation must not be negative, got {self.separation}")
         object.__setattr__(self, "shape", (self.features,))
         super().__post_init__()
 
     def read(self, root: Path, download: bool) -> Arrays:
         rng = numpy_generator("synthetic", self.seed, "centres", self.num_classes, self.features)
-        centres = self.separation * rng.standard_normal((self.num_classes, self.features), np.float32)
-        return Arrays(*self._split("train", self.samples, centres), *self._split("test", self.test_samples, centres))
+        centres = self.separation * rng.standard_normal(
+            (self.num_classes, self.features), np.float32
+        )
+        return Arrays(
+            *self._split("train", self.samples, centres),
+            *self._split("test", self.test_samples, centres),
+        )
 
     def _split(self, split: str, n: int, centres: np.ndarray) -> tuple[Tensor, Tensor]:
         """(n, features) uint8 and (n,) labels; beside them only one chunk is in memory."""

@@ -42,7 +42,10 @@ def partition_table(counts: np.ndarray) -> Table:
             cells = [_cell(value) for value in values]
         else:
             most = [k for k in np.argsort(-values, kind="stable")[:6] if values[k]]
-            cells = [", ".join(f"{k}: {values[k]:,}" for k in most) + (", ..." if distinct > len(most) else "")]
+            cells = [
+                ", ".join(f"{k}: {values[k]:,}" for k in most)
+                + (", ..." if distinct > len(most) else "")
+            ]
         table.add_row(name, f"{size:,}", str(distinct), *cells)
 
     def add_clients(which: range) -> None:
@@ -56,10 +59,18 @@ def partition_table(counts: np.ndarray) -> Table:
         table.add_row("...", "", "", *([""] * (classes if wide else 1)))
         add_clients(range(clients - _EDGE, clients))
         table.add_section()
-        for name, share in (("min", 0.0), ("25 %", 0.25), ("median", 0.5), ("75 %", 0.75), ("max", 1.0)):
+        for name, share in (
+            ("min", 0.0),
+            ("25 %", 0.25),
+            ("median", 0.5),
+            ("75 %", 0.75),
+            ("max", 1.0),
+        ):
             quantile = np.quantile(counts, share, axis=0, method="nearest") if wide else None
             cells = [_cell(value) for value in quantile] if quantile is not None else [""]
-            size, distinct = (np.quantile(values, share, method="nearest") for values in (sizes, held))
+            size, distinct = (
+                np.quantile(values, share, method="nearest") for values in (sizes, held)
+            )
             table.add_row(name, f"{int(size):,}", str(int(distinct)), *cells)
     table.add_section()
     total = counts.sum(axis=0)

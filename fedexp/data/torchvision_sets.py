@@ -17,7 +17,8 @@ from fedexp.data._torchvision import torchvision_datasets
 from fedexp.data.dataset import Arrays, Dataset
 
 _IDX = tuple(
-    f"{part}-ubyte" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    f"{part}-ubyte"
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 )
 _FILES = {  # below the data root, as torchvision lays them out
     "MNIST": tuple(f"MNIST/raw/{name}" for name in _IDX),
@@ -68,11 +69,23 @@ class TorchvisionSet(Dataset):
         try:
             for train in (True, False):
                 choice: dict[str, Any] = (
-                    {"split": "train" if train else "test"} if self.source == "SVHN" else {"train": train}
+                    {"split": "train" if train else "test"}
+                    if self.source == "SVHN"
+                    else {"train": train}
                 )
                 splits.append(_arrays(kind(str(root), download=fetch, **choice), self.source))
         except (
-            *(RuntimeError, OSError, URLError, ValueError, TypeError, AssertionError, EOFError, KeyError, IndexError),
+            *(
+                RuntimeError,
+                OSError,
+                URLError,
+                ValueError,
+                TypeError,
+                AssertionError,
+                EOFError,
+                KeyError,
+                IndexError,
+            ),
             pickle.UnpicklingError,
         ) as error:
             if fetch:
@@ -98,7 +111,10 @@ def _arrays(loaded: Any, source: str) -> tuple[Tensor, Tensor]:
     if source in ("MNIST", "FashionMNIST"):
         x, y = loaded.data[:, None], loaded.targets
     elif source == "SVHN":
-        x, y = torch.from_numpy(np.ascontiguousarray(loaded.data)), torch.from_numpy(np.atleast_1d(loaded.labels))
+        x, y = (
+            torch.from_numpy(np.ascontiguousarray(loaded.data)),
+            torch.from_numpy(np.atleast_1d(loaded.labels)),
+        )
     else:
         x = torch.from_numpy(np.ascontiguousarray(loaded.data.transpose(0, 3, 1, 2)))
         y = torch.tensor(loaded.targets)

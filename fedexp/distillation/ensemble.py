@@ -46,11 +46,19 @@ class Ensemble:
     """
 
     def __init__(
-        self, teachers: Sequence[Weights], at_once: int | None = None, *, stacked: bool = False, bf16: bool = False
+        self,
+        teachers: Sequence[Weights],
+        at_once: int | None = None,
+        *,
+        stacked: bool = False,
+        bf16: bool = False,
     ) -> None:
         require(len(teachers) > 0, "an ensemble needs a teacher")
         first = next(iter(teachers[0].params.values()))
-        self._nets = {spec: Net(spec, first.device, first.dtype) for spec in dict.fromkeys(t.spec for t in teachers)}
+        self._nets = {
+            spec: Net(spec, first.device, first.dtype)
+            for spec in dict.fromkeys(t.spec for t in teachers)
+        }
         for net in self._nets.values():
             net.train(False)
         self._teachers = list(teachers)
@@ -76,15 +84,24 @@ class Ensemble:
     def each(self, inputs: Tensor) -> Tensor:
         """(m, b, C) logits of every teacher."""
         if self._stacks:
-            return torch.cat([self._together(start, inputs, False, False)[0] for start in self._starts])
-        return torch.stack([self._alone(teacher, inputs, False, False)[0] for teacher in self._teachers])
+            return torch.cat(
+                [self._together(start, inputs, False, False)[0] for start in self._starts]
+            )
+        return torch.stack(
+            [self._alone(teacher, inputs, False, False)[0] for teacher in self._teachers]
+        )
 
     def __call__(self, inputs: Tensor, weights: Tensor | None = None) -> Tensor:
         """(b, C) ensemble logits of normalised inputs, as in `show`."""
         return self.show(inputs, weights).logits
 
     def show(
-        self, inputs: Tensor, weights: Tensor | None = None, *, norms: bool = False, features: bool = False
+        self,
+        inputs: Tensor,
+        weights: Tensor | None = None,
+        *,
+        norms: bool = False,
+        features: bool = False,
     ) -> Shown:
         """D(x) and what was asked for; gradients flow to `inputs`.
 
@@ -102,7 +119,9 @@ class Ensemble:
             logits, statistics, activation = _total(sums, inputs, starts)
         return Shown(logits, statistics / m, activation / m)
 
-    def _sums(self, inputs: Tensor, start: int, *, shares: Tensor, norms: bool, features: bool) -> Sums:
+    def _sums(
+        self, inputs: Tensor, start: int, *, shares: Tensor, norms: bool, features: bool
+    ) -> Sums:
         """Over the teachers of the part from `start` on: of weighted logits, of distances of statistics, of activations."""
         if self._stacks:
             each, distances, sizes = self._together(start, inputs, norms, features)
@@ -126,15 +145,23 @@ class Ensemble:
         return found
 
     def _alone(self, teacher: Weights, inputs: Tensor, norms: bool, features: bool) -> Sums:
-        return self._seen(self._nets[teacher.spec], inputs, norms, features, teacher.params, teacher.buffers)
+        return self._seen(
+            self._nets[teacher.spec], inputs, norms, features, teacher.params, teacher.buffers
+        )
 
-    def _seen(self, net: Net, inputs: Tensor, norms: bool, features: bool, params: Tree, buffers: Tree) -> Sums:
+    def _seen(
+        self, net: Net, inputs: Tensor, norms: bool, features: bool, params: Tree, buffers: Tree
+    ) -> Sums:
         """One teacher's logits (b, C), distance of statistics and mean absolute feature; scalars are 0 if not asked for."""
         with torch.autocast(inputs.device.type, torch.bfloat16) if self._bf16 else nullcontext():
             seen = net.observe(params, buffers, inputs, norms=norms, features=features)
         nothing = inputs.new_zeros(())
         size = nothing if seen.features is None else seen.features.to(inputs.dtype).abs().mean()
-        return seen.output.to(inputs.dtype), nothing + distance_of_statistics(seen.norms, buffers), size
+        return (
+            seen.output.to(inputs.dtype),
+            nothing + distance_of_statistics(seen.norms, buffers),
+            size,
+        )
 
 
 def _stack(teachers: Sequence[Weights]) -> tuple[Tree, Tree]:
@@ -158,7 +185,11 @@ def _total(sums: Callable[[Tensor, int], Sums], inputs: Tensor, starts: range) -
     logits, statistics, activation = sums(inputs, starts[0])
     for start in starts[1:]:
         more = sums(inputs, start)
-        logits, statistics, activation = logits + more[0], statistics + more[1], activation + more[2]
+        logits, statistics, activation = (
+            logits + more[0],
+            statistics + more[1],
+            activation + more[2],
+        )
     return logits, statistics, activation
 
 
@@ -169,7 +200,9 @@ class _InParts(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, sums: Callable[[Tensor, int], Sums], starts: range) -> Sums:
+    def forward(
+        ctx: Any, inputs: Tensor, sums: Callable[[Tensor, int], Sums], starts: range
+    ) -> Sums:
         ctx.save_for_backward(inputs)
         ctx.sums, ctx.starts = sums, starts
         return _total(sums, inputs, starts)
@@ -181,8 +214,12 @@ class _InParts(torch.autograd.Function):
         for start in ctx.starts:
             with torch.enable_grad():
                 outputs = ctx.sums(inputs, start)
-            pairs = [(out, c) for out, c in zip(outputs, cotangents, strict=True) if out.requires_grad]
-            total += torch.autograd.grad([out for out, _ in pairs], inputs, [c for _, c in pairs])[0]
+            pairs = [
+                (out, c) for out, c in zip(outputs, cotangents, strict=True) if out.requires_grad
+            ]
+            total += torch.autograd.grad([out for out, _ in pairs], inputs, [c for _, c in pairs])[
+                0
+            ]
         return total, None, None
 
 
@@ -199,7 +236,11 @@ def distance_of_statistics(norms: Tree, buffers: Tree) -> Tensor:
     for name, value in norms.items():
         if f"{name}.running_mean" in buffers:  # a BatchNorm may keep no statistics
             exact = value.to(torch.promote_types(value.dtype, torch.float32))
-            var, mean = torch.var_mean(exact, [d for d in range(value.dim()) if d != 1], correction=0)
+            var, mean = torch.var_mean(
+                exact, [d for d in range(value.dim()) if d != 1], correction=0
+            )
             for found, kept in ((mean, "running_mean"), (var, "running_var")):
-                total = total + torch.linalg.vector_norm(found - buffers[f"{name}.{kept}"].to(found))
+                total = total + torch.linalg.vector_norm(
+                    found - buffers[f"{name}.{kept}"].to(found)
+                )
     return total

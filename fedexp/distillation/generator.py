@@ -30,15 +30,22 @@ class Generator(nn.Module):
         super().__init__()
         require(min(nz, ngf) >= 1, f"nz and ngf must be at least 1, got {nz=}, {ngf=}")
         c, height, width = shape
-        require(height % 4 == width % 4 == 0, f"height and width must be multiples of 4, got {height} x {width}")
+        require(
+            height % 4 == width % 4 == 0,
+            f"height and width must be multiples of 4, got {height} x {width}",
+        )
         self.start = (2 * ngf, height // 4, width // 4)
         self.linear = nn.Linear(nz, math.prod(self.start))
         self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for channels in (2 * ngf, 2 * ngf, ngf))
-        self.convs = nn.ModuleList(nn.Conv2d(2 * ngf, n, 3, padding=1, bias=False) for n in (2 * ngf, ngf))
+        self.convs = nn.ModuleList(
+            nn.Conv2d(2 * ngf, n, 3, padding=1, bias=False) for n in (2 * ngf, ngf)
+        )
         self.output = nn.Conv2d(ngf, c, 3, padding=1)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d | nn.BatchNorm2d):
-                nn.init.normal_(module.weight, 1.0 if isinstance(module, nn.BatchNorm2d) else 0.0, 0.02)
+                nn.init.normal_(
+                    module.weight, 1.0 if isinstance(module, nn.BatchNorm2d) else 0.0, 0.02
+                )
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
@@ -69,4 +76,6 @@ def generator_spec(shape: tuple[int, ...], nz: int, ngf: int) -> ModelSpec:
             got=f"({', '.join(map(str, shape))})",
             do="choose another data set, or pad its images",
         )
-    return ModelSpec(f"{__name__}.{Generator.__name__}", (("ngf", ngf), ("nz", nz), ("shape", tuple(shape))))
+    return ModelSpec(
+        f"{__name__}.{Generator.__name__}", (("ngf", ngf), ("nz", nz), ("shape", tuple(shape)))
+    )

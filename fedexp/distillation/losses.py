@@ -30,7 +30,9 @@ def kl(teacher: Tensor, student: Tensor, tau: float = 1.0) -> Tensor:
     return tau**2 * F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
 
 
-def boundary_support(teacher: Tensor, student: Tensor, tau: float = 1.0, mask: Mask = "disagree") -> Tensor:
+def boundary_support(
+    teacher: Tensor, student: Tensor, tau: float = 1.0, mask: Mask = "disagree"
+) -> Tensor:
     """``L_div = -(1 / b) sum_i omega_i KL_tau(teacher_i || student_i)``, at most 0 (FedSyn, Zhang et al. 2021, Eq. 6).
 
     Divided by b, not by the number of samples that count.
@@ -78,11 +80,16 @@ def total_variation(images: Tensor, form: Variation = "l2") -> Tensor:
         form: ``l2``: the sum of the four Frobenius norms over the whole batch (DeepInversion's code for CIFAR-10); ``l1``: of the
             four mean absolute differences (the other form in DeepInversion's code).
     """
-    across, down = images[..., :, 1:] - images[..., :, :-1], images[..., 1:, :] - images[..., :-1, :]
+    across, down = (
+        images[..., :, 1:] - images[..., :, :-1],
+        images[..., 1:, :] - images[..., :-1, :],
+    )
     falling = images[..., 1:, 1:] - images[..., :-1, :-1]
     rising = images[..., 1:, :-1] - images[..., :-1, 1:]
     measure = torch.linalg.vector_norm if form == "l2" else _mean_size
-    return torch.stack([measure(difference) for difference in (across, down, falling, rising)]).sum()
+    return torch.stack(
+        [measure(difference) for difference in (across, down, falling, rising)]
+    ).sum()
 
 
 def _mean_size(values: Tensor) -> Tensor:

@@ -36,6 +36,10 @@ def generated(generator: Weights, student: Weights, nz: int, env: Env) -> tuple[
     """(n, c, H, W) images of fresh noise (n, `nz`), and the classes (n,) that the student sees in them."""
     random = torch_generator(env.seed, "pictures", env.round)
     noise = torch.randn(_DRAWN * env.num_classes, nz, generator=random).to(env.device, env.dtype)
-    images_of, answer, view = generated_by(generator), answers(student), View.of("none", env, "pictures")
+    images_of, answer, view = (
+        generated_by(generator),
+        answers(student),
+        View.of("none", env, "pictures"),
+    )
     images = [images_of({**generator.params, "z": z}) for z in torch.split(noise, _AT_ONCE)]
     return torch.cat(images), torch.cat([answer(view.inputs(part, 0)).argmax(1) for part in images])

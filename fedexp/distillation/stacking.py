@@ -24,7 +24,9 @@ _REPEATS = 5
 _GAIN = 0.95  # of the time in turn: what gains less is no reason to stack
 
 
-def stacks(running: Running, teachers: Sequence[Weights], at_once: int | None, inputs: Tensor) -> bool:
+def stacks(
+    running: Running, teachers: Sequence[Weights], at_once: int | None, inputs: Tensor
+) -> bool:
     """Whether `teachers` shall run stacked on inputs like `inputs` (b, ...), in parts of `at_once` as `Ensemble` has it.
 
     With ``auto`` those of several architectures run one after the other, others as is faster; memory does not count.

@@ -22,7 +22,9 @@ from fedexp.server_training.optimizers import Optimizer
 
 def fresh_student(env: Env) -> Weights:
     """The server's network under a seed of the round's own."""
-    return Weights.init(env.server_spec, seed_of(env.seed, "student", env.round), env.device, env.dtype)
+    return Weights.init(
+        env.server_spec, seed_of(env.seed, "student", env.round), env.device, env.dtype
+    )
 
 
 def distil(

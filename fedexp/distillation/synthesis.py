@@ -83,7 +83,9 @@ def synthesise(
             loss, images = torch.where(better, loss, best), torch.where(better, images, kept)
         best, kept = loss, images
         learned, state = optimizer.step(learned, grads, state, lr)
-    table = torch.stack([torch.stack([value.double() for value in row.values()]) for row in rows]).tolist()
+    table = torch.stack(
+        [torch.stack([value.double() for value in row.values()]) for row in rows]
+    ).tolist()
     terms = [dict(zip(rows[0], values, strict=True)) for values in table]
     bad = next((step for step, row in enumerate(terms) if not math.isfinite(row["loss"])), None)
     if bad is not None:
@@ -116,7 +118,9 @@ def generate(
     generator = Weights.init(spec, seed, z.device, z.dtype)
     learned = {**generator.params, "z": z}
     state = optimizer.init(learned)
-    return synthesise(learned, state, generated_by(generator, precision), terms_of, optimizer, lr, steps)
+    return synthesise(
+        learned, state, generated_by(generator, precision), terms_of, optimizer, lr, steps
+    )
 
 
 def generated_by(generator: Weights, precision: Precision = "float32") -> Callable[[Tree], Tensor]:
@@ -128,7 +132,9 @@ def generated_by(generator: Weights, precision: Precision = "float32") -> Callab
     first = next(iter(generator.params.values()))
     net = Net(generator.spec, first.device, first.dtype, precision)
     net.train()
-    buffers = {name: value.clone() for name, value in generator.buffers.items()}  # which training mode changes
+    buffers = {
+        name: value.clone() for name, value in generator.buffers.items()
+    }  # which training mode changes
 
     def images_of(learned: Tree) -> Tensor:
         params = {name: learned[name] for name in generator.params}

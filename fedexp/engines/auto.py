@@ -28,5 +28,7 @@ class Auto(Engine):
         """Workers were chosen where a process was given fewer threads than there are."""
         return Workers().adopt(computing, threads, budget) if threads < budget else computing
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         raise RuntimeError("engine=auto makes its choice before it trains")

@@ -42,7 +42,9 @@ class Memo(Engine):
     byte for byte. Of several processes that ask for the same jobs, one trains them and the others wait.
     """
 
-    def __init__(self, inner: Engine, root: Path, max_gb: float, numerics: Numerics, code: str) -> None:
+    def __init__(
+        self, inner: Engine, root: Path, max_gb: float, numerics: Numerics, code: str
+    ) -> None:
         self.inner = inner
         self.root = root
         self.max_bytes = max_gb * 1e9
@@ -63,7 +65,9 @@ class Memo(Engine):
     def close(self) -> None:
         self.inner.close()
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         if not jobs or not all(job.first for job in jobs):
             yield from self.inner.map(jobs, data)
             return
@@ -73,7 +77,9 @@ class Memo(Engine):
         with self._locked(self.root / f"{together}.lock"):
             known = [self._answers(job, key, data) for job, key in zip(jobs, keys, strict=True)]
             asked = [
-                replace(job, probes=tuple(probe for probe in job.probes if probe.name not in answers))
+                replace(
+                    job, probes=tuple(probe for probe in job.probes if probe.name not in answers)
+                )
                 for job, answers in zip(jobs, known, strict=True)
             ]
             self._written = 0
@@ -108,7 +114,9 @@ class Memo(Engine):
             lock.release()
 
     def _unusable(self, error: OSError) -> None:
-        self._tell("unusable", f"cannot be written ({error.strerror or error}): client work is not kept")
+        self._tell(
+            "unusable", f"cannot be written ({error.strerror or error}): client work is not kept"
+        )
 
     def _damaged(self) -> None:
         self._tell("damaged", "has damaged entries: they are deleted and computed again")
@@ -120,12 +128,20 @@ class Memo(Engine):
             self.note(f"the memo {self.root} {text}")
 
     def _results(
-        self, jobs: Sequence[ClientJob], keys: list[str], parts: list[list[int]], data: FederatedData
+        self,
+        jobs: Sequence[ClientJob],
+        keys: list[str],
+        parts: list[list[int]],
+        data: FederatedData,
     ) -> Generator[ClientResult, None, None]:
         """Models from the folder where it has them, all else from the engine."""
         loaded: dict[int, ClientResult] = {}  # models that are to be asked lie in memory together
         for i, job in enumerate(jobs):
-            if job.probes and not job.trained and (stored := self._load(keys[i], job, data)) is not None:
+            if (
+                job.probes
+                and not job.trained
+                and (stored := self._load(keys[i], job, data)) is not None
+            ):
                 loaded[i] = stored
         there = [
             job.trained or i in loaded or (not job.probes and self._path(keys[i]).exists())
@@ -137,7 +153,11 @@ class Memo(Engine):
                 if job.trained:
                     yield asked.result(i) if job.probes else answered(job, data)
                     continue
-                stored = None if i in asked.missing else loaded.pop(i, None) or self._load(key, job, data)
+                stored = (
+                    None
+                    if i in asked.missing
+                    else loaded.pop(i, None) or self._load(key, job, data)
+                )
                 if stored is not None:
                     self.hits += 1
                     self._recalled += stored.num_steps
@@ -152,29 +172,52 @@ class Memo(Engine):
         """Those to the job's probes that lie beside the model of this key."""
         answers = {}
         for probe in job.probes:
-            found = recalled(self._path(_answer_key(key, probe)), data.train.x.device, self._damaged)
+            found = recalled(
+                self._path(_answer_key(key, probe)), data.train.x.device, self._damaged
+            )
             if found is not None:
                 answers[probe.name], _ = found
         return answers
 
-    def _keys(self, jobs: Sequence[ClientJob], parts: list[list[int]], data: FederatedData) -> list[str]:
+    def _keys(
+        self, jobs: Sequence[ClientJob], parts: list[list[int]], data: FederatedData
+    ) -> list[str]:
         digests: dict[int, str] = {}  # many clients share one start
         keys = [""] * len(jobs)
         for part in parts:
             sizes = [data.partition.size(jobs[i].client) for i in part]
             for place, i in enumerate(part):
-                company = [sizes, place] if len(part) > 1 else []  # last bits depend on who is padded to whose size
+                company = (
+                    [sizes, place] if len(part) > 1 else []
+                )  # last bits depend on who is padded to whose size
                 keys[i] = self._key(jobs[i], company, data, digests)
         return keys
 
-    def _key(self, job: ClientJob, company: list[Any], data: FederatedData, digests: dict[int, str]) -> str:
+    def _key(
+        self, job: ClientJob, company: list[Any], data: FederatedData, digests: dict[int, str]
+    ) -> str:
         start = digests.get(id(job.start))
         if start is None:
             start = digests[id(job.start)] = digest(job.start.params) + digest(job.start.buffers)
         shared = {name: digest(tree) for name, tree in job.shared.items()}
         state = {name: digest(tree) for name, tree in (job.state or {}).items()}
-        parts = [self._base, job.client, start, repr(job.start.spec), _described(job.trainer), _described(job.task)]
-        parts += [repr(job.budget), job.seed, shared, state, sorted(job.frozen), job.trained, company]
+        parts = [
+            self._base,
+            job.client,
+            start,
+            repr(job.start.spec),
+            _described(job.trainer),
+            _described(job.task),
+        ]
+        parts += [
+            repr(job.budget),
+            job.seed,
+            shared,
+            state,
+            sorted(job.frozen),
+            job.trained,
+            company,
+        ]
         parts += [*_client_data(data, job.client), repr(data.train.augment)]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
@@ -263,12 +306,17 @@ class _Asked:
         self._inner, self._jobs, self._data = inner, jobs, data
         self._part_of = {i: part for part in parts for i in part}
         self.missing = {i for part in parts if not all(there[j] for j in part) for i in part}
-        self._asked = {i: jobs[i] for i in sorted(self.missing | {i for i, job in enumerate(jobs) if job.probes})}
+        self._asked = {
+            i: jobs[i]
+            for i in sorted(self.missing | {i for i, job in enumerate(jobs) if job.probes})
+        }
         for i in loaded:
             if i not in self.missing:
                 self._asked[i] = jobs[i].asking(loaded[i].weights, jobs[i].probes)
         self._done: dict[int, ClientResult] = {}
-        alone = all(len(part) == 1 for part in parts)  # else a shorter list of jobs would be split another way
+        alone = all(
+            len(part) == 1 for part in parts
+        )  # else a shorter list of jobs would be split another way
         self._together = alone or not self.missing or len(self.missing) == len(jobs)
         self._stream = self._from(0)
 

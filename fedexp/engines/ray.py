@@ -15,12 +15,23 @@ from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.engines.ray_actor import code_of
-from fedexp.engines.ray_cluster import DEPTH, START_SECONDS, Connection, Crew, Member, losses, unforeseen
+from fedexp.engines.ray_cluster import (
+    DEPTH,
+    START_SECONDS,
+    Connection,
+    Crew,
+    Member,
+    losses,
+    unforeseen,
+)
 from fedexp.engines.ray_wire import Packer, Parcel, Reply, SentData, SentResult
 
 MAX_LOSSES = 3  # actors that may die over the same jobs before the jobs are to blame
 _STACK = 8  # about as many clients each, where it is open how many actors divide them
-_PARCEL_CHUNKS, _PARCEL_BYTES = 8, 1 << 24  # small jobs travel together: a message costs about a millisecond
+_PARCEL_CHUNKS, _PARCEL_BYTES = (
+    8,
+    1 << 24,
+)  # small jobs travel together: a message costs about a millisecond
 
 
 @dataclass
@@ -42,23 +53,31 @@ class Ray(Engine):
     actors: int | Literal["auto"] = "auto"
     threads: int = 1
     gpus: float = 0.0
-    inner: dict[str, Any] = field(default_factory=lambda: {"_target_": "fedexp.engines.serial.Serial"})
+    inner: dict[str, Any] = field(
+        default_factory=lambda: {"_target_": "fedexp.engines.serial.Serial"}
+    )
 
     def __post_init__(self) -> None:
         require(self.threads >= 1, f"engine.threads must be at least 1, got {self.threads}")
-        require(self.actors == "auto" or self.actors >= 1, f"engine.actors must be at least 1, got {self.actors}")
+        require(
+            self.actors == "auto" or self.actors >= 1,
+            f"engine.actors must be at least 1, got {self.actors}",
+        )
         require(
             0 <= self.gpus <= 1 or self.gpus == int(self.gpus),
             f"engine.gpus must be a fraction of one GPU or a whole number, got {self.gpus:g}",
         )
         host, _, port = self.address.rpartition(":")
         require(
-            self.address in ("auto", "local") or (bool(host) and port.isdecimal() and "/" not in host),
+            self.address in ("auto", "local")
+            or (bool(host) and port.isdecimal() and "/" not in host),
             f"engine.address must be auto, local or host:port, got '{self.address}'",
         )
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
-                "engine=ray needs the package ray", where="engine", do="install it: pip install 'fedexp[ray]'"
+                "engine=ray needs the package ray",
+                where="engine",
+                do="install it: pip install 'fedexp[ray]'",
             )
         self._computing: Engine = build(Engine, self.inner, "engine.inner")  # type: ignore[type-abstract]
         if self._computing.computing is not self._computing:
@@ -76,7 +95,9 @@ class Ray(Engine):
 
     def settle(self, trial: Trial) -> Engine:
         self._check_device(trial.numerics)
-        self._connect(trial.threads)  # a cluster that is not there is told before an inner engine makes its choices
+        self._connect(
+            trial.threads
+        )  # a cluster that is not there is told before an inner engine makes its choices
         actors = -(-len(trial.jobs) // _STACK) if self.actors == "auto" else self.actors
         try:
             self._computing = self._computing.settle(trial.shared(actors, self.threads)).computing
@@ -114,12 +135,16 @@ class Ray(Engine):
         self._connect(threads)
         wanted = None if self.actors == "auto" else self.actors
         try:
-            self._crew = Crew(wanted, self.threads, self.gpus, describe(self._computing), numerics, self.note)
+            self._crew = Crew(
+                wanted, self.threads, self.gpus, describe(self._computing), numerics, self.note
+            )
         except BaseException:
             self.close()
             raise
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         if not jobs:
             return
         if self._crew is None:
@@ -159,13 +184,19 @@ class Ray(Engine):
         if self._connection is None:
             self._connection = Connection(self.address, max(threads, self.threads), self.gpus > 0)
 
-    def _packing(self, jobs: Sequence[ClientJob], data: FederatedData) -> Callable[[Packer, list[list[int]]], Parcel]:
+    def _packing(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Callable[[Packer, list[list[int]]], Parcel]:
         """How chunks become a parcel: with the data's reference and the code that the jobs use."""
         import ray
 
-        plugins: set[type] = {type(plugin) for job in jobs for plugin in (job.trainer, job.task, *job.probes)}
+        plugins: set[type] = {
+            type(plugin) for job in jobs for plugin in (job.trainer, job.task, *job.probes)
+        }
         plugins |= {type(self._computing), type(data.train.augment)}
-        names = {f"{kind.__module__}.{kind.__name__}" for kind in plugins} | {job.start.spec.arch for job in jobs}
+        names = {f"{kind.__module__}.{kind.__name__}" for kind in plugins} | {
+            job.start.spec.arch for job in jobs
+        }
         targets = tuple(sorted(names))
         if targets not in self._codes:
             self._codes[targets] = code_of(targets)
@@ -203,7 +234,9 @@ class _Sending:
         self._ray, self._crew, self._jobs, self._packing = ray, crew, jobs, packing
         self._packer = Packer(jobs, lambda value: _put(value, ray))
         self._waiting = deque(chunks)
-        self._again: deque[list[int]] = deque()  # lost ones, alone in their parcel so that the guilty one is known
+        self._again: deque[list[int]] = (
+            deque()
+        )  # lost ones, alone in their parcel so that the guilty one is known
         self._lost: dict[int, int] = {}  # a chunk's first position: actors that died over it
         self._flying: dict[Any, _Flight] = {}
         self._arrived: dict[int, SentResult | FedexpError] = {}
@@ -237,7 +270,9 @@ class _Sending:
 
     def _send(self, needed: int) -> None:
         while (self._again or self._waiting) and (member := self._free()) is not None:
-            ahead = len(self._arrived) + sum(len(c) for flight in self._flying.values() for c in flight.chunks)
+            ahead = len(self._arrived) + sum(
+                len(c) for flight in self._flying.values() for c in flight.chunks
+            )
             full = ahead >= 2 * DEPTH * self._crew.size * self._largest
             if full and not self._again and (self._flying or needed in self._arrived):
                 return
@@ -247,7 +282,11 @@ class _Sending:
             self._flying[reference] = _Flight(member, chunks)
 
     def _free(self) -> Member | None:
-        return min((m for m in self._crew.ready if len(m.parcels) < DEPTH), key=lambda m: len(m.parcels), default=None)
+        return min(
+            (m for m in self._crew.ready if len(m.parcels) < DEPTH),
+            key=lambda m: len(m.parcels),
+            default=None,
+        )
 
     def _next_chunks(self) -> list[list[int]]:
         """Many small chunks while there are many, one by one towards the end."""
@@ -262,7 +301,9 @@ class _Sending:
                 where="engine=ray",
                 do="look at 'ray status'; the same command resumes this run",
             )
-        alone = START_SECONDS if not self._flying else None  # nobody works: new actors must come in that time
+        alone = (
+            START_SECONDS if not self._flying else None
+        )  # nobody works: new actors must come in that time
         done, _ = self._ray.wait([*self._flying, *starting], num_returns=1, timeout=alone)
         if not done:
             for member in starting.values():

@@ -50,7 +50,9 @@ class Worker:
         self._shared: dict[Any, Tree] = {}
         self._checked: set[tuple[tuple[str, ...], str]] = set()
 
-    def ready(self, inner: Mapping[str, Any], numerics: Numerics, threads: int, version: str) -> FedexpError | None:
+    def ready(
+        self, inner: Mapping[str, Any], numerics: Numerics, threads: int, version: str
+    ) -> FedexpError | None:
         """Open the inner engine under the run's numerics; the answer is what speaks against this actor."""
         if torch.__version__ != version:
             return _differs("torch", version, torch.__version__)
@@ -58,7 +60,9 @@ class Worker:
         keep_freed_memory()
         self._switches = applied(numerics)  # for as long as the actor lives
         self._switches.__enter__()
-        device = "cpu" if numerics.device == "cpu" else "cuda"  # Ray shows an actor its own GPU alone
+        device = (
+            "cpu" if numerics.device == "cpu" else "cuda"
+        )  # Ray shows an actor its own GPU alone
         self._device = torch.device(device)
         self._threads = threads
         try:
@@ -120,7 +124,9 @@ class Worker:
                 trees[key] = unpack(value, self._device)
                 continue
             known = self._shared.get(value)
-            trees[key] = shared[value] = unpack(ray.get(value), self._device) if known is None else known
+            trees[key] = shared[value] = (
+                unpack(ray.get(value), self._device) if known is None else known
+            )
         self._shared = shared
         return trees
 

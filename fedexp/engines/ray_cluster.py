@@ -23,7 +23,9 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.numerics import Numerics
 from fedexp.engines.ray_actor import Worker
 
-_LONGEST_PARENT = 19  # bytes; we and Ray add 84 to it, and systems allow a socket's path 103 (macOS) or 107
+_LONGEST_PARENT = (
+    19  # bytes; we and Ray add 84 to it, and systems allow a socket's path 103 (macOS) or 107
+)
 START_SECONDS = 60.0  # until at least one actor must have started
 DEPTH = 2  # parcels an actor holds: one that runs and one that waits, so that it is never idle between two
 
@@ -55,16 +57,26 @@ class Connection:
         if not self._own:
             _check_same(address, ray.get_runtime_context().gcs_address)
             return
-        options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        options: dict[str, Any] = {
+            "include_dashboard": False,
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+        }
         if address == "local":
             self._folder = _session_folder()
-            options |= {"num_cpus": cpus, "_node_ip_address": "127.0.0.1", "_temp_dir": self._folder}
+            options |= {
+                "num_cpus": cpus,
+                "_node_ip_address": "127.0.0.1",
+                "_temp_dir": self._folder,
+            }
             if not gpus:
                 options["num_gpus"] = 0
         else:
             del options["include_dashboard"]  # the cluster's own matter
             _check_reachable(address)
-            if address.startswith("127."):  # several nodes on one machine's loopback: the one to join is named
+            if address.startswith(
+                "127."
+            ):  # several nodes on one machine's loopback: the one to join is named
                 options["_node_ip_address"] = address.partition(":")[0]
         in_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM)
@@ -86,7 +98,9 @@ class Connection:
         if self._own:
             ray.shutdown()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # Ray's processes may still write their last log lines
+            shutil.rmtree(
+                self._folder, ignore_errors=True
+            )  # Ray's processes may still write their last log lines
 
 
 def _session_folder() -> str:
@@ -135,7 +149,9 @@ def _check_reachable(address: str) -> None:
 
 def _no_cluster(address: str, why: str) -> ConfigError:
     return ConfigError(
-        f"no Ray cluster could be joined: {why}" if address != "local" else f"Ray could not be started: {why}",
+        f"no Ray cluster could be joined: {why}"
+        if address != "local"
+        else f"Ray could not be started: {why}",
         where="engine.address",
         expected="the address of a running cluster that this machine belongs to, or local",
         got=address,
@@ -240,7 +256,9 @@ class Crew:
         try:
             refusal = ray.get(member.starting)
         except losses() as error:
-            self.lose(member, refill=member.node not in self._room())  # where one failed, the next would too
+            self.lose(
+                member, refill=member.node not in self._room()
+            )  # where one failed, the next would too
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return lines[-1] if lines else type(error).__name__
         except ray.exceptions.RayTaskError as error:
@@ -260,7 +278,9 @@ class Crew:
         member.guilty = member.parcels[0] if member.parcels else None
         ray.kill(member.handle)  # it may be alive behind a broken connection
         if member.starting is None:
-            self._note(f"ray: lost an actor on node {member.node[:8]}, {len(self.ready)} of {self.size} left")
+            self._note(
+                f"ray: lost an actor on node {member.node[:8]}, {len(self.ready)} of {self.size} left"
+            )
         if refill:
             self.fill()
 
@@ -283,7 +303,9 @@ class Crew:
                 most = int(node["Resources"].get("CPU", 0) // self._threads)
                 if self._gpus:
                     gpus = node["Resources"].get("GPU", 0)
-                    on_gpus = gpus // self._gpus if self._gpus >= 1 else gpus * int(1 / self._gpus + 1e-6)
+                    on_gpus = (
+                        gpus // self._gpus if self._gpus >= 1 else gpus * int(1 / self._gpus + 1e-6)
+                    )
                     most = min(most, int(on_gpus))
                 room[node["NodeID"]] = most
         return room
@@ -298,10 +320,14 @@ class Crew:
             num_gpus=self._gpus,
             max_restarts=0,  # a restarted actor would be pinned to the node that was lost
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            runtime_env={"env_vars": {"PYTHONPATH": _own_path(), "OMP_NUM_THREADS": str(self._threads)}},
+            runtime_env={
+                "env_vars": {"PYTHONPATH": _own_path(), "OMP_NUM_THREADS": str(self._threads)}
+            },
         )
         handle = pinned.remote()
-        starting = handle.ready.remote(self._inner, self._numerics, self._threads, torch.__version__)
+        starting = handle.ready.remote(
+            self._inner, self._numerics, self._threads, torch.__version__
+        )
         self.members.append(Member(handle, node, starting))
 
     def gather(self, seconds: float, patience: float) -> str | None:
@@ -364,5 +390,9 @@ def _own_path() -> str:
     """This process's import path without the interpreter's and its libraries' folders, which every node has itself."""
     libraries = {Path(path) for path in sysconfig.get_paths().values()}
     own = [Path(entry or ".").resolve() for entry in sys.path]
-    kept = [path for path in own if path.is_dir() and not any(path.is_relative_to(home) for home in libraries)]
+    kept = [
+        path
+        for path in own
+        if path.is_dir() and not any(path.is_relative_to(home) for home in libraries)
+    ]
     return os.pathsep.join(dict.fromkeys(map(str, kept)))

@@ -34,7 +34,9 @@ class Packed:
     def view(self) -> Tensor:
         """The tensor over the same memory: read-only where that is the object store's."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*NumPy array is not writable", category=UserWarning)
+            warnings.filterwarnings(
+                "ignore", message=".*NumPy array is not writable", category=UserWarning
+            )
             flat = torch.from_numpy(self.data)
         return flat.view(self.dtype).reshape(self.shape)
 
@@ -67,8 +69,12 @@ class SentData:
     @classmethod
     def of(cls, data: FederatedData) -> SentData:
         x, y = data.train.x, data.train.y
-        none = replace(data.train, x=x.new_empty(0, *x.shape[1:]).cpu(), y=y.new_empty(0, *y.shape[1:]).cpu())
-        return cls(Packed.of(x), Packed.of(y), replace(data, train=none, test=none, val=None, proxy=None))
+        none = replace(
+            data.train, x=x.new_empty(0, *x.shape[1:]).cpu(), y=y.new_empty(0, *y.shape[1:]).cpu()
+        )
+        return cls(
+            Packed.of(x), Packed.of(y), replace(data, train=none, test=none, val=None, proxy=None)
+        )
 
     def federated(self, device: torch.device) -> FederatedData:
         """On the CPU without a copy: all actors of a node read the same memory. The test set is empty."""
@@ -119,7 +125,9 @@ class SentResult:
     def of(cls, result: ClientResult) -> SentResult:
         weights, state = result.weights, result.state
         return cls(
-            replace(result, weights=Weights(weights.spec, {}, {}), payload={}, state=None, probes={}),
+            replace(
+                result, weights=Weights(weights.spec, {}, {}), payload={}, state=None, probes={}
+            ),
             pack(weights.params),
             pack(weights.buffers),
             _packed(result.payload),
@@ -130,7 +138,9 @@ class SentResult:
     def result(self, device: torch.device) -> ClientResult:
         return replace(
             self.rest,
-            weights=Weights(self.rest.weights.spec, unpack(self.params, device), unpack(self.buffers, device)),
+            weights=Weights(
+                self.rest.weights.spec, unpack(self.params, device), unpack(self.buffers, device)
+            ),
             payload=_unpacked(self.payload, device),
             state=None if self.state is None else _unpacked(self.state, device),
             probes=_unpacked(self.probes, device),
@@ -168,10 +178,14 @@ class Packer:
         self._references: dict[int, Any] = {}
         self._jobs = [self._sent(job) for job in jobs]
 
-    def parcel(self, chunks: Sequence[Sequence[int]], data: Any, targets: tuple[str, ...], code: str) -> Parcel:
+    def parcel(
+        self, chunks: Sequence[Sequence[int]], data: Any, targets: tuple[str, ...], code: str
+    ) -> Parcel:
         sent = [[self._jobs[position] for position in chunk] for chunk in chunks]
         keys = {key for chunk in sent for job in chunk for key in _keys(job)}
-        return Parcel(data, {key: self._travelling(key) for key in sorted(keys)}, sent, targets, code)
+        return Parcel(
+            data, {key: self._travelling(key) for key in sorted(keys)}, sent, targets, code
+        )
 
     def own_bytes(self, position: int) -> int:
         """Bytes of the model that job `position` starts from: about what its result weighs."""
@@ -185,7 +199,9 @@ class Packer:
             self._key(job.start.params),
             self._key(job.start.buffers),
             {name: self._key(tree) for name, tree in job.shared.items()},
-            None if job.state is None else {name: self._key(tree) for name, tree in job.state.items()},
+            None
+            if job.state is None
+            else {name: self._key(tree) for name, tree in job.state.items()},
         )
 
     def _key(self, tree: Tree) -> int:
@@ -209,13 +225,20 @@ def _keys(job: SentJob) -> list[int]:
     return [job.params, job.buffers, *job.shared.values(), *(job.state or {}).values()]
 
 
-def rebuilt(sent: SentJob, trees: Mapping[int, Tree], starts: dict[tuple[int, int], Weights]) -> ClientJob:
+def rebuilt(
+    sent: SentJob, trees: Mapping[int, Tree], starts: dict[tuple[int, int], Weights]
+) -> ClientJob:
     """The job again; jobs that shared a start share it again (`starts` collects them)."""
     key = (sent.params, sent.buffers)
     if key not in starts:
         starts[key] = Weights(sent.job.start.spec, trees[sent.params], trees[sent.buffers])
     state = None if sent.state is None else {name: trees[k] for name, k in sent.state.items()}
-    return replace(sent.job, start=starts[key], shared={name: trees[k] for name, k in sent.shared.items()}, state=state)
+    return replace(
+        sent.job,
+        start=starts[key],
+        shared={name: trees[k] for name, k in sent.shared.items()},
+        state=state,
+    )
 
 
 def _packed(trees: Trees) -> PackedTrees:

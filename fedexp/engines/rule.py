@@ -50,7 +50,10 @@ class Load:
         """That of a trial, which has jobs."""
         models = {id(job.start): job.start.params for job in trial.jobs}.values()
         sizes = [trial.data.partition.size(job.client) for job in trial.jobs]
-        a_round = sum(sum(1 for _ in batch_ranges(n, job.budget, 1)) for n, job in zip(sizes, trial.jobs, strict=True))
+        a_round = sum(
+            sum(1 for _ in batch_ranges(n, job.budget, 1))
+            for n, job in zip(sizes, trial.jobs, strict=True)
+        )
         return cls(
             jobs=len(trial.jobs),
             most_stacked=trial.most_stacked,
@@ -74,4 +77,9 @@ class Load:
     @property
     def repays_workers(self) -> bool:
         """Whether clients that are not stacked train faster in workers than with all threads in one process."""
-        return self.threads > 1 and self.jobs > 1 and self.parameters <= _WORKERS_PARAMETERS and self.long
+        return (
+            self.threads > 1
+            and self.jobs > 1
+            and self.parameters <= _WORKERS_PARAMETERS
+            and self.long
+        )

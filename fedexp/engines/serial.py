@@ -26,16 +26,24 @@ from fedexp.runtime.random_numbers import Plugins, Watch, class_path
 class Serial(Engine):
     """Executes jobs in this process, in order."""
 
-    _nets: Callable[..., Net] = field(init=False, repr=False, compare=False, default_factory=lambda: by_spec(Net))
+    _nets: Callable[..., Net] = field(
+        init=False, repr=False, compare=False, default_factory=lambda: by_spec(Net)
+    )
     _precision: Precision = field(init=False, default="float32")
 
     def open(self, numerics: Numerics, threads: int) -> None:
         self._precision = numerics.precision
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         for job in jobs:
             with named([job], data):
-                result = answered(job, data) if job.trained else probed(job, self._train(job, data), data)
+                result = (
+                    answered(job, data)
+                    if job.trained
+                    else probed(job, self._train(job, data), data)
+                )
             yield result
 
     def _train(self, job: ClientJob, data: FederatedData) -> ClientResult:
@@ -56,7 +64,9 @@ def named(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
     """Turn an unexpected exception, or a draw from a global generator, into a `ClientError` that names the clients."""
     job = jobs[0]
     probes = tuple((probe.name, class_path(probe)) for probe in job.probes)
-    watch = Watch(_plugins(class_path(job.trainer), class_path(job.task), job.start.spec.arch, probes))
+    watch = Watch(
+        _plugins(class_path(job.trainer), class_path(job.task), job.start.spec.arch, probes)
+    )
     try:
         yield
         if watch.used():
@@ -80,11 +90,14 @@ def failure(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) ->
     sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)
     failed = ClientError(
         f"{who} failed: {type(error).__name__}: {error}",
-        where=f"{who}, {sizes} training samples, lr {jobs[0].budget.lr:g}" + (f", {place}" if place else ""),
+        where=f"{who}, {sizes} training samples, lr {jobs[0].budget.lr:g}"
+        + (f", {place}" if place else ""),
     )
     failed.__cause__ = error
     return failed
 
 
 def _who(jobs: Sequence[ClientJob]) -> str:
-    return ("client " if len(jobs) == 1 else "clients ") + ", ".join(str(job.client) for job in jobs)
+    return ("client " if len(jobs) == 1 else "clients ") + ", ".join(
+        str(job.client) for job in jobs
+    )

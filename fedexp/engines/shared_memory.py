@@ -19,7 +19,9 @@ _MOST_VIEWS = 8192
 _DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
 _NUMBER = {dtype: number for number, dtype in enumerate(_DTYPES)}
 
-Place = tuple[int, tuple[int, ...], tuple[int, ...], int, bool]  # offset, shape, strides, dtype, on an accelerator?
+Place = tuple[
+    int, tuple[int, ...], tuple[int, ...], int, bool
+]  # offset, shape, strides, dtype, on an accelerator?
 
 
 class Segment:
@@ -82,7 +84,11 @@ class Segment:
 
 
 def pack(
-    value: Any, segment: Segment, at: int = 0, constants: Mapping[int, int] | None = None, adopt: bool = False
+    value: Any,
+    segment: Segment,
+    at: int = 0,
+    constants: Mapping[int, int] | None = None,
+    adopt: bool = False,
 ) -> tuple[int, int]:
     """Write `value` into `segment` from byte `at` on: its tensors as they lie, one after the other, the rest pickled.
 
@@ -104,7 +110,9 @@ def pack(
             torch._foreach_copy_(views, pickler.tensors)
             for tensor, view in zip(pickler.tensors, views, strict=True):
                 if adopt and tensor.device.type == "cpu":
-                    tensor.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
+                    tensor.set_(
+                        view.untyped_storage(), view.storage_offset(), view.shape, view.stride()
+                    )
     segment.write(pickler.end, content)
     return pickler.end, len(content)
 
@@ -133,15 +141,25 @@ class _Pickler(pickle.Pickler):
         self.end = at
         self.constants = constants
         self.places: dict[int, Place] = {}
-        self.tensors: list[Tensor] = []  # kept: an id means something only as long as its object lives
+        self.tensors: list[
+            Tensor
+        ] = []  # kept: an id means something only as long as its object lives
 
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.layout == torch.strided:
             place = self.places.get(id(value))
             if place is None:
                 dense = value.is_contiguous()
-                strides = value.stride() if dense else torch.empty_like(value, device="meta").stride()
-                place = (self.end, tuple(value.shape), strides, _NUMBER[value.dtype], value.device.type != "cpu")
+                strides = (
+                    value.stride() if dense else torch.empty_like(value, device="meta").stride()
+                )
+                place = (
+                    self.end,
+                    tuple(value.shape),
+                    strides,
+                    _NUMBER[value.dtype],
+                    value.device.type != "cpu",
+                )
                 self.places[id(value)] = place
                 self.tensors.append(value)
                 self.end = -(-(self.end + value.numel() * value.itemsize) // _ALIGN) * _ALIGN
@@ -151,7 +169,12 @@ class _Pickler(pickle.Pickler):
 
 class _Unpickler(pickle.Unpickler):
     def __init__(
-        self, segment: Segment, content: bytes, device: torch.device, constants: Sequence[Any], copy: bool
+        self,
+        segment: Segment,
+        content: bytes,
+        device: torch.device,
+        constants: Sequence[Any],
+        copy: bool,
     ) -> None:
         super().__init__(io.BytesIO(content))
         self.segment, self.device, self.constants, self.copy = segment, device, constants, copy

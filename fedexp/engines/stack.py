@@ -82,7 +82,9 @@ def train_stack(
         schedule, noise = schedule_of(job, net, len(index)), StepNoise(job.seed, samples.x.device)
         ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
         members.append(_Member(job, index, schedule, noise, ctx))
-    order = sorted(range(len(jobs)), key=lambda i: -len(members[i].schedule))  # who still trains is among the first
+    order = sorted(
+        range(len(jobs)), key=lambda i: -len(members[i].schedule)
+    )  # who still trains is among the first
     members = [members[i] for i in order]
     net.train()
     training = _Training(members, net, kind)
@@ -100,7 +102,8 @@ class _Training:
         first = members[0].job
         own, trainer, budget = [member.ctx for member in members], first.trainer, first.budget
         hooks = [
-            _on_stack(trainer, name, net) if overrides(trainer, name) else None for name in ("correct", "after_step")
+            _on_stack(trainer, name, net) if overrides(trainer, name) else None
+            for name in ("correct", "after_step")
         ]
         self._members, self._net, self._first, self._hooks = members, net, first, hooks
         self._whole = _stacked(members, state=any(hooks) or kind.reads_context(trainer))
@@ -109,9 +112,17 @@ class _Training:
         self._ascent = _ascent(trainer, own)
         self._adjustment = _adjustment(trainer, own, net)
         between = any(hooks) or budget.clip is not None or budget.weight_decay
-        fused = self._kernel if isinstance(self._kernel, FusedKernel) and budget.optimizer == "sgd" else None
-        self._fused = fused if fused and not between and (not self._ascent or fused.fuses_ascent) else None
-        self._measured: defaultdict[str, list[Tensor]] = defaultdict(list)  # (clients that still train,) of every step
+        fused = (
+            self._kernel
+            if isinstance(self._kernel, FusedKernel) and budget.optimizer == "sgd"
+            else None
+        )
+        self._fused = (
+            fused if fused and not between and (not self._ascent or fused.fuses_ascent) else None
+        )
+        self._measured: defaultdict[str, list[Tensor]] = defaultdict(
+            list
+        )  # (clients that still train,) of every step
         self._active = len(members)
         self._stack = self._whole
         self._bind_hooks()
@@ -150,7 +161,9 @@ class _Training:
         """The others have taken all their steps."""
         self._active = count
         self._stack = _first(self._whole, count)
-        self._adjustment = self._adjustment and _changed(self._adjustment, lambda value: value[:count])
+        self._adjustment = self._adjustment and _changed(
+            self._adjustment, lambda value: value[:count]
+        )
         self._optimizer.keep(count)
         self._kernel.keep(count)
         self._bind_hooks()
@@ -158,7 +171,9 @@ class _Training:
     def _bind_hooks(self) -> None:
         together = _together(self._members[0], self._stack)
         own = [member.ctx for member in self._members[: self._active]]
-        self._correct, self._after_step = (hook and partial(hook, together, own) for hook in self._hooks)
+        self._correct, self._after_step = (
+            hook and partial(hook, together, own) for hook in self._hooks
+        )
 
     def end(self) -> None:
         """Nothing follows but `result`."""
@@ -181,7 +196,9 @@ class _Training:
         buffers = {name: value[i] for name, value in self._whole.buffers.items()}
         net.train()
         net.set_noise(member.noise)
-        payload, state = job.trainer.finish({name: params[name] for name in self._whole.live}, buffers, member.ctx)
+        payload, state = job.trainer.finish(
+            {name: params[name] for name in self._whole.live}, buffers, member.ctx
+        )
         net.set_noise(None)
         return ClientResult(
             client=job.client,
@@ -196,14 +213,19 @@ class _Training:
 
 def _stacked(members: Sequence[_Member], state: bool) -> StackTrees:
     first, own = members[0].job, [member.ctx for member in members]
-    received = Received(_joined([ctx.received.params for ctx in own]), _joined([ctx.received.buffers for ctx in own]))
+    received = Received(
+        _joined([ctx.received.params for ctx in own]),
+        _joined([ctx.received.buffers for ctx in own]),
+    )
     return StackTrees(
         params=_own(received.params),
         buffers=_own(received.buffers),
         trained=tuple(own[0].start),
         received=received,
         shared={name: _joined([ctx.shared[name] for ctx in own]) for name in first.shared},
-        state={name: _joined([ctx.state[name] for ctx in own]) for name in own[0].state} if state else {},
+        state={name: _joined([ctx.state[name] for ctx in own]) for name in own[0].state}
+        if state
+        else {},
     )
 
 
@@ -214,7 +236,9 @@ def _rows(values: list[Tensor]) -> list[list[float]]:
 
 
 def _own(tree: Tree) -> Tree:
-    return {name: value.clone(memory_format=torch.contiguous_format) for name, value in tree.items()}
+    return {
+        name: value.clone(memory_format=torch.contiguous_format) for name, value in tree.items()
+    }
 
 
 def _joined(trees: list[Tree]) -> Tree:
@@ -222,7 +246,11 @@ def _joined(trees: list[Tree]) -> Tree:
     joined: Tree = {}
     for name, value in trees[0].items():
         same = all(tree[name] is value for tree in trees)
-        joined[name] = value.expand(len(trees), *value.shape) if same else torch.stack([tree[name] for tree in trees])
+        joined[name] = (
+            value.expand(len(trees), *value.shape)
+            if same
+            else torch.stack([tree[name] for tree in trees])
+        )
     return joined
 
 
@@ -300,7 +328,9 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
         parts = _parts(how)
         kinds.add(how and (how.gradient, how.pull, *parts))
         if len(kinds) > 1:
-            raise NotStackableError("its adjustments differ from client to client in more than their trees")
+            raise NotStackableError(
+                "its adjustments differ from client to client in more than their trees"
+            )
         for part, tree in parts.items():
             for name, value in tree.items():
                 if not i:
@@ -312,12 +342,19 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
 
 def _identity(ctx: Ctx) -> tuple[int, ...]:
     """Equal for contexts that hold the very same tensors."""
-    return tuple(id(v) for tree in (ctx.start, *ctx.shared.values(), *ctx.state.values()) for v in tree.values())
+    return tuple(
+        id(v)
+        for tree in (ctx.start, *ctx.shared.values(), *ctx.state.values())
+        for v in tree.values()
+    )
 
 
 def _changed(how: Adjustment, change: Callable[[Tensor], Tensor]) -> Adjustment:
     """An adjustment, each of its tensors changed."""
-    return _with(how, {part: {name: change(v) for name, v in tree.items()} for part, tree in _parts(how).items()})
+    return _with(
+        how,
+        {part: {name: change(v) for name, v in tree.items()} for part, tree in _parts(how).items()},
+    )
 
 
 def _with(how: Adjustment, parts: dict[str, Tree]) -> Adjustment:
@@ -327,7 +364,11 @@ def _with(how: Adjustment, parts: dict[str, Tree]) -> Adjustment:
 
 def _parts(how: Adjustment | None) -> dict[str, Tree]:
     """The trees of an adjustment, those that it has."""
-    parts = {"toward": how.toward, "shift": how.shift, "outside": how.outside} if how is not None else {}
+    parts = (
+        {"toward": how.toward, "shift": how.shift, "outside": how.outside}
+        if how is not None
+        else {}
+    )
     return {part: tree for part, tree in parts.items() if tree is not None}
 
 
@@ -364,7 +405,9 @@ def _batches(members: Sequence[_Member], samples: Samples) -> Iterator[StackBatc
         sizes = [[0] * k for _ in range(steps)]
         for c in range(k):
             at = 0
-            for epoch, group in groupby(schedules[c][position : position + steps], key=itemgetter(0)):
+            for epoch, group in groupby(
+                schedules[c][position : position + steps], key=itemgetter(0)
+            ):
                 run = list(group)  # their samples lie one after the other in the epoch's order
                 start, stop = run[0][1], run[-1][2]
                 if orders[c][0] != epoch:
@@ -378,7 +421,9 @@ def _batches(members: Sequence[_Member], samples: Samples) -> Iterator[StackBatc
         y = samples.y.index_select(0, flat).view(steps, k, b, *samples.y.shape[1:])
         for i in range(steps):
             count = sum(size > 0 for size in sizes[i])
-            yield _batch(x[i, :count], y[i, :count], sizes[i][:count], position + i, samples, members[:count])
+            yield _batch(
+                x[i, :count], y[i, :count], sizes[i][:count], position + i, samples, members[:count]
+            )
         position += steps
 
 

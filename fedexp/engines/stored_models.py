@@ -52,7 +52,9 @@ class StoredModels:
         """What the folder says of the client's data."""
         number, known = self.number[client], self.clients
         sizes, rows = known.num_examples, known.class_counts
-        return Record(None if sizes is None else sizes[number], None if rows is None else rows[number])
+        return Record(
+            None if sizes is None else sizes[number], None if rows is None else rows[number]
+        )
 
 
 class FromStoredModels(Engine):
@@ -61,7 +63,9 @@ class FromStoredModels(Engine):
     def __init__(self, inner: Engine, models: StoredModels) -> None:
         self.inner, self.models = inner, models
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         if not all(job.first for job in jobs):
             yield from self.inner.map(jobs, data)
             return
@@ -74,7 +78,11 @@ class FromStoredModels(Engine):
                 asked.append(job.asking(models[i].weights, missing))
         with contextlib.closing(self.inner.map(asked, data)) as answers:
             for i, job in enumerate(jobs):
-                result = models[i].with_answers(next(answers)) if i in models else self.models.result(job, data)
+                result = (
+                    models[i].with_answers(next(answers))
+                    if i in models
+                    else self.models.result(job, data)
+                )
                 yield replace(result, probes={**recorded[i], **result.probes})
 
     def _recorded(self, job: ClientJob, device: torch.device) -> dict[str, Tree]:

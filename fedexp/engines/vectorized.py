@@ -48,15 +48,26 @@ class Vectorized(Engine):
     _limit: float = field(init=False, default=math.inf)  # clients that fit into the device's memory
 
     def __post_init__(self) -> None:
-        require(self.stack == "auto" or self.stack >= 1, f"engine.stack must be 'auto' or at least 1, got {self.stack}")
+        require(
+            self.stack == "auto" or self.stack >= 1,
+            f"engine.stack must be 'auto' or at least 1, got {self.stack}",
+        )
 
     def settle(self, trial: Trial) -> Engine:
         """A fixed stack and kernel, or `Serial` where stacking does not gain: on a CPU by rule, on CUDA by a short timing where
         the run is long enough to repay one."""
         engine = self.settled(trial)
-        if trial.jobs and isinstance(engine, Serial) and trial.numerics.device == "cpu" and self._kind(trial.jobs[0]):
+        if (
+            trial.jobs
+            and isinstance(engine, Serial)
+            and trial.numerics.device == "cpu"
+            and self._kind(trial.jobs[0])
+        ):
             trial.note(
-                _one_by_one(trial.jobs[0], "on a CPU stacking gains for chains of linear layers (engine.kernel=vmap)")
+                _one_by_one(
+                    trial.jobs[0],
+                    "on a CPU stacking gains for chains of linear layers (engine.kernel=vmap)",
+                )
             )
         return engine
 
@@ -68,12 +79,16 @@ class Vectorized(Engine):
             trial.note(self._alone(jobs[0]))
         if self.stack != "auto":
             return self
-        names: list[Kernel] = [name for name in self._names if jobs and all(self._fits(name, job) for job in jobs)]
+        names: list[Kernel] = [
+            name for name in self._names if jobs and all(self._fits(name, job) for job in jobs)
+        ]
         cpu = trial.numerics.device == "cpu"
         if not names or (cpu and self.kernel == "auto" and names[0] != "linear"):
             return Serial()
         load = Load.of(trial)
-        return Vectorized(load.stack, names[0]) if cpu or not load.long else self._timed(names, trial)
+        return (
+            Vectorized(load.stack, names[0]) if cpu or not load.long else self._timed(names, trial)
+        )
 
     def _timed(self, names: list[Kernel], trial: Trial) -> Engine:
         """The fastest on the trial's jobs; what gains less than 5 % over serial is no reason to stack."""
@@ -94,7 +109,9 @@ class Vectorized(Engine):
         choice, best = min(times.items(), key=lambda item: item[1], default=(None, math.inf))
         each = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
         trial.note(f"engine: milliseconds a local step, timed: serial {1e3 * serial:.3g}, {each}")
-        return Serial() if choice is None or best > 0.95 * serial else Vectorized(choice[1], choice[0])
+        return (
+            Serial() if choice is None or best > 0.95 * serial else Vectorized(choice[1], choice[0])
+        )
 
     def open(self, numerics: Numerics, threads: int) -> None:
         self._serial.open(numerics, threads)
@@ -132,7 +149,9 @@ class Vectorized(Engine):
             stacks += [sorted(ordered[a:b]) for a, b in pairwise(bounds)]
         return sorted(stacks)
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         source: dict[int, Iterator[ClientResult]] = {}
         for stack in self.split(jobs, data):
             source |= dict.fromkeys(stack, self._train([jobs[i] for i in stack], data))
@@ -142,7 +161,11 @@ class Vectorized(Engine):
     def _train(self, jobs: list[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
         """Results of one stack, which is trained when the first is asked for."""
         kind = self._kind(jobs[0])
-        if kind is None or (len(jobs) == 1 and kind is Vmapped) or _code_of(jobs[0]) in self._unstackable:
+        if (
+            kind is None
+            or (len(jobs) == 1 and kind is Vmapped)
+            or _code_of(jobs[0]) in self._unstackable
+        ):
             yield from self._serial.map(jobs, data)
             return
         half = len(jobs) // 2
@@ -156,7 +179,9 @@ class Vectorized(Engine):
         try:
             with named(jobs, data):
                 results = train_stack(jobs, net, data.train, indices, data.num_classes, kind)
-                if data.train.x.is_cuda:  # all at once, while smaller stacks can still answer a lack of memory
+                if (
+                    data.train.x.is_cuda
+                ):  # all at once, while smaller stacks can still answer a lack of memory
                     results = iter(list(results))
         except NotStackableError as error:  # if the loss itself fails, serial says so
             self._unstackable.add(_code_of(jobs[0]))
@@ -167,7 +192,9 @@ class Vectorized(Engine):
             results, self._limit = None, half
         finally:
             net.release()
-        if results is None:  # not before the failed attempt's frames, and the memory they hold, are gone
+        if (
+            results is None
+        ):  # not before the failed attempt's frames, and the memory they hold, are gone
             yield from self._train(jobs, data)
             return
         for job in jobs:
@@ -185,7 +212,10 @@ class Vectorized(Engine):
         return KERNELS[name].misfit(job, self._serial.net(job)) is None
 
     def _kind(self, job: ClientJob) -> type[StackKernel] | None:
-        return next((KERNELS[name] for name in self._names if not job.trained and self._fits(name, job)), None)
+        return next(
+            (KERNELS[name] for name in self._names if not job.trained and self._fits(name, job)),
+            None,
+        )
 
     def _alone(self, job: ClientJob) -> str:
         """Why no kernel takes `job`: the most general one's reason."""

@@ -237,7 +237,9 @@ class _Worker:
         try:
             extent = pack(done, outbox, constants=self.numbers)
         except Exception as error:  # noqa: BLE001 - a plug-in's result that cannot be pickled
-            failed = ClientError(f"a client's result cannot be sent from its process: {type(error).__name__}: {error}")
+            failed = ClientError(
+                f"a client's result cannot be sent from its process: {type(error).__name__}: {error}"
+            )
             failed.__cause__ = error
             extent = pack(Done([], failed), outbox)
         steps, seconds = inner.stacked_steps - stacked, time.perf_counter() - began
@@ -253,18 +255,26 @@ class _Worker:
                 self.constants = self._sent(self.board, (extent[0], extent[1]))
                 self.numbers = {id(value): number for number, value in enumerate(self.constants)}
                 self.round = message.number
-            jobs = self._sent(self.inboxes[message.slot], (message.offset, message.length), self.constants)
+            jobs = self._sent(
+                self.inboxes[message.slot], (message.offset, message.length), self.constants
+            )
             with contextlib.closing(inner.map(jobs, self.data)) as stream:
                 results.extend(stream)
             if len(results) != len(jobs):
-                raise RuntimeError(f"{type(inner).__name__} yielded {len(results)} results for {len(jobs)} jobs")
+                raise RuntimeError(
+                    f"{type(inner).__name__} yielded {len(results)} results for {len(jobs)} jobs"
+                )
         except FedexpError as error:
             return Done(results, error)
         except Exception as error:  # noqa: BLE001 - told with the client's name, as the serial engine does
-            return Done(results, failure([jobs[min(len(results), len(jobs) - 1)]], self.data, error))
+            return Done(
+                results, failure([jobs[min(len(results), len(jobs) - 1)]], self.data, error)
+            )
         return Done(results)
 
-    def _sent(self, segment: Segment, extent: tuple[int, int], constants: Sequence[Any] = ()) -> Any:
+    def _sent(
+        self, segment: Segment, extent: tuple[int, int], constants: Sequence[Any] = ()
+    ) -> Any:
         try:
             return unpack(segment, extent, self.device, constants)
         except Exception as error:

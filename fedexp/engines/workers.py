@@ -55,11 +55,14 @@ class Workers(Engine):
 
     workers: Literal["auto"] | int = "auto"
     threads: int = 1
-    inner: dict[str, Any] = field(default_factory=lambda: {"_target_": "fedexp.engines.serial.Serial"})
+    inner: dict[str, Any] = field(
+        default_factory=lambda: {"_target_": "fedexp.engines.serial.Serial"}
+    )
 
     def __post_init__(self) -> None:
         require(
-            self.workers == "auto" or self.workers >= 1, f"workers must be 'auto' or at least 1, got {self.workers}"
+            self.workers == "auto" or self.workers >= 1,
+            f"workers must be 'auto' or at least 1, got {self.workers}",
         )
         require(self.threads >= 1, f"threads must be at least 1, got {self.threads}")
         self._inner = build(Engine, self.inner, "engine.inner")  # type: ignore[type-abstract]
@@ -70,7 +73,9 @@ class Workers(Engine):
 
     def settle(self, trial: Trial) -> Workers:
         each = self.threads_each(trial.threads)
-        settled = self._inner.settle(trial.shared(self._count(trial.threads, each, trial.numerics.device), each))
+        settled = self._inner.settle(
+            trial.shared(self._count(trial.threads, each, trial.numerics.device), each)
+        )
         return Workers(self.workers, self.threads, describe(settled.computing))
 
     def adopt(self, computing: Engine, threads: int, budget: int) -> Workers:
@@ -105,13 +110,18 @@ class Workers(Engine):
             return
         devices = [f"cuda:{n % gpus}" if gpus > 1 else numerics.device for n in range(count)]
         node = describe(self._inner)
-        setups = [Setup(node, replace(numerics, device=device), each, list(sys.path)) for device in devices]
+        setups = [
+            Setup(node, replace(numerics, device=device), each, list(sys.path))
+            for device in devices
+        ]
         self._pool = _Pool(setups, torch.device(numerics.device))
 
     def _count(self, budget: int, each: int, device: str) -> int:
         return (_gpus(device) or max(1, budget // each)) if self.workers == "auto" else self.workers
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         if not self._open:
             raise RuntimeError("the workers engine is not open")
         self._inner.note = self.note
@@ -120,7 +130,9 @@ class Workers(Engine):
         elif jobs:
             self._pool.note = self.note
             size = self._pool.size
-            with contextlib.closing(self._pool.run(jobs, self._inner.split(jobs, data), data)) as results:
+            with contextlib.closing(
+                self._pool.run(jobs, self._inner.split(jobs, data), data)
+            ) as results:
                 for result in results:
                     yield replace(result, probe_seconds=result.probe_seconds / size)
 
@@ -170,7 +182,9 @@ class _Pool:
         self._share(data)
         self._round += 1
         work = _Work(self._round, jobs, chunks, len(self._links))
-        wire.write_header(self.board, self._round, pack(work.constants, self.board, wire.BOARD_START))
+        wire.write_header(
+            self.board, self._round, pack(work.constants, self.board, wire.BOARD_START)
+        )
         try:
             while work.position < len(jobs):
                 self._collect(work, wait=False)
@@ -180,8 +194,12 @@ class _Pool:
                     self._hand_out(work)
                 yield work.take()
         finally:
-            if not self.board.closed:  # a stream may outlive its engine, in the traceback of an error
-                wire.write_header(self.board, 0)  # chunks that nobody waits for any more are not begun
+            if (
+                not self.board.closed
+            ):  # a stream may outlive its engine, in the traceback of an error
+                wire.write_header(
+                    self.board, 0
+                )  # chunks that nobody waits for any more are not begun
 
     @property
     def size(self) -> int:
@@ -190,7 +208,10 @@ class _Pool:
     def close(self) -> None:
         for link in self._links:
             link.end()
-        for segment in (self.board, *(segment for link in self._links for segment in link.segments)):
+        for segment in (
+            self.board,
+            *(segment for link in self._links for segment in link.segments),
+        ):
             segment.close()
         if self._data is not None:
             self._data[1].close()
@@ -255,7 +276,9 @@ class _Pool:
             link.seconds = message.seconds
             self.stacked_steps += message.fact
             if round == work.round:
-                if not link.held and (following := work.next()) is not None:  # first, as the worker has nothing to do
+                if (
+                    not link.held and (following := work.next()) is not None
+                ):  # first, as the worker has nothing to do
                     link.give(following, work, avoid=message.slot)
                 done = unpack(outbox, extent, self.device, work.constants, copy=True)
                 for text in done.notes:
@@ -283,20 +306,26 @@ class _Pool:
         if guilty is not None:
             work.deaths[guilty] += 1
             if work.deaths[guilty] == _MOST_DEATHS:
-                names = ", ".join(str(work.jobs[position].client) for position in work.chunks[guilty])
+                names = ", ".join(
+                    str(work.jobs[position].client) for position in work.chunks[guilty]
+                )
                 raise ClientError(
                     f"the worker process died {_MOST_DEATHS} times while it trained client {names}",
                     where="engine=workers",
                     got=how,
                     do="if memory ran out: fewer workers (engine.workers=1), smaller batches, or engine=serial",
                 )
-            warnings.warn(f"a worker process died ({how}); what it was doing is done again", stacklevel=2)
+            warnings.warn(
+                f"a worker process died ({how}); what it was doing is done again", stacklevel=2
+            )
 
 
 class _Work:
     """One call of `map`: which chunks wait, which results are there."""
 
-    def __init__(self, round: int, jobs: Sequence[ClientJob], chunks: list[list[int]], workers: int) -> None:
+    def __init__(
+        self, round: int, jobs: Sequence[ClientJob], chunks: list[list[int]], workers: int
+    ) -> None:
         self.round, self.jobs = round, jobs
         self.chunks = sorted(chunks)
         self.position = 0  # of the job whose result comes next
@@ -305,9 +334,13 @@ class _Work:
         self.constants = list(_constants(jobs))
         self.numbers = {id(value): number for number, value in enumerate(self.constants)}
         self._waiting = list(range(len(chunks)))  # a heap
-        self._chunk_of = {position: number for number, chunk in enumerate(self.chunks) for position in chunk}
+        self._chunk_of = {
+            position: number for number, chunk in enumerate(self.chunks) for position in chunk
+        }
         self._handed = 0  # jobs
-        self._ahead = 3 * workers * max(map(len, chunks))  # jobs begun beyond `position`: what memory is spent on
+        self._ahead = (
+            3 * workers * max(map(len, chunks))
+        )  # jobs begun beyond `position`: what memory is spent on
 
     def next(self) -> int | None:
         """The chunk to hand out now."""
@@ -340,7 +373,10 @@ class _Work:
 
 def _constants(jobs: Sequence[ClientJob]) -> Iterator[Any]:
     """Objects that several jobs hold: sent once a round."""
-    held = [(j.start, j.start.spec, j.trainer, j.task, j.budget, j.shared, j.frozen, j.probes) for j in jobs]
+    held = [
+        (j.start, j.start.spec, j.trainer, j.task, j.budget, j.shared, j.frozen, j.probes)
+        for j in jobs
+    ]
     objects = {id(value): value for values in held for value in values}
     counts = Counter(id(value) for values in held for value in values)
     return (value for key, value in objects.items() if counts[key] > 1)
@@ -368,7 +404,9 @@ class _Link:
         self.send(Message(wire.SETUP, 0, 0, *extent), fds)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        with contextlib.suppress(ConnectionError):  # a dead worker is noticed, and replaced, where one listens to it
+        with contextlib.suppress(
+            ConnectionError
+        ):  # a dead worker is noticed, and replaced, where one listens to it
             wire.send(self.socket, message, fds)
 
     def give(self, chunk: int, work: _Work, avoid: int | None = None) -> None:
@@ -416,7 +454,10 @@ class _Nursery:
                 [sys.executable, "-c", _NURSERY, str(fd), json.dumps(sys.path), preload],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[fd],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},  # no pool of threads before a fork; workers set their own
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                },  # no pool of threads before a fork; workers set their own
             )
         atexit.register(self._leave)
 
@@ -431,7 +472,9 @@ class _Nursery:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, number: int, theirs: socket.socket) -> None:
-        with contextlib.suppress(ConnectionError):  # the worker is gone as well, which is noticed where it is awaited
+        with contextlib.suppress(
+            ConnectionError
+        ):  # the worker is gone as well, which is noticed where it is awaited
             wire.send(self._socket, Message(wire.FORK, number), [theirs.fileno()])
 
     def end(self, number: int, ask: bool) -> int | None:

@@ -23,7 +23,9 @@ WORST = 0.1  # the share of clients whose mean is ``_worst_10``
 
 def class_names(task: Task, delivers: Delivers, split: str, classes: int) -> list[str]:
     """``<split>/<place>/<metric>_of_class_<c>`` of the task's first metric, for every class."""
-    return [f"{split}/{PLACES[delivers][0]}/{task.metric_names[0]}_of_class_{c}" for c in range(classes)]
+    return [
+        f"{split}/{PLACES[delivers][0]}/{task.metric_names[0]}_of_class_{c}" for c in range(classes)
+    ]
 
 
 def client_names(task: Task, split: str) -> list[str]:
@@ -43,8 +45,15 @@ class Breakdown:
         classes, clients: whether parts are measured by class, by client.
     """
 
-    def __init__(self, evaluator: Evaluator, data: FederatedData, classes: bool, clients: bool) -> None:
-        self._evaluator, self._data, self._classes, self._clients = evaluator, data, classes, clients
+    def __init__(
+        self, evaluator: Evaluator, data: FederatedData, classes: bool, clients: bool
+    ) -> None:
+        self._evaluator, self._data, self._classes, self._clients = (
+            evaluator,
+            data,
+            classes,
+            clients,
+        )
 
     def check(self, metrics: Iterable[str], delivers: Delivers) -> None:
         """Refuse one of `metrics` that is a class's without samples: `ConfigError`."""
@@ -53,7 +62,11 @@ class Breakdown:
                 continue
             counts = torch.bincount(samples.y, minlength=self._data.num_classes).tolist()
             names = class_names(self._evaluator.task, delivers, split, self._data.num_classes)
-            for c in (names.index(metric) for metric in metrics if metric in names and not counts[names.index(metric)]):
+            for c in (
+                names.index(metric)
+                for metric in metrics
+                if metric in names and not counts[names.index(metric)]
+            ):
                 raise ConfigError(
                     f"'{names[c]}' cannot be measured: no {split} sample is of class {c}",
                     where="headline.metric, stop.metric",
@@ -76,36 +89,58 @@ class Breakdown:
             if isinstance(partition, CutPartition) and len(partition.held):
                 shares.append(("val", partition.held, partition.held_offsets))
             for split, indices, offsets in shares:
-                found |= self._of_clients(outcome, torch.from_numpy(indices).to(device), offsets.tolist(), split)
+                found |= self._of_clients(
+                    outcome, torch.from_numpy(indices).to(device), offsets.tolist(), split
+                )
         return found
 
     def _of_classes(self, outcome: Outcome, samples: Samples, split: str) -> Metrics:
         order = samples.y.argsort(stable=True)
         counts = torch.bincount(samples.y, minlength=self._data.num_classes).tolist()
-        values = self._values(outcome.models, outcome, samples, order, [0, *itertools.accumulate(counts)])
+        values = self._values(
+            outcome.models, outcome, samples, order, [0, *itertools.accumulate(counts)]
+        )
         names = class_names(self._evaluator.task, outcome.kind, split, self._data.num_classes)
         return {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
-    def _of_clients(self, outcome: Outcome, order: torch.Tensor, offsets: list[int], split: str) -> Metrics:
+    def _of_clients(
+        self, outcome: Outcome, order: torch.Tensor, offsets: list[int], split: str
+    ) -> Metrics:
         """One model, or the ensemble, at every client; models of the clients' own each at its own."""
         train = self._data.train
         if outcome.kind == "per_client":
             clients = outcome.clients or range(len(outcome.models))
             shares = [order[offsets[client] : offsets[client + 1]] for client in clients]
             pairs = zip(outcome.models, shares, strict=True)
-            values = [self._values([model], outcome, train, share, [0, len(share)])[0] for model, share in pairs]
+            values = [
+                self._values([model], outcome, train, share, [0, len(share)])[0]
+                for model, share in pairs
+            ]
         else:
             values = self._values(outcome.models, outcome, train, order, offsets)
         task = self._evaluator.task
-        known = sorted((v for v in values if v is not None), reverse=not task.higher_is_better(task.metric_names[0]))
+        known = sorted(
+            (v for v in values if v is not None),
+            reverse=not task.higher_is_better(task.metric_names[0]),
+        )
         if not known:  # none of this round's clients has a sample here
             return {}
         worst = known[: math.ceil(WORST * len(known))]
-        return dict(zip(client_names(task, split), map(statistics.fmean, (known, worst)), strict=True))
+        return dict(
+            zip(client_names(task, split), map(statistics.fmean, (known, worst)), strict=True)
+        )
 
     def _values(
-        self, models: Sequence[Weights], outcome: Outcome, samples: Samples, order: torch.Tensor, bounds: Sequence[int]
+        self,
+        models: Sequence[Weights],
+        outcome: Outcome,
+        samples: Samples,
+        order: torch.Tensor,
+        bounds: Sequence[int],
     ) -> list[float | None]:
         """The task's first metric of each part of `samples`, None of an empty one; see `Evaluator.parts`."""
         first = self._evaluator.task.metric_names[0]
-        return [part.get(first) for part in self._evaluator.parts(models, outcome, samples, order, bounds)]
+        return [
+            part.get(first)
+            for part in self._evaluator.parts(models, outcome, samples, order, bounds)
+        ]

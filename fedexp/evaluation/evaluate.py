@@ -15,7 +15,9 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Batch, Metrics, Task
 from fedexp.core.weights import Weights, by_spec
 
-PLACES: dict[Delivers, tuple[str, tuple[str, ...]]] = {  # where a metric is filed, and what of its spread is kept
+PLACES: dict[
+    Delivers, tuple[str, tuple[str, ...]]
+] = {  # where a metric is filed, and what of its spread is kept
     "model": ("global", ("",)),
     "ensemble": ("ensemble", ("",)),
     "per_client": ("local", ("_mean", "_std", "_min")),
@@ -48,7 +50,9 @@ class Evaluator:
         names = metric_names(self.task, outcome.kind, split)
         if outcome.kind != "per_client":
             together = self._measure(outcome.models, outcome, samples)
-            return dict(zip(names, (together[name] for name in self.task.metric_names), strict=True))
+            return dict(
+                zip(names, (together[name] for name in self.task.metric_names), strict=True)
+            )
         spread: list[float] = []
         for values in self.each(outcome, samples, split).values():
             spread += [statistics.fmean(values), statistics.pstdev(values), min(values)]
@@ -57,11 +61,19 @@ class Evaluator:
     def each(self, outcome: Outcome, samples: Samples, split: str) -> dict[str, list[float]]:
         """``<split>/local/*`` of every model by itself, in the outcome's order (clients', where it is one a client)."""
         measured = [self._measure([model], outcome, samples) for model in outcome.models]
-        return {f"{split}/local/{name}": [metrics[name] for metrics in measured] for name in self.task.metric_names}
+        return {
+            f"{split}/local/{name}": [metrics[name] for metrics in measured]
+            for name in self.task.metric_names
+        }
 
     @torch.no_grad()
     def parts(
-        self, models: Sequence[Weights], outcome: Outcome, samples: Samples, order: Tensor, bounds: Sequence[int]
+        self,
+        models: Sequence[Weights],
+        outcome: Outcome,
+        samples: Samples,
+        order: Tensor,
+        bounds: Sequence[int],
     ) -> list[Metrics]:
         """The task's metrics of each part of `samples`; {} of an empty one.
 
@@ -80,7 +92,9 @@ class Evaluator:
                     _add(total, self.task.totals(output[own], y[own]))
         sizes = [high - low for low, high in itertools.pairwise(bounds)]
         return [
-            self.task.metrics({name: float(value) for name, value in total.items()}, size) if size else {}
+            self.task.metrics({name: float(value) for name, value in total.items()}, size)
+            if size
+            else {}
             for total, size in zip(totals, sizes, strict=True)
         ]
 
@@ -92,9 +106,13 @@ class Evaluator:
             part = slice(start, start + self.batch_size)
             batch = Batch(samples.inputs(part), samples.y[part])
             _add(totals, self.task.totals(self._output(nets, models, outcome, batch), batch.y))
-        return self.task.metrics({name: float(value) for name, value in totals.items()}, len(samples))
+        return self.task.metrics(
+            {name: float(value) for name, value in totals.items()}, len(samples)
+        )
 
-    def _output(self, nets: Sequence[Net], models: Sequence[Weights], outcome: Outcome, batch: Batch) -> Tensor:
+    def _output(
+        self, nets: Sequence[Net], models: Sequence[Weights], outcome: Outcome, batch: Batch
+    ) -> Tensor:
         """The model's, or the ensemble's, for a batch."""
         inputs = self.task.inputs(batch)
         outputs = [
@@ -102,7 +120,9 @@ class Evaluator:
             for net, model in zip(nets, models, strict=True)
         ]
         return (
-            self.task.combine(outputs, outcome.combine, outcome.weights) if outcome.kind == "ensemble" else outputs[0]
+            self.task.combine(outputs, outcome.combine, outcome.weights)
+            if outcome.kind == "ensemble"
+            else outputs[0]
         )
 
     def _net(self, model: Weights) -> Net:

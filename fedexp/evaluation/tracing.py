@@ -41,7 +41,9 @@ class Traced:
 class Tracer(Trace):
     """Evaluates every `every`-th iteration (0: none), and keeps the weights of those in `weights`."""
 
-    def __init__(self, evaluator: Evaluator, data: FederatedData, every: int, weights: tuple[int, ...]) -> None:
+    def __init__(
+        self, evaluator: Evaluator, data: FederatedData, every: int, weights: tuple[int, ...]
+    ) -> None:
         self._evaluator, self._data, self._every, self._kept = evaluator, data, every, weights
         self.rows: list[dict[str, Any]] = []
         self.weights: Tree = {}
@@ -61,29 +63,48 @@ class Tracer(Trace):
         if self._every > 0 and iteration % self._every == 0:
             row: dict[str, Any] = {"iteration": iteration, **values}
             for series, outcome in outcomes.items():
-                row |= {f"{series}/{name}": value for name, value in self._values(outcome, clients).items()}
+                row |= {
+                    f"{series}/{name}": value
+                    for name, value in self._values(outcome, clients).items()
+                }
             self.rows.append(row)
         if iteration in self._kept:
             for series, outcome in outcomes.items():
                 for number, model in enumerate(outcome.models):
                     # Copies: a method may go on in place.
                     kept = {name: v.to("cpu", copy=True) for name, v in model.params.items()}
-                    self.weights |= {f"{iteration}/{series}/{number}/{name}": v for name, v in kept.items()}
+                    self.weights |= {
+                        f"{iteration}/{series}/{number}/{name}": v for name, v in kept.items()
+                    }
         self.seconds += time.perf_counter() - began
 
     def _values(self, outcome: Outcome, clients: Sequence[int]) -> dict[str, Any]:
         if outcome.kind != "per_client":
-            shares = {"": self._data.test} | ({} if self._data.val is None else {"val/": self._data.val})
-            found = {share: _short(self._evaluator(outcome, samples, "")) for share, samples in shares.items()}
-            return {f"{share}{name}": value for share, own in found.items() for name, value in own.items()}
+            shares = {"": self._data.test} | (
+                {} if self._data.val is None else {"val/": self._data.val}
+            )
+            found = {
+                share: _short(self._evaluator(outcome, samples, ""))
+                for share, samples in shares.items()
+            }
+            return {
+                f"{share}{name}": value
+                for share, own in found.items()
+                for name, value in own.items()
+            }
         values: dict[str, Any] = _short(self._evaluator.each(outcome, self._data.test, ""))
         pairs = zip(outcome.models, clients, strict=True)
-        own = [_short(self._evaluator(Outcome((model,), "model"), self._own(c), "")) for model, c in pairs]
+        own = [
+            _short(self._evaluator(Outcome((model,), "model"), self._own(c), ""))
+            for model, c in pairs
+        ]
         return values | {f"train/{name}": [row[name] for row in own] for name in own[0]}
 
     def _own(self, client: int) -> Samples:
         train, index = self._data.train, self._data.positions(client)
-        return replace(train, x=train.x.index_select(0, index), y=train.y.index_select(0, index), augment=None)
+        return replace(
+            train, x=train.x.index_select(0, index), y=train.y.index_select(0, index), augment=None
+        )
 
     def take(self) -> Traced:
         """What was traced since the last call."""

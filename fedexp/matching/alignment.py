@@ -45,14 +45,20 @@ class Alignment:
     biases: Literal["aligned", "unaligned"] = "aligned"
 
     def __post_init__(self) -> None:
-        require(self.regularization > 0, f"regularization must be positive, got {self.regularization}")
+        require(
+            self.regularization > 0, f"regularization must be positive, got {self.regularization}"
+        )
 
     def apply(self, weights: Weights, structure: Structure, maps: Maps) -> Weights:
         """A model with its units moved."""
         moved = structure.permute_weights(weights, maps)
         if self.biases == "aligned":
             return moved
-        kept = {layer.bias: weights.params[layer.bias] for layer in structure.layers if layer.bias is not None}
+        kept = {
+            layer.bias: weights.params[layer.bias]
+            for layer in structure.layers
+            if layer.bias is not None
+        }
         return Weights(moved.spec, {**moved.params, **kept}, moved.buffers)
 
 
@@ -70,7 +76,11 @@ def align(
     if options.output == "transported":
         groups = (*groups, structure.output)
     for group in groups:
-        weights = [name for name in group.layers if all(slot.group in decided for slot in structure.inputs(name))]
+        weights = [
+            name
+            for name in group.layers
+            if all(slot.group in decided for slot in structure.inputs(name))
+        ]
         solved = _solved(models, reference, structure, weights, maps, options)
         for own, moves in zip(maps, solved, strict=True):
             own[group.name] = moves
@@ -92,7 +102,9 @@ def moved_share(structure: Structure, maps: Sequence[Maps]) -> float:
             return float(by.trace())
         return float((by == torch.arange(group.size, device=by.device)).sum())
 
-    pairs = [(group, own[group.name]) for own in maps for group in structure.groups if group.name in own]
+    pairs = [
+        (group, own[group.name]) for own in maps for group in structure.groups if group.name in own
+    ]
     total = sum(group.size for group, _ in pairs)
     return 1 - sum(stayed(group, by) for group, by in pairs) / total if total else 0.0
 
@@ -116,7 +128,11 @@ def _solved(
             for model, own in zip(models[part], maps[part], strict=True)
         ]
         costs = ground_costs(torch.stack(moved), rows, options)
-        solved += assignments(costs) if options.solver == "exact" else sinkhorn(costs, options.regularization)
+        solved += (
+            assignments(costs)
+            if options.solver == "exact"
+            else sinkhorn(costs, options.regularization)
+        )
     return solved
 
 
@@ -147,5 +163,9 @@ def ground_costs(moved: Tensor, reference: Tensor, options: Alignment) -> Tensor
     if options.transform == "none":
         return cost
     flat = cost.flatten(1)
-    scale = {"max": lambda: flat.amax(1), "median": lambda: flat.median(1).values, "mean": lambda: flat.mean(1)}
+    scale = {
+        "max": lambda: flat.amax(1),
+        "median": lambda: flat.median(1).values,
+        "mean": lambda: flat.mean(1),
+    }
     return cost / (scale[options.transform]()[:, None, None] + torch.finfo(cost.dtype).tiny)

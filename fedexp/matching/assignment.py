@@ -33,7 +33,9 @@ def assignments(costs: Tensor) -> Tensor:
     def solve(cost: Tensor) -> Tensor:
         return torch.from_numpy(linear_sum_assignment(cost.T.numpy())[1])  # positions choose units
 
-    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:  # the solver runs without the interpreter's lock
+    with ThreadPoolExecutor(
+        max(1, torch.get_num_threads())
+    ) as pool:  # the solver runs without the interpreter's lock
         return torch.stack(list(pool.map(solve, costs.double().cpu())))
 
 
@@ -51,7 +53,9 @@ def sinkhorn(costs: Tensor, regularization: float) -> Tensor:
     def solve(cost: Tensor) -> Tensor:
         n = len(cost)
         mass = torch.full((n,), 1 / n, dtype=torch.float64)
-        plan: Tensor = ot.sinkhorn(mass, mass, cost, regularization, method="sinkhorn_log", numItermax=10_000)
+        plan: Tensor = ot.sinkhorn(
+            mass, mass, cost, regularization, method="sinkhorn_log", numItermax=10_000
+        )
         return plan / plan.sum(0)
 
     return torch.stack([solve(cost) for cost in costs.double().cpu()])

@@ -34,7 +34,9 @@ from fedexp.core.errors import overflow
 Penalty = Literal["paper", "code2020", "code2022"]
 
 _MEMBERS, _UNITS = 10, 700  # the caps of the code
-_PRODUCTS_BYTES = 2**30  # of inner products that are kept; beyond, a model's are computed at each of its visits
+_PRODUCTS_BYTES = (
+    2**30
+)  # of inner products that are kept; beyond, a model's are computed at each of its visits
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,9 @@ class BetaBernoulli:
             value = getattr(self, name)
             require(value > 0, f"{name} must be positive, got {value}")
         require(self.sweeps >= 0, f"sweeps must not be negative, got {self.sweeps}")
-        require(self.strength >= 0, f"the penalty's lambda must not be negative, got {self.strength}")
+        require(
+            self.strength >= 0, f"the penalty's lambda must not be negative, got {self.strength}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +99,9 @@ class Space:
         distinct, block = q.unique(dim=1, return_inverse=True)  # type: ignore[no-untyped-call]
         widest, p0 = int(block.bincount().argmax()), 1 / sigma0
         blocks, a0 = torch.nn.functional.one_hot(block, distinct.shape[1]).to(q), mu0 * p0
-        return cls(a0, p0, blocks, widest, (block != widest).nonzero()[:, 0], a0.square() @ blocks), distinct
+        return cls(
+            a0, p0, blocks, widest, (block != widest).nonzero()[:, 0], a0.square() @ blocks
+        ), distinct
 
     @property
     def sizes(self) -> Tensor:
@@ -154,7 +160,9 @@ class Posterior:
         rest = space.a0[space.rest].expand(units, -1)
         return cls(torch.full_like(own, space.p0), own.new_zeros(units), own, own, rest)
 
-    def moved(self, units: Tensor, model: Local, products: Tensor, space: Space, sign: int) -> Posterior:
+    def moved(
+        self, units: Tensor, model: Local, products: Tensor, space: Space, sign: int
+    ) -> Posterior:
         """One model's units become members (sign 1) of global units `units`, or are taken out of them (-1).
 
         Args:
@@ -200,7 +208,12 @@ class Form:
         return Form(*(own + theirs for own, theirs in pairs))
 
     def __call__(
-        self, model: Local, posterior: Posterior, products: Tensor, space: Space, out: Tensor | None = None
+        self,
+        model: Local,
+        posterior: Posterior,
+        products: Tensor,
+        space: Space,
+        out: Tensor | None = None,
     ) -> Tensor:
         """(K, J) for all units of a model and all global ones, into `out` where it is given.
 
@@ -307,7 +320,9 @@ def gains(
     new = Posterior.without_members(space, 1)
     opened = model.prior[None, :, space.widest]
 
-    def worth(form: Callable[[Posterior], Form], bonus: Tensor | None, of_new: Tensor | None) -> Tensor:
+    def worth(
+        form: Callable[[Posterior], Form], bonus: Tensor | None, of_new: Tensor | None
+    ) -> Tensor:
         values, own = products.new_empty(known + count, units), form(posterior)
         if bonus is not None:
             own = replace(own, constant=own.constant + bonus)
@@ -322,10 +337,14 @@ def gains(
         popularity = options.popularity * np.log(c / (models - c))
     orders = 2 * float(np.log(options.gamma / models)) - 2 * np.log(np.arange(1, count + 1))
     bonus = torch.from_numpy(popularity).to(products.device)[posterior.c.long()]
-    rewards = worth(lambda of: reward(of, model.q, space), bonus, torch.from_numpy(orders).to(products.device))
+    rewards = worth(
+        lambda of: reward(of, model.q, space), bonus, torch.from_numpy(orders).to(products.device)
+    )
     if not penalised:
         return Gains(rewards, None, known)
-    return Gains(rewards, worth(lambda of: penalty(options.penalty, of, model.q, space), None, None), known)
+    return Gains(
+        rewards, worth(lambda of: penalty(options.penalty, of, model.q, space), None, None), known
+    )
 
 
 def assign(values: Tensor, known: int = 0) -> Tensor:
@@ -415,7 +434,9 @@ def match_each(
             parts = [part for branch in branches for part in branch.by_model(visits)]
             many = len(parts) >= threads.count
             outer, inner = (threads.map, map) if many else (map, threads.map)
-            news: Iterable[list[_Branch]] = outer(lambda part: pool.visited(part[0], part[1], strengths, inner), parts)
+            news: Iterable[list[_Branch]] = outer(
+                lambda part: pool.visited(part[0], part[1], strengths, inner), parts
+            )
             return [branch for new in news for branch in new]
 
         for s in sorted(range(len(models)), key=lambda s: -len(models[s])) if start is None else ():
@@ -449,7 +470,9 @@ def _side_by_side(tasks: int) -> Iterator[_Threads]:
         if count == 1:
             yield _Threads(1, map)
         else:
-            with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            with ThreadPoolExecutor(
+                count, initializer=torch.set_num_threads, initargs=(1,)
+            ) as pool:
                 yield _Threads(count, pool.map)
     finally:
         torch.set_num_threads(threads)
@@ -485,7 +508,10 @@ def _joined(branches: Sequence[_Branch], pool: _Pool) -> list[_Branch]:
         flat = torch.cat([units for _, units in sorted(branch.state.units.items())])
         same.setdefault(flat.cpu().numpy().tobytes(), []).append(branch)
     return [
-        _Branch(tuple(n for branch in alike for n in branch.numbers), pool.recomputed(alike[0].state.units))
+        _Branch(
+            tuple(n for branch in alike for n in branch.numbers),
+            pool.recomputed(alike[0].state.units),
+        )
         for alike in same.values()
     ]
 
@@ -499,16 +525,22 @@ def _in_order(columns: Tensor, known: int) -> Tensor:
 class _Pool:
     """Everything that all lambdas share: the local units, and what comes of assigning them."""
 
-    def __init__(self, models: Sequence[Tensor], q: Tensor, mu0: Tensor, options: BetaBernoulli) -> None:
+    def __init__(
+        self, models: Sequence[Tensor], q: Tensor, mu0: Tensor, options: BetaBernoulli
+    ) -> None:
         self.options = options
         self.space, self.q = Space.of(q, mu0, options.sigma0)
         v = torch.cat(list(models))
         self.v = torch.split(v, [len(w) for w in models])
         for own, row in zip(self.v, q, strict=True):
             own.mul_(row)
-        self.local = [Local.of(own, row, self.space) for own, row in zip(self.v, self.q, strict=True)]
+        self.local = [
+            Local.of(own, row, self.space) for own, row in zip(self.v, self.q, strict=True)
+        ]
         self._ends = [0, *np.cumsum([len(own) for own in self.v]).tolist()]
-        self._wide = v if not len(self.space.rest) else v[:, self.space.blocks[:, self.space.widest].bool()]
+        self._wide = (
+            v if not len(self.space.rest) else v[:, self.space.blocks[:, self.space.widest].bool()]
+        )
         self._products = self._all_products() if 8 * self._ends[-1] ** 2 <= _PRODUCTS_BYTES else ()
 
     def _rows(self, s: int) -> slice:
@@ -547,27 +579,43 @@ class _Pool:
         known = 1 + max(int(places.max()) for places in units.values())
         posterior, so_far = Posterior.without_members(self.space, known), dict[int, Tensor]()
         for s, places in sorted(units.items()):
-            products = self.products(so_far, known, s)[places, torch.arange(len(places), device=places.device)]
+            products = self.products(so_far, known, s)[
+                places, torch.arange(len(places), device=places.device)
+            ]
             posterior = posterior.moved(places, self.local[s], products, self.space, 1)
             so_far[s] = places
         return _State(units, posterior)
 
     def visited(
-        self, branch: _Branch, s: int, strengths: Sequence[float], each: Callable[..., Iterable[Tensor]]
+        self,
+        branch: _Branch,
+        s: int,
+        strengths: Sequence[float],
+        each: Callable[..., Iterable[Tensor]],
     ) -> list[_Branch]:
         """Model s taken out, if it is in, and assigned by each lambda."""
         state, products = self.without(branch.state, s)
         if not len(products):  # the first model, or the only one
-            return [_Branch(branch.numbers, self.with_model(state, s, torch.arange(products.shape[1]), products))]
+            return [
+                _Branch(
+                    branch.numbers,
+                    self.with_model(state, s, torch.arange(products.shape[1]), products),
+                )
+            ]
         own = [strengths[number] for number in branch.numbers]
         model, penalised = self.local[s], any(map(bool, own))
-        worth = gains(model, state.posterior, products, self.space, len(self.v), self.options, penalised)
-        found = each(lambda strength: _in_order(assign(worth.at(strength), worth.known), worth.known), own)
+        worth = gains(
+            model, state.posterior, products, self.space, len(self.v), self.options, penalised
+        )
+        found = each(
+            lambda strength: _in_order(assign(worth.at(strength), worth.known), worth.known), own
+        )
         alike: dict[bytes, tuple[Tensor, list[int]]] = {}
         for number, columns in zip(branch.numbers, found, strict=True):
             alike.setdefault(columns.numpy().tobytes(), (columns, []))[1].append(number)
         return [
-            _Branch(tuple(numbers), self.with_model(state, s, columns, products)) for columns, numbers in alike.values()
+            _Branch(tuple(numbers), self.with_model(state, s, columns, products))
+            for columns, numbers in alike.values()
         ]
 
     def without(self, state: _State, s: int) -> tuple[_State, Tensor]:
@@ -585,7 +633,9 @@ class _Pool:
         model = self.local[s]
         here = Local(model.q, model.square[shared], model.prior[shared], model.rest[shared])
         to = place[mine[shared]]
-        return _State(units, posterior.kept(left).moved(to, here, products[to, at], self.space, -1)), products
+        return _State(
+            units, posterior.kept(left).moved(to, here, products[to, at], self.space, -1)
+        ), products
 
     def with_model(self, state: _State, s: int, columns: Tensor, products: Tensor) -> _State:
         """Model s assigned to `columns` (J,) on the CPU."""
@@ -593,14 +643,19 @@ class _Pool:
         units = columns.to(products.device)
         of_new = self.local[s].prior[:, self.space.widest].expand(opened, -1)
         chosen = torch.cat([products, of_new])[units, torch.arange(len(units), device=units.device)]
-        posterior = state.posterior.with_new(self.space, opened).moved(units, self.local[s], chosen, self.space, 1)
+        posterior = state.posterior.with_new(self.space, opened).moved(
+            units, self.local[s], chosen, self.space, 1
+        )
         return _State({**state.units, s: units}, posterior)
 
     def matched(self, units: Mapping[int, Tensor]) -> Matched:
         """What has come of it: posterior means from their members."""
         known = 1 + max(int(places.max()) for places in units.values())
         G = self.space.a0.repeat(known, 1)
-        S, members = self.q.new_full((known, self.q.shape[1]), self.space.p0), self.q.new_zeros(known)
+        S, members = (
+            self.q.new_full((known, self.q.shape[1]), self.space.p0),
+            self.q.new_zeros(known),
+        )
         for s, places in sorted(units.items()):
             G.index_add_(0, places, self.v[s])
             S.index_add_(0, places, self.q[s].expand(len(places), -1))

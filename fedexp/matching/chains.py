@@ -32,21 +32,33 @@ def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     """The network's structure, if it is linear layers one after the other; else a ConfigError says what is in the way."""
     norms = norm_layers(spec)
     if norms:
-        raise _no_chain(f"'{norms[0]}' is a norm layer, whose numbers belong to no unit's prior", spec)
+        raise _no_chain(
+            f"'{norms[0]}' is a norm layer, whose numbers belong to no unit's prior", spec
+        )
     structure = structure_of(spec, input_shape)
     for layer in structure.layers:
         if layer.kind != "linear":
             raise _no_chain(f"'{layer.weight}' is a convolution", spec)
     weights, groups = [layer.weight for layer in structure.layers], structure.groups
     alone = [group.layers for group in groups] == [(name,) for name in weights[:-1]]
-    reads = [[(slot.group, slot.positions.shape[1]) for slot in structure.inputs(name)] for name in weights]
+    reads = [
+        [(slot.group, slot.positions.shape[1]) for slot in structure.inputs(name)]
+        for name in weights
+    ]
     if not alone or reads != [[], *([(group.name, 1)] for group in groups)]:
         raise _no_chain("a layer reads others than the one before it", spec)
-    if any(structure.columns[name] != group.size for name, group in zip(weights[1:], groups, strict=True)):
+    if any(
+        structure.columns[name] != group.size
+        for name, group in zip(weights[1:], groups, strict=True)
+    ):
         raise _no_chain("a layer reads more than the layer before it", spec)
     known = {name for layer in structure.layers for name in (layer.weight, layer.bias)}
     module = spec.module()
-    others = [name for name, _ in (*module.named_parameters(), *module.named_buffers()) if name not in known]
+    others = [
+        name
+        for name, _ in (*module.named_parameters(), *module.named_buffers())
+        if name not in known
+    ]
     if others:
         raise _no_chain(f"'{others[0]}' belongs to no layer", spec)
     return structure
@@ -76,7 +88,10 @@ class Fused:
 
     def metrics(self) -> dict[str, float]:
         """`width_metrics` of the hidden layers."""
-        return width_metrics([torch.cat(layer.units) for layer in self.matched], [len(x.members) for x in self.matched])
+        return width_metrics(
+            [torch.cat(layer.units) for layer in self.matched],
+            [len(x.members) for x in self.matched],
+        )
 
 
 def fuse_chains(
@@ -106,7 +121,9 @@ def fuse_chains(
         following: list[_Partly] = []
         for part in parts:
             rows, mu0 = _rows(models, layer, part.outgoing)
-            own = rows[0].new_full((len(models), len(mu0) - part.precision.shape[1]), 1 / options.sigma)
+            own = rows[0].new_full(
+                (len(models), len(mu0) - part.precision.shape[1]), 1 / options.sigma
+            )
             q, chosen = torch.cat([own, part.precision], 1), list(part.numbers)
             begin = None if start is None else start[layer]
             own_strengths = [strengths[i] for i in chosen]
@@ -117,7 +134,9 @@ def fuse_chains(
         parts = following
     fused: dict[int, Fused] = {}
     for part in parts:
-        fused |= dict.fromkeys(part.numbers, _assembled(models, part.matched, classes, shares, options))
+        fused |= dict.fromkeys(
+            part.numbers, _assembled(models, part.matched, classes, shares, options)
+        )
     return [fused[number] for number in range(len(strengths))]
 
 
@@ -137,15 +156,26 @@ class _Partly:
     matched: tuple[Matched, ...]
 
     def next(
-        self, models: Sequence[Chain], layer: int, numbers: tuple[int, ...], matched: Matched, options: BetaBernoulli
+        self,
+        models: Sequence[Chain],
+        layer: int,
+        numbers: tuple[int, ...],
+        matched: Matched,
+        options: BetaBernoulli,
     ) -> _Partly:
         laid = zip(models, matched.units, strict=True)
-        outgoing = [_laid_out(chain[layer][0], units, len(matched.mean)) for chain, units in laid] if layer else []
+        outgoing = (
+            [_laid_out(chain[layer][0], units, len(matched.mean)) for chain, units in laid]
+            if layer
+            else []
+        )
         precision = self.precision.new_full((len(models), len(matched.mean)), 1 / options.sigma)
         return _Partly(numbers, outgoing, precision, (matched, *self.matched))
 
 
-def _rows(models: Sequence[Chain], layer: int, outgoing: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+def _rows(
+    models: Sequence[Chain], layer: int, outgoing: Sequence[Tensor]
+) -> tuple[list[Tensor], Tensor]:
     """Units of a hidden layer as rows [incoming weights (of the first one alone), bias, outgoing weights]; mu_0."""
     parts = [[out] for out in outgoing]
     biased = models[0][layer][1] is not None
@@ -163,7 +193,11 @@ def _rows(models: Sequence[Chain], layer: int, outgoing: Sequence[Tensor]) -> tu
 
 
 def _assembled(
-    models: Sequence[Chain], matched: tuple[Matched, ...], classes: Tensor, shares: Tensor, options: BetaBernoulli
+    models: Sequence[Chain],
+    matched: tuple[Matched, ...],
+    classes: Tensor,
+    shares: Tensor,
+    options: BetaBernoulli,
 ) -> Fused:
     """The network whose units the posterior means are."""
     depth = len(models[0])

@@ -9,7 +9,9 @@ _BLOCK = 20  # half-steps between two looks at range and error; even
 _RANGE = 1e100  # of scalings, beyond which a block is done again with logarithms
 
 
-def doubly_stochastic(V: Tensor, tau: float, iterations: int, tolerance: float | None = None) -> Tensor:
+def doubly_stochastic(
+    V: Tensor, tau: float, iterations: int, tolerance: float | None = None
+) -> Tensor:
     """exp(V / tau), its rows and its columns divided by their sums in turn, rows first.
 
     Half-steps are made with logarithms; or, which is the same function, as products with the matrix so far, as long as

@@ -52,14 +52,20 @@ class Embedding:
 
     def _places(self, name: str, shape: torch.Size) -> list[tuple[int, Tensor]]:
         """(axis, (n,) int64 place in the large tensor of each entry of the small one's) wherever units move."""
-        pairs = list(zip(self.small.slots.get(name, ()), self.large.slots.get(name, ()), strict=True))
+        pairs = list(
+            zip(self.small.slots.get(name, ()), self.large.slots.get(name, ()), strict=True)
+        )
         found = []
         for axis in sorted({a.axis for a, _ in pairs if a.group in self.units}):
             here = [(a, b) for a, b in pairs if a.axis == axis]
-            others = torch.ones(shape[axis], dtype=torch.bool)  # what belongs to no unit keeps its order
+            others = torch.ones(
+                shape[axis], dtype=torch.bool
+            )  # what belongs to no unit keeps its order
             for _, b in here:
                 others[b.positions.flatten()] = False
-            places = torch.full((int(others.sum()) + sum(a.positions.numel() for a, _ in here),), -1)
+            places = torch.full(
+                (int(others.sum()) + sum(a.positions.numel() for a, _ in here),), -1
+            )
             for a, b in here:
                 units = self.units.get(a.group, torch.arange(len(a.positions)))
                 places[a.positions.flatten()] = b.positions[units].flatten()
@@ -97,4 +103,6 @@ def _shapes(spec: ModelSpec) -> dict[str, torch.Size]:
     """Of every parameter and buffer."""
     with torch.device("meta"):
         module = spec.module()
-    return {name: value.shape for name, value in (*module.named_parameters(), *module.named_buffers())}
+    return {
+        name: value.shape for name, value in (*module.named_parameters(), *module.named_buffers())
+    }

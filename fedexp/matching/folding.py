@@ -50,10 +50,14 @@ def _folded(weights: Weights, folding: _Folding) -> Weights:
         mean, var = (weights.buffers[f"{norm}.running_{name}"].double() for name in ("mean", "var"))
         scale = params.get(f"{norm}.weight", 1.0) / torch.sqrt(var + eps)
         params[f"{layer}.weight"] = weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
-        params[f"{layer}.bias"] = scale * (params.get(f"{layer}.bias", 0.0) - mean) + params.get(f"{norm}.bias", 0.0)
+        params[f"{layer}.bias"] = scale * (params.get(f"{layer}.bias", 0.0) - mean) + params.get(
+            f"{norm}.bias", 0.0
+        )
     first = next(iter(weights.params.values()))
     shapes = folding.shapes.items()
-    params = {name: params.get(name, first.new_zeros(shape)).to(first.dtype) for name, shape in shapes}
+    params = {
+        name: params.get(name, first.new_zeros(shape)).to(first.dtype) for name, shape in shapes
+    }
     norms = tuple(f"{norm}." for _, norm, _ in folding.pairs)
     buffers = {name: value for name, value in weights.buffers.items() if not name.startswith(norms)}
     return Weights(folding.spec, params, buffers)
@@ -64,7 +68,9 @@ def _folding(spec: ModelSpec, input_shape: tuple[int, ...]) -> _Folding:
     pairs = _pairs(spec, input_shape)
     if not pairs:
         return _Folding(spec, {}, ())
-    changed = spec.variant("without_batch_norm", "the network's BatchNorms cannot be taken into its layers")
+    changed = spec.variant(
+        "without_batch_norm", "the network's BatchNorms cannot be taken into its layers"
+    )
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in changed.module().named_parameters()}
     folding = _Folding(changed, shapes, pairs)

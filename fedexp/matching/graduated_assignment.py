@@ -55,7 +55,10 @@ class Joint:
     noise: float = 0.05
 
     def __post_init__(self) -> None:
-        require(2 <= self.final < self.sweeps, f"final must lie in [2, sweeps), got {self.final} of {self.sweeps}")
+        require(
+            2 <= self.final < self.sweeps,
+            f"final must lie in [2, sweeps), got {self.final} of {self.sweeps}",
+        )
         _check_schedule(self.tau, self.cooling, self.floor, self.iterations, self.further)
         require(self.tolerance > 0, f"tolerance must be positive, got {self.tolerance}")
         require(self.patience >= 0, f"patience must not be negative, got {self.patience}")
@@ -86,10 +89,15 @@ class Pairwise:
         _check_schedule(self.tau, self.cooling, self.floor, self.iterations, self.further)
 
 
-def _check_schedule(tau: float, cooling: float, floor: float, iterations: int, further: int) -> None:
+def _check_schedule(
+    tau: float, cooling: float, floor: float, iterations: int, further: int
+) -> None:
     require(0 < floor <= tau, f"floor must be positive and at most tau, got {floor} and {tau}")
     require(0 < cooling < 1, f"cooling must lie between 0 and 1, got {cooling}")
-    require(iterations > 0 and further >= 0, f"half-steps must be positive, got {iterations} and {further}")
+    require(
+        iterations > 0 and further >= 0,
+        f"half-steps must be positive, got {iterations} and {further}",
+    )
 
 
 def match_jointly(
@@ -115,17 +123,26 @@ def match_jointly(
         return [{group.name: torch.arange(group.size) for group in groups}], 0
     still = int(len(models) == 2)  # so many models, from the first on, keep their U
     if still:
-        start = {name: torch.cat([torch.eye(u.shape[1]).to(u)[None], u[1:]]) for name, u in start.items()}
+        start = {
+            name: torch.cat([torch.eye(u.shape[1]).to(u)[None], u[1:]]) for name, u in start.items()
+        }
     affinity = Affinity(edges_of(models, structure, groups), divide=True)
     U, before = start, start
     tau, iterations, hungarian, count, sweep = options.tau, options.iterations, False, 0, 0
 
     def solved(V: Tensor) -> Tensor:  # at the present stage
-        return permutation_matrices(V) if hungarian else doubly_stochastic(V, tau, iterations, early_stop)
+        return (
+            permutation_matrices(V)
+            if hungarian
+            else doubly_stochastic(V, tau, iterations, early_stop)
+        )
 
     while sweep < options.sweeps and groups:
         sweep += 1
-        new = {name: torch.cat([u[:still], solved(affinity.votes(name, U, still))]) for name, u in U.items()}
+        new = {
+            name: torch.cat([u[:still], solved(affinity.votes(name, U, still))])
+            for name, u in U.items()
+        }
         change = sum(_change(new[name], U[name], before[name]) for name in U)
         before, U = U, new
         if float(change) >= options.tolerance and count <= options.patience:
@@ -142,7 +159,9 @@ def match_jointly(
             hungarian = True
     # common units are named after the first model's
     orders = {name: torch.einsum("iab,cb->iac", u, u[0]).argmax(1) for name, u in U.items()}
-    return [{name: order[i].cpu() for name, order in orders.items()} for i in range(len(models))], sweep
+    return [
+        {name: order[i].cpu() for name, order in orders.items()} for i in range(len(models))
+    ], sweep
 
 
 def match_pairwise(
@@ -164,16 +183,26 @@ def match_pairwise(
     device = next(iter(model.params.values())).device
     U: Assignments = {}
     for group in groups:
-        noise = torch.rand(group.size, group.size, generator=torch_generator(*names, group.name), dtype=torch.float64)
+        noise = torch.rand(
+            group.size,
+            group.size,
+            generator=torch_generator(*names, group.name),
+            dtype=torch.float64,
+        )
         start = doubly_stochastic((0.4 + 0.2 * noise).to(device), tau=10.0, iterations=1)
-        U[group.name] = torch.stack([torch.eye(group.size, dtype=torch.float64, device=device), start])
+        U[group.name] = torch.stack(
+            [torch.eye(group.size, dtype=torch.float64, device=device), start]
+        )
     tau, iterations = options.tau, options.iterations
     for _ in range(options.sweeps):
         for name, u in U.items():
             V = affinity.between(name, U, 1)[0]  # to the reference, whose U is the identity
             U[name] = torch.stack([u[0], doubly_stochastic(V, tau, iterations, early_stop)])
         if tau > options.floor:
-            tau, iterations = max(tau * options.cooling, options.floor), iterations + options.further
+            tau, iterations = (
+                max(tau * options.cooling, options.floor),
+                iterations + options.further,
+            )
     return {name: u[1].cpu() for name, u in U.items()}
 
 
@@ -184,7 +213,11 @@ def random_start(
 
     def draw(group: Group) -> Tensor:
         drawn = torch.rand(
-            count, group.size, group.size, generator=torch_generator(*names, group.name), dtype=torch.float64
+            count,
+            group.size,
+            group.size,
+            generator=torch_generator(*names, group.name),
+            dtype=torch.float64,
         )
         return 1 / group.size + noise * (2 * drawn.to(device) - 1)
 
@@ -193,7 +226,10 @@ def random_start(
 
 def identities(groups: Sequence[Group], count: int, device: torch.device) -> Assignments:
     """Every unit where it is."""
-    return {g.name: torch.eye(g.size, dtype=torch.float64, device=device).repeat(count, 1, 1) for g in groups}
+    return {
+        g.name: torch.eye(g.size, dtype=torch.float64, device=device).repeat(count, 1, 1)
+        for g in groups
+    }
 
 
 def permutation_matrices(V: Tensor) -> Tensor:
@@ -248,7 +284,9 @@ class Affinity:
                 if group is not None:
                     flat = x.flatten(2)
                     powers = (flat, flat.square(), flat**3, (flat**4).sum(2))
-                    self._sides.setdefault(group, ([], []))[side].append(_Side(neighbour, x.contiguous(), powers))
+                    self._sides.setdefault(group, ([], []))[side].append(
+                        _Side(neighbour, x.contiguous(), powers)
+                    )
 
     def votes(self, group: str, U: Assignments, first: int = 0) -> Tensor:
         """(models, n, n): V_i, the sum over the other models j of A_ij U_j, for the models from number `first` on."""
@@ -267,7 +305,9 @@ class Affinity:
                 continue
             if (group, number, i) not in self._fixed:
                 still = [side for side in sides if side.neighbour is None]
-                self._fixed[group, number, i] = sum((_fourth_powers(s, None, i) for s in still), torch.zeros(()))
+                self._fixed[group, number, i] = sum(
+                    (_fourth_powers(s, None, i) for s in still), torch.zeros(())
+                )
             moving = [side for side in sides if side.neighbour is not None]
             distance = self._fixed[group, number, i]
             for side in moving:

@@ -37,7 +37,9 @@ class PartlyMatched:
     units: Mapping[str, Tensor]
     pending: Mapping[str, int] = field(default_factory=dict)
 
-    def match_next(self, input_shape: tuple[int, ...], options: BetaBernoulli, order: np.ndarray) -> PartlyMatched:
+    def match_next(
+        self, input_shape: tuple[int, ...], options: BetaBernoulli, order: np.ndarray
+    ) -> PartlyMatched:
         """The next group matched; units of frozen layers, which all models share, stay.
 
         Of several layers that are tied by sums, those count whose inputs are matched when the first one's are.
@@ -60,7 +62,11 @@ class PartlyMatched:
             q = rows[0].new_full((len(rows), len(mu0)), 1 / options.sigma)
             found = match(rows, q, mu0, options, order)
             units, width = torch.stack(found.units), len(found.members)
-        return replace(self, units={**self.units, group.name: units}, pending={**self.pending, group.name: width})
+        return replace(
+            self,
+            units={**self.units, group.name: units},
+            pending={**self.pending, group.name: width},
+        )
 
     def laid_out(self, input_shape: tuple[int, ...], options: BetaBernoulli) -> PartlyMatched:
         """All models over the common units of the groups matched so far, with what they now agree on."""
@@ -73,20 +79,29 @@ class PartlyMatched:
             Embedding(small, large, {name: self.units[name][number] for name in self.pending})
             for number in range(len(self.models))
         )
-        models = [embedding.lay_out(model) for embedding, model in zip(embeddings, self.models, strict=True)]
+        models = [
+            embedding.lay_out(model)
+            for embedding, model in zip(embeddings, self.models, strict=True)
+        ]
         before = common_layers(large, set(self.units) - set(self.pending))
         agreed: Tree = {}
         for layer in common_layers(large, set(self.units)):
             if layer not in before and layer.weight not in models[0].frozen:
                 units = self.units[_owner(large, layer)].flatten()
                 agreed |= _posterior_means(models, layer, units, options)
-        return PartlyMatched([Weights(m.spec, {**m.params, **agreed}, m.buffers) for m in models], self.units)
+        return PartlyMatched(
+            [Weights(m.spec, {**m.params, **agreed}, m.buffers) for m in models], self.units
+        )
 
     def _rows(self, number: int, structure: Structure, layers: Sequence[Layer]) -> Tensor:
         """(n, d) float64: all that comes into each unit of one model, its biases last."""
         params = self.models[number].params
-        weights = [self._over_common(number, params[x.weight], structure.inputs(x.weight)) for x in layers]
-        return torch.cat([*weights, *(params[x.bias][:, None].double() for x in layers if x.bias is not None)], 1)
+        weights = [
+            self._over_common(number, params[x.weight], structure.inputs(x.weight)) for x in layers
+        ]
+        return torch.cat(
+            [*weights, *(params[x.bias][:, None].double() for x in layers if x.bias is not None)], 1
+        )
 
     def _over_common(self, number: int, weight: Tensor, inputs: Sequence[Slot]) -> Tensor:
         """A layer's weight as (out, d) float64, with an input for every common unit of pending groups."""
@@ -97,7 +112,9 @@ class PartlyMatched:
         for slot in inputs:
             positions = slot.positions.flatten()
             others[positions] = False
-            part = columns[:, positions.to(columns.device)].reshape(len(columns), len(slot.positions), -1)
+            part = columns[:, positions.to(columns.device)].reshape(
+                len(columns), len(slot.positions), -1
+            )
             if slot.group in self.pending:
                 wide = part.new_zeros(len(part), self.pending[slot.group], part.shape[2])
                 part = wide.index_copy_(1, self.units[slot.group][number].to(part.device), part)
@@ -107,12 +124,20 @@ class PartlyMatched:
 
 def common_layers(structure: Structure, groups: set[str]) -> list[Layer]:
     """Hidden layers whose units, and all that they read, are of `groups` or the network's input."""
-    return [layer for layer in structure.layers if {_owner(structure, layer), *_sources(structure, layer)} <= groups]
+    return [
+        layer
+        for layer in structure.layers
+        if {_owner(structure, layer), *_sources(structure, layer)} <= groups
+    ]
 
 
 def _owner(structure: Structure, layer: Layer) -> str:
     """The group of a layer's units."""
-    return next(group.name for group in (*structure.groups, structure.output) if layer.weight in group.layers)
+    return next(
+        group.name
+        for group in (*structure.groups, structure.output)
+        if layer.weight in group.layers
+    )
 
 
 def _sources(structure: Structure, layer: Layer) -> set[str]:
@@ -120,7 +145,9 @@ def _sources(structure: Structure, layer: Layer) -> set[str]:
     return {slot.group for slot in structure.inputs(layer.weight)}
 
 
-def _posterior_means(models: Sequence[Weights], layer: Layer, units: Tensor, options: BetaBernoulli) -> Tree:
+def _posterior_means(
+    models: Sequence[Weights], layer: Layer, units: Tensor, options: BetaBernoulli
+) -> Tree:
     """Weight and bias of a layer that is laid out in all models, in float64 rounded once.
 
     Args:

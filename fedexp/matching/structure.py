@@ -82,11 +82,15 @@ class Structure:
 
         Permutations of all hidden groups leave the network's function unchanged.
         """
-        return {name: self._moved(value, self.slots.get(name, ()), maps) for name, value in tree.items()}
+        return {
+            name: self._moved(value, self.slots.get(name, ()), maps) for name, value in tree.items()
+        }
 
     def permute_weights(self, weights: Weights, maps: Maps) -> Weights:
         """`permute` for a whole model."""
-        return Weights(weights.spec, self.permute(weights.params, maps), self.permute(weights.buffers, maps))
+        return Weights(
+            weights.spec, self.permute(weights.params, maps), self.permute(weights.buffers, maps)
+        )
 
     def move_inputs(self, weight: str, value: Tensor, maps: Maps) -> Tensor:
         """Only the input side (axis 1) of a layer's weight moved."""
@@ -173,7 +177,9 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
             group = groups[key]
             counts = torch.bincount(units[units >= 0], minlength=group.size)
             if not bool((counts == counts[0]).all()):
-                raise refusal(f"layer '{reader}' reads some units of '{group.name}' more often than others")
+                raise refusal(
+                    f"layer '{reader}' reads some units of '{group.name}' more often than others"
+                )
             order = units.argsort(stable=True)[int((units < 0).sum()) :]
             is_layer = reader in flows.sizes
             for tensor in [_weight(reader)] if is_layer else flows.tensors[reader]:
@@ -187,7 +193,9 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     return structure
 
 
-def with_widths(spec: ModelSpec, input_shape: tuple[int, ...], widths: Mapping[str, int]) -> ModelSpec:
+def with_widths(
+    spec: ModelSpec, input_shape: tuple[int, ...], widths: Mapping[str, int]
+) -> ModelSpec:
     """The network with other numbers of hidden units, by name of their group; groups that are not named keep theirs.
 
     Its class says which constructor arguments these are: a static method ``with_widths(kwargs, widths)`` makes of all
@@ -200,13 +208,19 @@ def with_widths(spec: ModelSpec, input_shape: tuple[int, ...], widths: Mapping[s
     sizes = {group.name: group.size for group in groups}
     for name in widths:
         if name not in sizes:
-            raise ConfigError(f"'{name}' is no group of hidden units", where="model", do=suggest(name, sizes))
+            raise ConfigError(
+                f"'{name}' is no group of hidden units", where="model", do=suggest(name, sizes)
+            )
     sizes |= widths
     changed = spec.variant("with_widths", "the network's widths cannot be changed", sizes)
     with torch.device("meta"):
-        rows = {name: len(value) for name, value in changed.module().named_parameters() if value.dim()}
+        rows = {
+            name: len(value) for name, value in changed.module().named_parameters() if value.dim()
+        }
     if any(rows.get(layer) != sizes[group.name] for group in groups for layer in group.layers):
-        raise ConfigError("`with_widths` does not make these widths", where=spec.arch, expected=sizes, got=rows)
+        raise ConfigError(
+            "`with_widths` does not make these widths", where=spec.arch, expected=sizes, got=rows
+        )
     return changed
 
 
@@ -222,10 +236,16 @@ def _tied(flows: Flows) -> dict[str, str]:
                 both = (units_a >= 0) & (units_b >= 0)
                 if not bool(both.any()):
                     continue
-                if flows.sizes[a] != flows.sizes[b] or not torch.equal(units_a[both], units_b[both]):
-                    raise refusal(f"an input of layer '{reader}' mixes different units of layers '{a}' and '{b}'")
+                if flows.sizes[a] != flows.sizes[b] or not torch.equal(
+                    units_a[both], units_b[both]
+                ):
+                    raise refusal(
+                        f"an input of layer '{reader}' mixes different units of layers '{a}' and '{b}'"
+                    )
                 old, new = group_of[a], group_of[b]
-                group_of = {name: new if group == old else group for name, group in group_of.items()}
+                group_of = {
+                    name: new if group == old else group for name, group in group_of.items()
+                }
     return group_of
 
 
@@ -250,13 +270,18 @@ def random_weights(spec: ModelSpec, generator: torch.Generator) -> Weights:
         def draw(value: Tensor) -> Tensor:
             return torch.rand(value.shape, generator=generator, dtype=torch.float64)
 
-        return {k: v * (0.5 + draw(v)) + 0.01 * draw(v) if v.is_floating_point() else v for k, v in tree.items()}
+        return {
+            k: v * (0.5 + draw(v)) + 0.01 * draw(v) if v.is_floating_point() else v
+            for k, v in tree.items()
+        }
 
     weights = Weights.init(spec, seed_of("structure"), torch.device("cpu"), torch.float64)
     return Weights(spec, noisy(weights.params), noisy(weights.buffers))
 
 
-def same_function(one: Weights, other: Weights, input_shape: tuple[int, ...], generator: torch.Generator) -> bool:
+def same_function(
+    one: Weights, other: Weights, input_shape: tuple[int, ...], generator: torch.Generator
+) -> bool:
     """Whether two models in float64 agree in evaluation mode, on random inputs and up to rounding."""
     x = torch.randn(2, *input_shape, generator=generator, dtype=torch.float64)
     outputs = []

@@ -53,9 +53,15 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
     """Trace the network; raises ConfigError where an input depends on several units of one layer at once."""
     with torch.no_grad():
         module = spec.module().eval()
-        watched: dict[str, nn.Module] = {n: m for n, m in module.named_modules() if isinstance(m, LAYERS + _NORMS)}
+        watched: dict[str, nn.Module] = {
+            n: m for n, m in module.named_modules() if isinstance(m, LAYERS + _NORMS)
+        }
         for name, m in module.named_modules():
-            if type(m).__module__.startswith("torch.nn.") and name not in watched and _holds_units(m):
+            if (
+                type(m).__module__.startswith("torch.nn.")
+                and name not in watched
+                and _holds_units(m)
+            ):
                 raise refusal(
                     f"layer '{name}' ({type(m).__name__}) has units of its own, and how they are read is not known"
                 )
@@ -136,7 +142,9 @@ class _Stage:
         self.source, self.patterns = "", torch.zeros(0, 0, dtype=torch.bool)
         self.seen: dict[str, Tensor] = {}
         self.calls: dict[str, int] = {}
-        self.at_once = max(1, _BYTES // (4 * max(math.prod(call) for calls in shapes.values() for call in calls)))
+        self.at_once = max(
+            1, _BYTES // (4 * max(math.prod(call) for calls in shapes.values() for call in calls))
+        )
         for name, layer in watched.items():
             layer.forward = self._stand_in(name, layer)
 
@@ -153,8 +161,14 @@ class _Stage:
         last = isinstance(layer, nn.Linear | nn.LayerNorm)  # where its units are; else axis 1
 
         def forward(x: Tensor) -> Tensor:
-            top = x.reshape(len(x), -1, x.shape[-1]).amax(1) if last else x.reshape(*x.shape[:2], -1).amax(2)
-            hit = top.isnan()  # a maximum over positions is NaN where one of them is; faster than looking at each
+            top = (
+                x.reshape(len(x), -1, x.shape[-1]).amax(1)
+                if last
+                else x.reshape(*x.shape[:2], -1).amax(2)
+            )
+            hit = (
+                top.isnan()
+            )  # a maximum over positions is NaN where one of them is; faster than looking at each
             if name in self.seen and not torch.equal(self.seen[name], hit):
                 raise refusal(f"layer '{name}' is applied to the units of different layers")
             self.seen[name] = hit
@@ -165,7 +179,9 @@ class _Stage:
             output = torch.ones(len(x), *self.shapes[name][call])
             if name == self.source:
                 units = output if last else output.movedim(1, -1)
-                units.masked_fill_(self.patterns.reshape(len(x), *[1] * (units.dim() - 2), -1), math.nan)
+                units.masked_fill_(
+                    self.patterns.reshape(len(x), *[1] * (units.dim() - 2), -1), math.nan
+                )
             return output
 
         return forward

@@ -44,7 +44,9 @@ def check_equal(models: Sequence[Weights]) -> None:
             )
 
 
-def edges_of(models: Sequence[Weights], structure: Structure, groups: Sequence[Group]) -> list[Edges]:
+def edges_of(
+    models: Sequence[Weights], structure: Structure, groups: Sequence[Group]
+) -> list[Edges]:
     """All weights of linear and convolutional layers, each once. Biases, norms and buffers are no edges.
 
     Args:
@@ -61,7 +63,9 @@ def edges_of(models: Sequence[Weights], structure: Structure, groups: Sequence[G
             rest[slot.positions.flatten()] = False
             part = values[:, :, slot.positions.flatten().to(values.device)]
             part = part.reshape(*values.shape[:2], len(slot.positions), -1)
-            found.append(Edges(rows.get(layer.weight), slot.group if slot.group in names else None, part))
+            found.append(
+                Edges(rows.get(layer.weight), slot.group if slot.group in names else None, part)
+            )
         if bool(rest.any()):
             found.append(Edges(rows.get(layer.weight), None, values[:, :, rest.to(values.device)]))
     return found

@@ -55,7 +55,12 @@ class Matched:
 
 
 def match_pair(
-    model: Tree, reference: Tree, structure: Structure, groups: Sequence[Group], options: WeightMatching, *names: object
+    model: Tree,
+    reference: Tree,
+    structure: Structure,
+    groups: Sequence[Group],
+    options: WeightMatching,
+    *names: object,
 ) -> Matched:
     """`model` moved onto `reference`.
 
@@ -70,7 +75,9 @@ def match_pair(
     maps = {group.name: torch.arange(group.size) for group in groups}
     for sweep in range(options.sweeps):
         improved = False
-        for number in torch.randperm(len(groups), generator=torch_generator(*names, sweep)).tolist():
+        for number in torch.randperm(
+            len(groups), generator=torch_generator(*names, sweep)
+        ).tolist():
             group = groups[number]
             touched = dict.fromkeys(name for name, _ in slots[group.name])
             order = assignments(-_similarities(moved, target, slots[group.name])[None])[0]
@@ -86,7 +93,11 @@ def match_pair(
 
 
 def match_many(
-    models: Sequence[Tree], structure: Structure, groups: Sequence[Group], options: WeightMatching, *names: object
+    models: Sequence[Tree],
+    structure: Structure,
+    groups: Sequence[Group],
+    options: WeightMatching,
+    *names: object,
 ) -> Matched:
     """Each model, in random order and again and again, moved onto the mean of the others.
 
@@ -98,9 +109,13 @@ def match_many(
     for turn in range(options.passes if len(models) > 1 else 0):
         improved = False
         total = {name: torch.stack([model[name] for model in moved]).sum(0) for name in moved[0]}
-        for number in torch.randperm(len(models), generator=torch_generator(*names, "models", turn)).tolist():
+        for number in torch.randperm(
+            len(models), generator=torch_generator(*names, "models", turn)
+        ).tolist():
             own = moved[number]
-            others = {name: (value - own[name]) / (len(models) - 1) for name, value in total.items()}
+            others = {
+                name: (value - own[name]) / (len(models) - 1) for name, value in total.items()
+            }
             found = match_pair(own, others, structure, groups, options, *names, turn, number)
             sweeps += found.sweeps
             orders = found.maps[0]
@@ -108,7 +123,9 @@ def match_many(
                 continue
             improved = True
             moved[number] = structure.permute(own, orders)
-            total = {name: value + (moved[number][name] - own[name]) for name, value in total.items()}
+            total = {
+                name: value + (moved[number][name] - own[name]) for name, value in total.items()
+            }
             maps[number] = {name: order[orders[name]] for name, order in maps[number].items()}
         if not improved:
             break
@@ -135,10 +152,17 @@ def unit_rows(value: Tensor, slot: Slot) -> Tensor:
 
 def _slots(structure: Structure, group: Group, params: Tree) -> list[tuple[str, Slot]]:
     """Where parameters are indexed by the group's units."""
-    return [(name, slot) for name in params for slot in structure.slots.get(name, ()) if slot.group == group.name]
+    return [
+        (name, slot)
+        for name in params
+        for slot in structure.slots.get(name, ())
+        if slot.group == group.name
+    ]
 
 
 def _similarities(moved: Tree, target: Tree, slots: Sequence[tuple[str, Slot]]) -> Tensor:
     """(units, units): entry [a, b] is the inner product of unit a of `moved` with unit b of `target`."""
-    products = [unit_rows(moved[name], slot) @ unit_rows(target[name], slot).T for name, slot in slots]
+    products = [
+        unit_rows(moved[name], slot) @ unit_rows(target[name], slot).T for name, slot in slots
+    ]
     return torch.stack(products).sum(0)

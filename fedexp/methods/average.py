@@ -16,7 +16,13 @@ from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.methods.bases.fusion import FusionAggregator, averaged
-from fedexp.methods.bases.output_layer import LastLayer, check_mask, presence, presence_probes, with_masked_output
+from fedexp.methods.bases.output_layer import (
+    LastLayer,
+    check_mask,
+    presence,
+    presence_probes,
+    with_masked_output,
+)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ from fedexp.core.trees import Tree
 class BnFrozenAfterEpoch1(Trainer):
     """Has no settings."""
 
-    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
+    def loss(
+        self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
+    ) -> Tensor | Measured:
         net.train(ctx.epoch == 0)
         try:
             return super().loss(net, params, buffers, batch, ctx)

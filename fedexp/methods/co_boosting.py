@@ -59,7 +59,9 @@ class CoBoosting(Replay):
 
     tau: float = 4.0
     schedule: Literal["constant", "cosine"] = "cosine"
-    student: Optimizer = field(default_factory=lambda: Sgd(momentum=0.9, weight_decay=1e-4, clip=10.0))
+    student: Optimizer = field(
+        default_factory=lambda: Sgd(momentum=0.9, weight_decay=1e-4, clip=10.0)
+    )
     T_G: int = 30
     lr_generator: float = 1e-3
     generator: Optimizer = field(default_factory=lambda: Adam(betas=(0.5, 0.999), clip=10.0))
@@ -80,7 +82,9 @@ class CoBoosting(Replay):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         require(self.mu_decay <= 1, f"mu_decay must be at most 1, got {self.mu_decay}")
         for name in ("h", "lambda_a", "lambda_bn", "mu", "epsilon"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+            require(
+                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
+            )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         generator_spec(input_shape, self.nz, self.ngf)
@@ -101,13 +105,22 @@ class CoBoosting(Replay):
         logits: list[Tensor] = own.get("logits", [])
         for batch in own["bank"][len(logits) :]:
             with torch.no_grad():
-                logits = [*logits, ensemble.each(samples_of([batch], env.domain).inputs(slice(None)))]
+                logits = [
+                    *logits,
+                    ensemble.each(samples_of([batch], env.domain).inputs(slice(None))),
+                ]
         if logits:
             known = torch.cat([batch["y"] for batch in own["bank"]])
             order = batches(len(known), self.B, env.seed, "weights", env.round, env.step)
             step = self.mu * self.mu_decay ** (env.step - 1)
-            weights = reweighted(weights, torch.cat(logits, 1), known, on_device(order, env.device), step)
-        metrics = {**named(made.lowest), "weights/min": float(weights.min()), "weights/max": float(weights.max())}
+            weights = reweighted(
+                weights, torch.cat(logits, 1), known, on_device(order, env.device), step
+            )
+        metrics = {
+            **named(made.lowest),
+            "weights/min": float(weights.min()),
+            "weights/max": float(weights.max()),
+        }
         return made.images, metrics, {**own, "weights": weights, "logits": logits}
 
     def loss(
@@ -126,16 +139,26 @@ class CoBoosting(Replay):
 
         return terms_of
 
-    def lessons(self, own: State, samples: Samples, ensemble: Ensemble, env: Env) -> tuple[State, Iterator[Lesson]]:
+    def lessons(
+        self, own: State, samples: Samples, ensemble: Ensemble, env: Env
+    ) -> tuple[State, Iterator[Lesson]]:
         """Perturbed batches, without bounds; every pass draws the images' directions u anew."""
         return own, self._perturbed(partial(ensemble, weights=own["weights"]), samples, env)
 
-    def _perturbed(self, teach: Callable[[Tensor], Tensor], samples: Samples, env: Env) -> Iterator[Lesson]:
+    def _perturbed(
+        self, teach: Callable[[Tensor], Tensor], samples: Samples, env: Env
+    ) -> Iterator[Lesson]:
         random = torch_generator(env.seed, "directions", env.round, env.step)
-        u = (2 * torch.rand(len(samples), env.num_classes, generator=random) - 1).to(env.device, env.dtype)
-        scale = 255 * env.domain.affine(samples.x.dim(), env.device)[0]  # of normalised inputs in [0, 1] units
+        u = (2 * torch.rand(len(samples), env.num_classes, generator=random) - 1).to(
+            env.device, env.dtype
+        )
+        scale = (
+            255 * env.domain.affine(samples.x.dim(), env.device)[0]
+        )  # of normalised inputs in [0, 1] units
         for inputs, at in self.inputs(samples, View.of(self.views, env, "distillation"), env):
-            moved = inputs + self.epsilon * scale * direction(inputs, teach, u[at], self.tau_epsilon)
+            moved = inputs + self.epsilon * scale * direction(
+                inputs, teach, u[at], self.tau_epsilon
+            )
             yield moved, logits_of(teach, moved)
 
 
@@ -147,7 +170,9 @@ def direction(inputs: Tensor, teach: Callable[[Tensor], Tensor], u: Tensor, tau:
     return torch.autograd.grad(value, leaf)[0].sign()
 
 
-def reweighted(weights: Tensor, logits: Tensor, labels: Tensor, order: Iterable[Tensor], step: float) -> Tensor:
+def reweighted(
+    weights: Tensor, logits: Tensor, labels: Tensor, order: Iterable[Tensor], step: float
+) -> Tensor:
     """(m,) weights in [0, 1] after a signed step of the cross-entropy of D_w on each batch.
 
     Args:

@@ -69,7 +69,9 @@ class Dense(Replay):
         for name in ("T_G", "lr_generator", "nz", "ngf", "tau_d"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         for name in ("lambda_1", "lambda_2"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+            require(
+                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
+            )
         if self.variant == "paper_literal":
             for name in ("keep_bank", "rounding"):
                 default = getattr(Dense, name)
@@ -93,7 +95,9 @@ class Dense(Replay):
     def epoch(self, state: State, ensemble: Ensemble, lr: float, env: Env) -> tuple[State, Metrics]:
         if self.variant == "bank":
             return super().epoch(state, ensemble, lr, env)
-        images, made, own = self.synthesise(self.labels(env), state["student"], ensemble, state["own"], env)
+        images, made, own = self.synthesise(
+            self.labels(env), state["student"], ensemble, state["own"], env
+        )
         inputs = View.of(self.views, env, "distillation").inputs(images, 0)
         with torch.no_grad():
             lesson = inputs, ensemble(inputs)
@@ -110,21 +114,29 @@ class Dense(Replay):
     ) -> tuple[Tensor, Metrics, State]:
         random = torch_generator(env.seed, "z", env.round, env.step)
         z = torch.randn(self.b, self.nz, generator=random).to(env.device, env.dtype)
-        terms_of = self.loss(labels, student, ensemble, View.of(self.synthesis_views, env, "synthesis"))
+        terms_of = self.loss(
+            labels, student, ensemble, View.of(self.synthesis_views, env, "synthesis")
+        )
         how = terms_of, self.generator, self.lr_generator, self.T_G
         if self.variant == "bank":
             spec = generator_spec(env.input_shape, self.nz, self.ngf)
-            made = generate(spec, seed_of(env.seed, "generator", env.round, env.step), z, *how, self.precision)
+            made = generate(
+                spec, seed_of(env.seed, "generator", env.round, env.step), z, *how, self.precision
+            )
             return made.images, named(made.lowest), own
         generator = own["generator"]
         images_of = generated_by(generator, self.precision)
-        made = synthesise(generator.params, own["optimizer"], lambda params: images_of({**params, "z": z}), *how)
+        made = synthesise(
+            generator.params, own["optimizer"], lambda params: images_of({**params, "z": z}), *how
+        )
         after = Weights(generator.spec, made.learned, generator.buffers)
         with torch.no_grad():
             images = images_of({**made.learned, "z": z})
         return images, named(made.terms[-1]), {"generator": after, "optimizer": made.optimizer}
 
-    def loss(self, labels: Tensor, student: Weights, ensemble: Ensemble, view: View) -> Callable[[Tensor, int], Terms]:
+    def loss(
+        self, labels: Tensor, student: Weights, ensemble: Ensemble, view: View
+    ) -> Callable[[Tensor, int], Terms]:
         """Eq. 7 and its terms, of images (b, c, H, W) and the number of a generator step."""
         answer = answers(student)
 
@@ -132,7 +144,11 @@ class Dense(Replay):
             inputs = view.inputs(images, step)
             shown = ensemble.show(inputs, norms=self.lambda_1 > 0)
             ce = F.cross_entropy(shown.logits, labels)
-            terms = {"loss": ce + self.lambda_1 * shown.statistics, "ce": ce, "bn": shown.statistics}
+            terms = {
+                "loss": ce + self.lambda_1 * shown.statistics,
+                "ce": ce,
+                "bn": shown.statistics,
+            }
             if self.lambda_2 > 0:
                 terms["div"] = boundary_support(shown.logits, answer(inputs), self.tau_d, self.mask)
                 terms["loss"] = terms["loss"] + self.lambda_2 * terms["div"]

@@ -48,7 +48,9 @@ class Ensemble(Local):
     def init(self, env: Env) -> State:
         return {**super().init(env), "member_weights": {}}
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         cohort = list(results)
         new, metrics = super().update(state, cohort, env)
         weights = {}
@@ -60,7 +62,9 @@ class Ensemble(Local):
 
     def outcome(self, state: State) -> Outcome:
         given = state["member_weights"]
-        weights = torch.stack([given[client] for client in state["models"]]).float() if given else None
+        weights = (
+            torch.stack([given[client] for client in state["models"]]).float() if given else None
+        )
         members = super().outcome(state)
         combine: Literal["logits", "probs"] = "probs" if self.combine == "probs" else "logits"
         return Outcome(members.models, self.delivers, combine, weights, members.clients)

@@ -59,7 +59,9 @@ class FedAdi(Replay):
         for name in ("N_inv", "lr_pixels"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         for name in ("w_f", "w_tv", "w_2", "w_c", "shift"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+            require(
+                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
+            )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         if len(input_shape) != 3:
@@ -76,7 +78,9 @@ class FedAdi(Replay):
     ) -> tuple[Tensor, Metrics, State]:
         random = torch_generator(env.seed, "pixels", env.round, env.step)
         u = {"u": torch.randn(self.b, *env.input_shape, generator=random).to(env.device, env.dtype)}
-        offsets = torch.randint(-self.shift, self.shift + 1, (self.N_inv, 2), generator=random).tolist()
+        offsets = torch.randint(
+            -self.shift, self.shift + 1, (self.N_inv, 2), generator=random
+        ).tolist()
         terms_of = self.loss(labels, student, ensemble, offsets, View.of("none", env, "synthesis"))
         state = self.pixels.init(u)
         how = terms_of, self.pixels, self.lr_pixels, self.N_inv, "pixels"
@@ -84,7 +88,12 @@ class FedAdi(Replay):
         return made.images, named(made.lowest), own
 
     def loss(
-        self, labels: Tensor, student: Weights, ensemble: Ensemble, offsets: list[list[int]], view: View
+        self,
+        labels: Tensor,
+        student: Weights,
+        ensemble: Ensemble,
+        offsets: list[list[int]],
+        view: View,
     ) -> Callable[[Tensor, int], Terms]:
         """The loss and its terms, of images (b, c, H, W) and the number of a step, whose offset is ``offsets[step]``."""
         answer = answers(student)
@@ -99,7 +108,12 @@ class FedAdi(Replay):
                 "tv": total_variation(v, self.tv),
                 "norm": torch.linalg.vector_norm(v),
             }
-            loss = terms["ce"] + self.w_f * terms["f"] + self.w_tv * terms["tv"] + self.w_2 * terms["norm"]
+            loss = (
+                terms["ce"]
+                + self.w_f * terms["f"]
+                + self.w_tv * terms["tv"]
+                + self.w_2 * terms["norm"]
+            )
             if self.w_c > 0:
                 terms["c"] = competition(shown.logits, answer(inputs))
                 loss = loss + self.w_c * terms["c"]

@@ -66,7 +66,9 @@ class FedDafl(DataFree):
         for name in ("iterations", "lr_generator", "nz", "ngf"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         for name in ("w_oh", "w_ie", "w_a"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+            require(
+                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
+            )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         generator_spec(input_shape, self.nz, self.ngf)
@@ -83,7 +85,10 @@ class FedDafl(DataFree):
     def epoch(self, state: State, ensemble: Ensemble, lr: float, env: Env) -> tuple[State, Metrics]:
         game = _Game(self, state["own"]["generator"], state["own"]["optimizer"], ensemble, env)
         state, taught = self.taught(state, game.lessons(), lr, env)
-        means = {name: float(torch.stack([row[name] for row in game.rows]).mean()) for name in game.rows[0]}
+        means = {
+            name: float(torch.stack([row[name] for row in game.rows]).mean())
+            for name in game.rows[0]
+        }
         own = {"generator": game.generator, "optimizer": game.optimizer}
         return {**state, "own": own}, {**named(means), **taught}
 
@@ -98,7 +103,9 @@ class _Game:
         generator, optimizer: as they are by now; rows: the terms of every step so far.
     """
 
-    def __init__(self, method: FedDafl, generator: Weights, optimizer: State, ensemble: Ensemble, env: Env) -> None:
+    def __init__(
+        self, method: FedDafl, generator: Weights, optimizer: State, ensemble: Ensemble, env: Env
+    ) -> None:
         self.generator, self.optimizer, self.rows = generator, optimizer, list[Terms]()
         self._method, self._ensemble, self._env = method, ensemble, env
         self._view = View.of("none", env, "synthesis")
@@ -108,7 +115,9 @@ class _Game:
         """Normalised images of each step and their logits, which the generator's loss has computed, after it took the step."""
         method, env = self._method, self._env
         random = torch_generator(env.seed, "z", env.round, env.step)
-        noise = torch.randn(method.iterations, method.b, method.nz, generator=random).to(env.device, env.dtype)
+        noise = torch.randn(method.iterations, method.b, method.nz, generator=random).to(
+            env.device, env.dtype
+        )
         images_of = generated_by(self.generator, method.precision)
         for z in noise:
 
@@ -117,7 +126,9 @@ class _Game:
 
             params = self.generator.params
             _, (grads,) = value_and_grad(loss_of, params)
-            params, self.optimizer = method.generator.step(params, grads, self.optimizer, method.lr_generator)
+            params, self.optimizer = method.generator.step(
+                params, grads, self.optimizer, method.lr_generator
+            )
             self.generator = Weights(self.generator.spec, params, self.generator.buffers)
             assert self._shown is not None
             yield self._shown

@@ -89,19 +89,27 @@ class FedBE(Distilling):
             said = torch.logaddexp(said, log_probs(teacher))
         return {"target": F.log_softmax(said / self.temperature, 1), "averaged": None}
 
-    def drawn(self, models: list[Weights], p: Tensor, start: Weights, mean: Weights, env: Env) -> Iterator[Weights]:
+    def drawn(
+        self, models: list[Weights], p: Tensor, start: Weights, mean: Weights, env: Env
+    ) -> Iterator[Weights]:
         """The M models, one after the other.
 
         Args:
             p: (m,) float64 weights of `models`, summing to 1.
         """
-        live = {name: torch.stack([model.params[name] for model in models]) for name in mean.trainable}
+        live = {
+            name: torch.stack([model.params[name] for model in models]) for name in mean.trainable
+        }
         centre, spread = self._gaussian(live, p, start)
         for number in range(self.samples):
             names = (env.seed, "drawn models", env.round, number)
             if self.distribution == "dirichlet":
-                shares = torch.from_numpy(numpy_generator(*names).dirichlet([self.alpha] * len(p))) * p
-                params = {name: _over_models(shares / shares.sum(), value) for name, value in live.items()}
+                shares = (
+                    torch.from_numpy(numpy_generator(*names).dirichlet([self.alpha] * len(p))) * p
+                )
+                params = {
+                    name: _over_models(shares / shares.sum(), value) for name, value in live.items()
+                }
             else:
                 random = torch_generator(*names)
                 params = {

@@ -44,7 +44,9 @@ BLOCK_BYTES = 1 << 22  # of candidates side by side in float64, while products a
 MOST_COMBINATIONS = 1 << 24  # of one group: a table of 128 MiB
 
 Entry = dict[str, Any]  # model: Kept; loss: F; norm: ||w||^2; round: when it was trained, -1 is w_0
-Caches = Mapping[str, Mapping[str, Any]]  # by client: entries, the newest first, and the index of the chosen one
+Caches = Mapping[
+    str, Mapping[str, Any]
+]  # by client: entries, the newest first, and the index of the chosen one
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ class FedCDA(Mean):
     unseen: Literal["left_out", "initial"] = "left_out"
 
     def __post_init__(self) -> None:
-        require(self.K >= 1, f"K counts the models that are kept of a client, at least 1, got {self.K}")
+        require(
+            self.K >= 1, f"K counts the models that are kept of a client, at least 1, got {self.K}"
+        )
         require(self.B >= 1, f"B counts groups, at least 1, got {self.B}")
         require(self.L >= 0, f"L must not be negative, got {self.L}")
         require(
@@ -104,7 +108,9 @@ class FedCDA(Mean):
             return
         m, groups = extent.sampling.m, self._groups(extent)
         fixed = extent.sampling.kind != "bernoulli"  # else m is a mean
-        if self.strategy == "approximate" and fixed and 1 < m < groups:  # one client is one group, whatever B
+        if (
+            self.strategy == "approximate" and fixed and 1 < m < groups
+        ):  # one client is one group, whatever B
             raise ConfigError(
                 "there are more groups than participants",
                 where="aggregator.B",
@@ -142,7 +148,9 @@ class FedCDA(Mean):
         total = {k: v.double() * len(caches) for k, v in _averaged(start).items()}
         return {**base, "caches": caches, "sum": total}
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         arrived: dict[str, Entry] = {}
 
         def kept() -> Iterator[ClientResult]:
@@ -158,7 +166,9 @@ class FedCDA(Mean):
         rest = [_chosen(cache) for client, cache in before.items() if client not in arrived]
         fixed = self._fixed(state, arrived, bool(rest))
         warm = env.round < self.warm_up_rounds(env.rounds)
-        fresh = {client: self._pushed(before.get(client), entry) for client, entry in arrived.items()}
+        fresh = {
+            client: self._pushed(before.get(client), entry) for client, entry in arrived.items()
+        }
         facts: Metrics = {}
         if warm or self.strategy == "newest":
             picks = [0] * len(fresh)
@@ -185,7 +195,10 @@ class FedCDA(Mean):
             "selection/age": float(np.mean(ages)),
             "selection/older": float(np.mean([pick > 0 for pick in picks])),
         }
-        return {**new, "weights": weights, "evaluated": weights}, {"clients": metrics["clients"], **facts}
+        return {**new, "weights": weights, "evaluated": weights}, {
+            "clients": metrics["clients"],
+            **facts,
+        }
 
     def _entry(self, result: ClientResult, env: Env) -> Entry:
         loss = result.metrics.get("loss_last_epoch")
@@ -204,7 +217,9 @@ class FedCDA(Mean):
 
     def _pushed(self, cache: Mapping[str, Any] | None, entry: Entry) -> list[Entry]:
         """A client's entries with a new one; w_0 stands in until there is one and is no candidate."""
-        return [entry, *(e for e in (cache["entries"] if cache else ()) if e["round"] >= 0)][: self.K]
+        return [entry, *(e for e in (cache["entries"] if cache else ()) if e["round"] >= 0)][
+            : self.K
+        ]
 
     def _fixed(self, state: State, arrived: Mapping[str, Entry], at_rest: bool) -> Tree:
         """Sum of what the clients at rest have chosen, in float64; exactly zero where there are none."""
@@ -217,7 +232,12 @@ class FedCDA(Mean):
         return total
 
     def _search(
-        self, fresh: Sequence[Sequence[Entry]], centre: Tree, fixed: Tree, rest: Sequence[Entry], env: Env
+        self,
+        fresh: Sequence[Sequence[Entry]],
+        centre: Tree,
+        fixed: Tree,
+        rest: Sequence[Entry],
+        env: Env,
     ) -> tuple[list[int], Metrics]:
         """Every participant's index into its entries; J (Eq. 6) of the choice, of the newest and of a random one."""
         candidates = [entry["model"].parameter for entries in fresh for entry in entries]
@@ -226,7 +246,9 @@ class FedCDA(Mean):
             raise overflow("the inner products of the clients' models")
         problem = Selection(
             products=inner,
-            losses=np.array([entry["loss"] if self.loss_term else 0.0 for entries in fresh for entry in entries]),
+            losses=np.array(
+                [entry["loss"] if self.loss_term else 0.0 for entries in fresh for entry in entries]
+            ),
             sizes=tuple(map(len, fresh)),
             fixed=len(rest),
             fixed_loss=sum(entry["loss"] for entry in rest) if self.loss_term else 0.0,
@@ -279,7 +301,9 @@ class Selection:
             M += len(group)
             norms = np.diag(gram)
             unary = self.losses / M + self.L / 2 * (norms / M - (norms + 2 * with_fixed) / M**2)
-            rows = lowest(unary, -self.L / M**2 * gram, [np.arange(first[i], first[i + 1]) for i in group])
+            rows = lowest(
+                unary, -self.L / M**2 * gram, [np.arange(first[i], first[i + 1]) for i in group]
+            )
             with_fixed += gram[:, rows].sum(1)
             for client, row in zip(group.tolist(), rows, strict=True):
                 picks[client] = row - int(first[client])
@@ -295,10 +319,14 @@ class Selection:
         chosen = self.products[np.ix_(rows, rows)]
         squares = np.trace(chosen) + at_rest
         mean = (chosen.sum() + 2 * self.products[rows, n].sum() + self.products[n, n]) / M**2
-        return float((self.losses[rows].sum() + self.fixed_loss) / M + self.L / 2 * (squares / M - mean))
+        return float(
+            (self.losses[rows].sum() + self.fixed_loss) / M + self.L / 2 * (squares / M - mean)
+        )
 
 
-def products(candidates: Sequence[Callable[[str], Tensor]], centre: Tree, fixed: Tree, count: int) -> np.ndarray:
+def products(
+    candidates: Sequence[Callable[[str], Tensor]], centre: Tree, fixed: Tree, count: int
+) -> np.ndarray:
     """Inner products in float64 of the n `candidates` less `centre`, of ``fixed - count * centre`` and of `centre`.
 
     Returns:
@@ -356,7 +384,9 @@ def _combinations(members: Sequence[np.ndarray]) -> np.ndarray:
 def _averaged(weights: Weights) -> Tree:
     """What is averaged of a model: trained parameters and floating buffers, in one tree."""
     frozen = weights.frozen
-    floating = {k: v for k, v in weights.buffers.items() if v.is_floating_point() and k not in frozen}
+    floating = {
+        k: v for k, v in weights.buffers.items() if v.is_floating_point() and k not in frozen
+    }
     return trees.joined({"params": weights.trainable, "buffers": floating})
 
 

@@ -25,7 +25,11 @@ from fedexp.core.needs import SAME_INIT, SGD, Demand, Needs
 from fedexp.core.trainer import Adjustment, Ctx, RoundStats, ServerUpdate, Trainer, elementwise
 from fedexp.core.trees import Tree, Trees
 
-NO_BUFFER = Demand("local.momentum", 0, "has a momentum of its own, in units of a gradient: a buffer would amplify it")
+NO_BUFFER = Demand(
+    "local.momentum",
+    0,
+    "has a momentum of its own, in units of a gradient: a buffer would amplify it",
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class FedCM(Trainer):
             shift = trees.sub(shift, ctx.start, alpha=excess)
         return Adjustment(gradient=self.alpha, pull=-excess, shift=shift)
 
-    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+    def update_shared(
+        self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
+    ) -> Trees:
         tau = sum(p * tau for p, tau in zip(stats.p, stats.tau, strict=True))
         return {"Delta": trees.scale(update.mean, -1 / (tau * stats.lr))}

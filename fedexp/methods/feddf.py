@@ -68,7 +68,8 @@ class FedDF(Distilling):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1 or null, got {value}")
         require(
-            self.patience is None or self.validate_every is not None, "patience has no effect without validate_every"
+            self.patience is None or self.validate_every is not None,
+            "patience has no effect without validate_every",
         )
         require(
             self.student_start == "fedavg" or 0 not in (self.steps, self.epochs),
@@ -94,7 +95,9 @@ class FedDF(Distilling):
     def stretch(self, env: Env) -> int:
         return self.validate_every or super().stretch(env)
 
-    def first_step(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def first_step(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         if self.student_start == "fedavg":
             return super().first_step(state, results, env)
         m = sum(1 for _ in results)
@@ -130,7 +133,10 @@ class FedDF(Distilling):
         teachers = [kept.load() for kept in work["teachers"]]
         for step, _, inputs in parts:
             noise.step = step
-            seen, ensemble = env.domain.augment(inputs, noise), _Ensemble(self.average, self.temperature)
+            seen, ensemble = (
+                env.domain.augment(inputs, noise),
+                _Ensemble(self.average, self.temperature),
+            )
             with torch.no_grad():
                 for teacher in teachers:
                     ensemble.hear(net.beside(teacher.spec)(teacher.params, teacher.buffers, seen))
@@ -147,12 +153,18 @@ class FedDF(Distilling):
         if self.validate_every is None:
             return weights, work, metrics
         assert env.validation is not None  # `needs` asked for it
-        measured = Evaluator(env.task, self.batch_size)(Outcome((weights,), "model"), env.validation, "server")
+        measured = Evaluator(env.task, self.batch_size)(
+            Outcome((weights,), "model"), env.validation, "server"
+        )
         accuracy = measured["server/global/acc"]
         best = work["best"]
         if best is None or accuracy > best["accuracy"]:
             best = {"accuracy": accuracy, "taken": until, "weights": weights}
-        return weights, {**work, "best": best, "idle": until - best["taken"]}, {**metrics, "server/val_acc": accuracy}
+        return (
+            weights,
+            {**work, "best": best, "idle": until - best["taken"]},
+            {**metrics, "server/val_acc": accuracy},
+        )
 
     def stopped(self, work: State) -> bool:
         return self.patience is not None and work["idle"] >= self.patience
@@ -174,7 +186,9 @@ class _Ensemble:
         if self._average == "probs":
             said = F.log_softmax(said, 1)
         if self._m:
-            said = self._sum + said if self._average == "logits" else torch.logaddexp(self._sum, said)
+            said = (
+                self._sum + said if self._average == "logits" else torch.logaddexp(self._sum, said)
+            )
         self._sum, self._m = said, self._m + 1
 
     def target(self) -> Tensor:

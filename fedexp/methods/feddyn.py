@@ -34,7 +34,11 @@ class FedDynServer(ServerOptimizer):
         return Needs(
             (
                 Demand("aggregator.weights", "uniform", "counts every client alike"),
-                Demand("trainer", FedDyn, "corrects the drift of clients that are regularised dynamically"),
+                Demand(
+                    "trainer",
+                    FedDyn,
+                    "corrects the drift of clients that are regularised dynamically",
+                ),
             )
         )
 
@@ -45,7 +49,11 @@ class FedDynServer(ServerOptimizer):
         self, state: dict[str, Any], params: Tree, direction: Tree, stats: RoundStats
     ) -> tuple[dict[str, Any], Tree, Metrics]:
         d = trees.add(state["d"], direction, alpha=stats.m / stats.N)
-        return {"d": d}, trees.add(trees.add(params, direction), d), {"server/d": trees.squared_norm(d) ** 0.5}
+        return (
+            {"d": d},
+            trees.add(trees.add(params, direction), d),
+            {"server/d": trees.squared_norm(d) ** 0.5},
+        )
 
 
 @dataclass(frozen=True)
@@ -55,18 +63,30 @@ class FedDyn(Trainer):
     a: float = 0.1
 
     def __post_init__(self) -> None:
-        require(self.a > 0, f"a must be positive, got {self.a}: without it nothing corrects the clients' drift")
+        require(
+            self.a > 0,
+            f"a must be positive, got {self.a}: without it nothing corrects the clients' drift",
+        )
 
     @property
     def needs(self) -> Needs:
-        return Needs((SAME_INIT, Demand("server_optimizer", FedDynServer, "needs the server that corrects its drift")))
+        return Needs(
+            (
+                SAME_INIT,
+                Demand(
+                    "server_optimizer", FedDynServer, "needs the server that corrects its drift"
+                ),
+            )
+        )
 
     def init_state(self, start: Tree, received: Received) -> Trees:
         return {"g_i": trees.zeros_like(start)}
 
     @elementwise
     def adjustment(self, ctx: Ctx) -> Adjustment:
-        return Adjustment(pull=self.a, toward=trees.add(ctx.start, ctx.state["g_i"], alpha=1 / self.a))
+        return Adjustment(
+            pull=self.a, toward=trees.add(ctx.start, ctx.state["g_i"], alpha=1 / self.a)
+        )
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
         return {}, {"g_i": trees.sub(ctx.state["g_i"], trees.sub(params, ctx.start), alpha=self.a)}

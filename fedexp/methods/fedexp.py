@@ -41,7 +41,9 @@ class FedExP(ServerOptimizer):
 
     def eta(self, direction: Tree, stats: RoundStats) -> float:
         """eta_g of this round (Eq. 9)."""
-        eps = self.eps * (stats.lr / stats.lr_0) ** 2 * (stats.m if self.eps_scaling == "code" else 1)
+        eps = (
+            self.eps * (stats.lr / stats.lr_0) ** 2 * (stats.m if self.eps_scaling == "code" else 1)
+        )
         mean = sum(p * s for p, s in zip(stats.p, stats.squared_norms, strict=True))
         denominator = 2 * (trees.squared_norm(direction) + eps)
         return max(1.0, mean / denominator) if denominator else 1.0

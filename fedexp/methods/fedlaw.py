@@ -76,12 +76,21 @@ class FedLAW(ServerTrained):
         x = (p / p.sum()).log() if self.form == "exp" else torch.full_like(p, len(p) ** -0.5)
         z = torch.zeros_like(p[0]) if self.form == "exp" else torch.ones_like(p[0])
         optimizers = {"x": self.optimizer.init({"x": x}), "z": self.optimizer.init({"z": z})}
-        return {"models": models, "scalars": {"x": x, "z": z}, "optimizers": optimizers, "averaged": None}
+        return {
+            "models": models,
+            "scalars": {"x": x, "z": z},
+            "optimizers": optimizers,
+            "averaged": None,
+        }
 
     def mixing(self, scalars: Tree) -> tuple[Tensor, Tensor]:
         """lambda (m,) and gamma () of x (m,) and z ()."""
         x, z = scalars["x"], scalars["z"]
-        return (x.softmax(0), z.exp()) if self.form == "exp" else (x.square() / x.square().sum(), z.square())
+        return (
+            (x.softmax(0), z.exp())
+            if self.form == "exp"
+            else (x.square() / x.square().sum(), z.square())
+        )
 
     def mixed(self, scalars: Tree, models: Tensor) -> Tensor:
         """w = gamma sum_i lambda_i y_i, (D,), of `models` (m, D)."""
@@ -112,12 +121,18 @@ class FedLAW(ServerTrained):
         for step, index, inputs in parts:
             noise.step = step
 
-            def loss_of(live: Tree, batch: Batch = Batch(inputs, proxy.y.index_select(0, index))) -> Tensor:
+            def loss_of(
+                live: Tree, batch: Batch = Batch(inputs, proxy.y.index_select(0, index))
+            ) -> Tensor:
                 return env.task.loss(net, whole(weights, live), buffers, batch, noise)
 
             loss, (q,) = value_and_grad(loss_of, _tree(self.mixed(scalars, models), like))
             grads = self.gradients(scalars, models, _vector(q))
-            lr = cosine(self.lr, step, half * self.pass_length(env)) if learned == ("x",) else self.lr
+            lr = (
+                cosine(self.lr, step, half * self.pass_length(env))
+                if learned == ("x",)
+                else self.lr
+            )
             for name in learned:
                 one, state = {name: scalars[name]}, optimizers[name]
                 one, optimizers[name] = self.optimizer.step(one, {name: grads[name]}, state, lr)
@@ -134,7 +149,11 @@ class FedLAW(ServerTrained):
         work = {**work, "scalars": scalars, "optimizers": optimizers, "averaged": averaged}
         shares, gamma = self.mixing(scalars)
         metrics = {"server/gamma": float(gamma), "server/lambda_max": float(shares.max())}
-        return Weights(weights.spec, params, buffers), work, metrics | mean_loss(losses, self.total(env), env)
+        return (
+            Weights(weights.spec, params, buffers),
+            work,
+            metrics | mean_loss(losses, self.total(env), env),
+        )
 
 
 def _vector(tree: Tree) -> Tensor:
@@ -144,4 +163,7 @@ def _vector(tree: Tree) -> Tensor:
 def _tree(vector: Tensor, like: Tree) -> Tree:
     """The inverse of `_vector`, with names and shapes of `like`."""
     parts = torch.split(vector, [value.numel() for value in like.values()])
-    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+    return {
+        name: part.view(value.shape)
+        for (name, value), part in zip(like.items(), parts, strict=True)
+    }

@@ -89,12 +89,17 @@ class FedMA(Aggregator):
         for name in ("retrain_epochs", "retrain_lr", "last_epochs", "last_lr"):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name} must be positive, got {value}")
-        require(self.last_weight_decay >= 0, f"last_weight_decay must not be negative, got {self.last_weight_decay}")
+        require(
+            self.last_weight_decay >= 0,
+            f"last_weight_decay must not be negative, got {self.last_weight_decay}",
+        )
 
     def matching(self) -> BetaBernoulli:
         """How units are matched."""
         fixed = self.widths == "fixed"
-        return BetaBernoulli(self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps, fixed)
+        return BetaBernoulli(
+            self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps, fixed
+        )
 
     @property
     def needs(self) -> Needs:
@@ -104,13 +109,23 @@ class FedMA(Aggregator):
         spec = self._matched(spec, input_shape)
         structure = structure_of(spec, input_shape)
         check_classes(
-            spec, input_shape, "model", "choose another model, or a method that does not count classes (ot_fusion)"
+            spec,
+            input_shape,
+            "model",
+            "choose another model, or a method that does not count classes (ot_fusion)",
         )
         if self.widths == "fixed" and not self.retrain:
             return
-        norms, tied = norm_layers(spec), [group for group in structure.groups if len(group.layers) > 1]
+        norms, tied = (
+            norm_layers(spec),
+            [group for group in structure.groups if len(group.layers) > 1],
+        )
         if norms or tied:
-            obstacle = f"'{norms[0]}' is a norm layer" if norms else f"{' and '.join(tied[0].layers)} share their units"
+            obstacle = (
+                f"'{norms[0]}' is a norm layer"
+                if norms
+                else f"{' and '.join(tied[0].layers)} share their units"
+            )
             raise ConfigError(
                 f"layers of this network cannot be matched one after the other: {obstacle}",
                 where="model",
@@ -129,7 +144,10 @@ class FedMA(Aggregator):
         return folded_spec(spec, input_shape) if self.fold_batch_norm else spec
 
     def init(self, env: Env) -> State:
-        keeps = type(env.trainer).init_state is not Trainer.init_state or type(env.trainer).finish is not Trainer.finish
+        keeps = (
+            type(env.trainer).init_state is not Trainer.init_state
+            or type(env.trainer).finish is not Trainer.finish
+        )
         if keeps and (self.retrain or self.widths == "inferred"):
             raise ConfigError(
                 "the trainer keeps a state at the clients or sends more than the model, and networks change between steps",
@@ -137,13 +155,24 @@ class FedMA(Aggregator):
                 got=type(env.trainer).__name__,
                 do="set trainer=sgd, or aggregator.widths=fixed aggregator.retrain=false",
             )
-        return {"weights": env.initial_weights(), "round": 0, "cohort": [], "units": {}, "stage": 0, "matching": None}
+        return {
+            "weights": env.initial_weights(),
+            "round": 0,
+            "cohort": [],
+            "units": {},
+            "stage": 0,
+            "matching": None,
+        }
 
     def position(self, state: State, step: int) -> tuple[int, int]:
         return state["round"], state["stage"]
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
-        return self._retraining(state["matching"], env) if state["stage"] else self._training(state, env)
+        return (
+            self._retraining(state["matching"], env)
+            if state["stage"]
+            else self._training(state, env)
+        )
 
     def _training(self, state: State, env: Env) -> list[ClientJob]:
         """Of whole models, a round's first step."""
@@ -151,7 +180,9 @@ class FedMA(Aggregator):
         budget = self._budget(env) if self.retrain and env.round else None
         cohort = env.sample()
         starts = zip(cohort, self._starts(state, cohort, env), strict=True)
-        return [env.job(client, start, {}, probes=probes, budget=budget) for client, start in starts]
+        return [
+            env.job(client, start, {}, probes=probes, budget=budget) for client, start in starts
+        ]
 
     def _starts(self, state: State, cohort: Sequence[int], env: Env) -> list[Weights]:
         fused: Weights = state["weights"]
@@ -169,7 +200,9 @@ class FedMA(Aggregator):
         models = [kept.load() for kept in matching["models"]]
         structure = structure_of(models[0].spec, env.input_shape)
         common = common_layers(structure, set(matching["units"]))
-        frozen = frozenset(name for layer in common for name in (layer.weight, layer.bias) if name is not None)
+        frozen = frozenset(
+            name for layer in common for name in (layer.weight, layer.bias) if name is not None
+        )
         budget = self._budget(env, last=len(common) == len(structure.layers) - 1)
         pairs = zip(matching["cohort"], models, strict=True)
         return [env.job(client, model, {}, frozen=frozen, budget=budget) for client, model in pairs]
@@ -192,7 +225,9 @@ class FedMA(Aggregator):
             weight_decay=self.last_weight_decay,
         )
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         came = list(results)
         ended = {**state, "round": state["round"] + 1, "stage": 0, "matching": None}
         if not came:  # every client was skipped: the round changes nothing
@@ -205,14 +240,23 @@ class FedMA(Aggregator):
         options = self.matching()
         for number in range(done, done + 1 if again else groups):
             stream = numpy_generator(env.seed, "visiting order", env.round, number)
-            order = np.asarray([stream.permutation(len(came)) for _ in range(self.sweeps)], dtype=np.int64)
+            order = np.asarray(
+                [stream.permutation(len(came)) for _ in range(self.sweeps)], dtype=np.int64
+            )
             matched = matched.match_next(env.input_shape, options, order.reshape(-1, len(came)))
-        matched = matched.laid_out(env.input_shape, replace(options, sigma0=inf) if self.merge == "mean" else options)
+        matched = matched.laid_out(
+            env.input_shape, replace(options, sigma0=inf) if self.merge == "mean" else options
+        )
         structure = structure_of(matched.models[0].spec, env.input_shape)
         widths = [group.size for group in structure.groups]
         if again:
             models = [env.keep(model) for model in matched.models]
-            matching = {"cohort": cohort, "models": models, "units": dict(matched.units), "counted": counted}
+            matching = {
+                "cohort": cohort,
+                "models": models,
+                "units": dict(matched.units),
+                "counted": counted,
+            }
             metrics = {"clients": len(came), f"fusion/width_{done + 1}": float(widths[done])}
             return {**state, "stage": state["stage"] + 1, "matching": matching}, metrics
         shares = class_shares(counted if self.merge == "posterior" else torch.ones_like(counted))
@@ -227,7 +271,9 @@ class FedMA(Aggregator):
         if matching is not None:
             rows = [matching["cohort"].index(result.client) for result in came]
             units = {name: each[rows] for name, each in matching["units"].items()}
-            return PartlyMatched([result.weights for result in came], units), matching["counted"][rows]
+            return PartlyMatched([result.weights for result in came], units), matching["counted"][
+                rows
+            ]
         models = [result.weights for result in came]
         if self.fold_batch_norm:
             models = [fold_batch_norm(model, env.input_shape) for model in models]
@@ -245,7 +291,12 @@ def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> W
     """
     first = models[0]
     *hidden, output = structure.layers
-    agreed = {name: first.params[name] for layer in hidden for name in (layer.weight, layer.bias) if name is not None}
+    agreed = {
+        name: first.params[name]
+        for layer in hidden
+        for name in (layer.weight, layer.bias)
+        if name is not None
+    }
     merged = {}
     for name in (output.weight, output.bias):
         if name is not None:
@@ -253,6 +304,11 @@ def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> W
             share = shares.to(value.device).reshape(*shares.shape, *[1] * (value.dim() - 2))
             merged[name] = (share * value).sum(0).to(first.params[name])
     known = {**agreed, **merged}
-    others = [Weights(m.spec, {k: v for k, v in m.params.items() if k not in known}, m.buffers) for m in models]
+    others = [
+        Weights(m.spec, {k: v for k, v in m.params.items() if k not in known}, m.buffers)
+        for m in models
+    ]
     rest = averaged(others)
-    return Weights(first.spec, {name: {**known, **rest.params}[name] for name in first.params}, rest.buffers)
+    return Weights(
+        first.spec, {name: {**known, **rest.params}[name] for name in first.params}, rest.buffers
+    )

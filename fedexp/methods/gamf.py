@@ -61,9 +61,15 @@ class GAMF(FusionAggregator):
     pairwise: Pairwise = field(default_factory=Pairwise)
 
     def __post_init__(self) -> None:
-        require(self.early_stop is None or self.early_stop > 0, f"early_stop must be positive, got {self.early_stop}")
+        require(
+            self.early_stop is None or self.early_stop > 0,
+            f"early_stop must be positive, got {self.early_stop}",
+        )
         least = self.joint.final
-        require(self.later_sweeps > least, f"later_sweeps must exceed joint.final={least}, got {self.later_sweeps}")
+        require(
+            self.later_sweeps > least,
+            f"later_sweeps must exceed joint.final={least}, got {self.later_sweeps}",
+        )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         structure_of(spec, input_shape)
@@ -86,9 +92,23 @@ class GAMF(FusionAggregator):
             metrics["gamf/sweeps"] = sweeps
         else:
             maps = [{}] + [
-                match_pairwise(model, models[0], structure, groups, self.pairwise, self.early_stop, *names, number)
+                match_pairwise(
+                    model,
+                    models[0],
+                    structure,
+                    groups,
+                    self.pairwise,
+                    self.early_stop,
+                    *names,
+                    number,
+                )
                 for number, model in enumerate(models[1:], start=1)
             ]
-        moved = [structure.permute_weights(model, own) for model, own in zip(models, maps, strict=True)]
-        metrics |= {"gamf/moved": moved_share(structure, maps[1:]), **one_to_one(structure, len(models))}
+        moved = [
+            structure.permute_weights(model, own) for model, own in zip(models, maps, strict=True)
+        ]
+        metrics |= {
+            "gamf/moved": moved_share(structure, maps[1:]),
+            **one_to_one(structure, len(models)),
+        }
         return averaged(moved), metrics

@@ -48,11 +48,20 @@ class GitRebasin(FusionAggregator):
         groups = movable(structure, models[0])
         names = (env.seed, "weight matching", env.round)
         if len(models) == 2:
-            found = match_pair(models[1].params, models[0].params, structure, groups, self.matching, *names)
+            found = match_pair(
+                models[1].params, models[0].params, structure, groups, self.matching, *names
+            )
             moved = [models[0], structure.permute_weights(models[1], found.maps[0])]
         else:
-            found = match_many([model.params for model in models], structure, groups, self.matching, *names)
-            moved = [structure.permute_weights(m, own) for m, own in zip(models, found.maps, strict=True)]
+            found = match_many(
+                [model.params for model in models], structure, groups, self.matching, *names
+            )
+            moved = [
+                structure.permute_weights(m, own) for m, own in zip(models, found.maps, strict=True)
+            ]
         others = found.maps if len(models) == 2 else found.maps[1:]
-        metrics = {"git_rebasin/moved": moved_share(structure, others), "git_rebasin/sweeps": found.sweeps}
+        metrics = {
+            "git_rebasin/moved": moved_share(structure, others),
+            "git_rebasin/sweeps": found.sweeps,
+        }
         return averaged(moved), {**metrics, **one_to_one(structure, len(models))}

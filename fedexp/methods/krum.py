@@ -66,7 +66,9 @@ class Krum(Collecting):
                 where="aggregator.f",
                 expected=f"at most {(n - 3) // 2}" if n >= 3 else "3 participants or more",
                 got=f"{self.f}, and {n} of a round's clients have data",
-                do="lower aggregator.f, or raise clients_per_round" if n >= 3 else "raise clients_per_round",
+                do="lower aggregator.f, or raise clients_per_round"
+                if n >= 3
+                else "raise clients_per_round",
             )
         if self.m > n:
             raise ConfigError(
@@ -84,11 +86,17 @@ class Krum(Collecting):
 
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
         n = len(updates)
-        squared = torch.zeros(n, n, dtype=torch.float64, device=next(iter(updates[0].values())).device)
+        squared = torch.zeros(
+            n, n, dtype=torch.float64, device=next(iter(updates[0].values())).device
+        )
         for name in updates[0]:
             stacked = torch.stack([update[name] for update in updates]).flatten(1).double()
-            squared += torch.cdist(stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist").square()
+            squared += torch.cdist(
+                stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist"
+            ).square()
         squared.fill_diagonal_(torch.inf)  # a client is no neighbour of its own
         scores = squared.sort(1).values[:, : max(1, n - self.attackers(n) - 2)].sum(1)
         chosen = sorted(scores.argsort(stable=True)[: self.m].tolist())
-        return {name: torch.stack([updates[c][name] for c in chosen]).mean(0) for name in updates[0]}
+        return {
+            name: torch.stack([updates[c][name] for c in chosen]).mean(0) for name in updates[0]
+        }

@@ -49,7 +49,10 @@ class Ldam(Trainer):
     def __post_init__(self) -> None:
         require(self.M >= 0, f"M must not be negative, got {self.M}")
         require(self.s > 0, f"s must be positive, got {self.s}")
-        require(self.drw is None or 0 <= self.drw <= 1, f"drw is a share of the steps, from 0 to 1, got {self.drw}")
+        require(
+            self.drw is None or 0 <= self.drw <= 1,
+            f"drw is a share of the steps, from 0 to 1, got {self.drw}",
+        )
         require(0 <= self.beta < 1, f"beta must lie in [0, 1), got {self.beta}")
 
     @property

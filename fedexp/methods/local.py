@@ -37,12 +37,16 @@ class Local(Aggregator):
         starts = {c: models.get(str(c)) or env.initial_weights(c) for c in env.sample()}
         return [env.job(c, start, {}, probes=self.probes(env)) for c, start in starts.items()]
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         trained = {str(result.client): result.weights for result in results}
         return {"models": by_client(state["models"], trained)}, {"clients": len(trained)}
 
     def outcome(self, state: State) -> Outcome:
-        return Outcome(tuple(state["models"].values()), self.delivers, clients=tuple(map(int, state["models"])))
+        return Outcome(
+            tuple(state["models"].values()), self.delivers, clients=tuple(map(int, state["models"]))
+        )
 
 
 def by_client(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,9 @@ class Median(Collecting):
     """Every client counts once, whatever its samples; of an even number the midpoint of the two middle values."""
 
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
-        return {name: _middle(torch.stack([update[name] for update in updates])) for name in updates[0]}
+        return {
+            name: _middle(torch.stack([update[name] for update in updates])) for name in updates[0]
+        }
 
 
 def _middle(values: torch.Tensor) -> torch.Tensor:

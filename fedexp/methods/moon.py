@@ -45,7 +45,9 @@ class Moon(Trainer):
 
     @property
     def needs(self) -> Needs:
-        demand = Demand("task", Classification, "adds its term to the cross-entropy of class labels")
+        demand = Demand(
+            "task", Classification, "adds its term to the cross-entropy of class labels"
+        )
         return Needs((demand,), global_model=self.mu > 0)
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
@@ -55,7 +57,9 @@ class Moon(Trainer):
     def init_state(self, start: Tree, received: Received) -> Trees | None:
         return {"params": received.params, "buffers": received.buffers} if self.mu else None
 
-    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
+    def loss(
+        self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
+    ) -> Tensor | Measured:
         """With ``contrast``, the term before it is multiplied by mu."""
         if not self.mu:
             return super().loss(net, params, buffers, batch, ctx)
@@ -63,12 +67,17 @@ class Moon(Trainer):
         assert seen.features is not None
         z = seen.features.flatten(1)
         near = F.cosine_similarity(z, _features(ctx, *ctx.received, batch.x))
-        far = F.cosine_similarity(z, _features(ctx, ctx.state["params"], ctx.state["buffers"], batch.x))
+        far = F.cosine_similarity(
+            z, _features(ctx, ctx.state["params"], ctx.state["buffers"], batch.x)
+        )
         term = F.softplus((far - near) / self.temperature).mean()
         return Measured(F.cross_entropy(seen.output, batch.y) + self.mu * term, {"contrast": term})
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
-        return {}, {"params": {**ctx.received.params, **params}, "buffers": buffers} if self.mu else None
+        return {}, {
+            "params": {**ctx.received.params, **params},
+            "buffers": buffers,
+        } if self.mu else None
 
 
 def _features(ctx: Ctx, params: Tree, buffers: Tree, x: Tensor) -> Tensor:

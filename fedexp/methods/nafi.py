@@ -15,7 +15,10 @@ from fedexp.matching.beta_bernoulli import BetaBernoulli, Penalty
 from fedexp.methods.pfnm import PFNM
 
 _LOOKED_AT = Demand(
-    "trace.every", 1, "has several lambdas, which nothing but a trace looks at", "give aggregator.lam one number"
+    "trace.every",
+    1,
+    "has several lambdas, which nothing but a trace looks at",
+    "give aggregator.lam one number",
 )
 
 

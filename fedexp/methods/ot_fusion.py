@@ -24,7 +24,13 @@ from fedexp.matching.alignment import Alignment, align, movable, moved_share
 from fedexp.matching.structure import structure_of
 from fedexp.matching.widths import one_to_one
 from fedexp.methods.bases.fusion import FusionAggregator, averaged
-from fedexp.methods.bases.output_layer import LastLayer, check_mask, presence, presence_probes, with_masked_output
+from fedexp.methods.bases.output_layer import (
+    LastLayer,
+    check_mask,
+    presence,
+    presence_probes,
+    with_masked_output,
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,10 @@ class OTFusion(FusionAggregator):
 
     def __post_init__(self) -> None:
         masked = self.last_layer == "masked"
-        require(not (masked and self.fold == "running"), "last_layer=masked needs fold=reference, got fold=running")
+        require(
+            not (masked and self.fold == "running"),
+            "last_layer=masked needs fold=reference, got fold=running",
+        )
         require(
             not (masked and self.alignment.output == "transported"),
             "last_layer=masked needs alignment.output=inputs: transported rows stand for other classes",

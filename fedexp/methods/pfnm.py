@@ -42,7 +42,10 @@ from fedexp.methods.bases.fusion import FusionAggregator
 from fedexp.storage.files import file_sha256
 
 _ONE_MATCHING = Demand(
-    "rounds", 1, "visits models in raw orders, those of one matching after the split", "set aggregator.visits=seed"
+    "rounds",
+    1,
+    "visits models in raw orders, those of one matching after the split",
+    "set aggregator.visits=seed",
 )
 
 
@@ -63,7 +66,10 @@ class PFNM(FusionAggregator):
             last hidden one first; the same in every round, of which later ones make the first `later_sweeps` sweeps.
     """
 
-    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"orders": file_sha256, "class_counts": file_sha256}
+    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {
+        "orders": file_sha256,
+        "class_counts": file_sha256,
+    }
 
     sigma: float = 1.0
     sigma0: float = 1.0
@@ -79,11 +85,19 @@ class PFNM(FusionAggregator):
 
     def __post_init__(self) -> None:
         self.matching()
-        require(self.later_sweeps >= 0, f"later_sweeps must not be negative, got {self.later_sweeps}")
+        require(
+            self.later_sweeps >= 0, f"later_sweeps must not be negative, got {self.later_sweeps}"
+        )
         if self.orders is not None:
-            require(self.visits == "seed", f"orders from a file and visits={self.visits} exclude each other")
+            require(
+                self.visits == "seed",
+                f"orders from a file and visits={self.visits} exclude each other",
+            )
             enough = self.later_sweeps <= self.sweeps
-            require(enough, f"orders are given for {self.sweeps} sweeps, fewer than later_sweeps={self.later_sweeps}")
+            require(
+                enough,
+                f"orders are given for {self.sweeps} sweeps, fewer than later_sweeps={self.later_sweeps}",
+            )
 
     @property
     def needs(self) -> Needs:
@@ -91,7 +105,9 @@ class PFNM(FusionAggregator):
 
     def matching(self) -> BetaBernoulli:
         """How units are matched."""
-        return BetaBernoulli(self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps)
+        return BetaBernoulli(
+            self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps
+        )
 
     @property
     def strengths(self) -> tuple[float, ...]:
@@ -123,10 +139,16 @@ class PFNM(FusionAggregator):
         fused: Weights = state["weights"]
         if not state["units"]:
             return fused
-        small, large = (chain_structure(spec, env.input_shape) for spec in (env.server_spec, fused.spec))
-        return Embedding(small, large, units_of(client, state["units"], state["cohort"])).cut_out(fused)
+        small, large = (
+            chain_structure(spec, env.input_shape) for spec in (env.server_spec, fused.spec)
+        )
+        return Embedding(small, large, units_of(client, state["units"], state["cohort"])).cut_out(
+            fused
+        )
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         cohort = list(results)
         if not cohort:
             return state, {"clients": 0}
@@ -135,8 +157,13 @@ class PFNM(FusionAggregator):
         begin = [[own[name] for own in owned] for name in state["units"]] or None
         weights, fused = self._fused(cohort, env, begin)
         names = [group.name for group in chain_structure(env.server_spec, env.input_shape).groups]
-        units = {name: torch.stack(layer.units) for name, layer in zip(names, fused.matched, strict=True)}
-        return {"weights": weights, "units": units, "cohort": clients}, {"clients": len(cohort), **fused.metrics()}
+        units = {
+            name: torch.stack(layer.units) for name, layer in zip(names, fused.matched, strict=True)
+        }
+        return {"weights": weights, "units": units, "cohort": clients}, {
+            "clients": len(cohort),
+            **fused.metrics(),
+        }
 
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
         weights, fused = self._fused(results, env, None)
@@ -154,7 +181,9 @@ class PFNM(FusionAggregator):
         models = [_chain(result.weights, structure) for result in results]
         shares = self._shares([result.client for result in results], env)
         shares = class_shares(counts(list(results))) if shares is None else shares
-        numbers = [number for number in range(len(self.strengths)) if not number or env.trace.wants(number)]
+        numbers = [
+            number for number in range(len(self.strengths)) if not number or env.trace.wants(number)
+        ]
         found = fuse_chains(
             models,
             shares.to(env.device),
@@ -173,14 +202,18 @@ class PFNM(FusionAggregator):
 
     def _network(self, fused: Fused, structure: Structure, like: Weights, env: Env) -> Weights:
         names = [group.name for group in structure.groups]
-        widths = {name: len(layer.members) for name, layer in zip(names, fused.matched, strict=True)}
+        widths = {
+            name: len(layer.members) for name, layer in zip(names, fused.matched, strict=True)
+        }
         spec = with_widths(env.server_spec, env.input_shape, widths) if widths else env.server_spec
         values: dict[str, Tensor] = {}
         for layer, (weight, bias) in zip(structure.layers, fused.chain, strict=True):
             values[layer.weight] = weight
             if layer.bias is not None and bias is not None:
                 values[layer.bias] = bias
-        params = {name: values[name].to(value.dtype).contiguous() for name, value in like.params.items()}
+        params = {
+            name: values[name].to(value.dtype).contiguous() for name, value in like.params.items()
+        }
         return Weights(spec, params, {})
 
     def _shares(self, clients: Sequence[int], env: Env) -> Tensor | None:
@@ -190,7 +223,12 @@ class PFNM(FusionAggregator):
         given = _read(self.class_counts, "class_counts", 2)
         expected = (env.num_clients, env.num_classes)
         if given.shape != expected:
-            raise _bad("class_counts", "have another shape", f"(clients, classes) = {expected}", given.shape)
+            raise _bad(
+                "class_counts",
+                "have another shape",
+                f"(clients, classes) = {expected}",
+                given.shape,
+            )
         if (given < 0).any():
             raise _bad("class_counts", "are no counts", "integers from 0", int(given.min()))
         return class_shares(torch.from_numpy(given[list(clients)]))
@@ -208,15 +246,21 @@ class PFNM(FusionAggregator):
             given = self._given_orders(self.orders, layers)
             if given.shape[2] != models:
                 got = given.shape[2]
-                raise _bad("orders", "are for another number of models", f"{models} in the cohort", got)
+                raise _bad(
+                    "orders", "are for another number of models", f"{models} in the cohort", got
+                )
             return given[None, :, :sweeps].repeat(len(lambdas), 0)
         if self.visits == "raw":
             drawn = self._raw(env, models, layers)
             return np.stack([drawn[self.stretch(number)] for number in lambdas])
         if self.visits == "ascending":
             return np.broadcast_to(np.arange(models), (len(lambdas), layers, sweeps, models))
-        streams = [numpy_generator(env.seed, "visiting order", env.round, layer) for layer in range(layers)]
-        orders = np.array([[rng.permutation(models) for _ in range(sweeps)] for rng in streams], dtype=np.int64)
+        streams = [
+            numpy_generator(env.seed, "visiting order", env.round, layer) for layer in range(layers)
+        ]
+        orders = np.array(
+            [[rng.permutation(models) for _ in range(sweeps)] for rng in streams], dtype=np.int64
+        )
         return orders.reshape(1, layers, sweeps, models).repeat(len(lambdas), 0)
 
     def stretch(self, number: int) -> int:
@@ -225,7 +269,10 @@ class PFNM(FusionAggregator):
 
     def _raw(self, env: Env, models: int, layers: int) -> np.ndarray:
         """(stretches, hidden layers, sweeps, models) orders as the authors' code draws them, with `numpy.random.permutation`."""
-        generator, stretches = env.after_split(), 1 + max(map(self.stretch, range(len(self.strengths))))
+        generator, stretches = (
+            env.after_split(),
+            1 + max(map(self.stretch, range(len(self.strengths)))),
+        )
         drawn = [generator.permutation(models) for _ in range(stretches * layers * self.sweeps)]
         return np.array(drawn, dtype=np.int64).reshape(stretches, layers, self.sweeps, models)
 
@@ -235,7 +282,9 @@ class PFNM(FusionAggregator):
         if orders.shape[:2] != (layers, self.sweeps):
             expected = f"(hidden layers, sweeps, N) = ({layers}, {self.sweeps}, N)"
             raise _bad("orders", "have another shape", expected, orders.shape)
-        if not np.array_equal(np.sort(orders, 2), np.broadcast_to(np.arange(orders.shape[2]), orders.shape)):
+        if not np.array_equal(
+            np.sort(orders, 2), np.broadcast_to(np.arange(orders.shape[2]), orders.shape)
+        ):
             raise _bad("orders", "are no permutations", "0 ... N - 1 once in every sweep", path)
         return orders
 
@@ -248,7 +297,10 @@ def class_shares(counts: Tensor) -> Tensor:
 
 def _chain(model: Weights, structure: Structure) -> Chain:
     params = {name: value.double() for name, value in model.params.items()}
-    return [(params[layer.weight], None if layer.bias is None else params[layer.bias]) for layer in structure.layers]
+    return [
+        (params[layer.weight], None if layer.bias is None else params[layer.bias])
+        for layer in structure.layers
+    ]
 
 
 def _read(path: str, key: str, dim: int) -> np.ndarray:
@@ -258,7 +310,9 @@ def _read(path: str, key: str, dim: int) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         raise _bad(key, "cannot be read", "a .npy file of integers", f"{path}: {error}") from error
     if not isinstance(found, np.ndarray) or found.ndim != dim:
-        raise _bad(key, "have another shape", f"{dim} axes", getattr(found, "shape", "several arrays"))
+        raise _bad(
+            key, "have another shape", f"{dim} axes", getattr(found, "shape", "several arrays")
+        )
     if not np.issubdtype(found.dtype, np.integer):
         raise _bad(key, "are no integers", "a .npy file of integers", found.dtype)
     return found.astype(np.int64)

@@ -22,7 +22,15 @@ import torch
 
 from fedexp.core import trees
 from fedexp.core.needs import SAME_INIT, SGD, Demand, Needs
-from fedexp.core.trainer import Adjustment, Ctx, Received, RoundStats, ServerUpdate, Trainer, elementwise
+from fedexp.core.trainer import (
+    Adjustment,
+    Ctx,
+    Received,
+    RoundStats,
+    ServerUpdate,
+    Trainer,
+    elementwise,
+)
 from fedexp.core.trees import Tree, Trees
 
 PLAIN = Demand(
@@ -56,12 +64,16 @@ class Scaffold(Trainer):
     @elementwise
     def adjustment(self, ctx: Ctx) -> Adjustment:
         drift = trees.sub(ctx.shared["c"], ctx.state["c_i"])
-        return Adjustment(shift=drift) if self.correction == "gradient" else Adjustment(outside=drift)
+        return (
+            Adjustment(shift=drift) if self.correction == "gradient" else Adjustment(outside=drift)
+        )
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
         old = ctx.state["c_i"]
         if self.option == "I":
-            amplified = self.normalizer(ctx.num_steps, ctx.budget) / ctx.num_steps  # 1 without momentum
+            amplified = (
+                self.normalizer(ctx.num_steps, ctx.budget) / ctx.num_steps
+            )  # 1 without momentum
             change = trees.sub(trees.scale(ctx.full_gradient(ctx.start), amplified), old)
         else:
             change = trees.sub(ctx.start, params)
@@ -73,5 +85,7 @@ class Scaffold(Trainer):
     def payload_weights(self) -> Literal["uniform", "models"]:
         return "models"
 
-    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+    def update_shared(
+        self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
+    ) -> Trees:
         return {"c": trees.add(shared["c"], payload_mean["dc_i"], alpha=stats.share)}

@@ -55,6 +55,9 @@ class TrimmedMean(Collecting):
         n = len(updates)
         k = min(self.trimmed(n), (n - 1) // 2)
         return {
-            name: torch.stack([update[name] for update in updates]).sort(0).values[k : n - k].mean(0)
+            name: torch.stack([update[name] for update in updates])
+            .sort(0)
+            .values[k : n - k]
+            .mean(0)
             for name in updates[0]
         }

@@ -54,16 +54,23 @@ class ConvNet(nn.Module):
     ) -> None:
         super().__init__()
         require(
-            len(input_shape) == 3, f"a ConvNet takes images (channels, height, width), got samples of {input_shape}"
+            len(input_shape) == 3,
+            f"a ConvNet takes images (channels, height, width), got samples of {input_shape}",
         )
         pools = (pool,) * len(channels) if isinstance(pool, int) else pool
-        require(len(pools) == len(channels), f"pool needs one window, or one for each convolution, got {pool=}")
+        require(
+            len(pools) == len(channels),
+            f"pool needs one window, or one for each convolution, got {pool=}",
+        )
         require(
             min(*input_shape, *channels, *hidden, kernel, *pools, num_classes) >= 1,
             "channels, hidden, kernel, pool and the image's sides must be at least 1, "
             f"got {channels=}, {hidden=}, {kernel=}, {pool=}, {input_shape=}",
         )
-        require(padding == "valid" or kernel % 2 == 1, f"padding 'same' needs an odd kernel, got {kernel}")
+        require(
+            padding == "valid" or kernel % 2 == 1,
+            f"padding 'same' needs an odd kernel, got {kernel}",
+        )
         pad = kernel // 2 if padding == "same" else 0
         side = tuple(input_shape[1:])
         for index, window in enumerate(pools):
@@ -75,7 +82,9 @@ class ConvNet(nn.Module):
             )
         self.pools = pools
         depths = (input_shape[0], *channels)
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, kernel, padding=pad, bias=bias) for a, b in pairwise(depths))
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, kernel, padding=pad, bias=bias) for a, b in pairwise(depths)
+        )
         self.norms = nn.ModuleList(nn.BatchNorm2d(depth) for depth in channels if norm == "batch")
         drops = (Dropout(conv_dropout) for _ in channels)
         self.dropouts = nn.ModuleList(drops if conv_dropout else ())
@@ -112,7 +121,9 @@ class ConvNet(nn.Module):
                 x = self.dropouts[index](x)
             if self.pools[index] > 1:
                 x = functional.max_pool2d(x, self.pools[index])
-            x = torch.relu(x)  # of fewer numbers than before the pooling; the same values and gradients
+            x = torch.relu(
+                x
+            )  # of fewer numbers than before the pooling; the same values and gradients
         x = x.flatten(1)
         for layer in self.hidden:
             x = torch.relu(layer(x))

@@ -39,7 +39,10 @@ class CvaeDecoder(nn.Module):
         super().__init__()
         pixels = math.prod(input_shape)
         widths = (latent + num_classes, *hidden, pixels)
-        require(min(latent, num_classes, *widths) >= 1, f"every width must be at least 1, got {latent=}, {hidden=}")
+        require(
+            min(latent, num_classes, *widths) >= 1,
+            f"every width must be at least 1, got {latent=}, {hidden=}",
+        )
         self.decoder = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
 
     @property
@@ -77,10 +80,15 @@ class Cvae(nn.Module):
         std: tuple[float, ...] = (),
     ) -> None:
         super().__init__()
-        require(len(mean) == len(std), f"mean and std need one number per channel each, got {mean=}, {std=}")
+        require(
+            len(mean) == len(std),
+            f"mean and std need one number per channel each, got {mean=}, {std=}",
+        )
         self.normalisation = mean, std
         self.num_classes = num_classes
-        generator = CvaeDecoder(input_shape=input_shape, num_classes=num_classes, latent=latent, hidden=hidden)
+        generator = CvaeDecoder(
+            input_shape=input_shape, num_classes=num_classes, latent=latent, hidden=hidden
+        )
         self.decoder = generator.decoder
         widths = (math.prod(input_shape) + num_classes, *reversed(hidden))
         self.encoder = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
@@ -101,7 +109,8 @@ class Cvae(nn.Module):
         """
         if y is None:
             bounds = [
-                -self.forward(x, torch.full((len(x),), k, device=x.device)).sum(1) for k in range(self.num_classes)
+                -self.forward(x, torch.full((len(x),), k, device=x.device)).sum(1)
+                for k in range(self.num_classes)
             ]
             return torch.stack(bounds, dim=1)
         pixels, label = self.pixels(x).flatten(1), one_hot(y, self.num_classes, x.dtype)
@@ -114,7 +123,9 @@ class Cvae(nn.Module):
         for layer in self.decoder[:-1]:
             code = torch.relu(layer(code))
         logits = self.decoder[-1](code)
-        missed = functional.binary_cross_entropy_with_logits(logits, pixels, reduction="none").sum(1)
+        missed = functional.binary_cross_entropy_with_logits(logits, pixels, reduction="none").sum(
+            1
+        )
         return torch.stack([missed, kl_to_standard_normal(mean, logvar)], dim=1)
 
     def pixels(self, x: Tensor) -> Tensor:
@@ -123,7 +134,8 @@ class Cvae(nn.Module):
             return x
         shape = (-1,) + (1,) * (x.dim() - 2)
         mean, std = (
-            torch.tensor(values, dtype=x.dtype, device=x.device).reshape(shape) for values in self.normalisation
+            torch.tensor(values, dtype=x.dtype, device=x.device).reshape(shape)
+            for values in self.normalisation
         )
         return x * std + mean
 
@@ -153,4 +165,8 @@ def generate(decoder: Weights, labels: Tensor, z: Tensor) -> Tensor:
     label = one_hot(labels, given["num_classes"], z.dtype)
     net = Net(decoder.spec, z.device, z.dtype)
     net.train(False)
-    return net(decoder.params, {}, torch.cat([z, label], dim=1)).sigmoid().reshape(-1, *given["input_shape"])
+    return (
+        net(decoder.params, {}, torch.cat([z, label], dim=1))
+        .sigmoid()
+        .reshape(-1, *given["input_shape"])
+    )

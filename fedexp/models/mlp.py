@@ -39,7 +39,10 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         widths = (math.prod(input_shape), *hidden)
-        require(min(*widths, num_classes) >= 1, f"every width must be at least 1, got {(*widths, num_classes)}")
+        require(
+            min(*widths, num_classes) >= 1,
+            f"every width must be at least 1, got {(*widths, num_classes)}",
+        )
         self.hidden = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))
         self.output = nn.Linear(widths[-1], num_classes, bias=bias)
         drops = (Dropout(dropout) for _ in hidden)
@@ -62,7 +65,10 @@ class MLP(nn.Module):
         if self.dropouts:
             return ()
         names = [*(f"hidden.{i}" for i in range(len(self.hidden))), "output"]
-        return tuple((f"{name}.weight", f"{name}.bias" if self.output.bias is not None else None) for name in names)
+        return tuple(
+            (f"{name}.weight", f"{name}.bias" if self.output.bias is not None else None)
+            for name in names
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, *input_shape) -> logits (batch, num_classes)."""

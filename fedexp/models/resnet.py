@@ -18,7 +18,9 @@ _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # basic blocks of each stage
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with norms, added to the input or, where the shape changes, to its 1x1 projection."""
 
-    def __init__(self, inputs: int, width: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(
+        self, inputs: int, width: int, stride: int, norm: Callable[[int], nn.Module]
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
         self.norm1 = norm(width)
@@ -26,7 +28,9 @@ class BasicBlock(nn.Module):
         self.norm2 = norm(width)
         self.shortcut: nn.Module | None = None
         if stride != 1 or inputs != width:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), norm(width))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, width, 1, stride, bias=False), norm(width)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, inputs, h, w) -> (batch, width, ceil(h / stride), ceil(w / stride))."""
@@ -70,12 +74,18 @@ class ResNet(nn.Module):
         cosine_scale: float | None = None,
     ) -> None:
         super().__init__()
-        require(len(input_shape) == 3, f"a ResNet takes images (channels, height, width), got samples of {input_shape}")
+        require(
+            len(input_shape) == 3,
+            f"a ResNet takes images (channels, height, width), got samples of {input_shape}",
+        )
         require(
             min(*input_shape, width, groups, num_classes) >= 1,
             f"width, groups and the image's sides must be at least 1, got {width=}, {groups=}, {input_shape=}",
         )
-        require(norm == "batch" or width % groups == 0, f"groups must divide width, got {groups=}, {width=}")
+        require(
+            norm == "batch" or width % groups == 0,
+            f"groups must divide width, got {groups=}, {width=}",
+        )
         if final_pool is not None:
             halvings = 5 if stem == "imagenet" else 3
             last = [-(-side // 2**halvings) for side in input_shape[1:]]  # each halving rounds up
@@ -93,7 +103,9 @@ class ResNet(nn.Module):
         else:
             self.conv = nn.Conv2d(input_shape[0], width, 3, padding=1, bias=False)
         self.norm = make_norm(width)
-        self.pool: nn.Module = nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
+        self.pool: nn.Module = (
+            nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
+        )
         stages = []
         inputs = width
         for stage, count in enumerate(_BLOCKS[depth]):
@@ -116,6 +128,10 @@ class ResNet(nn.Module):
         x = self.pool(torch.relu(self.norm(self.conv(x))))
         for stage in self.stages:
             x = stage(x)
-        x = x.mean((2, 3)) if self.final_pool is None else functional.avg_pool2d(x, self.final_pool).flatten(1)
+        x = (
+            x.mean((2, 3))
+            if self.final_pool is None
+            else functional.avg_pool2d(x, self.final_pool).flatten(1)
+        )
         logits: Tensor = self.output(x)
         return logits

@@ -20,7 +20,9 @@ from fedexp.models.mlp import MLP
 from fedexp.models.resnet import ResNet
 from fedexp.storage.files import file_sha256
 
-_RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (  # torchvision's names, ours
+_RENAMED: tuple[
+    tuple[str, str | Callable[[re.Match[str]], str]], ...
+] = (  # torchvision's names, ours
     (r"^conv1\.", "conv."),
     (r"^bn1\.", "norm."),
     (r"^layer([1-4])\.", lambda match: f"stages.{int(match[1]) - 1}."),
@@ -61,7 +63,10 @@ class ResNetExtractor(nn.Module):
             f"a feature extractor takes images (1 or 3 channels, height, width), got samples of {input_shape}",
         )
         require(resize is None or resize >= 1, f"resize must be at least 1 or null, got {resize}")
-        require(pretrained is None or not random_features, "give model.pretrained or model.random_features, not both")
+        require(
+            pretrained is None or not random_features,
+            "give model.pretrained or model.random_features, not both",
+        )
         if pretrained is None and not random_features:
             raise ConfigError(
                 "the feature extractor has no weights",
@@ -74,7 +79,9 @@ class ResNetExtractor(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             shape = (3, *input_shape[1:])
-            self.resnet = ResNet(input_shape=shape, num_classes=1, depth=depth, norm="batch", width=width)
+            self.resnet = ResNet(
+                input_shape=shape, num_classes=1, depth=depth, norm="batch", width=width
+            )
         self.features = self.resnet.output.in_features
         self.resnet.output = nn.Identity()  # type: ignore[assignment]
         if pretrained is not None and self.resnet.conv.weight.device.type != "meta":
@@ -113,7 +120,11 @@ class ResNetExtractor(nn.Module):
 
     def _differences(self, weights: Tree) -> tuple[list[str], list[str]]:
         own = self.resnet.state_dict()
-        fits = {name for name, value in weights.items() if name in own and own[name].shape == value.shape}
+        fits = {
+            name
+            for name, value in weights.items()
+            if name in own and own[name].shape == value.shape
+        }
         return sorted(own.keys() - fits), sorted(weights.keys() - fits)
 
     def train(self, mode: bool = True) -> ResNetExtractor:
@@ -124,7 +135,9 @@ class ResNetExtractor(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) -> (batch, features): 512 of the full width."""
         if self.resize is not None:
-            x = functional.interpolate(x, (self.resize, self.resize), mode="bilinear", antialias=True)
+            x = functional.interpolate(
+                x, (self.resize, self.resize), mode="bilinear", antialias=True
+            )
         with torch.no_grad():
             features: Tensor = self.resnet(x.expand(-1, 3, -1, -1))
         return features
@@ -167,11 +180,18 @@ class ResNetFeatures(nn.Module):
             resize=resize,
             width=width,
         )
-        head = MLP(input_shape=(self.extractor.features,), num_classes=num_classes, hidden=(hidden,), bias=bias)
+        head = MLP(
+            input_shape=(self.extractor.features,),
+            num_classes=num_classes,
+            hidden=(hidden,),
+            bias=bias,
+        )
         self.hidden, self.output = head.hidden, head.output
 
     @staticmethod
-    def extractor_and_head(kwargs: Mapping[str, Any]) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]]:
+    def extractor_and_head(
+        kwargs: Mapping[str, Any],
+    ) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]]:
         """Specs of the frozen part and of the tuned one, and the shape of the features between them."""
         own = dict(kwargs)
         head = {
@@ -211,9 +231,22 @@ def _read(file: Path) -> Tree:
     from safetensors.torch import load_file
 
     try:
-        found = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, OSError, EOFError, ValueError) as error:
-        told = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on to advise what nobody should do
+        found = (
+            load_file(file)
+            if file.suffix == ".safetensors"
+            else torch.load(file, "cpu", weights_only=True)
+        )
+    except (
+        pickle.UnpicklingError,
+        SafetensorError,
+        RuntimeError,
+        OSError,
+        EOFError,
+        ValueError,
+    ) as error:
+        told = (
+            str(error).partition("\n")[0].partition(". ")[0]
+        )  # torch goes on to advise what nobody should do
         raise ConfigError(
             "the file of pre-trained weights cannot be read",
             where="model.pretrained",
@@ -221,7 +254,9 @@ def _read(file: Path) -> Tree:
             got=f"{file}: {told or type(error).__name__}",
             do="take the publisher's file again",
         ) from error
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(found, dict) or not all(
+        isinstance(value, Tensor) for value in found.values()
+    ):
         raise ConfigError(
             "the file of pre-trained weights holds no state dictionary",
             where="model.pretrained",

@@ -65,8 +65,14 @@ class UNet(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        require(len(input_shape) == 3, f"a U-Net takes images (channels, height, width), got samples of {input_shape}")
-        require(len(down) == len(up) + 1, f"up needs one block fewer than down, got {len(down)} down and {len(up)} up")
+        require(
+            len(input_shape) == 3,
+            f"a U-Net takes images (channels, height, width), got samples of {input_shape}",
+        )
+        require(
+            len(down) == len(up) + 1,
+            f"up needs one block fewer than down, got {len(down)} down and {len(up)} up",
+        )
         require(
             all(block and min(block) >= 1 for block in (*down, *up)) and num_classes >= 1,
             f"every block needs a convolution, and every convolution a channel, got {down=}, {up=}",
@@ -79,7 +85,8 @@ class UNet(nn.Module):
         )
         into = (input_shape[0], *(block[-1] for block in down))
         self.down = nn.ModuleList(
-            Block(inputs, block, norm == "batch", bias) for inputs, block in zip(into, down, strict=False)
+            Block(inputs, block, norm == "batch", bias)
+            for inputs, block in zip(into, down, strict=False)
         )
         self.up = nn.ModuleList()
         inputs = into[-1]

@@ -55,13 +55,17 @@ class WideResNet(nn.Module):
     ) -> None:
         super().__init__()
         require(
-            len(input_shape) == 3, f"a WideResNet takes images (channels, height, width), got samples of {input_shape}"
+            len(input_shape) == 3,
+            f"a WideResNet takes images (channels, height, width), got samples of {input_shape}",
         )
         require(
             min(*input_shape, widen, num_classes) >= 1,
             f"widen and the image's sides must be at least 1, got {widen=}, {input_shape=}",
         )
-        require(depth >= 10 and depth % 6 == 4, f"depth must be 6 n + 4 (10, 16, 22, 28, 40 ...), got {depth}")
+        require(
+            depth >= 10 and depth % 6 == 4,
+            f"depth must be 6 n + 4 (10, 16, 22, 28, 40 ...), got {depth}",
+        )
         self.conv = nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False)
         groups = []
         inputs = 16

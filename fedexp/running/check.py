@@ -44,7 +44,10 @@ class Checked:
 
 def checked(jobs: list[list[str]]) -> list[Checked]:
     """Compose and check every job before the first starts; the error names the job."""
-    names = [job_name(number, overrides) if len(jobs) > 1 else "" for number, overrides in enumerate(jobs)]
+    names = [
+        job_name(number, overrides) if len(jobs) > 1 else ""
+        for number, overrides in enumerate(jobs)
+    ]
     configs, all_checked = [], []
     for name, overrides in zip(names, jobs, strict=True):
         with naming(name):
@@ -65,14 +68,22 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
     for name, experiment in jobs:
         with naming(name):
             root, other = Path(experiment.config.data_root).expanduser(), experiment.proxy.dataset
-            sets = {(root, *one.recipe()): one for one in (experiment.dataset, other) if one is not None}
+            sets = {
+                (root, *one.recipe()): one for one in (experiment.dataset, other) if one is not None
+            }
             key = (*sets, repr(experiment.division))
-            if key in drawn or not all(file.exists() for one in sets.values() for file in one.expected_files(root)):
+            if key in drawn or not all(
+                file.exists() for one in sets.values() for file in one.expected_files(root)
+            ):
                 continue
             drawn.add(key)
-            loaded = {key: loaded.get(key) or one.load(root, download=False) for key, one in sets.items()}
+            loaded = {
+                key: loaded.get(key) or one.load(root, download=False) for key, one in sets.items()
+            }
             arrays = [*loaded.values()]
-            with _announced(f"drawing the split{f' of {name}' if name else ''}", experiment.partitioner):
+            with _announced(
+                f"drawing the split{f' of {name}' if name else ''}", experiment.partitioner
+            ):
                 experiment.division.parts(experiment.dataset, arrays[0], arrays[-1])
 
 

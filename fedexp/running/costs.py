@@ -54,7 +54,10 @@ def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak
             stacked += row["stacked"]
             training += row["seconds"]["train"]
     return {
-        "seconds": {**{k: round(v, 3) for k, v in seconds.items()}, "total": round(sum(seconds.values()), 3)},
+        "seconds": {
+            **{k: round(v, 3) for k, v in seconds.items()},
+            "total": round(sum(seconds.values()), 3),
+        },
         "steps_per_second": round(executed / training, 3) if training else None,
         "stacked_share": round(stacked / executed, 4) if executed else 0.0,
         "peak_memory": peak,

@@ -119,7 +119,9 @@ def _check_data(config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     if present is None:
         return
     expected = [stored["partition"][name] for name in ("data_sha256", "proxy_sha256")]
-    if any(sha256 not in (None, its_own) for sha256, its_own in zip(present, expected, strict=True)):
+    if any(
+        sha256 not in (None, its_own) for sha256, its_own in zip(present, expected, strict=True)
+    ):
         raise StorageError(
             "the stored result of this config was made of other data",
             where=str(config["data_root"]),
@@ -192,8 +194,12 @@ class _Run:
             told = refused(error, self.folder.path) or user_code.told(error, trace) or error
             text = str(told) if isinstance(told, FedexpError) else f"{type(told).__name__}: {told}"
             with contextlib.suppress(OSError):  # of a full disk, say: then the status has to do
-                write_text(self.folder.path / "error.txt", "".join(traceback.format_exception(error)))
-            self.folder.set_ended("failed", error=text.splitlines()[0] if text else type(told).__name__)
+                write_text(
+                    self.folder.path / "error.txt", "".join(traceback.format_exception(error))
+                )
+            self.folder.set_ended(
+                "failed", error=text.splitlines()[0] if text else type(told).__name__
+            )
             if told is error:
                 raise
             raise told from error
@@ -226,7 +232,9 @@ class _Run:
             journal = stack.enter_context(contextlib.closing(Journal(path, mark, attempt)))
             if snapshot is None:
                 with experiment.server_work("the server's first state"):
-                    snapshot = Snapshot(0, experiment.aggregator.init(env), checkpoint.client_states)
+                    snapshot = Snapshot(
+                        0, experiment.aggregator.init(env), checkpoint.client_states
+                    )
             self._check_stored_models(experiment, env, data, snapshot)
             engine = RunEngine(experiment, self.raw, self.folder, numerics, self.note)
             stack.callback(engine.close)
@@ -234,8 +242,12 @@ class _Run:
             self.seconds["setup"] += time.perf_counter() - began
             status, result = "failed", None
             try:
-                snapshot = self._steps(experiment, env, data, engine, journal, checkpoint, snapshot, feed)
-                result = self._finish(experiment, data, journal, engine, experiment.aggregator.outcome(snapshot.state))
+                snapshot = self._steps(
+                    experiment, env, data, engine, journal, checkpoint, snapshot, feed
+                )
+                result = self._finish(
+                    experiment, data, journal, engine, experiment.aggregator.outcome(snapshot.state)
+                )
                 status = "done"
             except (KeyboardInterrupt, Interrupted):
                 status = "interrupted"
@@ -247,7 +259,11 @@ class _Run:
     def _load(self, experiment: Experiment, device: torch.device) -> FederatedData:
         """What is trained on. The split is an artifact of the run; a resumed run must have the same one."""
         data = experiment.load(device)
-        facts = {"partition": data.partition.sha256, "data": data.fingerprint, "proxy": data.proxy_fingerprint}
+        facts = {
+            "partition": data.partition.sha256,
+            "data": data.fingerprint,
+            "proxy": data.proxy_fingerprint,
+        }
         stored = self.folder.once("data.json", facts)
         if stored != facts:
             raise StorageError(
@@ -262,11 +278,15 @@ class _Run:
             save_partition(data.partition, path)
         return experiment.prepare(data, self.note)
 
-    def _check_stored_models(self, experiment: Experiment, env: Env, data: FederatedData, snapshot: Snapshot) -> None:
+    def _check_stored_models(
+        self, experiment: Experiment, env: Env, data: FederatedData, snapshot: Snapshot
+    ) -> None:
         """Before the first step, every client that takes part in it must have its model."""
         if experiment.stored_models is None or snapshot.step:
             return
-        warning = check_clients(experiment.stored_models, next_jobs(experiment.aggregator, env, snapshot), data)
+        warning = check_clients(
+            experiment.stored_models, next_jobs(experiment.aggregator, env, snapshot), data
+        )
         if warning:
             self.note(warning)
 
@@ -298,10 +318,14 @@ class _Run:
             )
             stack.enter_context(self.note.through(progress.note))
             trainer: Engine = (
-                engine if experiment.stored_models is None else FromStoredModels(engine, experiment.stored_models)
+                engine
+                if experiment.stored_models is None
+                else FromStoredModels(engine, experiment.stored_models)
             )
             if config.profile:
-                profile = stack.enter_context(Profile(self.folder.path / "trace.json.gz", env.device, self.note))
+                profile = stack.enter_context(
+                    Profile(self.folder.path / "trace.json.gz", env.device, self.note)
+                )
                 trainer = profile.watch(trainer)
             try:
                 for step in steps(experiment, env, data, trainer, snapshot, progress.client):
@@ -317,7 +341,9 @@ class _Run:
                         journal.append(step.row)
                         saver.note(step)
                         feed.log(step.row)
-                        progress.step(step.row, experiment.headline, None if step.ends_round else step.within)
+                        progress.step(
+                            step.row, experiment.headline, None if step.ends_round else step.within
+                        )
                     logged = time.perf_counter()
                     if step.last or saver.waited(unit) >= every:
                         with phase("checkpoint"):
@@ -350,7 +376,12 @@ class _Run:
             remember(path, {**earlier, **step.traced.weights})
 
     def _finish(
-        self, experiment: Experiment, data: FederatedData, journal: Journal, engine: RunEngine, outcome: Outcome
+        self,
+        experiment: Experiment,
+        data: FederatedData,
+        journal: Journal,
+        engine: RunEngine,
+        outcome: Outcome,
     ) -> dict[str, Any]:
         """Write the outcome and the result; ``done`` is the last thing that happens."""
         began = time.perf_counter()
@@ -360,7 +391,9 @@ class _Run:
         traced = [{"round": int(path.stem), **row} for path in paths for row in trace_rows(path)]
         summary = summarise(journal.rows, experiment, traced)
         images = experiment.dataset  # `data` may be their features, which are not normalised
-        save_outcome(outcome, Clients.of(outcome, config.clients, data, images.mean, images.std), path)
+        save_outcome(
+            outcome, Clients.of(outcome, config.clients, data, images.mean, images.std), path
+        )
         if journal.rows:
             draw_curve(journal.rows, path / "curve.png", title(self.raw))
         self.seconds["log"] = time.perf_counter() - began
@@ -373,7 +406,9 @@ class _Run:
             **summary,
             **costs(read_jsonl(path / "timing.jsonl"), self.seconds, peak),
             "memory_probe": engine.memory_probe,
-            "bytes": {k: sum(row.get(f"bytes/{k}", 0) for row in journal.rows) for k in ("up", "down")},
+            "bytes": {
+                k: sum(row.get(f"bytes/{k}", 0) for row in journal.rows) for k in ("up", "down")
+            },
             "local_steps": sum(row.get("local_steps", 0) for row in journal.rows),
             "partition": {
                 "sha256": data.partition.sha256,
@@ -404,7 +439,9 @@ class _Run:
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
         logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
         feed = Feed(logger, warn=self.note)
-        info = RunInfo.of(self.raw, self.folder.hashes, self.folder.path, self.group, resumed=bool(journal.rows))
+        info = RunInfo.of(
+            self.raw, self.folder.hashes, self.folder.path, self.group, resumed=bool(journal.rows)
+        )
         feed.open(info, list(journal.rows))
         return feed
 

@@ -90,7 +90,9 @@ class Experiment:
             aggregator=build(Aggregator, config["aggregator"], "aggregator"),  # type: ignore[type-abstract]
             server_optimizer=build(ServerOptimizer, config["server_optimizer"], "server_optimizer"),  # type: ignore[type-abstract]
             engine=build(Engine, config["engine"], "engine"),  # type: ignore[type-abstract]
-            stored_models=None if models.path is None else find_stored_models(models.path, models.sha256),
+            stored_models=None
+            if models.path is None
+            else find_stored_models(models.path, models.sha256),
         )
         experiment._check()
         return experiment
@@ -134,11 +136,21 @@ class Experiment:
         self.aggregator.check_extent(self.extent)
         if self.stored_models is not None:
             dtype = getattr(torch, self.config.dtype)
-            check_stored_models(self.stored_models, self.config.clients, self.specs, dtype, self.dataset, self.trainer)
+            check_stored_models(
+                self.stored_models,
+                self.config.clients,
+                self.specs,
+                dtype,
+                self.dataset,
+                self.trainer,
+            )
         self.proxy.check(self.dataset)
         for dataset in (self.dataset, self.proxy.dataset):
             if dataset is not None:
-                dataset.check(Path(self.config.data_root).expanduser(), self.dataset.download or dataset.download)
+                dataset.check(
+                    Path(self.config.data_root).expanduser(),
+                    self.dataset.download or dataset.download,
+                )
 
     @property
     def needs(self) -> Needs:
@@ -166,7 +178,11 @@ class Experiment:
         delivers, classes = self.aggregator.delivers, self.dataset.num_classes
         names = [name for split in splits for name in metric_names(self.task, delivers, split)]
         if self.config.eval.per_class:
-            names += [name for split in splits for name in class_names(self.task, delivers, split, classes)]
+            names += [
+                name
+                for split in splits
+                for name in class_names(self.task, delivers, split, classes)
+            ]
         if self.config.eval.per_client and self.partitioner.val_fraction:
             names += client_names(self.task, "val")
         return names
@@ -239,9 +255,16 @@ class Experiment:
             "server_optimizer": class_path(self.server_optimizer),
             "trainer": class_path(self.trainer),
             "task": class_path(self.task),
-            **{f"model {number}": spec.arch for number, spec in enumerate(self.specs.distinct, start=1)},
+            **{
+                f"model {number}": spec.arch
+                for number, spec in enumerate(self.specs.distinct, start=1)
+            },
         }
-        return unused(plugins, where, "draw from fedexp.core.seeds.torch_generator(env.seed, name, env.round, ...)")
+        return unused(
+            plugins,
+            where,
+            "draw from fedexp.core.seeds.torch_generator(env.seed, name, env.round, ...)",
+        )
 
     def env(self, data: FederatedData, device: torch.device) -> Env:
         """The world that aggregators see; `data` as `prepare` returned them."""
@@ -287,13 +310,23 @@ def data_content(config: Mapping[str, Any]) -> list[str | None] | None:
 
 
 def _specs(
-    model: Mapping[str, Any], architectures: Architectures, clients: int, shape: tuple[int, ...], outputs: int
+    model: Mapping[str, Any],
+    architectures: Architectures,
+    clients: int,
+    shape: tuple[int, ...],
+    outputs: int,
 ) -> Specs:
     """The networks of the server and of `clients` clients; a frozen extractor is refused beside other networks."""
-    known = {name: ModelSpec.of(node, shape, outputs) for name, node in architectures.models.items()}
+    known = {
+        name: ModelSpec.of(node, shape, outputs) for name, node in architectures.models.items()
+    }
     common = ModelSpec.of(model, shape, outputs)
     own = tuple(known[name] for name in architectures.names(clients))
-    specs = Specs(known[architectures.server], own or (common,)) if architectures.server else Specs(common, own)
+    specs = (
+        Specs(known[architectures.server], own or (common,))
+        if architectures.server
+        else Specs(common, own)
+    )
     frozen = [spec for spec in specs.distinct if spec.split()] if len(specs.distinct) > 1 else []
     if frozen:
         raise ConfigError(
@@ -384,12 +417,16 @@ def _check_target(task: Task, key: str, metric: str, target: float) -> None:
             where=key,
             expected=f"at most {task.highest:g}",
             got=f"{target:g}",
-            do=f"a percentage is given as a share: {target / 100:g}" if task.highest == 1 and target <= 100 else None,
+            do=f"a percentage is given as a share: {target / 100:g}"
+            if task.highest == 1 and target <= 100
+            else None,
         )
 
 
 @cache
-def _check_model(spec: ModelSpec, input_shape: tuple[int, ...], output_shape: tuple[int, ...], device: str) -> bool:
+def _check_model(
+    spec: ModelSpec, input_shape: tuple[int, ...], output_shape: tuple[int, ...], device: str
+) -> bool:
     do = "initialise with torch alone, whose generator is seeded for it; random layers: fedexp.core.dropout.Dropout"
     with unused({"model": spec.arch}, "model", do, ConfigError):
         return check_model(spec, input_shape, output_shape, device)

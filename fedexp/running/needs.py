@@ -38,8 +38,15 @@ def check_needs(
     Args:
         images: networks see the 8-bit images of `dataset`, neither other samples nor features.
     """
-    plugins: Plugins = {"trainer": trainer, "aggregator": aggregator, "server_optimizer": server_optimizer}
-    names = {group: f"{group.replace('_', ' ')} {type(plugin).__name__}" for group, plugin in plugins.items()}
+    plugins: Plugins = {
+        "trainer": trainer,
+        "aggregator": aggregator,
+        "server_optimizer": server_optimizer,
+    }
+    names = {
+        group: f"{group.replace('_', ' ')} {type(plugin).__name__}"
+        for group, plugin in plugins.items()
+    }
     for one, other in combinations(plugins, 2):
         for a in plugins[one].needs.demands:
             for b in plugins[other].needs.demands:
@@ -102,7 +109,12 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
             got="none",
             do="set proxy.source=train proxy.size=0.02",
         )
-    if needs.unseen_proxy and proxy.source == "test" and proxy.dataset is None and config.rounds == 1:
+    if (
+        needs.unseen_proxy
+        and proxy.source == "test"
+        and proxy.dataset is None
+        and config.rounds == 1
+    ):
         raise ConfigError(
             f"{name} in one shot would train on test data",
             where="proxy.source",
@@ -135,7 +147,8 @@ def _check_samples(name: str, needs: Needs, dataset: Dataset, images: bool) -> N
             f"{name} makes images on the server, and what networks are fed here has no range of pixels",
             where="dataset",
             expected="8-bit images, and a model without a frozen extractor",
-            got=f"data set '{dataset.name}'" + (", as features" if dataset.pixels else ", floating-point samples"),
+            got=f"data set '{dataset.name}'"
+            + (", as features" if dataset.pixels else ", floating-point samples"),
             do="choose another data set or model, or another method",
         )
     if needs.augmented and dataset.augment is None:
@@ -150,7 +163,10 @@ def _check_samples(name: str, needs: Needs, dataset: Dataset, images: bool) -> N
 def _check_specs(name: str, needs: Needs, config: Config, specs: Specs) -> None:
     if len(specs.distinct) == 1:
         return
-    clients, server = config.architectures.clients or ("model",), config.architectures.server or "model"
+    clients, server = (
+        config.architectures.clients or ("model",),
+        config.architectures.server or "model",
+    )
     got = f"server: {server}; clients: {', '.join(dict.fromkeys(map(str, clients)))}"
     if needs.same_architecture:
         raise ConfigError(
@@ -188,7 +204,11 @@ def _check_demand(name: str, demand: Demand, config: Config, plugins: Mapping[st
     do = f"set {demand.key}={_text(demand.value)}"
     if isinstance(demand.value, type):
         options = _options_of(demand.key, _text(demand.value))
-        do = f"set {demand.key}={'|'.join(options)}" if options else f"set {demand.key} to a {demand.value.__name__}"
+        do = (
+            f"set {demand.key}={'|'.join(options)}"
+            if options
+            else f"set {demand.key} to a {demand.value.__name__}"
+        )
     raise ConfigError(
         f"{name} {demand.why}",
         where=demand.key,

@@ -52,7 +52,9 @@ def largest(a: Peak, b: Peak) -> Peak:
     return {kind: max(a.get(kind, 0), b.get(kind, 0)) for kind in {**a, **b}}
 
 
-def near_limit(jobs: Sequence[ClientJob], data: FederatedData, engine: Engine, eval_batch: int) -> bool:
+def near_limit(
+    jobs: Sequence[ClientJob], data: FederatedData, engine: Engine, eval_batch: int
+) -> bool:
     """Whether a round of such jobs might come near the end of the memory of the data's device."""
     free = free_memory(data.train.x.device)
     return bool(jobs) and estimate(jobs, data, engine.jobs_at_once, eval_batch) > _NEAR * free
@@ -88,7 +90,9 @@ def free_memory(device: torch.device) -> int:
         own = Path("/sys/fs/cgroup", group)
         for folder in (own, *own.parents[:-3]):
             with suppress(OSError, ValueError):  # no limit, or none to be read
-                limit, taken = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+                limit, taken = (
+                    int((folder / f"memory.{name}").read_text()) for name in ("max", "current")
+                )
                 free = min(free, limit - taken)
     return free
 
@@ -117,11 +121,15 @@ def probe_memory(
 def _ram() -> int:
     own = _sizes(Path("/proc/self/status"))
     if "VmHWM" not in own:  # no /proc: macOS counts in bytes, others in kB
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
     total = own["VmHWM"]
     for child in descendants(str(os.getpid())):
         status = _sizes(Path(f"/proc/{child}/status"))  # nothing where it ended meanwhile
-        shared = status.get("RssFile", 0) + status.get("RssShmem", 0)  # libraries and data: this process has them, too
+        shared = status.get("RssFile", 0) + status.get(
+            "RssShmem", 0
+        )  # libraries and data: this process has them, too
         total += max(0, status.get("VmHWM", 0) - shared)
     return total
 

@@ -50,7 +50,10 @@ class Profile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._profiler.stop()
         if error is None:
@@ -60,9 +63,15 @@ class Profile:
             ops = Counter[str]()
             for op in self._profiler.key_averages():
                 if not op.key.startswith(PREFIX):
-                    ops[op.key] += (op.self_device_time_total if self._cuda else op.self_cpu_time_total) / 1e6
+                    ops[op.key] += (
+                        op.self_device_time_total if self._cuda else op.self_cpu_time_total
+                    ) / 1e6
             total = sum(phases.values())
-            report = {"trace": str(self._trace), "phases": _rows(phases, total), "ops": _rows(ops, total)}
+            report = {
+                "trace": str(self._trace),
+                "phases": _rows(phases, total),
+                "ops": _rows(ops, total),
+            }
             write_json(self._trace.with_name(PROFILE), report)
 
 
@@ -70,7 +79,9 @@ class _Named(Engine):
     def __init__(self, inner: Engine) -> None:
         self._inner = inner
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         results = self._inner.map(jobs, data)
         try:
             while True:
@@ -101,6 +112,10 @@ def phase_seconds(events: Iterable[FunctionEvent]) -> Counter[str]:
 
 def _rows(seconds: Counter[str], total: float) -> list[dict[str, Any]]:
     return [
-        {"name": name, "seconds": round(value, 6), "share": round(value / total, 4) if total else 0.0}
+        {
+            "name": name,
+            "seconds": round(value, 6),
+            "share": round(value / total, 4) if total else 0.0,
+        }
         for name, value in seconds.most_common(_SHOWN)
     ]

@@ -13,7 +13,11 @@ def remarks(experiment: Experiment) -> Iterator[str]:
     config = experiment.config
     trainer = type(experiment.trainer).__name__
     if experiment.stored_models is not None and fields(experiment.trainer):
-        when = "from the second round on" if config.rounds > 1 else "nowhere: the one round trains nothing"
+        when = (
+            "from the second round on"
+            if config.rounds > 1
+            else "nowhere: the one round trains nothing"
+        )
         yield f"client_models.path gives the first round's models: trainer {trainer} and its keys take effect {when}"
     share = config.clients_per_round
     if isinstance(share, float) and share * config.clients < 1:

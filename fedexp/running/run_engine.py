@@ -77,7 +77,9 @@ class RunEngine(Engine):
         self._settling = 0.0
         self._probed_steps = 0
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         if jobs:
             yield from self._settled(jobs, data).map(jobs, data)
 
@@ -103,7 +105,9 @@ class RunEngine(Engine):
             return self._engine
         began = time.perf_counter()
         config = self._experiment.config
-        budget = thread_budget(config.threads) if self.numerics.engine else self.numerics.threads  # the first launch's
+        budget = (
+            thread_budget(config.threads) if self.numerics.engine else self.numerics.threads
+        )  # the first launch's
         rounds = config.rounds - jobs[0].round
         if jobs[0].trained:  # models from elsewhere: later rounds may train as this one would have
             jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []
@@ -114,12 +118,16 @@ class RunEngine(Engine):
         torch.set_num_threads(self.numerics.threads)
         engine.open(self.numerics, budget)
         if jobs and near_limit(jobs, data, engine, config.eval.batch_size):
-            self.memory_probe = probe_memory(jobs, data, engine, self._experiment.task, config.eval.batch_size)
+            self.memory_probe = probe_memory(
+                jobs, data, engine, self._experiment.task, config.eval.batch_size
+            )
             self._note(self.memory_probe["text"])
             self._probed_steps = engine.stacked_steps
         if config.memo.enabled and config.reuse:
             root = Path(config.output_root).expanduser().resolve() / "memo"
-            self._engine = Memo(engine, root, config.memo.max_gb, self.numerics, training_code_hash(self._raw))
+            self._engine = Memo(
+                engine, root, config.memo.max_gb, self.numerics, training_code_hash(self._raw)
+            )
             self._engine.note = self._note
         self._settling = time.perf_counter() - began
         return self._engine
@@ -132,6 +140,8 @@ class RunEngine(Engine):
             return wanted.adopt(computing, self.numerics.threads, budget)
         engine = wanted.settle(trial)
         self.secure()
-        self.numerics = replace(trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget))
+        self.numerics = replace(
+            trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget)
+        )
         write_json(self._folder.path / _FILE, asdict(self.numerics), seal=True)
         return engine

@@ -66,7 +66,9 @@ def steps(
     following = run(aggregator, env, engine, data, snapshot, config.on_nonfinite, on_client)
     while True:
         with experiment.server_work("a step of the server"):
-            with phase("aggregate"):  # training is nested in it: the server consumes results as they come
+            with phase(
+                "aggregate"
+            ):  # training is nested in it: the server consumes results as they come
                 step = next(following, None)
             if step is None:
                 return
@@ -89,7 +91,9 @@ def steps(
                     if data.val is not None:
                         row |= evaluator(outcome, data.val, "val")
                     row |= breakdown(outcome)
-        lost = [name for name, value in row.items() if math.isnan(value)]  # finite weights may overflow in the network
+        lost = [
+            name for name, value in row.items() if math.isnan(value)
+        ]  # finite weights may overflow in the network
         _refuse(f"{lost[0]} is NaN" if lost else None, step.round, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}
         seconds["aggregate"] -= traced.seconds
@@ -102,7 +106,9 @@ def steps(
 def reached(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
     """Whether one of `rows` meets ``stop.target``."""
     metric, target = experiment.stop_metric, experiment.config.stop.target
-    return target is not None and any(experiment.meets(metric, row.get(metric), target) for row in rows)
+    return target is not None and any(
+        experiment.meets(metric, row.get(metric), target) for row in rows
+    )
 
 
 def _refuse(problem: str | None, round: int, experiment: Experiment) -> None:

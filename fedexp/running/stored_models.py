@@ -27,7 +27,9 @@ def find_stored_models(path: str, sha256: str | None) -> StoredModels:
     folder = Path(path).expanduser()
     if not (folder / MODELS).is_file():
         raise ConfigError(
-            "there are no models here" if folder.is_dir() else "the folder of the clients' models is not there",
+            "there are no models here"
+            if folder.is_dir()
+            else "the folder of the clients' models is not there",
             where="client_models.path",
             expected=f"a folder with {MODELS}: a finished run's, or one that fedexp.save_models wrote",
             got=path,
@@ -46,7 +48,12 @@ def find_stored_models(path: str, sha256: str | None) -> StoredModels:
 
 
 def check_stored_models(
-    models: StoredModels, clients: int, specs: Specs, dtype: torch.dtype, dataset: Dataset, trainer: Trainer
+    models: StoredModels,
+    clients: int,
+    specs: Specs,
+    dtype: torch.dtype,
+    dataset: Dataset,
+    trainer: Trainer,
 ) -> None:
     """Refuse what does not fit the experiment, before any data are loaded; raises `ConfigError`."""
     if models.clients.num_clients != clients:
@@ -75,7 +82,9 @@ def check_stored_models(
         )
     wanted = [specs.of(client) for client in models.clients.clients]
     for number, (stored, spec) in enumerate(zip(models.folder.specs, wanted, strict=True)):
-        if stored.arch != spec.arch or stored.arguments != spec.arguments:  # in this order: a file imports nothing
+        if (
+            stored.arch != spec.arch or stored.arguments != spec.arguments
+        ):  # in this order: a file imports nothing
             raise ConfigError(
                 f"model {number} of the folder, client {models.clients.clients[number]}'s, is another network",
                 where="architectures.clients" if specs.clients else "model",
@@ -98,10 +107,14 @@ def check_stored_models(
 
 def _check_tensors(models: StoredModels, specs: Sequence[ModelSpec], dtype: torch.dtype) -> None:
     """The class may have changed since the models were trained, and a file need not be ours."""
-    initial = {spec: Weights.init(spec, seed_of("check"), _CPU, dtype) for spec in dict.fromkeys(specs)}
+    initial = {
+        spec: Weights.init(spec, seed_of("check"), _CPU, dtype) for spec in dict.fromkeys(specs)
+    }
     for number, (layout, spec) in enumerate(zip(models.folder.layouts(), specs, strict=True)):
         tensors = {**initial[spec].params, **initial[spec].buffers}
-        wanted = {name: (_STORED.get(value.dtype), tuple(value.shape)) for name, value in tensors.items()}
+        wanted = {
+            name: (_STORED.get(value.dtype), tuple(value.shape)) for name, value in tensors.items()
+        }
         for name in [*wanted, *(name for name in layout if name not in wanted)]:
             kind, shape = wanted.get(name, (None, None))
             stored, stored_shape = layout.get(name, (None, None))
@@ -110,7 +123,9 @@ def _check_tensors(models: StoredModels, specs: Sequence[ModelSpec], dtype: torc
                     f"tensor '{name}' of model {number} does not fit the network",
                     where="client_models.path",
                     expected=f"shape {list(shape)}" if shape is not None else "no such tensor",
-                    got=f"shape {list(stored_shape)}" if stored_shape is not None else "no such tensor",
+                    got=f"shape {list(stored_shape)}"
+                    if stored_shape is not None
+                    else "no such tensor",
                     do="the network's code is not the one these models were trained with",
                 )
             if kind is not None and stored != kind:
@@ -123,7 +138,9 @@ def _check_tensors(models: StoredModels, specs: Sequence[ModelSpec], dtype: torc
                 )
 
 
-def check_clients(models: StoredModels, jobs: Sequence[ClientJob], data: FederatedData) -> str | None:
+def check_clients(
+    models: StoredModels, jobs: Sequence[ClientJob], data: FederatedData
+) -> str | None:
     """Refuse a first round's jobs that have no model, and models whose client holds no data to be asked about.
 
     Returns:
@@ -177,10 +194,18 @@ def _nearest(folder: Path) -> str:
     """What may have been meant: a folder in this one that holds models, or one of a similar name."""
     if folder.is_dir():
         inside = [child for child in sorted(folder.iterdir()) if (child / MODELS).is_file()]
-        return f"did you mean '{inside[0]}'?" if inside else "run it to its end first, or give another folder"
+        return (
+            f"did you mean '{inside[0]}'?"
+            if inside
+            else "run it to its end first, or give another folder"
+        )
     missing = folder
     while not missing.parent.is_dir():
         missing = missing.parent
     names = [child.name for child in missing.parent.iterdir() if child.is_dir()]
     near = nearest(missing.name, names)
-    return f"did you mean '{missing.parent / near}'?" if near else "relative paths start at the working directory"
+    return (
+        f"did you mean '{missing.parent / near}'?"
+        if near
+        else "relative paths start at the working directory"
+    )

@@ -28,12 +28,17 @@ def summarise(
     of one model, the ``last`` and the ``best`` value and of the latter ``at``, round and iteration; a best one on test data
     is listed under ``oracle/``, too.
     """
-    name, rule, stop = experiment.headline, experiment.config.headline.rule, experiment.config.stop.target
+    name, rule, stop = (
+        experiment.headline,
+        experiment.config.headline.rule,
+        experiment.config.stop.target,
+    )
     higher = experiment.task.higher_is_better
     evaluated = [row for row in rows if name in row]
     if not evaluated:
         raise FedexpError(
-            "the run delivered no model to evaluate: no client ever took part", where="partition, sampling"
+            "the run delivered no model to evaluate: no client ever took part",
+            where="partition, sampling",
         )
     measured = [key for key in evaluated[-1] if key.startswith(("test/", "val/"))]
     last = {key: value for key, value in evaluated[-1].items() if key not in ("round", "step")}
@@ -51,7 +56,14 @@ def summarise(
     within = _traced(traced, name.rpartition("/")[2], experiment.task.metric_names, higher(name))
 
     def first(metric: str, target: float) -> int | None:
-        return next((row["round"] for row in evaluated if experiment.meets(metric, row.get(metric), target)), None)
+        return next(
+            (
+                row["round"]
+                for row in evaluated
+                if experiment.meets(metric, row.get(metric), target)
+            ),
+            None,
+        )
 
     return {
         "headline": {"metric": name, "rule": rule, "value": value},
@@ -65,7 +77,8 @@ def summarise(
         "rounds": rows[-1]["round"],
         "rounds_to_target": None if stop is None else first(experiment.stop_metric, stop),
         "rounds_to": {
-            target_name(target): first(name, target) or math.inf for target in experiment.config.headline.targets
+            target_name(target): first(name, target) or math.inf
+            for target in experiment.config.headline.targets
         },
     }
 

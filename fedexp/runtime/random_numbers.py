@@ -28,9 +28,15 @@ State = dict[str, object]  # of the generators by name, to be compared
 
 def states(pythons: bool = True) -> State:
     """The states of torch's, NumPy's and, if asked for, Python's global generators. Nothing is drawn."""
-    found: State = {"torch": torch.default_generator.get_state().numpy().tobytes(), "NumPy": _numpys()}
+    found: State = {
+        "torch": torch.default_generator.get_state().numpy().tobytes(),
+        "NumPy": _numpys(),
+    }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["torch"] = found["torch"], *(g.get_state().numpy().tobytes() for g in torch.cuda.default_generators)
+        found["torch"] = (
+            found["torch"],
+            *(g.get_state().numpy().tobytes() for g in torch.cuda.default_generators),
+        )
     if pythons:
         found["Python"] = random.getstate()
     return found
@@ -76,11 +82,17 @@ class Watch:
     def used(self) -> list[str]:
         """Whose generators were drawn from, or seeded."""
         after = states(self._plugins.pythons)
-        return [] if after == self._before else [name for name in after if after[name] != self._before[name]]
+        return (
+            []
+            if after == self._before
+            else [name for name in after if after[name] != self._before[name]]
+        )
 
     def refusal(self, where: str, do: str, error: type[FedexpError] = FedexpError) -> FedexpError:
         """What is said of it; `error`: its kind."""
-        own = {group: path for group, path in self._plugins.paths.items() if not is_ours(path)} or self._plugins.paths
+        own = {
+            group: path for group, path in self._plugins.paths.items() if not is_ours(path)
+        } or self._plugins.paths
         who = " or ".join(f"{group} {path.rpartition('.')[2]}" for group, path in own.items())
         return error(
             f"{who} draws from {' and '.join(self.used())}'s global generator: "
@@ -92,7 +104,9 @@ class Watch:
 
 
 @contextlib.contextmanager
-def unused(paths: Mapping[str, str], where: str, do: str, error: type[FedexpError] = FedexpError) -> Iterator[None]:
+def unused(
+    paths: Mapping[str, str], where: str, do: str, error: type[FedexpError] = FedexpError
+) -> Iterator[None]:
     """Refuse, with a `FedexpError` of the kind `error`, that the plug-ins of `paths` use a global generator in here."""
     watch = Watch(Plugins.of(paths))
     yield

@@ -14,7 +14,12 @@ from fedexp.core.seeds import torch_generator
 
 
 def batches(
-    n: int, batch_size: int, *names: Any, epochs: int | None = 1, start: int = 0, drop_last: bool = False
+    n: int,
+    batch_size: int,
+    *names: Any,
+    epochs: int | None = 1,
+    start: int = 0,
+    drop_last: bool = False,
 ) -> Iterator[Tensor]:
     """Index tensors (batch,), int64, on the CPU, of `epochs` passes over `n` samples (None: endless), each shuffled anew.
 
@@ -28,7 +33,9 @@ def batches(
     """
     per_epoch = n // batch_size if drop_last else -(-n // batch_size)
     require(per_epoch > 0, f"{n} samples make no batch of {batch_size}")
-    for epoch in itertools.count(start // per_epoch) if epochs is None else range(start // per_epoch, epochs):
+    for epoch in (
+        itertools.count(start // per_epoch) if epochs is None else range(start // per_epoch, epochs)
+    ):
         order = torch.randperm(n, generator=torch_generator(*names, "order", epoch))
         first = start % per_epoch if epoch == start // per_epoch else 0
         yield from itertools.islice(torch.split(order, batch_size), first, per_epoch)

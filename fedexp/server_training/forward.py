@@ -19,7 +19,12 @@ _BATCH = 256  # samples a forward pass of a teacher; fixed, so that last bits do
 @torch.no_grad()
 def logits_of(net: Net, weights: Weights, samples: Samples) -> Tensor:
     """(n, classes) logits of all `samples`, as they lie there; `net` is in evaluation mode."""
-    return torch.cat([net(weights.params, weights.buffers, samples.inputs(part)) for part in _slices(len(samples))])
+    return torch.cat(
+        [
+            net(weights.params, weights.buffers, samples.inputs(part))
+            for part in _slices(len(samples))
+        ]
+    )
 
 
 @torch.no_grad()
@@ -40,12 +45,18 @@ def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_si
         seen = net.observe(weights.params, trees.clone(weights.buffers), inputs, norms=True)
         for name, x in seen.norms.items():
             over = [dim for dim in range(x.dim()) if dim != 1]
-            for buffer, value in ((f"{name}.running_mean", x.mean(over)), (f"{name}.running_var", x.var(over))):
+            for buffer, value in (
+                (f"{name}.running_mean", x.mean(over)),
+                (f"{name}.running_var", x.var(over)),
+            ):
                 sums[buffer] = sums.get(buffer, torch.zeros_like(value)) + len(x) * value
         sums["count"] = sums.get("count", torch.zeros((), device=inputs.device)) + len(inputs)
     count = sums.pop("count")
     frozen = weights.frozen
-    kept = {name: sums[name] / count if name in sums.keys() - frozen else v for name, v in weights.buffers.items()}
+    kept = {
+        name: sums[name] / count if name in sums.keys() - frozen else v
+        for name, v in weights.buffers.items()
+    }
     return Weights(weights.spec, weights.params, kept)
 
 

@@ -16,7 +16,9 @@ def value_and_grad(loss: Callable[..., Tensor], *wrt: Tree) -> tuple[Tensor, tup
     Everything else that the loss sees is constant: it is not differentiated, unless it requires a gradient by itself.
     Buffers that a network in training mode updates in place are the caller's: pass copies.
     """
-    leaves = [{name: value.detach().requires_grad_() for name, value in tree.items()} for tree in wrt]
+    leaves = [
+        {name: value.detach().requires_grad_() for name, value in tree.items()} for tree in wrt
+    ]
     with torch.enable_grad():
         value = loss(*leaves)
     flat = [leaf for tree in leaves for leaf in tree.values()]

@@ -30,8 +30,12 @@ class Optimizer(ABC):
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        require(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")
-        require(self.clip is None or self.clip > 0, f"clip must be positive or null, got {self.clip}")
+        require(
+            self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}"
+        )
+        require(
+            self.clip is None or self.clip > 0, f"clip must be positive or null, got {self.clip}"
+        )
 
     @abstractmethod
     def init(self, params: Tree) -> State:
@@ -44,16 +48,23 @@ class Optimizer(ABC):
             grads: of the loss with respect to `params`, with the same keys in the same order.
         """
         params = trees.clone(params)
-        state = {key: trees.clone(value) if isinstance(value, dict) else value for key, value in state.items()}
+        state = {
+            key: trees.clone(value) if isinstance(value, dict) else value
+            for key, value in state.items()
+        }
         direction = list(grads.values())
         if self.clip is not None:
             direction = clipped(direction, self.clip, Vectors)
         if self.weight_decay:
-            direction = list(torch._foreach_add(direction, list(params.values()), alpha=self.weight_decay))
+            direction = list(
+                torch._foreach_add(direction, list(params.values()), alpha=self.weight_decay)
+            )
         return params, self._move(list(params.values()), direction, state, lr)
 
     @abstractmethod
-    def _move(self, params: list[Tensor], direction: list[Tensor], state: State, lr: float) -> State:
+    def _move(
+        self, params: list[Tensor], direction: list[Tensor], state: State, lr: float
+    ) -> State:
         """Change `params` and `state` in place; returns `state`."""
 
 
@@ -72,7 +83,9 @@ class Sgd(Optimizer):
     def init(self, params: Tree) -> State:
         return {"buffer": trees.zeros_like(params)} if self.momentum else {}
 
-    def _move(self, params: list[Tensor], direction: list[Tensor], state: State, lr: float) -> State:
+    def _move(
+        self, params: list[Tensor], direction: list[Tensor], state: State, lr: float
+    ) -> State:
         buffer = list(state.get("buffer", {}).values())
         sgd_step(params, direction, buffer, lr, self.momentum, self.nesterov)
         return state
@@ -87,13 +100,17 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(all(0 <= b < 1 for b in self.betas), f"betas must lie in [0, 1), got {list(self.betas)}")
+        require(
+            all(0 <= b < 1 for b in self.betas), f"betas must lie in [0, 1), got {list(self.betas)}"
+        )
         require(self.eps > 0, f"eps must be positive, got {self.eps}")
 
     def init(self, params: Tree) -> State:
         return {"t": 0, "first": trees.zeros_like(params), "second": trees.zeros_like(params)}
 
-    def _move(self, params: list[Tensor], direction: list[Tensor], state: State, lr: float) -> State:
+    def _move(
+        self, params: list[Tensor], direction: list[Tensor], state: State, lr: float
+    ) -> State:
         state["t"] += 1
         first, second = (list(state[name].values()) for name in ("first", "second"))
         adam_step(params, direction, first, second, state["t"], lr, self.betas, self.eps)

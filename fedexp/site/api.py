@@ -67,11 +67,21 @@ def pages() -> list[Page]:
             links.setdefault(node.name, f"{links[module]}#{node.name}")
             links[f"{module}.{node.name}"] = f"{links[module]}#{node.name}"
     rows = [
-        [f"[{code(module)}]({links[module]})", docstring(_first(tree), links), _names(tree, links[module])]
+        [
+            f"[{code(module)}]({links[module]})",
+            docstring(_first(tree), links),
+            _names(tree, links[module]),
+        ]
         for module, tree in trees.items()
     ]
-    said = docstring(ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text())) or "", links)
-    index = Page("api/index.md", "API", f"# API\n\n{said}\n\n{table(['module', 'what it has', 'names'], rows)}\n")
+    said = docstring(
+        ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text())) or "", links
+    )
+    index = Page(
+        "api/index.md",
+        "API",
+        f"# API\n\n{said}\n\n{table(['module', 'what it has', 'names'], rows)}\n",
+    )
     return [index, *(_page(module, tree, links) for module, tree in trees.items())]
 
 
@@ -97,16 +107,31 @@ def _names(tree: ast.Module, page: str) -> str:
 def _page(module: str, tree: ast.Module, links: dict[str, str]) -> Page:
     parts = [f"# {module}", docstring(ast.get_docstring(tree) or "", links)]
     for node in _public(tree):
-        parts += _class(node, links) if isinstance(node, ast.ClassDef) else _function(node, node.name, "##", links)
-    return Page(page_of(module), module.removeprefix("fedexp."), "\n\n".join(part for part in parts if part) + "\n")
+        parts += (
+            _class(node, links)
+            if isinstance(node, ast.ClassDef)
+            else _function(node, node.name, "##", links)
+        )
+    return Page(
+        page_of(module),
+        module.removeprefix("fedexp."),
+        "\n\n".join(part for part in parts if part) + "\n",
+    )
 
 
 def _class(node: ast.ClassDef, links: dict[str, str]) -> Iterator[str]:
     """Bases, fields with their defaults, and methods that are documented, abstract or hooks."""
     bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
-    fields = [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign) and not _hidden(item)]
+    fields = [
+        ast.unparse(item)
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and not _hidden(item)
+    ]
     yield f"## {node.name} {{#{node.name}}}"
-    yield fenced("\n".join([f"class {node.name}{bases}:", *(f"    {line}" for line in fields or ["..."])]), "python")
+    yield fenced(
+        "\n".join([f"class {node.name}{bases}:", *(f"    {line}" for line in fields or ["..."])]),
+        "python",
+    )
     yield docstring(ast.get_docstring(node) or "", links)
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and not _hidden(item):
@@ -116,7 +141,9 @@ def _class(node: ast.ClassDef, links: dict[str, str]) -> Iterator[str]:
 def _hidden(item: ast.AnnAssign | ast.FunctionDef) -> bool:
     """Private, or a special method that nobody calls by its name."""
     name = item.name if isinstance(item, ast.FunctionDef) else ast.unparse(item.target)
-    special = name.startswith("__") and not (isinstance(item, ast.FunctionDef) and ast.get_docstring(item))
+    special = name.startswith("__") and not (
+        isinstance(item, ast.FunctionDef) and ast.get_docstring(item)
+    )
     return special or (name.startswith("_") and not name.startswith("__"))
 
 
@@ -124,7 +151,9 @@ def _function(node: ast.FunctionDef, name: str, level: str, links: dict[str, str
     marks = [f"@{mark}" for mark in map(ast.unparse, node.decorator_list) if mark in _TOLD]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     yield f"{level} {name} {{#{name}}}"
-    yield fenced("\n".join([*marks, f"def {node.name}({ast.unparse(node.args)}){returns}"]), "python")
+    yield fenced(
+        "\n".join([*marks, f"def {node.name}({ast.unparse(node.args)}){returns}"]), "python"
+    )
     yield docstring(ast.get_docstring(node) or "", links)
 
 

@@ -45,11 +45,18 @@ def build(out: Path, folder: Path | None = None) -> Path:
     """
     if find_spec("mkdocs") is None or find_spec("material") is None:
         raise ConfigError(
-            "the site is built by mkdocs-material, which is not installed", do="pip install 'fedexp[site]'"
+            "the site is built by mkdocs-material, which is not installed",
+            do="pip install 'fedexp[site]'",
         )
-    if out.exists() and not (out / "index.html").is_file() and (not out.is_dir() or any(out.iterdir())):
+    if (
+        out.exists()
+        and not (out / "index.html").is_file()
+        and (not out.is_dir() or any(out.iterdir()))
+    ):
         raise ConfigError(
-            "the folder holds something else than a site", where=str(out), do="name another one: --out DIR"
+            "the folder holds something else than a site",
+            where=str(out),
+            do="name another one: --out DIR",
         )
     out = out.resolve()
     folder = folder or conf_dir().parent / "scripts" / "results"
@@ -100,7 +107,9 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
     try:
         mkdocs_build(load_config(str(source)))
     except (Abort, MkDocsException) as error:
-        raise FedexpError("the site could not be built", got="\n".join(faults.found) or str(error)) from None
+        raise FedexpError(
+            "the site could not be built", got="\n".join(faults.found) or str(error)
+        ) from None
     finally:
         log.removeHandler(faults)
         log.propagate = True
@@ -117,7 +126,12 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
         "strict": True,
         "validation": {
             "nav": {"omitted_files": "warn", "not_found": "warn"},
-            "links": {"not_found": "warn", "anchors": "warn", "absolute_links": "warn", "unrecognized_links": "warn"},
+            "links": {
+                "not_found": "warn",
+                "anchors": "warn",
+                "absolute_links": "warn",
+                "unrecognized_links": "warn",
+            },
         },
         "theme": {
             "name": "material",
@@ -146,7 +160,10 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
                     "media": "(prefers-color-scheme: dark)",
                     "scheme": "slate",
                     "primary": "indigo",
-                    "toggle": {"icon": "material/weather-night", "name": "Switch to what the system has"},
+                    "toggle": {
+                        "icon": "material/weather-night",
+                        "name": "Switch to what the system has",
+                    },
                 },
             ],
         },

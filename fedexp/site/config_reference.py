@@ -52,12 +52,16 @@ def _keys(node: yaml.MappingNode, above: str, lines: list[str], text: str) -> It
             yield Key(name, None, _comment(lines[line][key.end_mark.column :]), note)
             yield from _keys(value, f"{name}.", lines, text)
         elif isinstance(value, yaml.SequenceNode) and not value.flow_style:
-            items = [text[item.start_mark.index : item.end_mark.index].strip() for item in value.value]
+            items = [
+                text[item.start_mark.index : item.end_mark.index].strip() for item in value.value
+            ]
             said = [_comment(lines[item.start_mark.line]) for item in value.value]
             yield Key(name, "; ".join(items), "; ".join(one for one in said if one), note)
         else:
             written = text[value.start_mark.index : value.end_mark.index]
-            yield Key(name, written, _comment(lines[value.end_mark.line][value.end_mark.column :]), note)
+            yield Key(
+                name, written, _comment(lines[value.end_mark.line][value.end_mark.column :]), note
+            )
 
 
 def _comment(rest: str) -> str:
@@ -98,7 +102,10 @@ def pages() -> list[Page]:
     """A page of config.yaml, then one a group."""
     folder = conf_dir()
     found = dict(groups((folder,)))
-    return [_main(folder, found), *(_group(folder, name, options) for name, options in found.items())]
+    return [
+        _main(folder, found),
+        *(_group(folder, name, options) for name, options in found.items()),
+    ]
 
 
 def _main(folder: Path, options: dict[str, list[str]]) -> Page:
@@ -108,7 +115,11 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
         if isinstance(entry, dict):
             chosen.update(entry)
     rows = [
-        [f"[{code(name)}]({name}.md)", code(str(chosen[name])) if chosen.get(name) else "none", str(len(options[name]))]
+        [
+            f"[{code(name)}]({name}.md)",
+            code(str(chosen[name])) if chosen.get(name) else "none",
+            str(len(options[name])),
+        ]
         for name in options
     ]
     parts = [
@@ -120,7 +131,11 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
         "## Groups",
         table(["group", "default", "options"], rows),
     ]
-    return Page("config/index.md", "Configuration", "\n\n".join([*parts, *_sections(keys_of(path)[1:])]) + "\n")
+    return Page(
+        "config/index.md",
+        "Configuration",
+        "\n\n".join([*parts, *_sections(keys_of(path)[1:])]) + "\n",
+    )
 
 
 def _sections(keys: list[Key]) -> Iterator[str]:
@@ -162,16 +177,31 @@ def _table(keys: list[Key], title: str, prefix: str = "") -> Iterator[str]:
             continue
         told = " ".join(part for part in (key.note, key.comment) if part) if prefix else key.comment
         anchor = f'<a id="{prefix}{key.name}"></a>'
-        rows.append([anchor + code(key.name), "" if key.default is None else code(key.default), escaped(told)])
+        rows.append(
+            [
+                anchor + code(key.name),
+                "" if key.default is None else code(key.default),
+                escaped(told),
+            ]
+        )
     yield table(["key", "default", "meaning"], rows)
 
 
 def _group(folder: Path, name: str, options: list[str]) -> Page:
     """One section an option; methods have pages of their own."""
-    parts = [f"# {name}", f"{code(f'{name}=OPTION')}; {code(f'fedexp --help {name}')} prints the list."]
+    parts = [
+        f"# {name}",
+        f"{code(f'{name}=OPTION')}; {code(f'fedexp --help {name}')} prints the list.",
+    ]
     if name == "method":
-        rows = [[f"[{code(one)}](../methods/{one}.md)", escaped(about(name, one))] for one in options]
-        return Page(f"config/{name}.md", name, "\n\n".join([*parts, table(["option", "what it is"], rows)]) + "\n")
+        rows = [
+            [f"[{code(one)}](../methods/{one}.md)", escaped(about(name, one))] for one in options
+        ]
+        return Page(
+            f"config/{name}.md",
+            name,
+            "\n\n".join([*parts, table(["option", "what it is"], rows)]) + "\n",
+        )
     for option in options:
         path = folder / name / f"{option}.yaml"
         anchor = re.sub(r"[^\w-]", "-", option)

@@ -31,17 +31,33 @@ class Guide:
 
 
 GUIDES = (
-    Guide("first-steps", "First steps", ((README, "Run, sweep, resume"), (README, "What there is"))),
+    Guide(
+        "first-steps", "First steps", ((README, "Run, sweep, resume"), (README, "What there is"))
+    ),
     Guide("results", "Results of runs", ((README, "Results"),)),
     Guide("tables", "Paper tables", ((README, "Paper tables"),)),
-    Guide("own-method", "A method of your own", ((README, "Your own method"), (CONTRIBUTING, "Your own plug-ins"))),
+    Guide(
+        "own-method",
+        "A method of your own",
+        ((README, "Your own method"), (CONTRIBUTING, "Your own plug-ins")),
+    ),
     Guide("own-data", "Data of your own", ((CONTRIBUTING, "A data set, a partition"),)),
     Guide("own-table", "A table of your own", ((CONTRIBUTING, "A table"),)),
     Guide("clusters", "Clusters, launchers, engines", ((README, "Clusters and engines"),)),
     Guide("resuming", "Resuming", (("resuming.md", ""),)),
-    Guide("architectures", "Clients of several architectures", ((README, "Clients of several architectures"),)),
-    Guide("given-models", "Python, and given models", ((README, "From Python, and with models of your own"),)),
-    Guide("contributing", "A method for fedexp", ((CONTRIBUTING, "A method"), (CONTRIBUTING, "Style"))),
+    Guide(
+        "architectures",
+        "Clients of several architectures",
+        ((README, "Clients of several architectures"),),
+    ),
+    Guide(
+        "given-models",
+        "Python, and given models",
+        ((README, "From Python, and with models of your own"),),
+    ),
+    Guide(
+        "contributing", "A method for fedexp", ((CONTRIBUTING, "A method"), (CONTRIBUTING, "Style"))
+    ),
 )
 
 # Files that links lead to, as pages.
@@ -105,7 +121,9 @@ def slug(heading: str) -> str:
 
 
 def _page(
-    guide: Guide, sections: Mapping[str, Mapping[str, str]], places: Mapping[tuple[str, str], tuple[str, str]]
+    guide: Guide,
+    sections: Mapping[str, Mapping[str, str]],
+    places: Mapping[tuple[str, str], tuple[str, str]],
 ) -> Page:
     parts = [f"# {guide.title}"]
     for file, heading in guide.sections:
@@ -114,7 +132,9 @@ def _page(
             continue
         title = f"## {heading} {{#{slug(heading)}}}" if heading != guide.title else ""
         parts += [title, _relinked(_section(sections, file, heading), file, places)]
-    return Page(f"guides/{guide.name}.md", guide.title, "\n\n".join(part for part in parts if part) + "\n")
+    return Page(
+        f"guides/{guide.name}.md", guide.title, "\n\n".join(part for part in parts if part) + "\n"
+    )
 
 
 def _relinked(text: str, file: str, places: Mapping[tuple[str, str], tuple[str, str]]) -> str:

@@ -66,7 +66,11 @@ NEEDS = {
     "local_steps": "the numbers of local steps, so no models from elsewhere: `client_models.path`",
 }
 
-_DELIVERS = {"model": "one model", "ensemble": "an ensemble", "per_client": "a model for each client"}
+_DELIVERS = {
+    "model": "one model",
+    "ensemble": "an ensemble",
+    "per_client": "a model for each client",
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,11 @@ class _Method:
     @property
     def parts(self) -> dict[str, Trainer | Aggregator | ServerOptimizer]:
         run = self.experiment
-        return {"trainer": run.trainer, "aggregator": run.aggregator, "server_optimizer": run.server_optimizer}
+        return {
+            "trainer": run.trainer,
+            "aggregator": run.aggregator,
+            "server_optimizer": run.server_optimizer,
+        }
 
     @property
     def classes(self) -> tuple[type, ...]:
@@ -104,7 +112,10 @@ class _Method:
 
     @property
     def kind(self) -> str:
-        return next((name for name, bases in _KINDS if isinstance(self.experiment.aggregator, bases)), "Others")
+        return next(
+            (name for name, bases in _KINDS if isinstance(self.experiment.aggregator, bases)),
+            "Others",
+        )
 
 
 def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
@@ -158,7 +169,11 @@ def composed(path: Path, base: Mapping[str, Any]) -> dict[str, Any]:
 def by_dataset(path: Path) -> list[str]:
     """What depends on the data set in the preset at `path`: the files under ``conf``, without their suffix."""
     groups = [group for how, group, _ in defaults_of(read_yaml(path)) if how == "optional"]
-    return [f"{group}/{file.stem}" for group in groups for file in sorted((conf_dir() / group).glob("*.yaml"))]
+    return [
+        f"{group}/{file.stem}"
+        for group in groups
+        for file in sorted((conf_dir() / group).glob("*.yaml"))
+    ]
 
 
 @cache
@@ -201,7 +216,10 @@ def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) 
             if method.kind == kind
         ]
         if rows:
-            parts += [f"## {kind}", table(["method", "what it does", "preset", "applied", "our tables"], rows)]
+            parts += [
+                f"## {kind}",
+                table(["method", "what it does", "preset", "applied", "our tables"], rows),
+            ]
     return Page("methods/index.md", "Methods", "\n\n".join(parts) + "\n")
 
 
@@ -226,7 +244,9 @@ def _page(
     yield fenced(f"fedexp method={method.name}", "sh")
     if mentions:
         yield "## Our numbers"
-        yield "\n".join(f"- [{escaped(one.label)}](../{one.link}): {escaped(one.text)}" for one in mentions)
+        yield "\n".join(
+            f"- [{escaped(one.label)}](../{one.link}): {escaped(one.text)}" for one in mentions
+        )
     yield "## Parts"
     rows = []
     for group in _PARTS:
@@ -239,7 +259,9 @@ def _page(
     shown: set[str] = set()
     for group, kind in zip(_PARTS, method.classes, strict=True):
         if group == "aggregator" or method.choices[group] != base["choices"][group]:
-            yield from _description(group, kind, {one.__module__ for one in method.classes}, links, shown)
+            yield from _description(
+                group, kind, {one.__module__ for one in method.classes}, links, shown
+            )
     yield "## What it needs"
     yield "\n".join(f"- {line}" for line in _needs(method)) or "Nothing besides the clients' data."
     yield "## What it sends and keeps"
@@ -257,12 +279,23 @@ def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
     plain = _plain(family)
     yield "## Presets of the same parts"
     others = (one for one in family if one is not method)
-    yield "\n".join(f"- [{code(one.name)}]({one.name}.md): {escaped(about('method', one.name))}" for one in others)
+    yield "\n".join(
+        f"- [{code(one.name)}]({one.name}.md): {escaped(about('method', one.name))}"
+        for one in others
+    )
     if method is plain:
         return
-    keys = [key for key in {**plain.settings, **method.settings} if _value(plain, key) != _value(method, key)]
+    keys = [
+        key
+        for key in {**plain.settings, **method.settings}
+        if _value(plain, key) != _value(method, key)
+    ]
     rows = [[code(key), code(_value(method, key)), code(_value(plain, key))] for key in keys]
-    yield table(["key", code(method.name), code(plain.name)], rows) if rows else "It sets nothing otherwise."
+    yield (
+        table(["key", code(method.name), code(plain.name)], rows)
+        if rows
+        else "It sets nothing otherwise."
+    )
 
 
 def _value(method: _Method, key: str) -> str:
@@ -272,10 +305,16 @@ def _value(method: _Method, key: str) -> str:
         if not isinstance(value, Mapping) or step not in value:
             return "-"
         value = value[step]
-    return str(yaml.safe_dump(value, default_flow_style=True, width=10_000)).removesuffix("\n...\n").strip()
+    return (
+        str(yaml.safe_dump(value, default_flow_style=True, width=10_000))
+        .removesuffix("\n...\n")
+        .strip()
+    )
 
 
-def _description(group: str, kind: type, own: set[str], links: Mapping[str, str], shown: set[str]) -> Iterator[str]:
+def _description(
+    group: str, kind: type, own: set[str], links: Mapping[str, str], shown: set[str]
+) -> Iterator[str]:
     """Docstrings of the class and its module, then, folded, of what it derives from.
 
     Args:
@@ -311,12 +350,16 @@ def _class_doc(kind: type) -> str:
 
 def _needs(method: _Method) -> Iterator[str]:
     seen = set()
-    keys = {key: f"../{link(key)}" for said in NEEDS.values() for key in re.findall(r"`(.+?)`", said)}
+    keys = {
+        key: f"../{link(key)}" for said in NEEDS.values() for key in re.findall(r"`(.+?)`", said)
+    }
     for group, part in method.parts.items():
         name = f"{group.replace('_', ' ')} {code(type(part).__name__)}"
         for demand in part.needs.demands:
             value = (
-                demand.value.__name__ if isinstance(demand.value, type) else yaml.safe_dump(demand.value).split("\n")[0]
+                demand.value.__name__
+                if isinstance(demand.value, type)
+                else yaml.safe_dump(demand.value).split("\n")[0]
             )
             where = f"[{code(demand.key)}](../{link(demand.key)})"
             yield f"{where} = {code(value)}: the {name} {escaped(demand.why)}"
@@ -342,7 +385,9 @@ def _traffic(method: _Method) -> Iterator[str]:
     rows.append(["kept at a client", *_sizes("", counted.client, counted)])
     rows.append(["kept at the server", *_sizes("", counted.server, counted)])
     yield table(["where", "size", "of it"], rows)
-    chosen = ", ".join(code(f"{group}={method.config['choices'][group]}") for group in ("dataset", "model"))
+    chosen = ", ".join(
+        code(f"{group}={method.config['choices'][group]}") for group in ("dataset", "model")
+    )
     yield (
         f"Counted in the first step of one client and, at the server, before it, with {chosen}: a model of"
         f" {size_text(counted.model)}. What later steps change is in the descriptions above."

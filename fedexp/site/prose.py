@@ -20,7 +20,9 @@ def escaped(text: str, links: Mapping[str, str] | None = None) -> str:
         links: where code of these words leads.
     """
     return "".join(
-        _code(part.strip("`").strip(), links or {}) if part.startswith("`") else part.translate(_SPECIAL)
+        _code(part.strip("`").strip(), links or {})
+        if part.startswith("`")
+        else part.translate(_SPECIAL)
         for part in _CODE.split(text)
     )
 
@@ -67,12 +69,18 @@ def _section(text: str, links: Mapping[str, str] | None) -> str:
         else:
             items.append(line.strip())
     each = (one for item in items for one in (_NEXT.split(item) if _ITEM.match(item) else [item]))
-    return "\n".join([f"{escaped(head, links)}:", "", *(f"- {_item(item, links)}" for item in each)])
+    return "\n".join(
+        [f"{escaped(head, links)}:", "", *(f"- {_item(item, links)}" for item in each)]
+    )
 
 
 def _item(text: str, links: Mapping[str, str] | None) -> str:
     named = _ITEM.match(text)
-    return f"{code(named[1])}: {escaped(text[named.end() :], links)}" if named else escaped(text, links)
+    return (
+        f"{code(named[1])}: {escaped(text[named.end() :], links)}"
+        if named
+        else escaped(text, links)
+    )
 
 
 def fenced(text: str, language: str) -> str:

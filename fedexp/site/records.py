@@ -82,7 +82,11 @@ def read(folder: Path) -> dict[str, list[Result]]:
     for own in results.values():
         own.sort(key=lambda result: _FORMS.index(result.report.form))
     tables = {name: load_table(name) for name in table_names()}
-    return {name: results.get(name) or [absent(table)] for name, table in tables.items() if table.paper != "none"}
+    return {
+        name: results.get(name) or [absent(table)]
+        for name, table in tables.items()
+        if table.paper != "none"
+    }
 
 
 def of_record(folder: Path) -> Result:
@@ -92,7 +96,9 @@ def of_record(folder: Path) -> Result:
     found = record.read(table, folder)
     cells = slots(table, found.form, only=found.only, seeds=found.seeds, extra=found.extra)
     found = record.placed(found, table, cells)
-    report = with_pictures(make_report(table, cells, found), record.pictures(found, folder), found.missed)
+    report = with_pictures(
+        make_report(table, cells, found), record.pictures(found, folder), found.missed
+    )
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     methods = {run.method: run.choice for run in found.runs.values() if run.choice}
     datasets = sorted({run.dataset for run in found.runs.values() if run.dataset})
@@ -114,5 +120,7 @@ def _coverage(table: Table, found: Record) -> tuple[int, int]:
         place = tuple(slot.conditions[key] for key in table.keys)
         for job in slot.jobs:
             run = found.runs.get((place, slot.method, draw_of(job), job.point))
-            values[job.overrides] = values.get(job.overrides, False) or (run is not None and run.value is not None)
+            values[job.overrides] = values.get(job.overrides, False) or (
+                run is not None and run.value is not None
+            )
     return sum(values.values()), len(values)

@@ -112,7 +112,13 @@ def pages(results: Mapping[str, Sequence[Result]]) -> list[Page]:
         made.append(Page(f"results/{paper.key}/index.md", paper.name, text))
         for entry in paper.entries:
             title = entry.report.source + ("" if entry.main.done else " (not run)")
-            made.append(Page(f"results/{entry.name}.md", title, _rendered("table.md", paper=paper, entry=entry)))
+            made.append(
+                Page(
+                    f"results/{entry.name}.md",
+                    title,
+                    _rendered("table.md", paper=paper, entry=entry),
+                )
+            )
     return made
 
 
@@ -192,9 +198,16 @@ def finding(report: Report) -> str:
     if len(rows) == 1:
         cells = [cell for key in labels for cell in rows[0].of(key) if cell.mean is not None]
         more = f"; {len(cells) - _FEW} more" if len(cells) > _FEW else ""
-        return "; ".join(f"{labels[cell.method]}: {_beside(report, [cell])}" for cell in cells[:_FEW]) + f"{more}."
+        return (
+            "; ".join(f"{labels[cell.method]}: {_beside(report, [cell])}" for cell in cells[:_FEW])
+            + f"{more}."
+        )
     numbers = {
-        key: {at: row.of(key)[0] for at, row in enumerate(rows) if row.of(key) and row.of(key)[0].mean is not None}
+        key: {
+            at: row.of(key)[0]
+            for at, row in enumerate(rows)
+            if row.of(key) and row.of(key)[0].mean is not None
+        }
         for key in labels
     }
     ours = [m.key for m in report.methods if m.role == "proposed" and numbers[m.key]]
@@ -205,8 +218,12 @@ def finding(report: Report) -> str:
     if not layout.referenced(report):
         if not rivals:
             return ""
-        ahead = sum(all(_above(cell, numbers[m].get(at), sign) for m in rivals) for at, cell in mine.items())
-        return f"{labels[ours[0]]} is ahead of every baseline in {ahead} of {len(mine)} rows (means)."
+        ahead = sum(
+            all(_above(cell, numbers[m].get(at), sign) for m in rivals) for at, cell in mine.items()
+        )
+        return (
+            f"{labels[ours[0]]} is ahead of every baseline in {ahead} of {len(mine)} rows (means)."
+        )
     said = f"{labels[ours[0]]} {_beside(report, list(mine.values()))}, mean of {texts.count(len(mine), 'row')}"
     fair = [m for m in rivals if numbers[m].keys() >= mine.keys()]
     if not fair:
@@ -233,10 +250,20 @@ def _above(a: Cell, b: Cell | None, sign: int) -> bool:
 def _beside(report: Report, cells: Sequence[Cell]) -> str:
     """``81.03 % (paper 78.20)``: means over cells; a single one's with its standard deviation over seeds."""
     places = layout.places(report)
-    spread = f" ± {layout.number(cells[0].sd, places)}" if len(cells) == 1 and cells[0].sd is not None else ""
+    spread = (
+        f" ± {layout.number(cells[0].sd, places)}"
+        if len(cells) == 1 and cells[0].sd is not None
+        else ""
+    )
     paper = [cell.paper for cell in cells if cell.paper is not None]
-    theirs = f" (paper {layout.number(sum(paper) / len(paper), places)})" if len(paper) == len(cells) else ""
-    return minus(f"{layout.number(_mean(cells), places)}{spread}\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}")
+    theirs = (
+        f" (paper {layout.number(sum(paper) / len(paper), places)})"
+        if len(paper) == len(cells)
+        else ""
+    )
+    return minus(
+        f"{layout.number(_mean(cells), places)}{spread}\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}"
+    )
 
 
 def verdict(entry: Entry) -> str:
@@ -308,7 +335,11 @@ def _missed(report: Report) -> list[tuple[Method, int, int]]:
             if cell.verdict in ("reproduced", "higher", "lower", "inconclusive"):
                 judged.setdefault(cell.method, []).append(cell)
     counts = [
-        (method, sum(cell.verdict in ("higher", "lower") for cell in judged[method.key]), len(judged[method.key]))
+        (
+            method,
+            sum(cell.verdict in ("higher", "lower") for cell in judged[method.key]),
+            len(judged[method.key]),
+        )
         for method in report.methods
         if method.key in judged
     ]

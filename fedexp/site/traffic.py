@@ -59,7 +59,9 @@ def first_step(experiment: Experiment) -> Counted:
 @lru_cache(maxsize=8)
 def _data(dataset: Dataset, division: Division) -> FederatedData:
     """Shared by the methods whose split and server data are alike; `dataset` has no files."""
-    return federate(dataset, division, root=Path(), download=False, device=_CPU, dtype=torch.float32)
+    return federate(
+        dataset, division, root=Path(), download=False, device=_CPU, dtype=torch.float32
+    )
 
 
 def _of(trees: Mapping[str, Tree]) -> dict[str, int]:

@@ -36,7 +36,9 @@ class Checkpoint:
         self._store = TensorStore(folder / "checkpoint" / "tensors")
         self._device = device
         limit = memory_gb * 1e9
-        self.client_states = StoredClientStates(folder / "checkpoint" / "client_states", device, limit)
+        self.client_states = StoredClientStates(
+            folder / "checkpoint" / "client_states", device, limit
+        )
         self.models = KeptModels(self._store, device, lambda: limit - self.client_states.bytes)
 
     def save(self, snapshot: Snapshot, changed: set[int], journal: Any) -> None:
@@ -59,7 +61,9 @@ class Checkpoint:
             "client_states": self.client_states.flush(),
         }
         names = set(references(manifest["state"]))
-        self.models.saved = self.models.saved | names  # interrupted below, either checkpoint may be the last
+        self.models.saved = (
+            self.models.saved | names
+        )  # interrupted below, either checkpoint may be the last
         write_text(self._manifest, json.dumps({**manifest, "sha256": _sha256(manifest)}))
         self.client_states.secured()
         self.models.secure(names)
@@ -81,7 +85,9 @@ class Checkpoint:
             raise damaged(self._manifest)
         self.client_states.restore(manifest["client_states"])
         self.models.secure(set(references(manifest["state"])))
-        get = cache(partial(self._store.get, device=self._device))  # a tree in two places is read once
+        get = cache(
+            partial(self._store.get, device=self._device)
+        )  # a tree in two places is read once
         state = decode(manifest["state"], get, self.models.stored)
         return Snapshot(manifest["step"], state, self.client_states), manifest["journal"]
 

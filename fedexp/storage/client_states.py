@@ -42,7 +42,9 @@ class StoredClientStates(ClientStates):
         self._dead = 0  # states on disk that are superseded
         self._written: dict[int, int] = {}  # by segment: states in all
         self._obsolete = list(self._on_disk())  # segments that only the last checkpoint refers to
-        self._durable = max(self._on_disk(), default=0)  # segments up to here may belong to the last checkpoint
+        self._durable = max(
+            self._on_disk(), default=0
+        )  # segments up to here may belong to the last checkpoint
         self._first = self._next = self._durable + 1
         self._inherited = self._durable  # segments up to here were not written by this object
         self._verified: set[tuple[int, int]] = set()  # of those: (segment, client)
@@ -175,7 +177,9 @@ class StoredClientStates(ClientStates):
         """Write the states of half-empty segments anew, where that halves the disk's use."""
         if self._dead <= len(self._place) + _SLACK:
             return
-        emptiest = [number for number, live in self._live.items() if 2 * live <= self._written[number]]
+        emptiest = [
+            number for number, live in self._live.items() if 2 * live <= self._written[number]
+        ]
         for part in _batches(item for number in emptiest for item in self._in_use(number)):
             self._write(part)
 
@@ -206,11 +210,21 @@ class StoredClientStates(ClientStates):
         try:
             with safetensors.safe_open(path, framework="pt", device=str(self._device)) as file:
                 yield file, read_facts(file)
-        except (FileNotFoundError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (
+            FileNotFoundError,
+            safetensors.SafetensorError,
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise _unusable(path) from error
 
     def _on_disk(self) -> dict[int, Path]:
-        return {int(path.stem): path for path in self.folder.glob("*.safetensors") if path.stem.isdecimal()}
+        return {
+            int(path.stem): path
+            for path in self.folder.glob("*.safetensors")
+            if path.stem.isdecimal()
+        }
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08d}.safetensors"

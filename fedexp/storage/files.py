@@ -48,7 +48,9 @@ def litter(folder: Path, ours: bool = False) -> Iterator[Path]:
         ours: look into its folders, too; all of them are left ones, for nobody else works there.
     """
     for path in folder.rglob(".*") if ours else folder.glob(".*"):
-        if (found := _PASSING.fullmatch(path.name)) and (ours or _is_left(path, found[1], int(found[2]))):
+        if (found := _PASSING.fullmatch(path.name)) and (
+            ours or _is_left(path, found[1], int(found[2]))
+        ):
             yield path
 
 
@@ -65,7 +67,10 @@ _LEFT_SECONDS = 3600
 
 def _is_left(path: Path, name: str, pid: int) -> bool:
     try:
-        if not name.endswith(f".{socket.gethostname()}") or time.time() - path.lstat().st_mtime < _LEFT_SECONDS:
+        if (
+            not name.endswith(f".{socket.gethostname()}")
+            or time.time() - path.lstat().st_mtime < _LEFT_SECONDS
+        ):
             return False
         os.kill(pid, 0)
     except ProcessLookupError:

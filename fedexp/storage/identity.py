@@ -69,7 +69,8 @@ def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
         return {
             key: cut(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
             for key, value in node.items()
-            if (name := f"{prefix}{key}") not in left_out and not (name in _LATER and value == _LATER[name])
+            if (name := f"{prefix}{key}") not in left_out
+            and not (name in _LATER and value == _LATER[name])
         }
 
     return cut(config, "")
@@ -92,7 +93,9 @@ def code_hash(config: Mapping[str, Any]) -> str:
 
 def training_code_hash(config: Mapping[str, Any]) -> str:
     """The same of what turns a job and a client's data into a local model alone: no aggregator, no evaluation."""
-    groups = {group: config[group] for group in ("trainer", "task", "model", "architectures", "dataset")}
+    groups = {
+        group: config[group] for group in ("trainer", "task", "model", "architectures", "dataset")
+    }
     return _fingerprint(frozenset({*_TRAINING, *targets(scientific(groups))}))
 
 
@@ -110,7 +113,9 @@ def own_modules(config: Mapping[str, Any]) -> dict[str, Source]:
 def imports_random(modules: tuple[str, ...]) -> bool:
     """Whether a module outside fedexp of `modules`, or of what they import there, imports Python's `random`."""
     own = _walk({name for name in modules if not is_ours(name)}, ours=False)
-    return any(name.partition(".")[0] == "random" for source in own.values() for name in source.imported)
+    return any(
+        name.partition(".")[0] == "random" for source in own.values() for name in source.imported
+    )
 
 
 def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:

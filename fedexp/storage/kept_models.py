@@ -17,7 +17,9 @@ from fedexp.storage.tensors import TensorStore
 class StoredModel(Kept):
     """In memory, on disk under the name `digest`, or both."""
 
-    def __init__(self, store: TensorStore, device: torch.device, spec: ModelSpec, weights: Weights | None) -> None:
+    def __init__(
+        self, store: TensorStore, device: torch.device, spec: ModelSpec, weights: Weights | None
+    ) -> None:
         super().__init__(spec, weights)
         self.store, self._device = store, device
         self.on_disk = weights is None
@@ -64,7 +66,11 @@ class KeptModels(ModelStore):
         self._held = {key: model for key, model in self._held.items() if key in used}
         self._bytes = sum(model.bytes for model in self._held.values())
         if self._spilled:
-            needed = {kept.digest for kept in used.values() if isinstance(kept, StoredModel) and kept.on_disk}
+            needed = {
+                kept.digest
+                for kept in used.values()
+                if isinstance(kept, StoredModel) and kept.on_disk
+            }
             for name in self._spilled - needed - self.saved:
                 self._store.delete(name)
             self._spilled &= needed

@@ -56,14 +56,20 @@ class Clients:
             not distinct or (distinct[0] >= 0 and distinct[-1] < self.num_clients),
             f"clients must lie in 0 .. num_clients - 1 = {self.num_clients - 1}, got {list(self.clients)}",
         )
-        for name, values in (("num_examples", self.num_examples), ("class_counts", self.class_counts)):
+        for name, values in (
+            ("num_examples", self.num_examples),
+            ("class_counts", self.class_counts),
+        ):
             require(
                 values is None or len(values) == len(self.clients),
                 f"{name} needs one entry a model: expected {len(self.clients)}, got {len(values or ())}",
             )
         require(all(n > 0 for n in self.num_examples or ()), "num_examples must be positive")
         rows = self.class_counts or ()
-        require(len({len(row) for row in rows}) <= 1, "class_counts must have as many classes for every model")
+        require(
+            len({len(row) for row in rows}) <= 1,
+            "class_counts must have as many classes for every model",
+        )
         require(all(n >= 0 for row in rows for n in row), "class_counts must not be negative")
 
     @classmethod
@@ -89,7 +95,9 @@ def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> Non
     buffers: list[str] = []
     for number, model in enumerate(outcome.models):
         prefix = _prefix(outcome.kind, number)
-        tensors |= {prefix + name: value for name, value in {**model.params, **model.buffers}.items()}
+        tensors |= {
+            prefix + name: value for name, value in {**model.params, **model.buffers}.items()
+        }
         buffers += [prefix + name for name in model.buffers]
     if outcome.weights is not None:
         tensors["weights"] = outcome.weights
@@ -163,13 +171,20 @@ class ModelFolder:
             for number, keys in enumerate(self.keys):
                 start = len(_prefix(self.kind, number))
                 parts = {key[start:]: file.get_slice(key) for key in keys}
-                layouts.append({name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()})
+                layouts.append(
+                    {
+                        name: (part.get_dtype(), tuple(part.get_shape()))
+                        for name, part in parts.items()
+                    }
+                )
         return layouts
 
 
 def digests(folder: Path) -> dict[str, str]:
     """sha256 of each of the folder's files that are there: the models and what is known of their clients."""
-    return {name: file_sha256(folder / name) for name in (MODELS, CLIENTS) if (folder / name).is_file()}
+    return {
+        name: file_sha256(folder / name) for name in (MODELS, CLIENTS) if (folder / name).is_file()
+    }
 
 
 def fingerprint(folder: Path) -> str:
@@ -182,9 +197,14 @@ def fingerprint(folder: Path) -> str:
 def verify(folder: Path) -> None:
     """Raises `StorageError` where a finished run's folder holds other models than the run delivered."""
     found = digests(folder)
-    for name, sha256 in ((read_json(folder / "result.json") or {}).get("models_sha256") or {}).items():
+    for name, sha256 in (
+        (read_json(folder / "result.json") or {}).get("models_sha256") or {}
+    ).items():
         if found.get(name, sha256) != sha256:
-            raise damaged(folder / name, "not what result.json says; a copy changed on purpose goes without that")
+            raise damaged(
+                folder / name,
+                "not what result.json says; a copy changed on purpose goes without that",
+            )
 
 
 @contextlib.contextmanager
@@ -215,7 +235,9 @@ def _read_clients(path: Path) -> Clients | None:
     if stored is None:
         return None
     if not isinstance(stored, dict):
-        raise StorageError(f"{CLIENTS} is not an object", where=str(path), got=type(stored).__name__)
+        raise StorageError(
+            f"{CLIENTS} is not an object", where=str(path), got=type(stored).__name__
+        )
     return build(Clients, stored, str(path))
 
 

@@ -16,7 +16,15 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from fedexp.core.errors import StorageError
-from fedexp.storage.files import damaged, file_sha256, litter, read_json, read_jsonl, sweep, write_json
+from fedexp.storage.files import (
+    damaged,
+    file_sha256,
+    litter,
+    read_json,
+    read_jsonl,
+    sweep,
+    write_json,
+)
 from fedexp.storage.identity import code_hash, config_hash
 from fedexp.storage.stored_run import StoredRun, damage, read_mapping
 
@@ -199,7 +207,9 @@ def rows_of(folder: Path, result: Mapping[str, Any]) -> list[dict[str, Any]]:
 def trace_rows(path: Path) -> list[dict[str, Any]]:
     """The iterations in ``trace/<round>.json``, none where it is absent."""
     stored = read_json(path) or []
-    rows: list[dict[str, Any]] = stored["rows"] if isinstance(stored, dict) else stored  # a list: of earlier versions
+    rows: list[dict[str, Any]] = (
+        stored["rows"] if isinstance(stored, dict) else stored
+    )  # a list: of earlier versions
     return rows
 
 
@@ -279,7 +289,9 @@ def round_6(value: float) -> float:
 def standing(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
     """A run's result, empty unless it is done and whole, and its status; both are empty where there is no run."""
     state = read_mapping(run.path / "status.json")
-    dead = state.get("status") == "running" and not StoredRun(run.path).is_locked()  # before a result is looked for
+    dead = (
+        state.get("status") == "running" and not StoredRun(run.path).is_locked()
+    )  # before a result is looked for
     try:
         result = run.result() or {}
     except StorageError as error:
@@ -287,5 +299,8 @@ def standing(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
     if not result and not state and (what := damage(run.path)):
         state = {"status": "damaged", "error": what}
     if not result and dead:
-        state = {"status": "failed", "error": "its process died without a result; launched again it resumes"}
+        state = {
+            "status": "failed",
+            "error": "its process died without a result; launched again it resumes",
+        }
     return result, state

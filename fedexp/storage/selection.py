@@ -66,7 +66,9 @@ class Condition:
             return isinstance(value, str) and order(value, text)
         if (number := _number(text)) is None:
             raise ConfigError(
-                f"'{self.key}' is a number in stored runs", expected=f"{self.key}{self.sign}NUMBER", got=text
+                f"'{self.key}' is a number in stored runs",
+                expected=f"{self.key}{self.sign}NUMBER",
+                got=text,
             )
         return bool(order(value, number))
 
@@ -112,7 +114,9 @@ def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
         raise ConfigError(
             f"no run has the key '{key}'",
             expected=f"{', '.join(_FACTS)}, a group, a metric, or a key of the config such as partition.alpha",
-            do=f"did you mean '{near}'?" if near else "fedexp-runs show RUN and its config.yaml say what there is",
+            do=f"did you mean '{near}'?"
+            if near
+            else "fedexp-runs show RUN and its config.yaml say what there is",
         )
 
 
@@ -149,7 +153,9 @@ def _keys(run: StoredRun) -> Iterator[str]:
     yield from _FACTS
     yield from (group for group, option in run.choices.items() if option is not None)
     yield from run.result.get("metrics") or {}
-    yield from (key for key, _ in flat(run.config) if key.partition(".")[0] not in ("choices", "overrides"))
+    yield from (
+        key for key, _ in flat(run.config) if key.partition(".")[0] not in ("choices", "overrides")
+    )
 
 
 def _is(value: Any, text: str) -> bool:

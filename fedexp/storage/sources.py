@@ -53,7 +53,11 @@ def commit(folder: Path, files: tuple[Path, ...]) -> str | None:
     described = _git(folder, "describe", "--always", "--exclude=*")
     if not described:
         return None
-    return described + ("" if _git(folder, "status", "--porcelain", "--ignored", "--", *map(str, files)) == "" else "+")
+    return described + (
+        ""
+        if _git(folder, "status", "--porcelain", "--ignored", "--", *map(str, files)) == ""
+        else "+"
+    )
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -15,7 +15,9 @@ from typing import Any
 
 from fedexp.core.errors import ConfigError, FedexpError, StorageError, nearest
 
-_FOLDER = re.compile(r"[0-9a-f]{8}(\.\d+)?")  # <codehash8>, or <codehash8>.<k> for files that were set aside
+_FOLDER = re.compile(
+    r"[0-9a-f]{8}(\.\d+)?"
+)  # <codehash8>, or <codehash8>.<k> for files that were set aside
 _SHOWN_MATCHES = 8
 
 
@@ -89,7 +91,9 @@ class StoredRun:
             lock.acquire(timeout=0)
         except Timeout:
             owner = f"process {self.state.get('pid', '?')} on {self.state.get('host', '?')}"
-            raise StorageError("this run is being executed", where=str(self.path), got=owner) from None
+            raise StorageError(
+                "this run is being executed", where=str(self.path), got=owner
+            ) from None
         try:
             yield
         finally:
@@ -119,7 +123,9 @@ class StoredRun:
     @property
     def rounds(self) -> tuple[Any, Any]:
         """(rounds done, rounds asked for), None where unknown."""
-        return self.result.get("rounds", self.state.get("round")), self.state.get("rounds", self.config.get("rounds"))
+        return self.result.get("rounds", self.state.get("round")), self.state.get(
+            "rounds", self.config.get("rounds")
+        )
 
     @cached_property
     def updated(self) -> datetime.datetime:
@@ -148,7 +154,9 @@ class StoredRun:
 def find_runs(root: Path) -> list[StoredRun]:
     """All runs under ``<root>/runs``, newest first."""
     folders = (path for path in (root / "runs").glob("*/*") if _is_run(path))
-    return sorted((StoredRun(path) for path in folders), key=lambda run: (run.updated, run.name), reverse=True)
+    return sorted(
+        (StoredRun(path) for path in folders), key=lambda run: (run.updated, run.name), reverse=True
+    )
 
 
 def _is_run(path: Path) -> bool:
@@ -171,11 +179,19 @@ def find_run(root: Path, name: str) -> StoredRun:
         shown = [run.name for run in matches[:_SHOWN_MATCHES]]
         more = [f"and {len(matches) - len(shown)} more"] if len(matches) > len(shown) else []
         raise ConfigError(
-            f"'{name}' fits {len(matches)} runs", expected="a part of one name only", got=", ".join(shown + more)
+            f"'{name}' fits {len(matches)} runs",
+            expected="a part of one name only",
+            got=", ".join(shown + more),
         )
     runs.sort(key=lambda run: not run.is_aside)  # what was set aside is the last to be suggested
     parts = {
-        run: (run.name, run.path.parent.name.rpartition("-")[0], run.path.parent.name, run.path.name) for run in runs
+        run: (
+            run.name,
+            run.path.parent.name.rpartition("-")[0],
+            run.path.parent.name,
+            run.path.name,
+        )
+        for run in runs
     }
     known = {key: run.name for run, keys in parts.items() for key in keys}
     near = nearest(name, known)
@@ -183,7 +199,9 @@ def find_run(root: Path, name: str) -> StoredRun:
         f"no run '{name}'",
         where=str(root / "runs"),
         expected="a run folder, or a part of its name",
-        do=f"did you mean '{known[near]}'?" if near else "fedexp-runs list shows what there is (--root: elsewhere)",
+        do=f"did you mean '{known[near]}'?"
+        if near
+        else "fedexp-runs list shows what there is (--root: elsewhere)",
     )
 
 

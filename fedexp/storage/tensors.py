@@ -131,7 +131,12 @@ class TensorStore:
         """
         tree = {key: value.detach().cpu().contiguous() for key, value in tree.items()}
         glimpse = hash(
-            str([(key, value.dtype, value.shape, value.view(-1)[:4].tolist()) for key, value in tree.items()])
+            str(
+                [
+                    (key, value.dtype, value.shape, value.view(-1)[:4].tolist())
+                    for key, value in tree.items()
+                ]
+            )
         )
         if name is None and glimpse not in self._glimpsed:
             written = self._path("new")
@@ -209,12 +214,16 @@ def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[Kept], str
         spec = {"arch": value.spec.arch, "kwargs": encode(value.spec.kwargs, put, name_of)}
         if isinstance(value, Kept):
             return {"$kept": {"spec": spec, "tree": name_of(value)}}
-        return {"$weights": {"spec": spec, "params": put(value.params), "buffers": put(value.buffers)}}
+        return {
+            "$weights": {"spec": spec, "params": put(value.params), "buffers": put(value.buffers)}
+        }
     if isinstance(value, tuple):
         return {"$tuple": [encode(item, put, name_of) for item in value]}
     if isinstance(value, list):
         return [encode(item, put, name_of) for item in value]
-    if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
+    if isinstance(value, dict) and all(
+        isinstance(key, str) and not key.startswith("$") for key in value
+    ):
         if value and all(isinstance(item, Tensor) for item in value.values()):
             return {"$tree": put(value)}
         return {key: encode(item, put, name_of) for key, item in value.items()}

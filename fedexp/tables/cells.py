@@ -60,7 +60,9 @@ def slots(
     found: dict[tuple[tuple[Value, ...], str], list[Job]] = {}
     for full in _points(table, form):
         for column in table.methods:
-            if not fits(column.where, full, column.key) or not _wanted(only or {}, {**full, "method": column.key}):
+            if not fits(column.where, full, column.key) or not _wanted(
+                only or {}, {**full, "method": column.key}
+            ):
                 continue
             place = tuple(full[key] for key in table.keys), column.key
             jobs = found.setdefault(place, [])
@@ -70,15 +72,19 @@ def slots(
             left = [override for override in fitting if key_of(override) in table.given]
             pooled = {key: value for key, value in full.items() if key not in table.keys}
             for seed, point in itertools.product(
-                seeds or declared_seeds(table, form, column), points_of(table, form, column) or ("",)
+                seeds or declared_seeds(table, form, column),
+                points_of(table, form, column) or ("",),
             ):
                 by_point = column.grid.filled(point) if column.grid else ()
                 own = [*_overrides(table, form, full, column.key, by_point), f"seed={seed}"]
-                jobs.append(Job(seed, pooled, _last([*own, *left]), _last([*own, *fitting]), str(point)))
+                jobs.append(
+                    Job(seed, pooled, _last([*own, *left]), _last([*own, *fitting]), str(point))
+                )
     if not found:
         raise ConfigError("no cell of the table fits", where="--only", got=_shown(only or {}))
     return tuple(
-        Slot(dict(zip(table.keys, place, strict=True)), method, tuple(jobs)) for (place, method), jobs in found.items()
+        Slot(dict(zip(table.keys, place, strict=True)), method, tuple(jobs))
+        for (place, method), jobs in found.items()
     )
 
 
@@ -104,7 +110,9 @@ def launch_order(cells: Sequence[Slot]) -> list[Job]:
         for job in cell.jobs:
             row = rows.setdefault(repr((cell.conditions, job.pooled)), len(rows))
             keyed.append((row, job.seed, len(keyed), job))
-    return list({job.overrides: job for *_, job in sorted(keyed, key=lambda item: item[:3])}.values())
+    return list(
+        {job.overrides: job for *_, job in sorted(keyed, key=lambda item: item[:3])}.values()
+    )
 
 
 def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
@@ -117,7 +125,11 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
         if key not in (options := ["method", *table.conditions]):
             raise ConfigError(f"unknown key '{key}'", where="--only", do=suggest(key, options))
         values = [yaml.safe_load(part) for part in text.split(",")]
-        known = list(table.columns) if key == "method" else list(dict.fromkeys(p[key] for p in _all_points(table)))
+        known = (
+            list(table.columns)
+            if key == "method"
+            else list(dict.fromkeys(p[key] for p in _all_points(table)))
+        )
         for value in values:
             if value not in known:
                 raise ConfigError(
@@ -131,17 +143,26 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
 
 
 def command(
-    table: Table, form: Form, extra: Sequence[str], conditions: Mapping[str, Value], method: str, seed: int
+    table: Table,
+    form: Form,
+    extra: Sequence[str],
+    conditions: Mapping[str, Value],
+    method: str,
+    seed: int,
 ) -> str:
     """What runs one cell with one seed, to be typed in a shell; `parse_only` reads its conditions back."""
     flag = [] if form in ("full", "partial") else [f"--{form}"]
     clauses = [f"{key}={_typed(value)}" for key, value in {**conditions, "method": method}.items()]
-    return shlex.join(["fedexp-table", "run", table.name, *extra, *flag, "--only", *clauses, "--seeds", str(seed)])
+    return shlex.join(
+        ["fedexp-table", "run", table.name, *extra, *flag, "--only", *clauses, "--seeds", str(seed)]
+    )
 
 
 def _typed(value: Value) -> str:
     """As YAML would read it back."""
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
     if isinstance(value, float) and "." not in text:  # YAML reads 1e-05 as a word
         text = text.replace("e", ".0e")
     return text if yaml.safe_load(text) == value else json.dumps(value)
@@ -162,7 +183,10 @@ def _points(table: Table, form: Form) -> Iterator[dict[str, Value]]:
     shrunk = table.shrunk(form)
     seen = set()
     for grid in (shrunk and shrunk.grids) or table.grids:
-        axes = [value if isinstance(value, list) else [value] for value in (grid[key] for key in table.conditions)]
+        axes = [
+            value if isinstance(value, list) else [value]
+            for value in (grid[key] for key in table.conditions)
+        ]
         for values in itertools.product(*axes):
             if values not in seen:
                 seen.add(values)
@@ -178,20 +202,30 @@ def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> b
     return all(cell[key] in values for key, values in only.items())
 
 
-def _overrides(table: Table, form: Form, full: dict[str, Value], method: str, by_point: tuple[str, ...]) -> list[str]:
+def _overrides(
+    table: Table, form: Form, full: dict[str, Value], method: str, by_point: tuple[str, ...]
+) -> list[str]:
     """Base, row, method, its grid's point, rules, form, its rules."""
     shrunk = table.shrunk(form)
     found = [f"experiment={table.experiment}"] if table.experiment else []
     for key, value in full.items():
         templates = (shrunk.conditions if shrunk else {}).get(key, table.conditions[key])
-        found += [_filled(table, key, text, full) for text in _templates(table, key, value, templates)]
+        found += [
+            _filled(table, key, text, full) for text in _templates(table, key, value, templates)
+        ]
     found += [*(table.columns[method].overrides or ()), *by_point]
     found += _ruled(table.rules, full, method)
-    return found if shrunk is None else [*found, *shrunk.overrides, *_ruled(shrunk.rules, full, method)]
+    return (
+        found
+        if shrunk is None
+        else [*found, *shrunk.overrides, *_ruled(shrunk.rules, full, method)]
+    )
 
 
 def _ruled(rules: Sequence[Rule], full: dict[str, Value], method: str) -> list[str]:
-    return [override for rule in rules if fits(rule.where, full, method) for override in rule.overrides]
+    return [
+        override for rule in rules if fits(rule.where, full, method) for override in rule.overrides
+    ]
 
 
 def _last(overrides: Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from scipy.stats import binom, t
 
 from fedexp.tables.cells import slots
-from fedexp.tables.report.report import Cell, ClaimResult, ClaimRow, ClaimState, Form, RowState, Value
+from fedexp.tables.report.report import (
+    Cell,
+    ClaimResult,
+    ClaimRow,
+    ClaimState,
+    Form,
+    RowState,
+    Value,
+)
 from fedexp.tables.schema import Claim, Table, Target, Where, fits
 from fedexp.tables.verdicts import LEVEL
 
@@ -35,7 +43,9 @@ class Numbers:
     @classmethod
     def of(cls, table: Table, cells: Iterable[Cell], curves: Curves) -> Numbers:
         ours = {
-            (_place(table, cell.conditions), cell.method): dict(zip(cell.draws, cell.values, strict=True))
+            (_place(table, cell.conditions), cell.method): dict(
+                zip(cell.draws, cell.values, strict=True)
+            )
             for cell in cells
         }
         known = [row for row in table.reference if row.get("value") is not None]
@@ -57,16 +67,30 @@ def judged(
     return tuple(_judged(claim, table, form, numbers, objection) for claim in table.claims)
 
 
-def _judged(claim: Claim, table: Table, form: Form, numbers: Numbers, objection: str) -> ClaimResult:
+def _judged(
+    claim: Claim, table: Table, form: Form, numbers: Numbers, objection: str
+) -> ClaimResult:
     groups = _groups(claim, table, form)
     levels = _levels(claim, len(groups))
     rows = tuple(_row(group, _tests(claim, table, group, numbers), levels) for group in groups)
     state, reason = _state(claim, rows)
     if objection:
         state, reason = "open", objection + _signs(rows)
-    in_print = [_in_print(_tests(claim, table, group, numbers)) for group in _groups(claim, table, "full")]
+    in_print = [
+        _in_print(_tests(claim, table, group, numbers)) for group in _groups(claim, table, "full")
+    ]
     printed, contradicted = _printed_state(claim, in_print)
-    return ClaimResult(claim.id, claim.where, claim.says, state, reason, str(claim.rows), rows, printed, contradicted)
+    return ClaimResult(
+        claim.id,
+        claim.where,
+        claim.says,
+        state,
+        reason,
+        str(claim.rows),
+        rows,
+        printed,
+        contradicted,
+    )
 
 
 # --- rows
@@ -97,7 +121,10 @@ def _groups(claim: Claim, table: Table, form: Form) -> list[_Group]:
     return [
         _Group(
             {key: value for key, value in group[0].items() if key not in along},
-            tuple(_place(table, place) for place in sorted(group, key=lambda place: _along(place[along[0]]))),
+            tuple(
+                _place(table, place)
+                for place in sorted(group, key=lambda place: _along(place[along[0]]))
+            ),
         )
         for group in grouped.values()
         if len(group) > 1
@@ -143,7 +170,10 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
         assert claim.x is not None
         tests = []
         for a, b in pairs:
-            differences, printed = _paired(numbers, place, a, place, b), _printed(numbers, place, a, place, b)
+            differences, printed = (
+                _paired(numbers, place, a, place, b),
+                _printed(numbers, place, a, place, b),
+            )
             for side in (1, -1):
                 tests.append(
                     _Test(
@@ -174,7 +204,12 @@ def _beyond(claim: Claim, numbers: Numbers, place: Place, a: str, sign: float) -
     assert claim.than is not None
     printed = numbers.printed.get((place, a))
     return _Test(
-        (tuple(sign * (value - claim.than) - claim.by for value in numbers.ours.get((place, a), {}).values()),),
+        (
+            tuple(
+                sign * (value - claim.than) - claim.by
+                for value in numbers.ours.get((place, a), {}).values()
+            ),
+        ),
         (None if printed is None else sign * (printed - claim.than) - claim.by,),
     )
 
@@ -185,9 +220,13 @@ def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_
     tests = []
     for a in claim.a:
         for before, after in zip(group.places, group.places[1:], strict=False):
-            differences = tuple(way * d + claim.slack for d in _paired(numbers, after, a, before, a))
+            differences = tuple(
+                way * d + claim.slack for d in _paired(numbers, after, a, before, a)
+            )
             printed = _printed(numbers, after, a, before, a)
-            tests.append(_Test((differences,), (None if printed is None else way * printed + claim.slack,)))
+            tests.append(
+                _Test((differences,), (None if printed is None else way * printed + claim.slack,))
+            )
     return tests
 
 
@@ -207,16 +246,22 @@ def _less(a: float, b: float) -> float:
     return 0.0 if a == b else a - b
 
 
-def _sooner(claim: Claim, numbers: Numbers, place: Place, a: str, b: str, higher_is_better: bool) -> tuple[float, ...]:
+def _sooner(
+    claim: Claim, numbers: Numbers, place: Place, a: str, b: str, higher_is_better: bool
+) -> tuple[float, ...]:
     """How much earlier a reaches the target than b, of every draw; never is infinitely late."""
     assert claim.curve is not None and claim.target is not None
     draws = [draw for where, column, draw, _ in numbers.curves if (where, column) == (place, a)]
     found = []
     for draw in dict.fromkeys(draws):
-        first, second = (numbers.curves.get((place, column, draw, claim.curve)) for column in (a, b))
+        first, second = (
+            numbers.curves.get((place, column, draw, claim.curve)) for column in (a, b)
+        )
         if first and second:
             target = _target(claim.target, first[-1][1], second[-1][1], higher_is_better)
-            found.append(_less(*(_reached(curve, target, higher_is_better) for curve in (second, first))))
+            found.append(
+                _less(*(_reached(curve, target, higher_is_better) for curve in (second, first)))
+            )
     return tuple(found)
 
 
@@ -226,14 +271,22 @@ def _target(target: Target, a: float, b: float, higher_is_better: bool) -> float
     assert target.share is not None
     worse = min if higher_is_better else max
     final = {"lower_final": worse(a, b), "a_final": a, "b_final": b}[target.of]
-    return math.nan if math.isnan(a + b) else final * target.share if higher_is_better else final / target.share
+    return (
+        math.nan
+        if math.isnan(a + b)
+        else final * target.share
+        if higher_is_better
+        else final / target.share
+    )
 
 
 def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
     """Where the curve first has the target; NaN where the target is none, as of a run that diverged."""
     if math.isnan(target):
         return math.nan
-    return next((x for x, y in curve if (y >= target if higher_is_better else y <= target)), math.inf)
+    return next(
+        (x for x, y in curve if (y >= target if higher_is_better else y <= target)), math.inf
+    )
 
 
 # --- decisions
@@ -258,7 +311,9 @@ def _needed(claim: Claim, rows: int) -> int:
     return rows if claim.rows == "all" else rows // 2 + 1
 
 
-def decide(differences: Sequence[float], yes_level: float = LEVEL, no_level: float = LEVEL) -> RowState:
+def decide(
+    differences: Sequence[float], yes_level: float = LEVEL, no_level: float = LEVEL
+) -> RowState:
     """Is the mean of paired differences above 0? Yes or no by one-sided bounds, Student's; else open.
 
     Where a difference is infinite, signs are counted (sign test). A single one decides nothing; equal ones decide by their
@@ -286,12 +341,21 @@ def _row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> 
     yes_level, no_level = levels
     states: list[RowState] = []
     for test in tests:
-        single = [decide(d, yes_level / len(test.alternatives), no_level / len(tests)) for d in test.alternatives]
-        states.append("yes" if "yes" in single else "no" if all(one == "no" for one in single) else "open")
-    state: RowState = "no" if "no" in states else "yes" if states and all(s == "yes" for s in states) else "open"
+        single = [
+            decide(d, yes_level / len(test.alternatives), no_level / len(tests))
+            for d in test.alternatives
+        ]
+        states.append(
+            "yes" if "yes" in single else "no" if all(one == "no" for one in single) else "open"
+        )
+    state: RowState = (
+        "no" if "no" in states else "yes" if states and all(s == "yes" for s in states) else "open"
+    )
     worst = min((max(test.alternatives, key=_order) for test in tests), key=_order, default=())
     estimate = _middle(worst) if worst else None
-    return ClaimRow(group.conditions, state, estimate, len(worst), sum(d > 0 for d in worst), _in_print(tests))
+    return ClaimRow(
+        group.conditions, state, estimate, len(worst), sum(d > 0 for d in worst), _in_print(tests)
+    )
 
 
 def _middle(differences: Sequence[float]) -> float:
@@ -350,4 +414,6 @@ def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool
     known = [fitting for fitting in rows if fitting is not None]
     if not known:
         return "", False
-    return f"{sum(known)} of {len(known)} rows", sum(known) < min(_needed(claim, len(known)), len(known))
+    return f"{sum(known)} of {len(known)} rows", sum(known) < min(
+        _needed(claim, len(known)), len(known)
+    )

@@ -32,7 +32,9 @@ def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
     made = [_cell(table, slot, record, shrunk.what if shrunk else "", blamed) for slot in cells]
     done = [run for slot in cells for run in record.of(table, slot) if run.done]
     present = {cell.method for cell in made}
-    form: Form = "partial" if record.form == "full" and is_part(table, cells, record) else record.form
+    form: Form = (
+        "partial" if record.form == "full" and is_part(table, cells, record) else record.form
+    )
     objections = [_objection(record.of(table, slot), "", blamed) for slot in cells]
     return Report(
         name=table.name,
@@ -46,7 +48,9 @@ def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
         keys=table.keys,
         methods=tuple(table.method(column) for column in table.methods if column.key in present),
         cells=tuple(made),
-        agreement=tuple(_agreement([c for c in made if table.columns[c.method].reads is None], table.tie)),
+        agreement=tuple(
+            _agreement([c for c in made if table.columns[c.method].reads is None], table.tie)
+        ),
         tolerance=None if table.tolerance is None else table.tolerance.within,
         assumptions=tuple(_assumptions(table, present)),
         warnings=tuple(_warnings(table, form, cells, made, record, blamed)),
@@ -69,7 +73,10 @@ def is_part(table: Table, cells: Sequence[Slot], record: Record) -> bool:
 
 
 def drawn(
-    table: Table, cells: Sequence[Slot], cell_runs: Mapping[tuple[str, ...], CellRun], report: Report
+    table: Table,
+    cells: Sequence[Slot],
+    cell_runs: Mapping[tuple[str, ...], CellRun],
+    report: Report,
 ) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
     """The table's own drawings, made from its runs' files and naming the report's form, and why some could not be made."""
     from fedexp.tables.report.pictures import RESERVED
@@ -87,18 +94,28 @@ def drawn(
             table.columns[slot.method].role,
         )
         for slot in cells
-        for job in {(draw_of(job), job.overrides): job for job in slot.jobs}.values()  # one may hold a whole grid
+        for job in {
+            (draw_of(job), job.overrides): job for job in slot.jobs
+        }.values()  # one may hold a whole grid
         if (run := cell_runs[job.overrides]).result
     ]
-    drawings = [build(Drawing, node, f"drawings[{number}]") for number, node in enumerate(table.drawings)]  # type: ignore[type-abstract]
+    drawings = [
+        build(Drawing, node, f"drawings[{number}]")  # type: ignore[type-abstract]
+        for number, node in enumerate(table.drawings)
+    ]
     pictures: tuple[Picture, ...] = ()
     missed = []
     notes = [texts.form(report), texts.stamp(report)]
     for drawing in drawings:
         try:
             new = drawing.draw(runs, notes)
-            if twice := {picture.name for picture in new} & {*RESERVED, *(picture.name for picture in pictures)}:
-                raise ConfigError(f"another picture is called {', '.join(sorted(twice))}: give it a name")
+            if twice := {picture.name for picture in new} & {
+                *RESERVED,
+                *(picture.name for picture in pictures),
+            }:
+                raise ConfigError(
+                    f"another picture is called {', '.join(sorted(twice))}: give it a name"
+                )
             pictures += new
         except FedexpError as error:
             missed.append(f"{type(drawing).__name__} is not drawn: {error.what}")
@@ -117,7 +134,9 @@ def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequenc
 def _alters(override: str, table: Table) -> bool:
     """Whether an override of the user's may make another run than the table's."""
     key = key_of(override)
-    return key not in table.given and not any(f"{key}.".startswith(f"{own}.") for own in NON_SCIENTIFIC)
+    return key not in table.given and not any(
+        f"{key}.".startswith(f"{own}.") for own in NON_SCIENTIFIC
+    )
 
 
 # --- cells
@@ -137,7 +156,9 @@ def _cell(table: Table, slot: Slot, record: Record, reduced: str, extra: Sequenc
         values=tuple(run.value for run in done if run.value is not None),
         seeds=tuple(run.seed for run in done),
         draws=tuple(run.draw for run in done),
-        last_10=last_10 if all(last_10) else (),  # of some of the runs, they would not go with the mean
+        last_10=last_10
+        if all(last_10)
+        else (),  # of some of the runs, they would not go with the mean
         chosen=tuple(run.point for run in done) if column.grid else (),
         verdict="not run",
         same_as=column.equals.column
@@ -146,7 +167,9 @@ def _cell(table: Table, slot: Slot, record: Record, reduced: str, extra: Sequenc
         runs=tuple(run.run for run in done),
         origins=tuple(_origin(table, record, run) for run in done),
         parts=tuple(_parts(done, table.headline.scale)),
-        failed=tuple(dict.fromkeys(f"{run.run}: {run.error}" for run in runs if run.status in FAILED)),
+        failed=tuple(
+            dict.fromkeys(f"{run.run}: {run.error}" for run in runs if run.status in FAILED)
+        ),
         reduced=reduced if done else "",
     )
     cell = _judged(cell, table, _objection(runs, reduced, extra))
@@ -155,7 +178,9 @@ def _cell(table: Table, slot: Slot, record: Record, reduced: str, extra: Sequenc
     elif incomplete:
         cell = replace(cell, reason="; ".join(filter(None, [cell.reason, incomplete])))
     if any(run.other_code for run in done):
-        cell = replace(cell, reason="; ".join(filter(None, [cell.reason, "made by other code than today's"])))
+        cell = replace(
+            cell, reason="; ".join(filter(None, [cell.reason, "made by other code than today's"]))
+        )
     return cell
 
 
@@ -193,7 +218,9 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
         if not absent:
             best.append(max(own, key=score))
             continue
-        shown = ", ".join(f"{run.point} ({run.error or run.status})" for run in absent[:_SHOWN]) + _more(len(absent))
+        shown = ", ".join(
+            f"{run.point} ({run.error or run.status})" for run in absent[:_SHOWN]
+        ) + _more(len(absent))
         lacking.append(f"{draw} has no number at {len(absent)} of {len(own)} values: {shown}")
     return best, f"the grid of {grid.over} is incomplete: {'; '.join(lacking)}" if lacking else ""
 
@@ -247,7 +274,11 @@ def _agreement(cells: Sequence[Cell], tie: float) -> Iterable[Agreement]:
     for cell in cells:
         rows.setdefault(repr(cell.conditions), []).append(cell)
     for row in rows.values():
-        pairs = [(cell.paper, cell.mean) for cell in row if cell.paper is not None and cell.mean is not None]
+        pairs = [
+            (cell.paper, cell.mean)
+            for cell in row
+            if cell.paper is not None and cell.mean is not None
+        ]
         rho = spearman(tied([paper for paper, _ in pairs], tie), [mean for _, mean in pairs])
         yield Agreement(dict(row[0].conditions), rho, len(pairs))
 
@@ -255,7 +286,11 @@ def _agreement(cells: Sequence[Cell], tie: float) -> Iterable[Agreement]:
 def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
     """Of every column that the paper has numbers of: differences to it, averaged over rows, seed by seed."""
     for column in table.methods:
-        rows = [c for c in cells if c.method == column.key and c.paper is not None and c.verdict not in _UNFIT]
+        rows = [
+            c
+            for c in cells
+            if c.method == column.key and c.paper is not None and c.verdict not in _UNFIT
+        ]
         by_row = [_by_seed(cell) for cell in rows]
         seeds = set.intersection(*map(set, by_row)) if by_row else set()
         if seeds and not any(_endless(cell) for cell in rows):
@@ -285,7 +320,9 @@ def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
     there = {(tuple(c.conditions.values()), c.method) for c in cells if c.values}
     keys = ("method", *table.keys)
     known = [row for row in table.reference if row.get("value") is not None]
-    missing = [row for row in known if (tuple(row[key] for key in table.keys), row["method"]) not in there]
+    missing = [
+        row for row in known if (tuple(row[key] for key in table.keys), row["method"]) not in there
+    ]
     while missing:
         groups = dict.fromkeys((key, row[key]) for row in missing for key in keys)
         whole = [
@@ -308,25 +345,42 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
     yield from ((a.what, a.why) for a in table.assumptions)
     for column in table.methods:
         if column.grid is not None and column.grid.by is not None and column.key in present:
-            grid, data = column.grid, "held-out data choose" if column.grid.held_out else "test data choose: an oracle"
-            yield f"{column.label}: the {grid.over} with the {grid.best} {grid.by} in every trial", data
+            grid, data = (
+                column.grid,
+                "held-out data choose" if column.grid.held_out else "test data choose: an oracle",
+            )
+            yield (
+                f"{column.label}: the {grid.over} with the {grid.best} {grid.by} in every trial",
+                data,
+            )
     if not table.reference:
         return
     if table.tolerance is not None:
-        yield f"a tolerance of {table.tolerance.within:g} {layout.points(table.unit)}", table.tolerance.why
+        yield (
+            f"a tolerance of {table.tolerance.within:g} {layout.points(table.unit)}",
+            table.tolerance.why,
+        )
     for column in table.methods:
         if column.tolerance is not None and column.key in present:
             what = f"a tolerance of {column.tolerance.within:g} {layout.points(table.unit)} for {column.label}"
             yield what, column.tolerance.why
     if table.paper_runs is None and table.tolerance is not None:
-        yield "each of the paper's numbers is one run", "it does not say of how many runs they are means"
+        yield (
+            "each of the paper's numbers is one run",
+            "it does not say of how many runs they are means",
+        )
 
 
 # --- warnings and facts
 
 
 def _warnings(
-    table: Table, form: Form, cells: Sequence[Slot], made: Sequence[Cell], record: Record, extra: Sequence[str]
+    table: Table,
+    form: Form,
+    cells: Sequence[Slot],
+    made: Sequence[Cell],
+    record: Record,
+    extra: Sequence[str],
 ) -> Iterable[str]:
     shrunk = table.shrunk(record.form)
     runs = [run for slot in cells for run in record.of(table, slot)]
@@ -335,7 +389,9 @@ def _warnings(
     if form == "partial":
         yield "These are not all runs of the full form"
     asked = {job.seed for slot in cells for job in slot.jobs}
-    declared = {seed for column in table.methods for seed in declared_seeds(table, record.form, column)}
+    declared = {
+        seed for column in table.methods for seed in declared_seeds(table, record.form, column)
+    }
     if record.seeds and asked != declared:
         yield f"Seeds {_listed(asked)} were asked for; the table's are {_listed(declared)}"
     if extra and any(run.altered for run in runs):
@@ -372,7 +428,10 @@ def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
 
 
 def _few_runs(cells: Sequence[Slot], made: Sequence[Cell]) -> Iterable[str]:
-    wanted = [len({job.overrides for job in slot.jobs if job.point == slot.jobs[0].point}) for slot in cells]
+    wanted = [
+        len({job.overrides for job in slot.jobs if job.point == slot.jobs[0].point})
+        for slot in cells
+    ]
     partial = [(cell, of) for cell, of in zip(made, wanted, strict=True) if 0 < cell.n < of]
     counts = sorted({cell.n for cell in made if cell.n})
     if len(counts) > 1:
@@ -408,7 +467,12 @@ def _facts(cells: Sequence[Slot], done: Sequence[RunRecord]) -> Iterable[tuple[s
     yield "computing time", layout.duration(sum(run.seconds for run in done))
     if phases := _phases(done):
         yield "of it", ", ".join(f"{name} {layout.duration(own)}" for name, own in phases)
-    for name, key in (("commit", "commit"), ("hardware", "gpu"), ("processor", "processor"), ("platform", "platform")):
+    for name, key in (
+        ("commit", "commit"),
+        ("hardware", "gpu"),
+        ("processor", "processor"),
+        ("platform", "platform"),
+    ):
         if values := sorted({getattr(run, key) for run in done} - {""}):
             yield name, ", ".join(values)
     yield "torch", ", ".join(sorted({run.torch for run in done}))
@@ -428,7 +492,9 @@ def _phases(done: Sequence[RunRecord]) -> list[tuple[str, float]]:
 
 
 def _place(cell: Cell) -> str:
-    return " ".join([cell.method, *(f"{key}={layout.label(value)}" for key, value in cell.conditions.items())])
+    return " ".join(
+        [cell.method, *(f"{key}={layout.label(value)}" for key, value in cell.conditions.items())]
+    )
 
 
 def _listed(seeds: Iterable[int]) -> str:

@@ -31,7 +31,16 @@ if TYPE_CHECKING:
 FAILED = ("failed", "damaged")  # statuses of runs that were there and gave nothing
 _VERSION = 3
 # Groups whose option tells runs apart: no two runs of built-in tables with other options here have one scientific config.
-_GROUPS = ("method", "trainer", "aggregator", "partition", "dataset", "model", "server_optimizer", "task")
+_GROUPS = (
+    "method",
+    "trainer",
+    "aggregator",
+    "partition",
+    "dataset",
+    "model",
+    "server_optimizer",
+    "task",
+)
 _Stored = dict[str, list[dict[str, Any]]]  # seed -> each stored run's options of those groups
 
 
@@ -49,9 +58,15 @@ class Index:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         self._path = home / "fedexp" / f"tables-{at}.json"
         stored = read_mapping(self._path)
-        self._tables: dict[str, Any] = stored.get("tables", {}) if stored.get("version") == _VERSION else {}
-        self._seconds: dict[str, Any] = stored.get("seconds", {}) if self._tables else {}  # of results, by file
-        self._options: dict[str, Any] = stored.get("options", {}) if self._tables else {}  # of stored runs, by folder
+        self._tables: dict[str, Any] = (
+            stored.get("tables", {}) if stored.get("version") == _VERSION else {}
+        )
+        self._seconds: dict[str, Any] = (
+            stored.get("seconds", {}) if self._tables else {}
+        )  # of results, by file
+        self._options: dict[str, Any] = (
+            stored.get("options", {}) if self._tables else {}
+        )  # of stored runs, by folder
         self._stored_runs: dict[Path, _Stored] = {}
         self._changed = False
         self._shared = _surroundings()
@@ -78,7 +93,12 @@ class Index:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(
                     self._path,
-                    {"version": _VERSION, "tables": self._tables, "seconds": self._seconds, "options": self._options},
+                    {
+                        "version": _VERSION,
+                        "tables": self._tables,
+                        "seconds": self._seconds,
+                        "options": self._options,
+                    },
                 )
 
     def _look_up(self, entry: dict[str, Any]) -> None:
@@ -102,7 +122,10 @@ class Index:
             for run in find_runs(root):
                 path = str(run.path)
                 if path not in self._options and run.config and run.choices:
-                    self._options[path] = [run.config.get("seed"), {group: run.choices.get(group) for group in _GROUPS}]
+                    self._options[path] = [
+                        run.config.get("seed"),
+                        {group: run.choices.get(group) for group in _GROUPS},
+                    ]
                     self._changed = True
                 if path in self._options:
                     seed, options = self._options[path]
@@ -115,12 +138,23 @@ class Index:
         statuses = [status for status, _ in stands]
         done, failed = statuses.count("done"), sum(map(statuses.count, FAILED))
         runs = entry["about"]["runs"]
-        state = "done" if done == runs else f"{failed} failed" if failed else "missing" if not done else "in part"
+        state = (
+            "done"
+            if done == runs
+            else f"{failed} failed"
+            if failed
+            else "missing"
+            if not done
+            else "in part"
+        )
         if entry["broken"]:
             state = f"broken: {entry['broken']}"
         elif entry["unready"]:
             state = f"{state}; {entry['unready']}"
-        there = {name: all(Path(file).exists() for file in files) for name, files in entry["data"].items()}
+        there = {
+            name: all(Path(file).exists() for file in files)
+            for name, files in entry["data"].items()
+        }
         absent = dict.fromkeys(entry["unknown"], False)
         seconds = sum(seconds for _, seconds in stands)
         return {
@@ -211,7 +245,11 @@ def _entry(name: str, overrides: Sequence[str], lazy: bool = False) -> tuple[dic
         "folders": [str(run.folder) for run in composed],
         "data": data,
         "unknown": unknown,
-        "waiting": [list(overrides) for overrides in every if overrides not in {job.overrides for job in now}],
+        "waiting": [
+            list(overrides)
+            for overrides in every
+            if overrides not in {job.overrides for job in now}
+        ],
         "root": next((run.config["output_root"] for run in composed), ""),
     }
     return found, len(composed) == len(runs) and all(_is_lasting(run.config) for run in composed)
@@ -227,12 +265,17 @@ def _is_lasting(config: Mapping[str, Any]) -> bool:
 def _may_be_stored(overrides: Sequence[str], stored: _Stored) -> bool:
     named = {group: name for group in _GROUPS if (name := _value(overrides, group)) is not None}
     same_seed = stored[str(_value(overrides, "seed"))]
-    return any(all(options[group] == name for group, name in named.items()) for options in same_seed)
+    return any(
+        all(options[group] == name for group, name in named.items()) for options in same_seed
+    )
 
 
 def _value(overrides: Sequence[str], key: str) -> str | None:
     """What `overrides` set `key` to; None where they do not."""
-    return next((override.partition("=")[2] for override in overrides if override.startswith(f"{key}=")), None)
+    return next(
+        (override.partition("=")[2] for override in overrides if override.startswith(f"{key}=")),
+        None,
+    )
 
 
 def _may_name_a_file(config: Mapping[str, Any]) -> bool:
@@ -244,7 +287,9 @@ def _may_name_a_file(config: Mapping[str, Any]) -> bool:
     own = [override for override in config["overrides"] if override.lstrip("+").startswith(key)]
     listed = all(override.partition("=")[2].startswith(("[", "{", "null")) for override in own)
     mine = user_conf_dir()
-    may = mine is not None and any("architectures" in path.read_text() for path in mine.rglob("*.yaml"))
+    may = mine is not None and any(
+        "architectures" in path.read_text() for path in mine.rglob("*.yaml")
+    )
     return bool(config["architectures"]["clients"]) and not (listed and not may)
 
 
@@ -261,7 +306,10 @@ def _data(runs: Iterable[CellRun]) -> tuple[dict[str, list[str]], list[str]]:
             continue
         try:
             dataset = build(Dataset, run.config["dataset"], "dataset")  # type: ignore[type-abstract]
-            files[name] = [str(file) for file in dataset.expected_files(Path(run.config["data_root"]).expanduser())]
+            files[name] = [
+                str(file)
+                for file in dataset.expected_files(Path(run.config["data_root"]).expanduser())
+            ]
         except FedexpError:
             unknown.append(name)
     return files, unknown

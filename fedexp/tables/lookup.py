@@ -104,7 +104,9 @@ def _other_results(folder: Path) -> Iterator[Path]:
 def find(cells: Sequence[Slot], finder: Finder) -> dict[tuple[str, ...], CellRun]:
     """Every job of `cells`, by its overrides. Where the user's make one run of several jobs, it is altered if it is for any."""
     cell_runs: dict[tuple[str, ...], CellRun] = {}
-    each = {(job.declared, job.overrides): job for cell in cells for job in cell.jobs}  # cells may share runs
+    each = {
+        (job.declared, job.overrides): job for cell in cells for job in cell.jobs
+    }  # cells may share runs
     for job in each.values():
         run = finder(job)
         if run.altered or job.overrides not in cell_runs:
@@ -130,7 +132,9 @@ def read_value(run: CellRun, path: str) -> float:
         found = [row for row in rows if row.get(name) == float(number)]
         if not found:
             has = ", ".join(f"{row[name]:g}" for row in rows if name in row)
-            raise ConfigError(f"{file} has no iteration with {name}={number}", expected=has or f"rows with {name}")
+            raise ConfigError(
+                f"{file} has no iteration with {name}={number}", expected=has or f"rows with {name}"
+            )
         return read_path(found[0], rest, file)
     return read_path({str(row["iteration"]): row for row in rows}, rest, file)
 
@@ -139,7 +143,11 @@ def traced(folder: Path, round: object) -> list[dict[str, Any]]:
     """The iterations of a traced round in a run's folder; `ConfigError` where there are none, or older code's."""
     rows = trace_rows(folder / "trace" / f"{round}.json")
     if not rows or any("iteration" not in row for row in rows):
-        raise ConfigError(f"round {round} was not traced", where=str(folder), do="set trace.every=1 and run it again")
+        raise ConfigError(
+            f"round {round} was not traced",
+            where=str(folder),
+            do="set trace.every=1 and run it again",
+        )
     return rows
 
 
@@ -167,7 +175,9 @@ def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -
                 if isinstance(node, list)
                 else ""
             )
-            raise ConfigError(f"{file} has no '{path}'", where=f"part '{part}'", expected=has or None)
+            raise ConfigError(
+                f"{file} has no '{path}'", where=f"part '{part}'", expected=has or None
+            )
     if isinstance(node, bool) or not isinstance(node, int | float):
         raise ConfigError(f"'{path}' of {file} is no number", got=repr(node))
     return float(node)

@@ -8,7 +8,13 @@ from fedexp.core.errors import ConfigError, suggest
 from fedexp.running.experiment import Experiment
 from fedexp.running.summary import target_name
 
-_MEASURED = ("best", "mean_last_10", "std_last_10", "last_10", "oracle")  # of metrics that evaluations have
+_MEASURED = (
+    "best",
+    "mean_last_10",
+    "std_last_10",
+    "last_10",
+    "oracle",
+)  # of metrics that evaluations have
 _FREE = (  # whose keys only a run knows
     "headline", "metrics", "traced", "rounds", "rounds_to_target", "seconds", "steps_per_second", "stacked_share",
     "peak_memory", "bytes", "local_steps", "partition", "numerics", "environment", "profile", "attempts", "memory_probe",
@@ -37,14 +43,23 @@ def check_path(path: str, experiment: Experiment, where: str) -> None:
     if head == "rounds_to":
         targets = [target_name(target) for target in experiment.config.headline.targets]
         if rest not in targets:
-            raise _unknown(path, where, suggest(rest, targets) if targets else f"set headline.targets=[{rest}]")
+            raise _unknown(
+                path, where, suggest(rest, targets) if targets else f"set headline.targets=[{rest}]"
+            )
     if head == "per_client":
         names = [f"test/local/{name}" for name in experiment.task.metric_names]
         if experiment.aggregator.delivers != "per_client":
-            raise _unknown(path, where, "set a method that delivers one model a client: method=local")
+            raise _unknown(
+                path, where, "set a method that delivers one model a client: method=local"
+            )
         _check_metric(path, re.sub(r"\.\d+$", "", rest), names, where)
     if head in _MEASURED or (head == "metrics" and rest.startswith(("test/", "val/"))):
-        _check_metric(path, re.sub(r"\.\d+$", "", rest) if head == "last_10" else rest, experiment.metric_names, where)
+        _check_metric(
+            path,
+            re.sub(r"\.\d+$", "", rest) if head == "last_10" else rest,
+            experiment.metric_names,
+            where,
+        )
 
 
 def _check_metric(path: str, name: str, names: list[str], where: str) -> None:
@@ -55,4 +70,6 @@ def _check_metric(path: str, name: str, names: list[str], where: str) -> None:
 
 
 def _unknown(path: str, where: str, do: str) -> ConfigError:
-    return ConfigError(f"'{path}' is not measured: no result of these runs can have it", where=where, do=do)
+    return ConfigError(
+        f"'{path}' is not measured: no result of these runs can have it", where=where, do=do
+    )

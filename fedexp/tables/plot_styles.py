@@ -26,7 +26,9 @@ def read_looks(folder: Path) -> dict[str, Look]:
     try:
         looks: dict[str, Look] = convert(read_yaml(path), dict[str, Look], "")
     except yaml.YAMLError as error:
-        raise ConfigError("a paper's looks are not YAML", where=" ".join(str(error).split())) from None
+        raise ConfigError(
+            "a paper's looks are not YAML", where=" ".join(str(error).split())
+        ) from None
     except ConfigError as error:
         error.facts["where"] = f"{path} {error.facts.get('where', '')}".strip()
         raise

@@ -20,7 +20,10 @@ def tied(values: Sequence[float], tie: float) -> list[float]:
 
 def ranks(values: Sequence[float]) -> list[float]:
     """Ranks from 1; equal values share the mean of theirs."""
-    return [sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2 for value in values]
+    return [
+        sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2
+        for value in values
+    ]
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -124,13 +124,23 @@ class Record:
         """
         place = tuple(slot.conditions[key] for key in table.keys)
         found = [
-            self.runs.get((place, slot.method, draw_of(job), job.point)) or _missing(slot, job) for job in slot.jobs
+            self.runs.get((place, slot.method, draw_of(job), job.point)) or _missing(slot, job)
+            for job in slot.jobs
         ]
-        return list({(run.run or index, run.point): run for index, run in enumerate(found)}.values())
+        return list(
+            {(run.run or index, run.point): run for index, run in enumerate(found)}.values()
+        )
 
 
 def _missing(slot: Slot, job: Job) -> RunRecord:
-    return RunRecord(dict(slot.conditions), slot.method, job.seed, draw_of(job), job.point, pooled=dict(job.pooled))
+    return RunRecord(
+        dict(slot.conditions),
+        slot.method,
+        job.seed,
+        draw_of(job),
+        job.point,
+        pooled=dict(job.pooled),
+    )
 
 
 def recorded(
@@ -148,7 +158,12 @@ def recorded(
     runs: dict[tuple[Place, str, str, str], RunRecord] = {}
     configs: dict[str, dict[str, Any]] = {}
     curves: dict[tuple[Place, str, str, str], Curve] = {}
-    needed = {(name, claim.curve, claim.axis) for claim in table.claims for name in (*claim.a, *claim.b) if claim.curve}
+    needed = {
+        (name, claim.curve, claim.axis)
+        for claim in table.claims
+        for name in (*claim.a, *claim.b)
+        if claim.curve
+    }
     for slot in cells:
         place = tuple(slot.conditions[key] for key in table.keys)
         for job in slot.jobs:
@@ -156,7 +171,9 @@ def recorded(
             row = _row(table, slot, job, run, root)
             if run.result:
                 row = replace(row, lossy=_lossy(run.config))
-                configs[row.config] = {key: value for key, value in run.config.items() if key not in _ELSEWHERE}
+                configs[row.config] = {
+                    key: value for key, value in run.config.items() if key not in _ELSEWHERE
+                }
             runs[place, slot.method, row.draw, row.point] = row
             for name, curve, axis in needed if run.result else ():
                 if name != slot.method or curve is None:
@@ -167,7 +184,9 @@ def recorded(
                     runs[place, slot.method, row.draw, row.point] = _damaged(row, error)
                     break
                 if points:
-                    curves[place, name, row.draw, curve] = [(x, table.headline.scale * y) for x, y in points]
+                    curves[place, name, row.draw, curve] = [
+                        (x, table.headline.scale * y) for x, y in points
+                    ]
     return replace(asked, runs=runs, curves=curves, configs=configs)
 
 
@@ -175,11 +194,20 @@ def _damaged(row: RunRecord, error: StorageError) -> RunRecord:
     return replace(row, value=None, by=None, status="damaged", error=error.what)
 
 
-_ELSEWHERE = ("overrides", "output_root", "data_root", "logger")  # of the machine, or said by the rest
+_ELSEWHERE = (
+    "overrides",
+    "output_root",
+    "data_root",
+    "logger",
+)  # of the machine, or said by the rest
 
 
 def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRecord:
-    where = run.folder.relative_to(root).as_posix() if run.folder.is_relative_to(root) else str(run.folder)
+    where = (
+        run.folder.relative_to(root).as_posix()
+        if run.folder.is_relative_to(root)
+        else str(run.folder)
+    )
     row = replace(
         _missing(slot, job),
         status=run.status,
@@ -226,12 +254,16 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
     )
 
 
-def _last_10(table: Table, slot: Slot, filled: Mapping[str, Value], result: Mapping[str, Any]) -> tuple[float, ...]:
+def _last_10(
+    table: Table, slot: Slot, filled: Mapping[str, Value], result: Mapping[str, Any]
+) -> tuple[float, ...]:
     """Empty where the column reads another number than the table's, and where older code made the result."""
     if table.headline.pooled_rounds is None or table.columns[slot.method].value is not None:
         return ()
     metric = table.headline.pooled_rounds.format(**filled).removeprefix("last_10.")
-    return tuple(value * table.headline.scale for value in result.get("last_10", {}).get(metric, ()))
+    return tuple(
+        value * table.headline.scale for value in result.get("last_10", {}).get(metric, ())
+    )
 
 
 def _lossy(config: Mapping[str, Any]) -> str:
@@ -239,7 +271,9 @@ def _lossy(config: Mapping[str, Any]) -> str:
     nodes = {"dataset": config["dataset"], "proxy.dataset": config.get("proxy", {}).get("dataset")}
     kinds = {key: locate(node["_target_"], Dataset, key) for key, node in nodes.items() if node}
     return " ".join(
-        str(config["choices"].get(key)) for key, kind in kinds.items() if not getattr(kind, "faithful", True)
+        str(config["choices"].get(key))
+        for key, kind in kinds.items()
+        if not getattr(kind, "faithful", True)
     )
 
 
@@ -288,7 +322,11 @@ def completed(record: Record, others: Iterable[Record]) -> Record:
         places = {(place, method, draw) for place, method, draw, _ in lacking}
         runs |= lacking
         curves |= {key: curve for key, curve in other.curves.items() if key[:3] in places}
-        configs |= {run.config: other.configs[run.config] for run in lacking.values() if run.config in other.configs}
+        configs |= {
+            run.config: other.configs[run.config]
+            for run in lacking.values()
+            if run.config in other.configs
+        }
     return replace(record, runs=runs, curves=curves, configs=configs)
 
 
@@ -302,7 +340,14 @@ def write(table: Table, record: Record, folder: Path) -> None:
     phases = list(dict.fromkeys(name for run in record.runs.values() for name in run.phases))
     parts = list(dict.fromkeys(name for run in record.runs.values() for name in run.parts))
     spread = [*(f"{_SECONDS}{name}" for name in phases), *(f"{_METRIC}{name}" for name in parts)]
-    head = ["table", *table.keys, *pooled, *(_heading(table, name) for name in names), "unit", *spread]
+    head = [
+        "table",
+        *table.keys,
+        *pooled,
+        *(_heading(table, name) for name in names),
+        "unit",
+        *spread,
+    ]
     rows = []
     for run in record.runs.values():
         values = asdict(run)
@@ -329,7 +374,10 @@ def write(table: Table, record: Record, folder: Path) -> None:
         (folder / CURVES).unlink(missing_ok=True)
     shared, own = parted(record.configs)
     write_json(folder / CONFIGS, {"of all": shared, "of each": own})
-    asked = {name: getattr(record, name) for name in ("form", "only", "seeds", "extra", "command", "drawn", "missed")}
+    asked = {
+        name: getattr(record, name)
+        for name in ("form", "only", "seeds", "extra", "command", "drawn", "missed")
+    }
     write_json(folder / ABOUT, {"table": table.name, **asked})
 
 
@@ -362,10 +410,16 @@ def read(table: Table, folder: Path) -> Record:
     for row in _rows(folder / RUNS):
         conditions = {key: _of_condition(row[key]) for key in table.keys}
         values = {
-            name: _value(text, kind) for name, kind in kinds.items() if (text := _there(row, table, name)) is not None
+            name: _value(text, kind)
+            for name, kind in kinds.items()
+            if (text := _there(row, table, name)) is not None
         }
         phases, parts = (
-            {name.removeprefix(kind): float(text) for name, text in row.items() if name.startswith(kind) and text}
+            {
+                name.removeprefix(kind): float(text)
+                for name, text in row.items()
+                if name.startswith(kind) and text
+            }
             for kind in (_SECONDS, _METRIC)
         )
         run = RunRecord(conditions, **values, phases=phases, parts=parts)
@@ -388,7 +442,9 @@ def pictures(record: Record, folder: Path) -> tuple[Picture, ...]:
         png, svg = (folder / f"report-{name}.{ending}" for ending in ("png", "svg"))
         if png.is_file():
             data = png.read_bytes()
-            found.append(Picture(name, title, svg.read_text() if svg.is_file() else _as_svg(data), data))
+            found.append(
+                Picture(name, title, svg.read_text() if svg.is_file() else _as_svg(data), data)
+            )
     return tuple(found)
 
 

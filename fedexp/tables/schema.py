@@ -69,7 +69,10 @@ class Grid:
     best: Literal["highest", "lowest"] = "highest"
 
     def __post_init__(self) -> None:
-        require(len({str(point) for point in self.points}) == len(self.points) > 0, "points: give some, each once")
+        require(
+            len({str(point) for point in self.points}) == len(self.points) > 0,
+            "points: give some, each once",
+        )
 
     @property
     def held_out(self) -> bool:
@@ -119,9 +122,13 @@ class Column:
 
     def __post_init__(self) -> None:
         require(
-            self.overrides is not None or bool(self.why), "overrides: null needs 'why': why is there no such method?"
+            self.overrides is not None or bool(self.why),
+            "overrides: null needs 'why': why is there no such method?",
         )
-        require(self.reads is None or self.role == "ours", "a column that reads another's numbers has the role 'ours'")
+        require(
+            self.reads is None or self.role == "ours",
+            "a column that reads another's numbers has the role 'ours'",
+        )
         _check_seeds(self.seeds)
 
     @property
@@ -153,7 +160,9 @@ class Headline:
     pooled_rounds: str | None = None
 
     def __post_init__(self) -> None:
-        if self.pooled_rounds is not None and not re.fullmatch(r"last_10\.[^.]+", self.pooled_rounds):
+        if self.pooled_rounds is not None and not re.fullmatch(
+            r"last_10\.[^.]+", self.pooled_rounds
+        ):
             metric = self.pooled_rounds.partition(".")[2].partition(".")[0]
             raise ConfigError(
                 f"'{self.pooled_rounds}' is no list of a run's last rounds",
@@ -257,16 +266,33 @@ class Claim:
     def __post_init__(self) -> None:
         require(len(self.a) > 0, f"claim {self.id}: a names no column")
         alone = self.test == "trend" or self.than is not None
-        require(alone != bool(self.b), f"claim {self.id}: b goes with every test but trend, and than instead of it")
-        require(self.than is None or self.test == "above", f"claim {self.id}: than goes with test=above")
-        require((self.test == "within") == (self.x is not None), f"claim {self.id}: x goes with test=within")
-        require((self.test == "trend") == (self.along is not None), f"claim {self.id}: along goes with test=trend")
+        require(
+            alone != bool(self.b),
+            f"claim {self.id}: b goes with every test but trend, and than instead of it",
+        )
+        require(
+            self.than is None or self.test == "above", f"claim {self.id}: than goes with test=above"
+        )
+        require(
+            (self.test == "within") == (self.x is not None),
+            f"claim {self.id}: x goes with test=within",
+        )
+        require(
+            (self.test == "trend") == (self.along is not None),
+            f"claim {self.id}: along goes with test=trend",
+        )
         curve = self.curve is not None and self.target is not None
-        require((self.test == "sooner") == curve, f"claim {self.id}: curve and target go with test=sooner")
+        require(
+            (self.test == "sooner") == curve,
+            f"claim {self.id}: curve and target go with test=sooner",
+        )
         alternatives = self.any_of is None or self.test in ("above", "sooner")
         require(alternatives, f"claim {self.id}: any_of goes with test=above and sooner")
         require(self.x is None or self.x > 0, f"claim {self.id}: x must be positive")
-        require(not isinstance(self.rows, int) or self.rows > 0, f"claim {self.id}: rows must be positive")
+        require(
+            not isinstance(self.rows, int) or self.rows > 0,
+            f"claim {self.id}: rows must be positive",
+        )
 
     @property
     def keys_along(self) -> tuple[str, ...]:
@@ -331,12 +357,17 @@ class Table:
     name: str = ""
 
     def __post_init__(self) -> None:
-        require(len({column.key for column in self.methods}) == len(self.methods) > 0, "methods: keys must differ")
+        require(
+            len({column.key for column in self.methods}) == len(self.methods) > 0,
+            "methods: keys must differ",
+        )
         _check_seeds(self.seeds)
         require(self.tie >= 0, "tie must not be negative")
         require(self.flop is None or self.flop > 0, "flop must be positive")
         require(self.paper_runs is None or self.paper_runs > 0, "paper_runs must be positive")
-        require(len({claim.id for claim in self.claims}) == len(self.claims), "claims: ids must differ")
+        require(
+            len({claim.id for claim in self.claims}) == len(self.claims), "claims: ids must differ"
+        )
         for key in self.keys:
             _known(key, self.conditions, "keys")
         for form in ("full", "reduced", "smoke"):
@@ -362,10 +393,17 @@ class Table:
         for where, path, column in [
             ("headline.value", self.headline.value, None),
             ("headline.pooled_rounds", self.headline.pooled_rounds or "", None),
-            *((f"methods.{column.key}.value", column.value or "", column) for column in self.methods),
+            *(
+                (f"methods.{column.key}.value", column.value or "", column)
+                for column in self.methods
+            ),
         ]:
             for key in _braced(path, where):
-                _known(key, [*self.keys, *(["point"] if column is not None and column.grid else [])], where)
+                _known(
+                    key,
+                    [*self.keys, *(["point"] if column is not None and column.grid else [])],
+                    where,
+                )
         for column in self.methods:
             self._check_grid(column)
             for other in (column.reads, column.equals and column.equals.column):
@@ -407,9 +445,7 @@ class Table:
         )
         problem = ""
         if not named:
-            problem = (
-                "nothing tells its points apart: {point} stands neither in overrides nor in every path that is read"
-            )
+            problem = "nothing tells its points apart: {point} stands neither in overrides nor in every path that is read"
         elif grid.by is None and (grid.best == "highest") != self.higher_is_better:
             problem = f"the {grid.best} of its numbers is the worst one in this table"
         elif any(claim.curve and column.key in (*claim.a, *claim.b) for claim in self.claims):
@@ -437,21 +473,28 @@ class Table:
             has = [name for name in ("smoke", "reduced") if self.shrunk(name)]
             raise ConfigError(
                 f"table {self.name} has no {form} form",
-                expected=" or ".join(f"--{name}" for name in has) or "no flag: it has the full form alone",
+                expected=" or ".join(f"--{name}" for name in has)
+                or "no flag: it has the full form alone",
             )
 
-    def printed(self, conditions: Mapping[str, Value], method: str) -> tuple[float | None, float | None]:
+    def printed(
+        self, conditions: Mapping[str, Value], method: str
+    ) -> tuple[float | None, float | None]:
         """The paper's number that a column is held against, and its deviation; None where it prints none."""
         printed = self.columns[method].reads or method
         for row in self.reference:
-            if row["method"] == printed and all(row.get(key) == conditions[key] for key in self.keys):
+            if row["method"] == printed and all(
+                row.get(key) == conditions[key] for key in self.keys
+            ):
                 value, sd = row.get("value"), row.get("sd")
                 return None if value is None else float(value), None if sd is None else float(sd)
         return None, None
 
 
 def _check_seeds(seeds: tuple[int, ...] | None) -> None:
-    require(seeds is None or len(set(seeds)) == len(seeds) > 0, "seeds: give at least one, each once")
+    require(
+        seeds is None or len(set(seeds)) == len(seeds) > 0, "seeds: give at least one, each once"
+    )
 
 
 def _known(name: Any, options: Iterable[str], where: str) -> None:
@@ -470,7 +513,10 @@ def _braced(path: str, where: str) -> list[str]:
 def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
     """Whether a cell is meant: every key of `where` has the cell's value, or lists it."""
     cell = {**conditions, "method": method}
-    return all(cell[key] in value if isinstance(value, list) else cell[key] == value for key, value in where.items())
+    return all(
+        cell[key] in value if isinstance(value, list) else cell[key] == value
+        for key, value in where.items()
+    )
 
 
 def with_tuned(table: Table) -> Table:
@@ -484,15 +530,28 @@ def with_tuned(table: Table) -> Table:
     for key in tuning.sweeps:
         _known(key, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
         base, setting = table.columns[key], tuning.setting(key)
-        rules = [rule for one in (table, table.reduced) if one for rule in one.rules if "method" in rule.where]
-        own = [override for rule in rules if fits(rule.where, tuning.cell, key) for override in rule.overrides]
+        rules = [
+            rule
+            for one in (table, table.reduced)
+            if one
+            for rule in one.rules
+            if "method" in rule.where
+        ]
+        own = [
+            override
+            for rule in rules
+            if fits(rule.where, tuning.cell, key)
+            for override in rule.overrides
+        ]
         column = replace(
             base,
             key=f"{key}_tuned",
             label=f"{base.label}, tuned" + (f" ({setting[0]})" if setting else ""),
             role="ours",
             overrides=setting and (*(base.overrides or ()), *own, *setting),
-            why="" if setting else f"not chosen yet: scripts/tune.py {table.tuned} {key} writes conf/tuned",
+            why=""
+            if setting
+            else f"not chosen yet: scripts/tune.py {table.tuned} {key} writes conf/tuned",
             where={**base.where, **tuning.where},
             equals=None,
         )
@@ -530,11 +589,17 @@ def read_table(path: Path, name: str) -> Table:
         node = read_yaml(path)
     except yaml.YAMLError as error:
         why = " ".join(str(error).replace("<unicode string>", path.name).split())
-        raise ConfigError("a table's file is not YAML", where=str(path), got=why, do="mend the file") from None
+        raise ConfigError(
+            "a table's file is not YAML", where=str(path), got=why, do="mend the file"
+        ) from None
     if not isinstance(node, dict):
-        raise ConfigError("a table's file must be a mapping", where=str(path), got=type(node).__name__)
+        raise ConfigError(
+            "a table's file must be a mapping", where=str(path), got=type(node).__name__
+        )
     try:
-        return replace(with_tuned(build(Table, {**node, "name": name}, "")), looks=read_looks(path.parent))
+        return replace(
+            with_tuned(build(Table, {**node, "name": name}, "")), looks=read_looks(path.parent)
+        )
     except ConfigError as error:
         inside = error.facts.get("where")
         error.facts["where"] = f"{path}" + (f", {inside}" if inside and inside != "config" else "")

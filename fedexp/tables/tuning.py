@@ -21,7 +21,9 @@ class Sweep:
     points: tuple[int | float, ...]
 
     def __post_init__(self) -> None:
-        require(len(set(self.points)) == len(self.points) > 1, "points: give two or more, each once")
+        require(
+            len(set(self.points)) == len(self.points) > 1, "points: give two or more, each once"
+        )
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,16 @@ class Tuning:
     results: dict[str, Swept] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require("val/" in self.by, f"by: a number of held-out data has val/ in its path, got {self.by}")
+        require(
+            "val/" in self.by, f"by: a number of held-out data has val/ in its path, got {self.by}"
+        )
         for method, results in self.results.items():
             sweep = self.sweeps.get(method)
-            fitting = sweep is not None and results.chosen in sweep.points and len(results.values) == len(sweep.points)
+            fitting = (
+                sweep is not None
+                and results.chosen in sweep.points
+                and len(results.values) == len(sweep.points)
+            )
             require(fitting, f"results.{method} is of other points: run scripts/tune.py again")
 
     def setting(self, method: str) -> tuple[str, ...] | None:

@@ -77,7 +77,11 @@ class Difference:
 
 
 def judge(
-    values: Sequence[float], paper: float, paper_sd: float | None, tolerance: float, paper_runs: int = 1
+    values: Sequence[float],
+    paper: float,
+    paper_sd: float | None,
+    tolerance: float,
+    paper_runs: int = 1,
 ) -> Judgement:
     """The verdict on at least one value of ours.
 
@@ -88,7 +92,9 @@ def judge(
         return Judgement("inconclusive", "a run's number is NaN")
     mean, n = statistics.mean(values), len(values)
     if n == 1:
-        return Judgement("inconclusive", "one seed", near=mean == paper or abs(mean - paper) <= tolerance)
+        return Judgement(
+            "inconclusive", "one seed", near=mean == paper or abs(mean - paper) <= tolerance
+        )
     if math.isinf(paper) or any(map(math.isinf, values)):
         return _infinite(values, paper)
     s = statistics.stdev(values) if len(set(values)) > 1 else 0.0
@@ -103,9 +109,7 @@ def judge(
         return Judgement(side, reason, interval, deterministic=not s)
     near = abs(found.d) <= tolerance
     settles = _settles(found, tolerance, near)
-    reason = (
-        f"{'near' if near else 'far'}: the difference is {found.d:+.3g}, 95 % interval {_shown(interval)}; {settles}"
-    )
+    reason = f"{'near' if near else 'far'}: the difference is {found.d:+.3g}, 95 % interval {_shown(interval)}; {settles}"
     return Judgement("inconclusive", reason, interval, near, settles, not s)
 
 
@@ -128,8 +132,14 @@ def _settles(found: Difference, tolerance: float, near: bool) -> str:
         if settled(found.with_seeds(n), tolerance):
             return f"{n} seeds would settle it"
     # Neither can be ruled out by the limit alone: Welch's interval may be narrower on the way there.
-    enough = any(settled(found.with_seeds(_MOST_SEEDS * 2**power), tolerance) for power in range(1, 32))
-    return f"more than {_MOST_SEEDS} seeds would settle it" if enough else "no number of seeds would settle it"
+    enough = any(
+        settled(found.with_seeds(_MOST_SEEDS * 2**power), tolerance) for power in range(1, 32)
+    )
+    return (
+        f"more than {_MOST_SEEDS} seeds would settle it"
+        if enough
+        else "no number of seeds would settle it"
+    )
 
 
 def _shown(interval: tuple[float, float]) -> str:
@@ -140,6 +150,8 @@ def mean_interval(values: Sequence[float], paper_runs: int) -> tuple[float, floa
     """Of 95 % for the mean of at least one finite difference, the paper's side being a mean of `paper_runs`; None below two."""
     if len(values) < 2:
         return None
-    found = Difference(statistics.mean(values), statistics.stdev(values), len(values), None, paper_runs)
+    found = Difference(
+        statistics.mean(values), statistics.stdev(values), len(values), None, paper_runs
+    )
     half = found.half_width(1 - LEVEL)
     return found.d - half, found.d + half

@@ -63,7 +63,9 @@ class Watch:
                 continue
             state = read_mapping(job.folder / "status.json")
             if state.get("status") == "done" and (job.folder / "result.json").exists():
-                seconds = read_mapping(job.folder / "result.json").get("seconds", {}).get("total", 0.0)
+                seconds = (
+                    read_mapping(job.folder / "result.json").get("seconds", {}).get("total", 0.0)
+                )
                 job.seconds, ended = float(seconds), True
                 self._done += 1
             elif state.get("status") == "failed" and _attempts(job.folder) > job.attempts:

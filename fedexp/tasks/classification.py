@@ -40,9 +40,15 @@ class Classification(Task):
                 raise ValueError(f"weights of classes are for logits, got rule '{rule}'")
             shares, totals = weights.to(stacked), weights.to(stacked).sum(0)
             return (stacked * shares[:, None]).sum(0) / totals.where(totals > 0, 1)
-        share = torch.full((len(outputs),), 1 / len(outputs)) if weights is None else weights / weights.sum()
+        share = (
+            torch.full((len(outputs),), 1 / len(outputs))
+            if weights is None
+            else weights / weights.sum()
+        )
         share = share.to(stacked).reshape(-1, 1, 1)
-        if rule == "probs":  # in log-space: a probability below float32's smallest is no infinite loss
+        if (
+            rule == "probs"
+        ):  # in log-space: a probability below float32's smallest is no infinite loss
             return torch.logsumexp(stacked.log_softmax(-1) + share.log(), 0)
         return (stacked * share).sum(0)
 

@@ -48,7 +48,9 @@ class Cvae(Task):
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """The members' mean, weighted if asked: no less than the loss of their mixture (Jensen). `rule` has no part."""
         share = torch.ones(len(outputs)) if weights is None else weights
-        return torch.einsum("i,i...->...", (share / share.sum()).to(outputs[0]), torch.stack(list(outputs)))
+        return torch.einsum(
+            "i,i...->...", (share / share.sum()).to(outputs[0]), torch.stack(list(outputs))
+        )
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"loss": output.sum().double(), "reconstruction_loss": output[:, 0].sum().double()}

@@ -47,13 +47,19 @@ class Segmentation(Task):
         weights = torch.ones(len(outputs)) if weights is None else weights.flatten()
         share = (weights / weights.sum()).to(stacked).reshape(-1, 1, 1, 1, 1)
         if rule == "probs":  # in log-space: neither of the two probabilities is rounded to 0
-            found, missed = F.logsigmoid(stacked) + share.log(), F.logsigmoid(-stacked) + share.log()
+            found, missed = (
+                F.logsigmoid(stacked) + share.log(),
+                F.logsigmoid(-stacked) + share.log(),
+            )
             return torch.logsumexp(found, 0) - torch.logsumexp(missed, 0)
         return (stacked * share).sum(0)
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         found, mask = output[:, 0] > 0, y > 0
-        both, either = (found & mask).sum((1, 2)).double(), (found.sum((1, 2)) + mask.sum((1, 2))).double()
+        both, either = (
+            (found & mask).sum((1, 2)).double(),
+            (found.sum((1, 2)) + mask.sum((1, 2))).double(),
+        )
         return {
             "dice": torch.where(either > 0, 2 * both / either, 1.0).sum(),
             "pixel_acc": (found == mask).double().mean((1, 2)).sum(),

@@ -43,7 +43,11 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     names = sorted({name for row in rows for name in row}, key=_rank)
     shown = [name for name in names if not name.endswith("_std") and "_of_class_" not in name]
     losses = [name for name in shown if "loss" in name.rpartition("/")[2]]
-    scores = [name for name in shown if name.startswith(("test/", "val/", "traced/")) and name not in losses]
+    scores = [
+        name
+        for name in shown
+        if name.startswith(("test/", "val/", "traced/")) and name not in losses
+    ]
     panels = [(label, group) for label, group in (("score", scores), ("loss", losses)) if group]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
@@ -52,7 +56,9 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     for position, (label, group) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), position)
         axes.spines[["top", "right"]].set_visible(False)
-        points = {name: [(row[axis], float(row[name])) for row in rows if name in row] for name in group}
+        points = {
+            name: [(row[axis], float(row[name])) for row in rows if name in row] for name in group
+        }
         if len(rows) == 1:
             _bars(axes, {name: values[0][1] for name, values in points.items()}, label)
         else:
@@ -84,11 +90,20 @@ def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, a
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(visible=True, alpha=0.25)
     # above the panel, where it hides no curve; the numbers are the last round's
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=7.5, frameon=False, borderaxespad=0.2)
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=2,
+        fontsize=7.5,
+        frameon=False,
+        borderaxespad=0.2,
+    )
 
 
 def _bars(axes: Axes, values: dict[str, float], label: str) -> None:
-    bars = axes.barh(list(values), list(values.values()), color=[_colour(name) for name in values], height=0.6)
+    bars = axes.barh(
+        list(values), list(values.values()), color=[_colour(name) for name in values], height=0.6
+    )
     axes.bar_label(bars, fmt="%.4g", padding=3, fontsize=8)
     axes.invert_yaxis()
     axes.set_ylim(max(len(values), 3) - 0.4, -0.6)  # few bars stay slim

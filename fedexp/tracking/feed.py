@@ -64,7 +64,9 @@ class Feed:
             self._thread.join(0.02)
             self._watch()
             if time.monotonic() > deadline and self._thread.is_alive():
-                self._failure = self._failure or f"it was not done {self._logger.timeout:g} s after the run"
+                self._failure = (
+                    self._failure or f"it was not done {self._logger.timeout:g} s after the run"
+                )
                 break
         self._watch()
         self._tell(strict=False)
@@ -96,8 +98,14 @@ class Feed:
         self._told = True
         name = type(self._logger).__name__
         if strict:
-            raise FedexpError(f"logger {name} failed: {self._failure}", where="logger", do="set logger.strict=false")
-        self._warn(f"warning: logger {name} is switched off: {self._failure}. The run goes on; its files are complete.")
+            raise FedexpError(
+                f"logger {name} failed: {self._failure}",
+                where="logger",
+                do="set logger.strict=false",
+            )
+        self._warn(
+            f"warning: logger {name} is switched off: {self._failure}. The run goes on; its files are complete."
+        )
 
     def _work(self) -> None:
         name = ""

@@ -30,7 +30,12 @@ class RunInfo:
 
     @classmethod
     def of(
-        cls, config: Mapping[str, Any], hashes: Mapping[str, str], folder: Path, group: str | None, resumed: bool
+        cls,
+        config: Mapping[str, Any],
+        hashes: Mapping[str, str],
+        folder: Path,
+        group: str | None,
+        resumed: bool,
     ) -> RunInfo:
         """What a run's resolved config says, under the id of its hashes."""
         choices = config["choices"]
@@ -40,7 +45,11 @@ class RunInfo:
             group=group,
             config={key: value for key, value in config.items() if key != "overrides"},
             folder=folder,
-            tags=tuple(str(choices[key]) for key in ("method", "dataset", "partition", "model") if choices.get(key)),
+            tags=tuple(
+                str(choices[key])
+                for key in ("method", "dataset", "partition", "model")
+                if choices.get(key)
+            ),
             resumed=resumed,
         )
 

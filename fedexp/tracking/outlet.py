@@ -92,7 +92,9 @@ class _Lasting:
         return getattr(self._stream, name)
 
     def _leave(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # what it has buffered would fail again when Python ends
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # what it has buffered would fail again when Python ends
             if (number := self._stream.fileno()) in (1, 2):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, number)

@@ -24,7 +24,9 @@ def draw_pictures(grids: Mapping[str, Tensor], folder: Path, step: int) -> None:
 
     for name, grid in grids.items():
         factor = max(1, _SIDE // max(grid.shape[-2:]))
-        images = grid.detach().float().cpu().repeat_interleave(factor, -1).repeat_interleave(factor, -2)
+        images = (
+            grid.detach().float().cpu().repeat_interleave(factor, -1).repeat_interleave(factor, -2)
+        )
         images = functional.pad(images, (0, 1, 0, 1), value=_WHITE)
         rows, columns, c, height, width = images.shape
         sheet = images.permute(0, 3, 1, 4, 2).reshape(rows * height, columns * width, c)[:-1, :-1]

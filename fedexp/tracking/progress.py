@@ -23,8 +23,16 @@ class Progress:
             would write across.
     """
 
-    def __init__(self, title: str, rounds: int, done: int = 0, shown: bool = True, name: str = "") -> None:
-        self._title, self._rounds, self._done, self._silent, self._name = title, rounds, done, not shown, name
+    def __init__(
+        self, title: str, rounds: int, done: int = 0, shown: bool = True, name: str = ""
+    ) -> None:
+        self._title, self._rounds, self._done, self._silent, self._name = (
+            title,
+            rounds,
+            done,
+            not shown,
+            name,
+        )
         self._bar: Any = None
         self._task: Any = None
         self._shown = 0.0
@@ -43,17 +51,26 @@ class Progress:
             # fits 80 columns; the title, which may be long, has a line of its own
             columns = (BarColumn(bar_width=14), MofNCompleteColumn(), TextColumn("rounds"))
             facts = (TextColumn("{task.fields[clients]}"), TextColumn("{task.fields[facts]}"))
-            self._bar = Bar(*columns, *facts, TextColumn("eta"), TimeRemainingColumn(), transient=True)
-            self._task = self._bar.add_task("", total=self._rounds, completed=self._done, clients="", facts="")
+            self._bar = Bar(
+                *columns, *facts, TextColumn("eta"), TimeRemainingColumn(), transient=True
+            )
+            self._task = self._bar.add_task(
+                "", total=self._rounds, completed=self._done, clients="", facts=""
+            )
             self._bar.start()
             self.note(self._title)
         if not self._silent:
-            self._teller = threading.Thread(target=self._tell_of_the_server, name="fedexp-progress", daemon=True)
+            self._teller = threading.Thread(
+                target=self._tell_of_the_server, name="fedexp-progress", daemon=True
+            )
             self._teller.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._ended.set()
         if self._teller is not None:
@@ -72,7 +89,9 @@ class Progress:
         now = time.monotonic()
         if now - self._shown >= _BAR_SECONDS:
             self._shown = now
-            self._bar.update(self._task, completed=self._done + done / of, clients=f"client {done}/{of}")
+            self._bar.update(
+                self._task, completed=self._done + done / of, clients=f"client {done}/{of}"
+            )
 
     def step(self, row: dict[str, Any], headline: str, within: int | None) -> None:
         """A step finished; `headline` names the metric to show, with the last value where it was not measured now.
@@ -110,14 +129,18 @@ class Progress:
                 continue
             text = f"server {_clock(now - since)}"
             if self._bar is None:
-                print(named(self._name, f"round {self._done + 1}/{self._rounds}, {text}"), flush=True)
+                print(
+                    named(self._name, f"round {self._done + 1}/{self._rounds}, {text}"), flush=True
+                )
             else:
                 self._bar.update(self._task, clients=text)
 
     def _within(self, round: int, step: int) -> None:
         """A step that does not end its round: shown now and then."""
         now = time.monotonic()
-        if self._silent or now - self._shown < (_LINE_SECONDS if self._bar is None else _BAR_SECONDS):
+        if self._silent or now - self._shown < (
+            _LINE_SECONDS if self._bar is None else _BAR_SECONDS
+        ):
             return
         self._shown = now
         text = f"round {round}/{self._rounds}, step {step}"

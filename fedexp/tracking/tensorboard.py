@@ -41,7 +41,9 @@ class TensorBoard(Logger):
             earlier.unlink()
         # purge_step makes a TensorBoard that is already showing this run forget the rounds it has
         self._writer = SummaryWriter(str(folder), purge_step=1 if run.resumed else None)
-        self._writer.add_text("config", f"```json\n{json.dumps(run.config, indent=2, default=str)}\n```", 0)
+        self._writer.add_text(
+            "config", f"```json\n{json.dumps(run.config, indent=2, default=str)}\n```", 0
+        )
         for row in history:
             self.log(row)
 

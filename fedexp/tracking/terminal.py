@@ -17,7 +17,11 @@ def console() -> Console:
     """Wide where there is no terminal: a table in a file is better wide than wrapped."""
     from rich.console import Console
 
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=220, no_color=True, highlight=False)
+    return (
+        Console(highlight=False)
+        if sys.stdout.isatty()
+        else Console(width=220, no_color=True, highlight=False)
+    )
 
 
 def print_result(result: dict[str, Any], folder: Path) -> None:
@@ -29,7 +33,9 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     name = headline["metric"]
     console = Console(highlight=False)
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row(name, f"[bold]{headline['value']:.4f}[/bold]  ({headline['rule'].replace('_', ' ')})")
+    table.add_row(
+        name, f"[bold]{headline['value']:.4f}[/bold]  ({headline['rule'].replace('_', ' ')})"
+    )
     last = result["metrics"].get(name)
     if last is not None and name in result["best"]:
         table.add_row("", f"last {last:.4f}, mean of last 10 {result['mean_last_10'][name]:.4f}, "
@@ -43,13 +49,26 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     table.add_row("seconds", f"{result['seconds']['total']:.2f}  ({seconds})")
     if result.get("steps_per_second") is not None:
         stacks = "Vectorized" in str(result.get("numerics"))
-        share = f", {result['stacked_share']:.0%} of them stacked" if stacks or result["stacked_share"] else ""
-        table.add_row("speed", f"{result['steps_per_second']:.0f} local steps a second of training{share}")
+        share = (
+            f", {result['stacked_share']:.0%} of them stacked"
+            if stacks or result["stacked_share"]
+            else ""
+        )
+        table.add_row(
+            "speed", f"{result['steps_per_second']:.0f} local steps a second of training{share}"
+        )
     table.add_row("memory", f"{memory_text(result['peak_memory'])} at its peak")
-    table.add_row("traffic", f"down {size_text(result['bytes']['down'])}, up {size_text(result['bytes']['up'])}")
+    table.add_row(
+        "traffic",
+        f"down {size_text(result['bytes']['down'])}, up {size_text(result['bytes']['up'])}",
+    )
     console.print(table)
     if result.get("test_data_in_training"):
-        console.print(f"test data reached training: {result['test_data_in_training']}", style="yellow", markup=False)
+        console.print(
+            f"test data reached training: {result['test_data_in_training']}",
+            style="yellow",
+            markup=False,
+        )
     if "profile" in result:
         _print_profile(result["profile"], console)
     console.print(f"folder: {folder}", markup=False, soft_wrap=True)
@@ -67,7 +86,9 @@ def _print_profile(report: dict[str, Any], console: Console) -> None:
             table.add_row(row["name"], f"{row['seconds']:.3f}", f"{row['share']:.1%}")
         table.add_section()
     console.print(table)
-    console.print(f"trace: {report['trace']} (open it in ui.perfetto.dev)", markup=False, soft_wrap=True)
+    console.print(
+        f"trace: {report['trace']} (open it in ui.perfetto.dev)", markup=False, soft_wrap=True
+    )
 
 
 def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
@@ -84,7 +105,11 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("job", "overrides", "status", "headline"):
         table.add_column(column, overflow="fold")
-    shared = [o for o in rows[0]["overrides"] if len(rows) > 1 and all(o in row["overrides"] for row in rows)]
+    shared = [
+        o
+        for o in rows[0]["overrides"]
+        if len(rows) > 1 and all(o in row["overrides"] for row in rows)
+    ]
     if shared:
         console.print(f"all jobs: {' '.join(shared)}", markup=False, soft_wrap=True)
     for number, row in enumerate(rows):

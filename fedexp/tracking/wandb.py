@@ -21,7 +21,9 @@ _NAME, _TAG = 128, 64  # lengths W&B accepts
 _MAX_WAIT = 30.0  # seconds for a server that does not answer
 _open: set[int] = set()  # loggers with a run in this process: they share W&B's one service
 _lock = threading.Lock()
-_unreached: dict[str, str] = {}  # why no server could be reached, by sweep: its next jobs here do not try again
+_unreached: dict[
+    str, str
+] = {}  # why no server could be reached, by sweep: its next jobs here do not try again
 
 
 @dataclass
@@ -74,9 +76,12 @@ class Wandb(Logger):
         """Send one round, with its pictures, unless W&B has it."""
         if row["step"] > self._sent:
             pictures = {
-                f"pictures/{name}": _image(path) for name, path in pictures_of(self._folder, row["step"]).items()
+                f"pictures/{name}": _image(path)
+                for name, path in pictures_of(self._folder, row["step"]).items()
             }
-            self._run.log({**row, **pictures}, step=row["step"], commit=True)  # now, not with the next step
+            self._run.log(
+                {**row, **pictures}, step=row["step"], commit=True
+            )  # now, not with the next step
             self._sent = row["step"]
 
     def summarize(self, values: dict[str, Any]) -> None:
@@ -89,7 +94,9 @@ class Wandb(Logger):
 
         artifact = wandb.Artifact(name, type=kind)
         for file in files:
-            artifact.add_file(str(file), policy="immutable", skip_cache=True)  # they are not copied elsewhere
+            artifact.add_file(
+                str(file), policy="immutable", skip_cache=True
+            )  # they are not copied elsewhere
         self._run.log_artifact(artifact)
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
@@ -127,13 +134,19 @@ class Wandb(Logger):
                 wandb.setup(wandb.Settings(silent=True))  # W&B's lines would break the progress bar
                 if not wandb.login(prompt=False, verify=False):
                     # also where WANDB_MODE=offline; without this check W&B would wait for a key to be typed
-                    raise wandb.errors.UsageError("no W&B account: `wandb login`, or set WANDB_API_KEY")
+                    raise wandb.errors.UsageError(
+                        "no W&B account: `wandb login`, or set WANDB_API_KEY"
+                    )
                 online = self._init(wandb, run, "online")
             except (wandb.errors.Error, TimeoutError, OSError) as error:
                 if self.strict or not _alone():
                     raise
                 wandb.teardown()  # it still holds the run that did not start, under the same id
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                reason = (
+                    str(error).strip().splitlines()[0]
+                    if str(error).strip()
+                    else type(error).__name__
+                )
                 if run.group is not None:
                     _unreached[run.group] = reason
                 self.say(
@@ -197,7 +210,9 @@ def _kill_service() -> bool:
     """End the process that W&B started for this one, frozen or not; its records so far are on disk. Whether there was one."""
     from wandb.sdk import wandb_setup
 
-    service = getattr(getattr(wandb_setup.singleton(), "_connection", None), "_proc", None)  # W&B has no public handle
+    service = getattr(
+        getattr(wandb_setup.singleton(), "_connection", None), "_proc", None
+    )  # W&B has no public handle
     process = getattr(service, "_process", None)
     if process is None:
         return False
@@ -210,8 +225,12 @@ def _environment(folder: Path) -> Iterator[None]:
     """W&B's folders inside the run's and its usage reports off, while it is imported and started; what the user has set
     stays."""
     folder.mkdir(parents=True, exist_ok=True)
-    ours = {f"WANDB_{name}_DIR": str(folder / name.lower()) for name in ("CACHE", "DATA", "ARTIFACT")}
-    ours = {k: v for k, v in {**ours, "WANDB_ERROR_REPORTING": "false"}.items() if k not in os.environ}
+    ours = {
+        f"WANDB_{name}_DIR": str(folder / name.lower()) for name in ("CACHE", "DATA", "ARTIFACT")
+    }
+    ours = {
+        k: v for k, v in {**ours, "WANDB_ERROR_REPORTING": "false"}.items() if k not in os.environ
+    }
     os.environ.update(ours)
     try:
         yield
@@ -252,7 +271,14 @@ def _summary(result: dict[str, Any]) -> dict[str, Any]:
         for name, value in (result.get(group) or {}).items():
             summary[f"{group}/{name}"] = value
     summary["partition/sha256"] = (result.get("partition") or {}).get("sha256")
-    for name in ("rounds", "rounds_to_target", "local_steps", "steps_per_second", "stacked_share", "attempts"):
+    for name in (
+        "rounds",
+        "rounds_to_target",
+        "local_steps",
+        "steps_per_second",
+        "stacked_share",
+        "attempts",
+    ):
         summary[name] = result.get(name)
     summary |= {name: value for name, value in result.items() if name.startswith("oracle/")}
     return {

@@ -36,7 +36,9 @@ pytestmark = pytest.mark.corpus
 MODULES = {"fedexp": run, "fedexp-table": table, "fedexp-runs": runs, "fedexp-data": data}
 LINES, COLUMNS = 24, 100  # a screen
 RIGHT_SHARE = 0.9  # of typos, with the right suggestion
-PASSING = re.compile(r"(status|environment)\.json|error\.txt|config\.yaml|lock|.*\.lock|\.(out|err)-.*")
+PASSING = re.compile(
+    r"(status|environment)\.json|error\.txt|config\.yaml|lock|.*\.lock|\.(out|err)-.*"
+)
 """Of a run that is refused as it resumes, its bookkeeping; locks; what a process of a test says."""
 STORED = ["rounds=1", "clients=4", "model.hidden=[4]", "threads=1", "method=local,fedavg"]
 """Runs that entries with `stored` find under ``outputs``."""
@@ -61,7 +63,10 @@ class Entry:
         (command,) = node.keys() & {*MODULES, "python"}
         rest = {key: value for key, value in node.items() if key not in (command, "says", "hint")}
         words = {key: node.get(key, []) for key in ("says", "hint")}
-        words = {key: [*map(str, value)] if isinstance(value, list) else [str(value)] for key, value in words.items()}
+        words = {
+            key: [*map(str, value)] if isinstance(value, list) else [str(value)]
+            for key, value in words.items()
+        }
         return cls(command, node[command], **words, **rest)
 
     def __str__(self) -> str:
@@ -73,7 +78,10 @@ class Entry:
 
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-CORPUS = [Entry.of(node) for node in yaml.load(Path(__file__).with_name("wrong_inputs.yaml").read_text(), LOADER)]
+CORPUS = [
+    Entry.of(node)
+    for node in yaml.load(Path(__file__).with_name("wrong_inputs.yaml").read_text(), LOADER)
+]
 TYPOS = [number for number, entry in enumerate(CORPUS) if entry.meant is not None]
 
 
@@ -87,7 +95,11 @@ class Answer:
 
     def suggests(self, meant: str) -> bool:
         """Whether what to do names it, in quotes."""
-        return any(f"'{meant}'" in line for line in self.told.splitlines() if line.lstrip().startswith("to do:"))
+        return any(
+            f"'{meant}'" in line
+            for line in self.told.splitlines()
+            if line.lstrip().startswith("to do:")
+        )
 
 
 @cache
@@ -161,12 +173,16 @@ def _somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def content(folder: Path) -> dict[str, bytes]:
     """What lies in it, but locks, a run's bookkeeping and what a test's process says."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not PASSING.fullmatch(path.name))
+    files = (
+        path for path in folder.rglob("*") if path.is_file() and not PASSING.fullmatch(path.name)
+    )
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def changes(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )
 
 
 def check(entry: Entry, found: Answer) -> None:
@@ -189,7 +205,11 @@ def test_it_is_refused_in_words(number: int) -> None:
 def test_typos_get_the_right_suggestion() -> None:
     missed = [f"{CORPUS[n]}: not '{CORPUS[n].meant}'\n{answer(n).told}" for n in TYPOS
               if not answer(n).suggests(str(CORPUS[n].meant))]  # fmt: skip
-    print(f"{len(TYPOS) - len(missed)} of {len(TYPOS)} typos got the right suggestion", *missed, sep="\n")
+    print(
+        f"{len(TYPOS) - len(missed)} of {len(TYPOS)} typos got the right suggestion",
+        *missed,
+        sep="\n",
+    )
     assert len(missed) <= (1 - RIGHT_SHARE) * len(TYPOS), "\n".join(missed)
 
 
@@ -200,13 +220,20 @@ def test_it_is_refused_by_a_process(entry: Entry) -> None:
     command = [sys.executable, "-B", "-c", start, *entry.argv]
     with folder_of(entry) as folder:
         before = content(folder)
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
-        check(entry, Answer(done.returncode, done.stdout + done.stderr, changes(before, content(folder))))
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=120
+        )
+        check(
+            entry,
+            Answer(done.returncode, done.stdout + done.stderr, changes(before, content(folder))),
+        )
 
 
 def test_the_corpus_is_one() -> None:
     """As large as it has to be, nothing twice, and every entry says what is expected of its answer."""
-    assert len(CORPUS) >= 200 and len({(str(entry), *entry.files.items()) for entry in CORPUS}) == len(CORPUS)
+    assert len(CORPUS) >= 200 and len(
+        {(str(entry), *entry.files.items()) for entry in CORPUS}
+    ) == len(CORPUS)
     assert sum(entry.process for entry in CORPUS) == 10
     assert len(TYPOS) >= 60
     assert all(entry.says and (entry.hint or entry.meant) for entry in CORPUS)

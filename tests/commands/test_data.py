@@ -28,7 +28,12 @@ def test_the_table_shows_every_count() -> None:
     rows = [line.split() for line in printed(partition_table(table)).splitlines()]
     for client in range(5):
         cells = [str(n) if n else "·" for n in table[client]]
-        assert [str(client), str(table[client].sum()), str((table[client] > 0).sum()), *cells] in rows
+        assert [
+            str(client),
+            str(table[client].sum()),
+            str((table[client] > 0).sum()),
+            *cells,
+        ] in rows
     assert any(row[:2] == ["total", str(table.sum())] for row in rows if row)
 
 
@@ -47,7 +52,9 @@ def test_many_classes_are_listed_by_size() -> None:
     assert "42: 99, 7: 12" in printed(partition_table(table))
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (5, 10), (100, 10), (5, 100), (100, 100), (1000, 10)])
+@pytest.mark.parametrize(
+    ("clients", "classes"), [(1, 2), (5, 10), (100, 10), (5, 100), (100, 100), (1000, 10)]
+)
 def test_pictures_of_every_size(tmp_path: Path, clients: int, classes: int) -> None:
     from PIL import Image
 
@@ -63,9 +70,22 @@ def test_pictures_leave_no_global_figure(tmp_path: Path) -> None:
     assert plt.get_fignums() == []
 
 
-def test_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_command(["show", "clients=4", "partition.val_fraction=0.1", "proxy.source=test", "proxy.size=20"]) == 0
+    assert (
+        run_command(
+            [
+                "show",
+                "clients=4",
+                "partition.val_fraction=0.1",
+                "proxy.source=test",
+                "proxy.size=20",
+            ]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     for part in (
         "clients=4",
@@ -107,7 +127,9 @@ def test_prepare_and_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (["show", "partition=file"], "no partition file is given"),
     ],
 )
-def test_errors_are_plain(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_plain(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_command(arguments) == 2
     captured = capsys.readouterr()
     assert message in captured.err and "Traceback" not in captured.err

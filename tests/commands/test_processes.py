@@ -38,7 +38,9 @@ SWEEP = ["-m", "method=fedavg,fedprox", "rounds=2", "clients=4"]
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "fedexp", *arguments]
-    return subprocess.Popen(command, cwd=folder, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command, cwd=folder, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def fork(folder: Path, *arguments: str) -> Forked:
@@ -59,13 +61,18 @@ def run_folder(folder: Path) -> Path:
 
 def hashes(folder: Path) -> dict[str, str]:
     names = ("metrics.jsonl", "model.safetensors", "partition.safetensors")
-    return {name: hashlib.sha256((run_folder(folder) / name).read_bytes()).hexdigest() for name in names}
+    return {
+        name: hashlib.sha256((run_folder(folder) / name).read_bytes()).hexdigest() for name in names
+    }
 
 
 def wait_for_rounds(folder: Path, rounds: int) -> None:
     """Until `rounds` rows are on disk."""
     deadline = time.monotonic() + 120
-    while sum(p.read_bytes().count(b"\n") for p in folder.glob("outputs/runs/*/*/metrics.jsonl")) < rounds:
+    while (
+        sum(p.read_bytes().count(b"\n") for p in folder.glob("outputs/runs/*/*/metrics.jsonl"))
+        < rounds
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.002)
 
@@ -94,7 +101,9 @@ def test_kill_9_and_resume_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interruption_is_marked_and_resumable(tmp_path: Path, straight: dict[str, str], signum: int, code: int) -> None:
+def test_interruption_is_marked_and_resumable(
+    tmp_path: Path, straight: dict[str, str], signum: int, code: int
+) -> None:
     process = fork(tmp_path, *SCAFFOLD)
     wait_for_rounds(tmp_path, 3)
     process.send_signal(signum)
@@ -107,7 +116,11 @@ def test_interruption_is_marked_and_resumable(tmp_path: Path, straight: dict[str
 
 
 def test_interruption_saves_what_is_done(tmp_path: Path) -> None:
-    run = ["rounds=3000", "clients=4", "memo.enabled=false"]  # the default checkpoint interval is far away
+    run = [
+        "rounds=3000",
+        "clients=4",
+        "memo.enabled=false",
+    ]  # the default checkpoint interval is far away
     process = fork(tmp_path, *run)
     wait_for_rounds(tmp_path, 20)
     process.send_signal(signal.SIGINT)
@@ -131,9 +144,18 @@ def processes_in(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_the_end_of_a_parallel_sweep_leaves_nobody_training_or_beginning(tmp_path: Path, signum: int) -> None:
+def test_the_end_of_a_parallel_sweep_leaves_nobody_training_or_beginning(
+    tmp_path: Path, signum: int
+) -> None:
     shared = shared_memory()
-    sweep = ["-m", "seed=0,1,2,3", "rounds=100000", "clients=4", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    sweep = [
+        "-m",
+        "seed=0,1,2,3",
+        "rounds=100000",
+        "clients=4",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+    ]
     process = start(tmp_path, *sweep)
     wait_for_rounds(tmp_path, 20)
     process.send_signal(signum)
@@ -143,7 +165,10 @@ def test_the_end_of_a_parallel_sweep_leaves_nobody_training_or_beginning(tmp_pat
     while processes_in(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    states = [json.loads(path.read_text())["status"] for path in tmp_path.glob("outputs/runs/*/*/status.json")]
+    states = [
+        json.loads(path.read_text())["status"]
+        for path in tmp_path.glob("outputs/runs/*/*/status.json")
+    ]
     assert len(states) <= 2 and (signum == signal.SIGTERM or set(states) == {"interrupted"}), states
     left = shared_memory() - shared
     while left & shared_memory():  # another test's, in a process beside this one, does not stay
@@ -156,17 +181,32 @@ def shared_memory() -> set[str]:
 
 
 def test_a_joblib_worker_that_is_killed_is_told_and_its_job_failed(tmp_path: Path) -> None:
-    sweep = ["-m", "seed=0,1", "rounds=100000", "clients=4", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    sweep = [
+        "-m",
+        "seed=0,1",
+        "rounds=100000",
+        "clients=4",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+    ]
     process = start(tmp_path, *sweep)
     wait_for_rounds(tmp_path, 2)
-    owners = [json.loads(path.read_text()) for path in tmp_path.glob("outputs/runs/*/*/status.json")]
+    owners = [
+        json.loads(path.read_text()) for path in tmp_path.glob("outputs/runs/*/*/status.json")
+    ]
     os.kill(owners[0]["pid"], signal.SIGKILL)
     told = finish(process, 1)
-    assert "a worker process died (SIGKILL)" in told and "Traceback" not in told and "running" not in told, told
+    assert (
+        "a worker process died (SIGKILL)" in told
+        and "Traceback" not in told
+        and "running" not in told
+    ), told
     assert "its process died" in told
 
 
-def test_resume_keeps_the_numerics_of_the_first_launch(tmp_path: Path, straight: dict[str, str]) -> None:
+def test_resume_keeps_the_numerics_of_the_first_launch(
+    tmp_path: Path, straight: dict[str, str]
+) -> None:
     process = fork(tmp_path, *SCAFFOLD)
     wait_for_rounds(tmp_path, 3)
     process.send_signal(signal.SIGKILL)
@@ -190,7 +230,10 @@ def test_three_launches_in_the_same_second(tmp_path: Path) -> None:
     processes = [fork(tmp_path, "rounds=60", "clients=4") for _ in range(3)]
     told = [finish(process) for process in processes]
     assert json.loads((run_folder(tmp_path) / "result.json").read_text())["attempts"] == 1
-    rounds = [json.loads(x)["round"] for x in (run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()]
+    rounds = [
+        json.loads(x)["round"]
+        for x in (run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()
+    ]
     assert rounds == list(range(1, 61))
     assert sum("already done" in text for text in told) == 2
 
@@ -198,7 +241,9 @@ def test_three_launches_in_the_same_second(tmp_path: Path) -> None:
 def test_on_running_fail(tmp_path: Path) -> None:
     first = fork(tmp_path, "rounds=5000", "clients=4")
     wait_for_rounds(tmp_path, 1)
-    assert "already being executed" in finish(fork(tmp_path, "rounds=5000", "clients=4", "on_running=fail"), 1)
+    assert "already being executed" in finish(
+        fork(tmp_path, "rounds=5000", "clients=4", "on_running=fail"), 1
+    )
     first.send_signal(signal.SIGTERM)
     finish(first, 143)
 
@@ -230,11 +275,20 @@ def test_launchers_run_skip_and_report(
     assert {p: p.read_bytes() for p in results} == results
     for path, stored in results.items():
         twin = serial_sweep(json.loads(stored)["numerics"]["threads"]) / path.relative_to(tmp_path)
-        assert (twin.parent / "metrics.jsonl").read_bytes() == (path.parent / "metrics.jsonl").read_bytes()
+        assert (twin.parent / "metrics.jsonl").read_bytes() == (
+            path.parent / "metrics.jsonl"
+        ).read_bytes()
 
 
 def test_a_launchers_failing_job_is_told(tmp_path: Path) -> None:
-    sweep = ["-m", "local.lr=1e30,0.1", "rounds=2", "clients=4", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    sweep = [
+        "-m",
+        "local.lr=1e30,0.1",
+        "rounds=2",
+        "clients=4",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+    ]
     told = finish(start(tmp_path, *sweep), 1)
     assert "1 done, 1 failed" in told and "returned NaN or infinity" in told
 
@@ -255,13 +309,36 @@ def test_logger_that_hangs_or_raises_cannot_stop_a_run(tmp_path: Path) -> None:
         "@dataclass\nclass Raises(Local):\n    def log(self, row):\n        raise OSError('disk full')\n\n\n"
         "@dataclass\nclass Hangs(Local):\n    def open(self, run, history):\n        time.sleep(3600)\n"
     )
-    for begin, name, said in ((fork, "Raises", "OSError: disk full"), (start, "Hangs", "took longer than 0.2 s")):
+    for begin, name, said in (
+        (fork, "Raises", "OSError: disk full"),
+        (start, "Hangs", "took longer than 0.2 s"),
+    ):
         out = finish(
-            begin(tmp_path, f"logger._target_=badloggers.{name}", "+logger.timeout=0.2", "rounds=3", "reuse=false")
+            begin(
+                tmp_path,
+                f"logger._target_=badloggers.{name}",
+                "+logger.timeout=0.2",
+                "rounds=3",
+                "reuse=false",
+            )
         )
         assert "switched off" in out and said in out and out.count("switched off") == 1
-        assert len((next(tmp_path.glob("outputs/runs/*/????????/metrics.jsonl"))).read_text().splitlines()) == 3
+        assert (
+            len(
+                (next(tmp_path.glob("outputs/runs/*/????????/metrics.jsonl")))
+                .read_text()
+                .splitlines()
+            )
+            == 3
+        )
     strict = finish(
-        fork(tmp_path, "logger._target_=badloggers.Raises", "+logger.strict=true", "rounds=200", "reuse=false"), 1
+        fork(
+            tmp_path,
+            "logger._target_=badloggers.Raises",
+            "+logger.strict=true",
+            "rounds=200",
+            "reuse=false",
+        ),
+        1,
     )
     assert "logger Raises failed" in strict

@@ -27,7 +27,9 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def results() -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(Path().glob("outputs/runs/*/*/result.json"))]
+    return [
+        json.loads(path.read_text()) for path in sorted(Path().glob("outputs/runs/*/*/result.json"))
+    ]
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -93,7 +95,9 @@ def results() -> list[dict]:
     (["-m", "clients=5,40", "partition.min_size=30", "partition.max_draws=2"], ["job 1 (clients=40", "2 draws of the"]),
     (["--cfg", "job", "seed_data=${sede}"], ["did you mean 'seed'?"]),
 ])  # fmt: skip
-def test_mistakes_are_told_before_anything_starts(arguments: list[str], said: list[str], capsys) -> None:
+def test_mistakes_are_told_before_anything_starts(
+    arguments: list[str], said: list[str], capsys
+) -> None:
     assert run_command([*arguments]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ") and "Traceback" not in told
@@ -102,7 +106,9 @@ def test_mistakes_are_told_before_anything_starts(arguments: list[str], said: li
     assert not Path("outputs").exists()
 
 
-def test_a_run_is_found_again_and_leaves_its_records(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_found_again_and_leaves_its_records(
+    capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedexp.running.execute.draw_curve", draw_curve)
     assert run_command(QUICK) == 0
     folder = next(Path().glob("outputs/runs/*/*"))
@@ -112,11 +118,17 @@ def test_a_run_is_found_again_and_leaves_its_records(capsys, monkeypatch: pytest
         "config.yaml", "environment.json", "partition.safetensors", "metrics.jsonl", "timing.jsonl", "result.json",
         "status.json", "model.safetensors", "curve.png", "checkpoint", "numerics.json", "data.json",
     }  # fmt: skip
-    assert "sources.json" not in names and not Path("outputs/sources").exists()  # of the user's own code alone
+    assert (
+        "sources.json" not in names and not Path("outputs/sources").exists()
+    )  # of the user's own code alone
     (result,) = results()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]
-    assert result["headline"] == {"metric": "test/global/acc", "rule": "last", "value": rows[-1]["test/global/acc"]}
+    assert result["headline"] == {
+        "metric": "test/global/acc",
+        "rule": "last",
+        "value": rows[-1]["test/global/acc"],
+    }
     assert result["local_steps"] == sum(row["local_steps"] for row in rows)
     parameters = 64 * 4 + 4 + 4 * 10 + 10
     assert result["bytes"] == {"up": 2 * 4 * parameters * 4, "down": 2 * 4 * parameters * 4}
@@ -143,14 +155,20 @@ def test_unusable_output_root_is_told(capsys) -> None:
 
 def test_reuse_false_runs_afresh_and_keeps_the_old(capsys) -> None:
     assert run_command(QUICK) == run_command([*QUICK, "reuse=false"]) == 0
-    old, new = sorted(Path().glob("outputs/runs/*/*/metrics.jsonl"), key=lambda p: len(p.parent.name))[::-1]
+    old, new = sorted(
+        Path().glob("outputs/runs/*/*/metrics.jsonl"), key=lambda p: len(p.parent.name)
+    )[::-1]
     assert old.read_bytes() == new.read_bytes()
     assert old.parent.name == f"{new.parent.name}.1"
 
 
 def test_sweep_resumes_where_something_is_missing(capsys) -> None:
     assert run_command(["-m", "method=fedavg,fedprox", *QUICK]) == 0
-    assert "sweep" in (out := capsys.readouterr().out) and "0 done, 2 to run" in out and "2 done" in out
+    assert (
+        "sweep" in (out := capsys.readouterr().out)
+        and "0 done, 2 to run" in out
+        and "2 done" in out
+    )
     assert len(results()) == 2
     assert run_command(["-m", "method=fedavg,fedprox", "seed=0,1", *QUICK]) == 0
     out = capsys.readouterr().out
@@ -158,12 +176,18 @@ def test_sweep_resumes_where_something_is_missing(capsys) -> None:
     assert not list(Path("outputs/sweeps").rglob("0"))
 
 
-def test_a_sweep_with_nothing_to_do_composes_each_job_once(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_with_nothing_to_do_composes_each_job_once(
+    capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = ["-m", "seed=0,1", *QUICK]
     assert run_command(sweep) == 0
-    (folder, _) = folders = sorted(path.parent for path in Path().glob("outputs/runs/*/*/result.json"))
+    (folder, _) = folders = sorted(
+        path.parent for path in Path().glob("outputs/runs/*/*/result.json")
+    )
     capsys.readouterr()
-    monkeypatch.setattr(launching, "run_hydra", lambda arguments: pytest.fail("Hydra composed the jobs again"))
+    monkeypatch.setattr(
+        launching, "run_hydra", lambda arguments: pytest.fail("Hydra composed the jobs again")
+    )
     assert run_command(sweep) == 0
     assert capsys.readouterr().out.count("already done") == len(folders)
     # a process that was killed: the result is not there, the status still says running, and nobody holds the lock
@@ -176,7 +200,9 @@ def test_a_sweep_with_nothing_to_do_composes_each_job_once(capsys, monkeypatch: 
     assert "1 done, 1 failed" in out and "its process died" in out
 
 
-def test_ctrl_c_while_jobs_are_composed_ends_quietly(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_jobs_are_composed_ends_quietly(
+    capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(jobs: object) -> None:
         raise KeyboardInterrupt
 
@@ -191,8 +217,14 @@ def test_a_failing_job_does_not_take_the_sweep_with_it(capsys) -> None:
     captured = capsys.readouterr()
     assert "1 done, 1 failed" in captured.out
     assert "client 0 returned NaN or infinity in hidden.0.weight" in captured.err
-    assert "training samples" in captured.err and "lr 1e+30" in captured.err and "Traceback" not in captured.err
-    assert "Error executing" not in captured.err and "HYDRA_FULL_ERROR" not in captured.err  # said once, in our words
+    assert (
+        "training samples" in captured.err
+        and "lr 1e+30" in captured.err
+        and "Traceback" not in captured.err
+    )
+    assert (
+        "Error executing" not in captured.err and "HYDRA_FULL_ERROR" not in captured.err
+    )  # said once, in our words
     failed = next(p.parent for p in Path().glob("outputs/runs/*/*/error.txt"))
     assert json.loads((failed / "status.json").read_text())["status"] == "failed"
     assert "Traceback" in (failed / "error.txt").read_text()
@@ -218,7 +250,10 @@ def test_headline_rules() -> None:
     for rule in ("last", "mean_last_10", "best_on_val"):
         assert run_command([*base, f"headline.rule={rule}"]) == 0
     by_rule = {r["headline"]["rule"]: r for r in results()}
-    rows = [json.loads(x) for x in next(Path().glob("outputs/runs/*/*/metrics.jsonl")).read_text().splitlines()]
+    rows = [
+        json.loads(x)
+        for x in next(Path().glob("outputs/runs/*/*/metrics.jsonl")).read_text().splitlines()
+    ]
     seen = [row for row in rows if "test/global/acc" in row]
     assert [row["round"] for row in seen] == [2, 4, 6, 8, 10, 12]
     assert by_rule["last"]["headline"]["value"] == seen[-1]["test/global/acc"]
@@ -231,12 +266,23 @@ def test_headline_rules() -> None:
 def test_smoke_shrinks_anything() -> None:
     assert (
         run_command(
-            ["debug=smoke", "clients=100", "clients_per_round=10", "rounds=500", "model=resnet18_gn", "model.width=8"]
+            [
+                "debug=smoke",
+                "clients=100",
+                "clients_per_round=10",
+                "rounds=500",
+                "model=resnet18_gn",
+                "model.width=8",
+            ]
         )
         == 0
     )
     (result,) = results()
-    assert result["rounds"] == 2 and result["partition"]["clients"] == 4 and result["local_steps"] == 16
+    assert (
+        result["rounds"] == 2
+        and result["partition"]["clients"] == 4
+        and result["local_steps"] == 16
+    )
 
 
 def test_same_seed_gives_every_method_the_same_clients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +300,12 @@ def test_same_seed_gives_every_method_the_same_clients(monkeypatch: pytest.Monke
             return chosen
 
         monkeypatch.setattr(env.Sampling, "draw", draw)
-        assert run_command([f"method={method}", "clients_per_round=3", "memo.enabled=false", "rounds=3"]) == 0
+        assert (
+            run_command(
+                [f"method={method}", "clients_per_round=3", "memo.enabled=false", "rounds=3"]
+            )
+            == 0
+        )
     assert len({json.dumps(record) for record in drawn.values()}) == 1
     assert len({tuple(chosen) for _, chosen in drawn["fedavg"]}) > 1
 
@@ -276,7 +327,12 @@ def test_memo_trains_first_rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained == [0, 1, 2, 3]
     with_memo = {r["method"]: r["headline"]["value"] for r in results()}
     for method in ("local", "fedavg"):
-        assert run_command([f"method={method}", "rounds=1", "clients=4", "reuse=false", "engine=serial"]) == 0
+        assert (
+            run_command(
+                [f"method={method}", "rounds=1", "clients=4", "reuse=false", "engine=serial"]
+            )
+            == 0
+        )
     assert {r["method"]: r["headline"]["value"] for r in results()} == with_memo
 
 
@@ -290,7 +346,9 @@ def test_own_conf_with_a_builtins_name_is_refused(capsys) -> None:
 def test_readme_example_of_an_own_method_runs(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """The README's code, YAML and command, as they stand there; power 1 must be FedAvg to the bit."""
     blocks = re.findall(r"```(\w*)\n(.*?)```", README.read_text(), flags=re.S)
-    code = next(text for kind, text in blocks if kind == "python" and text.startswith("# mymethods.py"))
+    code = next(
+        text for kind, text in blocks if kind == "python" and text.startswith("# mymethods.py")
+    )
     yaml = next(text for kind, text in blocks if kind == "yaml")
     command = next(text for kind, text in blocks if "power_mean" in text and not kind).split()
     assert len(code.splitlines()) < 30
@@ -303,7 +361,9 @@ def test_readme_example_of_an_own_method_runs(monkeypatch: pytest.MonkeyPatch, c
     assert run_command(["rounds=2"]) == 0
     values = {tuple(r["overrides"]): r["metrics"] for r in results()}
     assert len(values) == 4
-    assert values[("aggregator=power_mean", "aggregator.power=1", "rounds=2")] == values[("rounds=2",)]
+    assert (
+        values[("aggregator=power_mean", "aggregator.power=1", "rounds=2")] == values[("rounds=2",)]
+    )
     assert run_command(["aggregator=power_mean", "+aggregator.powr=1"]) == 2
     assert "did you mean 'power'?" in capsys.readouterr().err
 
@@ -340,7 +400,9 @@ def test_help_and_a_mistyped_key_load_no_torch() -> None:
         "refused = run_command(['-m', 'local.lrr=1', 'seed=0,1']); slow = {'torch', 'wandb'} & set(sys.modules);"
         "sys.exit(f'imported {bad} {slow}' if bad or slow or code or refused != 2 else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0 and "did you mean 'local.lr'?" in done.stderr, done.stderr
 
 
@@ -363,15 +425,30 @@ def test_help_lists_every_group_and_the_users_own_options(capsys) -> None:
     Path("conf/model").mkdir(parents=True)
     Path("conf/model/mine.yaml").write_text("_target_: mine.Net")
     assert run_command(["-h", "rounds=1"]) == 0
-    groups = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
-    assert "mine" in groups["model"].split(", ") and {"fedavg", "scaffold"} <= set(groups["method"].split(", "))
-    assert "ma_echo/table1" in groups["experiment"].split(", ") and not {"by_dataset", "table", "tuned"} & {*groups}
+    groups = dict(
+        line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line
+    )
+    assert "mine" in groups["model"].split(", ") and {"fedavg", "scaffold"} <= set(
+        groups["method"].split(", ")
+    )
+    assert "ma_echo/table1" in groups["experiment"].split(", ") and not {
+        "by_dataset",
+        "table",
+        "tuned",
+    } & {*groups}
 
 
-def test_help_of_a_group_has_each_options_first_comment_and_of_a_key_its_part_of_the_config(capsys) -> None:
+def test_help_of_a_group_has_each_options_first_comment_and_of_a_key_its_part_of_the_config(
+    capsys,
+) -> None:
     Path("conf/model").mkdir(parents=True)
     Path("conf/model/mine.yaml").write_text("# My own net.\n_target_: mine.Net")
-    assert run_command(["--help", "method"]) == run_command(["--help", "model"]) == run_command(["--help", "eval"]) == 0
+    assert (
+        run_command(["--help", "method"])
+        == run_command(["--help", "model"])
+        == run_command(["--help", "eval"])
+        == 0
+    )
     told = capsys.readouterr().out
     lines = [line.split("  ", 2) for line in told.splitlines()]
     shown = {line[1]: line[2].strip() for line in lines if len(line) == 3}
@@ -388,9 +465,16 @@ def test_a_dry_run_counts_checks_and_estimates_by_other_seeds(capsys) -> None:
     capsys.readouterr()
     assert run_command(["--dry-run", "-m", *QUICK, "seed=1,2,3", "method=fedavg,fedprox"]) == 0
     told = capsys.readouterr().out
-    assert "6 runs - 1 done, 5 to run" in told and "for 2 of them by stored runs" in told and "the other 3" in told
+    assert (
+        "6 runs - 1 done, 5 to run" in told
+        and "for 2 of them by stored runs" in told
+        and "the other 3" in told
+    )
     assert f"about {duration(2 * result['seconds']['total'])}," in told and "are free under" in told
-    assert run_command(["--dry-run", *QUICK, "seed=1"]) == 0 and run_command(["--dry-run", "rounds=3"]) == 0
+    assert (
+        run_command(["--dry-run", *QUICK, "seed=1"]) == 0
+        and run_command(["--dry-run", "rounds=3"]) == 0
+    )
     told = capsys.readouterr().out
     assert "1 runs - 1 done, 0 to run\ndry run: 1 runs - 0 done, 1 to run\ntime: not known" in told
     assert run_command(["--dry-run", "-m", "method=fedavg,krum", "clients=2"]) == 2
@@ -425,7 +509,10 @@ def test_a_split_that_takes_long_to_draw_is_announced(capsys, monkeypatch) -> No
     hopeless = ["partition.alpha=0.01", "partition.min_size=140", "partition.max_seconds=0.5"]
     assert run_command(hopeless) == 2
     told = capsys.readouterr().err
-    assert told.startswith("drawing the split again and again, for at most 0.5 s") and "all left a client under" in told
+    assert (
+        told.startswith("drawing the split again and again, for at most 0.5 s")
+        and "all left a client under" in told
+    )
 
 
 def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, capsys) -> None:
@@ -437,7 +524,9 @@ def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, c
                 folder = tmp_path / root / "pictures" / split / label
                 folder.mkdir(parents=True)
                 for number in range(12):
-                    Image.new("L", (8, 8), shade + number + 20 * (label == "y")).save(folder / f"{number}.png")
+                    Image.new("L", (8, 8), shade + number + 20 * (label == "y")).save(
+                        folder / f"{number}.png"
+                    )
     run = ["dataset=image_folder", "dataset.folder=pictures", "dataset.shape=[1,8,8]", "dataset.num_classes=2",
            "dataset.mean=[0.5]", "dataset.std=[0.5]", "partition=iid", "rounds=1", "clients=2"]  # fmt: skip
     assert run_command([*run, "data_root=a"]) == 0
@@ -466,7 +555,9 @@ def test_a_crash_between_result_and_status_is_mended(capsys) -> None:
     for path in Path().glob("outputs/runs/*/*/status.json"):
         path.write_text(path.read_text().replace('"done"', '"running"'))
     assert run_command(sweep) == 0
-    assert {json.loads(p.read_text())["status"] for p in Path().glob("outputs/runs/*/*/status.json")} == {"done"}
+    assert {
+        json.loads(p.read_text())["status"] for p in Path().glob("outputs/runs/*/*/status.json")
+    } == {"done"}
 
 
 def test_broken_yaml_of_the_users_is_told(capsys) -> None:
@@ -528,7 +619,16 @@ def test_several_values_without_m_point_to_it(capsys) -> None:
 
 def test_stop_on_a_loss_waits_until_it_is_small() -> None:
     assert (
-        run_command(["rounds=30", "clients=4", "local.lr=0.2", "stop.metric=test/global/loss", "stop.target=1.0"]) == 0
+        run_command(
+            [
+                "rounds=30",
+                "clients=4",
+                "local.lr=0.2",
+                "stop.metric=test/global/loss",
+                "stop.target=1.0",
+            ]
+        )
+        == 0
     )
     (result,) = results()
     assert 1 < result["rounds"] < 30 and result["metrics"]["test/global/loss"] <= 1.0

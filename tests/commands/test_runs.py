@@ -30,7 +30,9 @@ def make(root: Path, status: str, *, name: str = f"fedavg-digits-{CONFIG_HASH}",
     moment = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=minutes)
     config = config or {"method": "fedavg", "seed": 0, "local": {"lr": 0.05}, "device": "cpu"}
     choices = {"method": "fedavg", "dataset": "digits"}
-    write_text(folder / "config.yaml", json.dumps(config | {"choices": choices, "overrides": ["seed=0"]}))
+    write_text(
+        folder / "config.yaml", json.dumps(config | {"choices": choices, "overrides": ["seed=0"]})
+    )
     facts = {"pid": 1, "host": "h", "attempt": 1, "round": 2, "rounds": 3, "error": None}
     write_json(folder / "status.json", {"status": status, "updated": moment.isoformat(), **facts})
     (folder / "checkpoint" / "tensors").mkdir(parents=True)
@@ -39,7 +41,13 @@ def make(root: Path, status: str, *, name: str = f"fedavg-digits-{CONFIG_HASH}",
         (folder / "lock").touch()
     if status == "done":
         headline = {"metric": "test/global/acc", "rule": "last", "value": value}
-        result = {"status": "done", "choices": choices, "overrides": ["seed=0"], "headline": headline, "rounds": 3}
+        result = {
+            "status": "done",
+            "choices": choices,
+            "overrides": ["seed=0"],
+            "headline": headline,
+            "rounds": 3,
+        }
         result |= {
             "partition": {"sha256": "5" * 64},
             "hashes": {"config": "c" * 32, "code": "d" * 32},
@@ -55,7 +63,9 @@ def listed(root: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any
     return json.loads(capsys.readouterr().out)
 
 
-def test_list_is_newest_first_and_tells_stale_from_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_is_newest_first_and_tells_stale_from_running(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make(tmp_path, "done", minutes=30)
     make(tmp_path, "done", code=f"{CODE_HASH}.1", minutes=40)
     make(tmp_path, "running", name="scaffold-mnist-00000001", minutes=20)
@@ -67,28 +77,48 @@ def test_list_is_newest_first_and_tells_stale_from_running(tmp_path: Path, capsy
         assert run_command(["list", "--root", str(tmp_path)]) == 0
     assert [row["status"] for row in rows] == ["failed", "running", "stale", "done", "done"]
     assert [row["set_aside"] for row in rows] == [False, False, False, False, True]
-    assert [row["headline"] and row["headline"]["value"] for row in rows] == [None, None, None, 0.5, 0.5]
+    assert [row["headline"] and row["headline"]["value"] for row in rows] == [
+        None,
+        None,
+        None,
+        0.5,
+        0.5,
+    ]
     assert rows[1]["method"] == "fedavg" and (rows[1]["round"], rows[1]["rounds"]) == (2, 3)
     assert all(row["bytes"] > 1000 for row in rows)
     table = capsys.readouterr().out
-    assert "scaffold-mnist-00000001/89abcdef" in table and "stale" in table and "2/3" in table and "5 runs" in table
+    assert (
+        "scaffold-mnist-00000001/89abcdef" in table
+        and "stale" in table
+        and "2/3" in table
+        and "5 runs" in table
+    )
 
 
-def test_parts_that_are_not_the_methods_own_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_that_are_not_the_methods_own_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = make(tmp_path, "done")
     result = json.loads((folder / "result.json").read_text())
     own = {"trainer": "sgd", "aggregator": "mean", "server_optimizer": "sgd"}
     for other in ({}, {"trainer": "scaffold", "aggregator": "fednova"}):
         choices, swapped = own | other, [f"{part}={option}" for part, option in other.items()]
-        write_json(folder / "result.json", result | {"choices": result["choices"] | choices, "overrides": swapped})
+        write_json(
+            folder / "result.json",
+            result | {"choices": result["choices"] | choices, "overrides": swapped},
+        )
         (run,) = listed(tmp_path, capsys)
         assert run["swapped"] == swapped
         assert run_command(["list", "--root", str(tmp_path)]) == 0
         shown = capsys.readouterr().out
-        assert " ".join(["fedavg", *swapped]) in shown and all(shown.count(part) == 1 for part in swapped)
+        assert " ".join(["fedavg", *swapped]) in shown and all(
+            shown.count(part) == 1 for part in swapped
+        )
 
 
-def test_list_without_runs_and_with_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_without_runs_and_with_damaged_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert listed(tmp_path, capsys) == []
     assert run_command(["list", "--root", str(tmp_path)]) == 0
     folder = make(tmp_path, "done")
@@ -96,19 +126,32 @@ def test_list_without_runs_and_with_damaged_files(tmp_path: Path, capsys: pytest
         (folder / name).write_text('{"cut')
     (row,) = listed(tmp_path, capsys)
     assert (row["status"], row["method"], row["dataset"]) == ("damaged", "fedavg", "digits")
-    assert run_command(["clean", "--failed", "--stale", "--yes", "--root", str(tmp_path)]) == 0 and folder.exists()
-    assert run_command(["clean", "--damaged", "--yes", "--root", str(tmp_path)]) == 0 and not folder.exists()
+    assert (
+        run_command(["clean", "--failed", "--stale", "--yes", "--root", str(tmp_path)]) == 0
+        and folder.exists()
+    )
+    assert (
+        run_command(["clean", "--damaged", "--yes", "--root", str(tmp_path)]) == 0
+        and not folder.exists()
+    )
 
 
-def test_a_finished_run_with_a_damaged_status_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_with_a_damaged_status_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = make(tmp_path, "done")
     (folder / "status.json").write_text('{"cut')
     (row,) = listed(tmp_path, capsys)
     assert row["status"] == "done"
-    assert run_command(["clean", "--damaged", "--yes", "--root", str(tmp_path)]) == 0 and folder.exists()
+    assert (
+        run_command(["clean", "--damaged", "--yes", "--root", str(tmp_path)]) == 0
+        and folder.exists()
+    )
 
 
-def test_show_by_path_by_part_and_nearest_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_by_path_by_part_and_nearest_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = make(tmp_path, "done")
     make(tmp_path, "done", code=f"{CODE_HASH}.1")
     make(tmp_path, "failed", name="scaffold-mnist-00000002")
@@ -125,12 +168,18 @@ def test_show_by_path_by_part_and_nearest_name(tmp_path: Path, capsys: pytest.Ca
     assert "fits 3 runs" in capsys.readouterr().err
 
 
-def test_diff_names_what_differs_and_what_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_names_what_differs_and_what_matters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make(tmp_path, "done", value=0.5)
     other = {"method": "fedavg", "seed": 0, "local": {"lr": 0.1, "clip": None}, "device": "cuda"}
     make(tmp_path, "done", name="fedavg-digits-00000002", value=0.75, config=other)
     assert run_command(["diff", CONFIG_HASH, "00000002", "--root", str(tmp_path)]) == 0
-    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.strip()}
+    lines = {
+        line.split()[0]: line.split()
+        for line in capsys.readouterr().out.splitlines()
+        if line.strip()
+    }
     assert lines["local.lr"] == ["local.lr", "0.05", "0.1"]
     assert lines["local.clip"] == ["local.clip", "-", "null"]
     assert lines["device"][1:5] == ["(no", "effect", "on", "results)"]
@@ -163,7 +212,9 @@ def test_clean_deletes_what_was_named_and_only_when_told(
     assert (folders["done"] / "result.json").exists()
 
 
-def test_clean_keeps_what_is_being_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clean_keeps_what_is_being_executed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # a failed run that was just launched again, a done one that is being read, a running one
     folders = [make(tmp_path, status, name=f"fedavg-digits-0000000{n}")
                for n, status in enumerate(["failed", "done", "running"])]  # fmt: skip
@@ -174,7 +225,9 @@ def test_clean_keeps_what_is_being_executed(tmp_path: Path, capsys: pytest.Captu
     everything = ["--failed", "--stale", "--checkpoints", "--memo", "--yes"]
     assert run_command(["clean", "--root", str(tmp_path), *everything]) == 0
     assert sorted(tmp_path.rglob("*")) == before
-    assert capsys.readouterr().out.count("being executed") == 2  # the running one is no candidate at all
+    assert (
+        capsys.readouterr().out.count("being executed") == 2
+    )  # the running one is no candidate at all
     for lock in locks:
         lock.release()
     assert run_command(["clean", "--root", str(tmp_path), *everything]) == 0
@@ -185,15 +238,21 @@ def test_old_code_is_what_today_would_not_reuse(tmp_path: Path) -> None:
     config = compose([])
     now = make(tmp_path, "done", code=code_hash(config)[:8], config=config)
     old = make(tmp_path, "done", code="00000000", config=config)
-    elsewhere = make(tmp_path, "done", code="00000001", config={"trainer": {"_target_": "plugin_not_here.Mine"}})
+    elsewhere = make(
+        tmp_path, "done", code="00000001", config={"trainer": {"_target_": "plugin_not_here.Mine"}}
+    )
     assert run_command(["clean", "--root", str(tmp_path), "--old-code", "--yes"]) == 0
     assert [folder.exists() for folder in (now, old, elsewhere)] == [True, False, True]
 
 
-def test_clean_imports_nothing_that_a_stored_config_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_imports_nothing_that_a_stored_config_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "__init__.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    (tmp_path / "foreign" / "__init__.py").write_text(
+        "from pathlib import Path\nPath('imported').touch()\n"
+    )
     (tmp_path / "foreign" / "part.py").write_text("")
     folder = make(tmp_path, "done", config={"trainer": {"_target_": "foreign.part.Mine"}})
     assert run_command(["clean", "--root", str(tmp_path), "--old-code", "--yes"]) == 0
@@ -209,7 +268,9 @@ def test_clean_memo_keeps_what_belongs_to_running_jobs(tmp_path: Path) -> None:
     assert left == {".abd.safetensors.1.part", "x.lock"}
 
 
-def test_clean_of_nothing_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clean_of_nothing_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_command(["clean", "--root", str(tmp_path)]) == 2
     assert "--failed" in capsys.readouterr().err
 

@@ -46,7 +46,11 @@ def config(method: str, seed: int, alpha: float, **others: Any) -> dict[str, Any
         "partition": {"alpha": alpha},
         "local": {"betas": [0.9, 0.5]},
     }
-    return keys | {"trainer": {"_target_": f"x.{method}"}, "profile": False, "stop": {"target": None}} | others
+    return (
+        keys
+        | {"trainer": {"_target_": f"x.{method}"}, "profile": False, "stop": {"target": None}}
+        | others
+    )
 
 
 def store(
@@ -64,7 +68,10 @@ def store(
     folder = make(root, "done", name=name, value=value, code=code, minutes=minutes, config=own)
     result = json.loads((folder / "result.json").read_text())
     choices = {"method": method, "dataset": "digits", "partition": "dirichlet"}
-    extra = {"metrics": {"test/global/acc": value, "test/global/loss": 1 - value}, "seconds": {"total": 3.0}}
+    extra = {
+        "metrics": {"test/global/acc": value, "test/global/loss": 1 - value},
+        "seconds": {"total": 3.0},
+    }
     write_json(folder / "result.json", result | {"choices": choices} | extra)
     return folder
 
@@ -83,14 +90,20 @@ def names(root: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> li
     (["stop.target=null"], 10), (["local.betas=[0.9,0.5]"], 10), (["headline<1"], 9), (["name>=scaffold"], 1),
     (["profile=False"], 10), (["updated>2020"], 10),
 ])  # fmt: skip
-def test_conditions(root: Path, capsys: pytest.CaptureFixture[str], conditions: list[str], left: int) -> None:
+def test_conditions(
+    root: Path, capsys: pytest.CaptureFixture[str], conditions: list[str], left: int
+) -> None:
     assert len(names(root, capsys, *conditions)) == left
 
 
-def test_lists_are_sorted_and_say_how_many_are_left(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_are_sorted_and_say_how_many_are_left(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = names(root, capsys, "--sort", "headline", "seed<3")
     assert [value for _, value in rows] == [0.9, 0.9, 0.85, 0.77, 0.75, 0.74, 0.72, 0.7, 0.1]
-    assert [method for method, _ in names(root, capsys, "--sort", "method", "seed=0,7")] == ["fedavg"] * 4 + [
+    assert [method for method, _ in names(root, capsys, "--sort", "method", "seed=0,7")] == [
+        "fedavg"
+    ] * 4 + [
         "fedprox",
         "scaffold",
     ]
@@ -115,48 +128,77 @@ def test_lists_are_sorted_and_say_how_many_are_left(root: Path, capsys: pytest.C
     (["table", "rows=method", "cols=partition"], "do:|partition.alpha=0.1), or rows=method,partition.alpha"),
     (["rerun", "f0000000"], "no result to compare"), (["export", "--wandb", "offline", "status=failed"], "no finished run"),
 ])  # fmt: skip
-def test_mistakes_are_told(root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+def test_mistakes_are_told(
+    root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
     assert run_command([*arguments, "--root", str(root)]) == 2
     told = capsys.readouterr().err
-    assert said.rpartition("|")[2] in told and len(told.splitlines()) <= 6 and "Traceback" not in told
+    assert (
+        said.rpartition("|")[2] in told and len(told.splitlines()) <= 6 and "Traceback" not in told
+    )
 
 
 def test_exported_is_a_row_a_run(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["export", "--root", str(root), "--out", str(root / "runs.csv"), "method=fedavg"]) == 0
+    assert (
+        run_command(
+            ["export", "--root", str(root), "--out", str(root / "runs.csv"), "method=fedavg"]
+        )
+        == 0
+    )
     rows = list(csv.DictReader(io.StringIO((root / "runs.csv").read_text())))
     assert [row["status"] for row in rows].count("failed") == 1 and len(rows) == 6
     first = next(row for row in rows if row["value"] == "0.72")
-    assert (first["metric"], first["seed"], first["config.partition.alpha"]) == ("test/global/acc", "1", "0.1")
-    assert first["config.local.betas"] == "[0.9, 0.5]" and float(first["metrics.test/global/loss"]) == pytest.approx(
-        0.28
+    assert (first["metric"], first["seed"], first["config.partition.alpha"]) == (
+        "test/global/acc",
+        "1",
+        "0.1",
     )
-    assert first["seconds"] == "3.0" and first["config.stop.target"] == "" and first["config_hash"] == "c" * 32
+    assert first["config.local.betas"] == "[0.9, 0.5]" and float(
+        first["metrics.test/global/loss"]
+    ) == pytest.approx(0.28)
+    assert (
+        first["seconds"] == "3.0"
+        and first["config.stop.target"] == ""
+        and first["config_hash"] == "c" * 32
+    )
     capsys.readouterr()
     assert run_command(["export", "--root", str(root), "method=fedavg"]) == 0
     assert capsys.readouterr().out == (root / "runs.csv").read_text()
 
 
-def test_a_table_has_means_and_tests_on_common_seeds_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_has_means_and_tests_on_common_seeds_alone(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store(root, "fedprox", 1, 0.99, code="00000000", minutes=9)  # of older code
     assert run_command(["table", "rows=partition.alpha", "cols=method", "--root", str(root)]) == 0
     out = capsys.readouterr().out
     lines = [line.split() for line in out.splitlines()][1:]
     average = VALUES["fedavg"]
-    assert ["0.1", f"{statistics.mean(average):.4f}", "±", f"{statistics.stdev(average):.4f}", "(3)"] == lines[2][:5]
+    assert [
+        "0.1",
+        f"{statistics.mean(average):.4f}",
+        "±",
+        f"{statistics.stdev(average):.4f}",
+        "(3)",
+    ] == lines[2][:5]
     assert lines[2][-2:] == ["0.9000", "(1)"] and lines[3] == ["0.5", "0.9000", "(1)", "-", "-"]
     differences = [b - a for a, b in zip(average, VALUES["fedprox"], strict=True)]
     statistic = statistics.mean(differences) / (statistics.stdev(differences) / 3**0.5)
     (pair,) = [line for line in out.splitlines() if "fedprox - fedavg" in line]
     assert (
-        f"{statistics.mean(differences):+.4f}" in pair and f"{2 * t.sf(statistic, 2):.3g}" in pair and "0, 1, 2" in pair
+        f"{statistics.mean(differences):+.4f}" in pair
+        and f"{2 * t.sf(statistic, 2):.3g}" in pair
+        and "0, 1, 2" in pair
     )
-    assert [line.rsplit("  ", 1)[1].strip() for line in out.splitlines() if "scaffold -" in line] == [
-        "no test: 1 common seed"
-    ] * 2
+    assert [
+        line.rsplit("  ", 1)[1].strip() for line in out.splitlines() if "scaffold -" in line
+    ] == ["no test: 1 common seed"] * 2
     assert "1 results that other code made earlier" in out and "cells differ also" not in out
 
 
-def test_cells_that_differ_in_more_than_rows_and_columns_are_noted_or_refused(root: Path, capsys) -> None:
+def test_cells_that_differ_in_more_than_rows_and_columns_are_noted_or_refused(
+    root: Path, capsys
+) -> None:
     for seed in (0, 1):
         store(root, "moon", seed, 0.5, rounds=9)
     arguments = ["table", "rows=partition.alpha", "cols=method", "--root", str(root)]
@@ -169,17 +211,31 @@ def test_cells_that_differ_in_more_than_rows_and_columns_are_noted_or_refused(ro
 
 
 def test_verdicts_say_no_more_than_their_pairs() -> None:
-    a, far = {(s, s): s / 10 for s in range(4)}, {(s, s): s / 10 + 1 + s % 2 / 100 for s in range(4)}
-    assert compare("a", "b", a, far).verdict == "b higher" and compare("b", "a", far, a).verdict == "a lower"
+    a, far = (
+        {(s, s): s / 10 for s in range(4)},
+        {(s, s): s / 10 + 1 + s % 2 / 100 for s in range(4)},
+    )
+    assert (
+        compare("a", "b", a, far).verdict == "b higher"
+        and compare("b", "a", far, a).verdict == "a lower"
+    )
     assert compare("a", "b", a, {(9, 9): 1.0}).verdict == "no test: no common seeds"
     assert (
         compare("a", "b", a, {(1, 2): 1.0, (1, 1): 0.5}).verdict == "no test: 1 common seed"
     )  # another split is no pair
     assert compare("a", "b", a, a).verdict == "no test: the differences do not vary"
-    assert compare("a", "b", a, {**a, (0, 0): float("nan")}).verdict == "no test: a value is not finite"
+    assert (
+        compare("a", "b", a, {**a, (0, 0): float("nan")}).verdict
+        == "no test: a value is not finite"
+    )
     p = (0.03, 0.01, None, 0.04)
     found = adjusted([Comparison("a", "b", ((0,), (1,)), 1.0, (0.5, 1.5), each) for each in p])
-    assert [c.p for c in found] == [pytest.approx(0.06), pytest.approx(0.03), None, pytest.approx(0.06)]
+    assert [c.p for c in found] == [
+        pytest.approx(0.06),
+        pytest.approx(0.03),
+        None,
+        pytest.approx(0.06),
+    ]
 
 
 def test_rerun_has_the_same_bits_or_says_where_they_part(
@@ -200,7 +256,9 @@ def test_rerun_has_the_same_bits_or_says_where_they_part(
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     again = Path("outputs/reruns", *folder.parts[1:])
     assert (
-        (again / "result.json").exists() and not (again / "wandb").exists() and not Path("outputs/reruns/memo").exists()
+        (again / "result.json").exists()
+        and not (again / "wandb").exists()
+        and not Path("outputs/reruns/memo").exists()
     )
     rows = (folder / "metrics.jsonl").read_text().splitlines()
     other = json.loads(rows[1]) | {"test/global/acc": 0.123}
@@ -231,7 +289,9 @@ def test_rerun_has_the_same_bits_or_says_where_they_part(
     assert "another one now, or gone" in capsys.readouterr().err
 
 
-def test_runs_go_to_wandb_from_their_files(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_runs_go_to_wandb_from_their_files(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
     fed: list[tuple[Any, ...]] = []
 
     class Fake(Logger):
@@ -252,14 +312,25 @@ def test_runs_go_to_wandb_from_their_files(root: Path, capsys: pytest.CaptureFix
 
     monkeypatch.setattr("fedexp.core.build.build", lambda kind, node, where: Fake(**node))
     write_text(
-        root / "runs" / "scaffold-digits-scaffold00.10" / "89abcdef" / "metrics.jsonl", '{"round": 1, "step": 1}\n'
+        root / "runs" / "scaffold-digits-scaffold00.10" / "89abcdef" / "metrics.jsonl",
+        '{"round": 1, "step": 1}\n',
     )
-    assert run_command(["export", "--wandb", "offline", "--group", "g", "method=scaffold", "--root", str(root)]) == 0
+    assert (
+        run_command(
+            ["export", "--wandb", "offline", "--group", "g", "method=scaffold", "--root", str(root)]
+        )
+        == 0
+    )
     assert fed[0][1]["mode"] == "offline" and fed[1] == ("check",)
-    assert fed[3:] == [("open", "c" * 16 + "d" * 8, "g", "method=scaffold seed=0", 0, 1), ("close", "done")]
+    assert fed[3:] == [
+        ("open", "c" * 16 + "d" * 8, "g", "method=scaffold seed=0", 0, 1),
+        ("close", "done"),
+    ]
     assert "1 of 1 runs sent" in capsys.readouterr().out
     monkeypatch.setattr(Fake, "timeout", 0.05)
     monkeypatch.setattr(Fake, "open", lambda *_: time.sleep(0.5))
-    assert run_command(["export", "--wandb", "offline", "method=scaffold", "--root", str(root)]) == 1
+    assert (
+        run_command(["export", "--wandb", "offline", "method=scaffold", "--root", str(root)]) == 1
+    )
     out = capsys.readouterr().out
     assert "open took longer than 0.05 s" in out and "0 of 1 runs sent, 1 failed" in out

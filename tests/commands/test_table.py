@@ -48,19 +48,27 @@ def write(**changes: Any) -> None:
         "reference": [{"beta": 1, "method": "local", "value": 10}, {"beta": 1, "method": "ensemble", "value": 1000}],
     }  # fmt: skip
     Path("conf/table/my").mkdir(parents=True, exist_ok=True)
-    Path("conf/table/my/tiny.yaml").write_text(yaml.safe_dump(TINY | given | changes, sort_keys=False))
+    Path("conf/table/my/tiny.yaml").write_text(
+        yaml.safe_dump(TINY | given | changes, sort_keys=False)
+    )
 
 
 def numbers(node: Any, path: str = "") -> list[str]:
     """The dotted paths of all numbers."""
     if isinstance(node, dict | list):
         items = node.items() if isinstance(node, dict) else enumerate(node)
-        return [found for key, value in items for found in numbers(value, f"{path}.{key}" if path else str(key))]
+        return [
+            found
+            for key, value in items
+            for found in numbers(value, f"{path}.{key}" if path else str(key))
+        ]
     return [path] if isinstance(node, int | float) and not isinstance(node, bool) else []
 
 
 def results() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(Path().glob("outputs/runs/*/*/result.json"))]
+    return [
+        json.loads(path.read_text()) for path in sorted(Path().glob("outputs/runs/*/*/result.json"))
+    ]
 
 
 def refuse_nothing_of(result: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +85,11 @@ def dry_run(capfd: pytest.CaptureFixture[str], *said: str) -> bool:
     capfd.readouterr()
     code = run_command(["run", "my/tiny", "--dry-run"])
     told = capfd.readouterr().out
-    return code == 0 and all(text in told for text in said) and sorted(Path("outputs").rglob("*")) == before
+    return (
+        code == 0
+        and all(text in told for text in said)
+        and sorted(Path("outputs").rglob("*")) == before
+    )
 
 
 def linked(page: bytes) -> set[str]:
@@ -99,20 +111,30 @@ def first_result(folder: Path) -> dict[str, Any]:
     assert (first["table"], first["beta"], first["method"], first["seed"], first["unit"]) == (
         "my/tiny", "1", "local", "0", "percent",
     )  # fmt: skip
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", first["date"]) and float(first["seconds.train"]) > 0 and first["commit"]
+    assert (
+        re.fullmatch(r"\d{4}-\d\d-\d\d", first["date"])
+        and float(first["seconds.train"]) > 0
+        and first["commit"]
+    )
     stored = json.loads((Path("outputs") / first["run"] / "result.json").read_text())
     assert float(first["value"]) == pytest.approx(100 * stored["headline"]["value"])
     assert (
-        first["date"] in (folder / "report.md").read_text() and stored["environment"]["processor"] != platform.machine()
+        first["date"] in (folder / "report.md").read_text()
+        and stored["environment"]["processor"] != platform.machine()
     )
     assert float(rows[0]["mean"]) == pytest.approx(100 * stored["headline"]["value"])
     return dict(stored)
 
 
-def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_table_from_nothing_to_its_files_and_no_run_twice(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     assert run_command(["report", "my/tiny"]) == 0 and not results()
     capfd.readouterr()
-    assert dry_run(capfd, "4 runs - 0 done, 4 to run", "time: not known") and run_command(["run", "my/tiny"]) == 0
+    assert (
+        dry_run(capfd, "4 runs - 0 done, 4 to run", "time: not known")
+        and run_command(["run", "my/tiny"]) == 0
+    )
     told = capfd.readouterr().out
     assert "table my/tiny: 6 cells, 4 runs - 0 done, 4 to run; 2 cells have no method yet" in told
     assert len(results()) == 4 and all(r["attempts"] == 1 for r in results())
@@ -123,7 +145,9 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert run_command(["report", "my/tiny"]) == 0
     assert re.search(r"page: .*outputs/tables/my/tiny/report.html", told)
     names = {path.name for path in folder.iterdir()}
-    pictures = {f"report-{name}.{ending}" for name in ("delta", "curves") for ending in ("png", "svg")}
+    pictures = {
+        f"report-{name}.{ending}" for name in ("delta", "curves") for ending in ("png", "svg")
+    }
     record = {"runs.csv", "configs.json", "record.json"}
     assert names == {"report.md", "report.csv", "report.tex", "report.html", *record, *pictures}
     before = {name: (folder / name).read_bytes() for name in names}
@@ -135,17 +159,27 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert len(found) == 4 * 6 and all(
         (folder / unquote(path)).exists() for path in found
     )  # a folder and five files a run
-    assert 'href="runs.csv"' in page and "../" not in re.sub(r"<style>.*?</style>", "", again["report.html"].decode())
-    assert ({**again, "report.html": b""}, linked(again["report.html"])) == ({**before, "report.html": b""}, set())
+    assert 'href="runs.csv"' in page and "../" not in re.sub(
+        r"<style>.*?</style>", "", again["report.html"].decode()
+    )
+    assert ({**again, "report.html": b""}, linked(again["report.html"])) == (
+        {**before, "report.html": b""},
+        set(),
+    )
     (folder / "report.md").rename("report.md")
     assert run_command(["report", "my/tiny", "--from", "committed"]) == 0
-    assert not (folder / "report.md").exists()  # it is shown; a record writes nothing where it is not asked to
+    assert not (
+        folder / "report.md"
+    ).exists()  # it is shown; a record writes nothing where it is not asked to
     Path("report.md").rename(folder / "report.md")
     stored = first_result(folder)
     each = refuse_nothing_of(stored)["per_client"]["test/local/acc"]
     assert len(each) == 10 and sum(each) / 10 == pytest.approx(stored["headline"]["value"])
     assert (
-        all(part in (folder / "report.md").read_text() for part in ("(report-delta.png)", "Local acc"))
+        all(
+            part in (folder / "report.md").read_text()
+            for part in ("(report-delta.png)", "Local acc")
+        )
         and r"\toprule" in (folder / "report.tex").read_text()
     )
 
@@ -156,10 +190,13 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(capfd: pytest.Captur
     assert before == {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
     kept = {path: path.read_bytes() for path in folder.iterdir()}
     assert run_command(["run", "my/tiny", "--only", "method=local"]) == 0
-    assert {path: path.read_bytes() for path in folder.iterdir()} == kept  # a part of it is no reason to lose the whole
+    assert {
+        path: path.read_bytes() for path in folder.iterdir()
+    } == kept  # a part of it is no reason to lose the whole
     write(grids=[{"beta": 1}], seeds=[0, 1])
     assert (
-        dry_run(capfd, "2 done, 2 to run", "time: about") and run_command(["run", "my/tiny", "--strict"]) == 1
+        dry_run(capfd, "2 done, 2 to run", "time: about")
+        and run_command(["run", "my/tiny", "--strict"]) == 1
     )  # two seeds are beyond the tolerance
     write(grids=[{"beta": [1, 2]}])
     capfd.readouterr()
@@ -184,7 +221,14 @@ def test_all_tables_are_listed_unless_some_are_named(
 
     def entry(name: str, overrides: list[str], lazy: bool) -> tuple[dict[str, Any], bool]:
         made.append(name)
-        about = {"table": name, "paper": "P", "source": "s", "runs": 1, "cells": 1, "given": overrides}
+        about = {
+            "table": name,
+            "paper": "P",
+            "source": "s",
+            "runs": 1,
+            "cells": 1,
+            "given": overrides,
+        }
         return {
             "about": about,
             "broken": "",
@@ -199,19 +243,27 @@ def test_all_tables_are_listed_unless_some_are_named(
         inside.setattr("fedexp.tables.index._entry", entry)
         assert run_command(["list", "--json", "seed=3"]) == 0
         told = json.loads(capfd.readouterr().out)
-        assert [(row["table"], row["given"]) for row in told] == [(name, ["seed=3"]) for name in table_names()]
+        assert [(row["table"], row["given"]) for row in told] == [
+            (name, ["seed=3"]) for name in table_names()
+        ]
         assert {"my/tiny", "ma_echo/table1"} < set(table_names()) and len(made) == len(told)
         made.clear()
-        assert run_command(["list", "--json", "seed=3"]) == 0 and made == ["my/tiny"]  # the one that must not last
+        assert run_command(["list", "--json", "seed=3"]) == 0 and made == [
+            "my/tiny"
+        ]  # the one that must not last
         capfd.readouterr()
         assert run_command(["list", "--json", "seed=3", "my/tiny"]) == 0
         assert [row["table"] for row in json.loads(capfd.readouterr().out)] == ["my/tiny"]
         Path("conf/debug").mkdir()
         Path("conf/debug/mine.yaml").write_text("# @package _global_\n")
         made.clear()
-        assert run_command(["list", "--json", "seed=3", "demo/digits"]) == 0 and made == ["demo/digits"]
+        assert run_command(["list", "--json", "seed=3", "demo/digits"]) == 0 and made == [
+            "demo/digits"
+        ]
     capfd.readouterr()
-    assert run_command(["list", "my/tny"]) == 2 and "did you mean 'my/tiny'?" in capfd.readouterr().err
+    assert (
+        run_command(["list", "my/tny"]) == 2 and "did you mean 'my/tiny'?" in capfd.readouterr().err
+    )
 
 
 def test_a_broken_table_is_a_row_and_runs_are_looked_at_every_time(
@@ -221,9 +273,20 @@ def test_a_broken_table_is_a_row_and_runs_are_looked_at_every_time(
     asked = ["list", "--json", "my/broken", "my/tiny"]
     assert run_command(asked) == 0
     first = json.loads(capfd.readouterr().out)
-    assert first[0]["state"].startswith("broken: a table's file is not YAML") and first[1]["state"] == "missing"
-    assert (first[1]["cells"], first[1]["runs"], first[1]["seconds"], first[1]["data"]) == (6, 4, 0, {"digits": True})
-    assert run_command(["list", "my/broken", "my/tiny"]) == 0 and "broken: a table" in capfd.readouterr().out
+    assert (
+        first[0]["state"].startswith("broken: a table's file is not YAML")
+        and first[1]["state"] == "missing"
+    )
+    assert (first[1]["cells"], first[1]["runs"], first[1]["seconds"], first[1]["data"]) == (
+        6,
+        4,
+        0,
+        {"digits": True},
+    )
+    assert (
+        run_command(["list", "my/broken", "my/tiny"]) == 0
+        and "broken: a table" in capfd.readouterr().out
+    )
     assert run_command(["run", "my/tiny", "--only", "method=local"]) == 0
     with monkeypatch.context() as inside:
         inside.setattr("fedexp.tables.lookup.compose", None)  # nothing is composed again
@@ -240,7 +303,9 @@ def test_a_broken_table_is_a_row_and_runs_are_looked_at_every_time(
     assert run_command(asked) == 0 and json.loads(capfd.readouterr().out)[1]["state"] == "2 failed"
 
 
-def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     methods = [
         {"key": "bad", "label": "Bad", "overrides": ["method=fedavg", "local.lr=1e38", *QUICK]},
         {"key": "local", "label": "Local", "overrides": ["method=local", *QUICK]},
@@ -249,7 +314,9 @@ def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(capfd: pytest.C
     assert run_command(["run", "my/tiny"]) == 1
     told = capfd.readouterr()
     assert "FAILED" in told.err and len(results()) == 1
-    assert "1 run failed, in bad beta=1" in told.out and re.search(r"failed runs/fedavg-digits", told.out)
+    assert "1 run failed, in bad beta=1" in told.out and re.search(
+        r"failed runs/fedavg-digits", told.out
+    )
     assert run_command(["run", "my/tiny"]) == 1
     assert "1 done, 1 to run (1 failed before)" in capfd.readouterr().out
     states = {
@@ -283,7 +350,9 @@ def test_mistakes_are_told_before_anything_runs(
     ("trace.1.lam={point}.fused/val/acc", "eval.held_out"),
     ("metrics.test/local/acc_men", "did you mean 'test/local/acc_mean'?"),
 ])  # fmt: skip
-def test_a_choice_by_what_is_not_measured_is_refused(by: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_choice_by_what_is_not_measured_is_refused(
+    by: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     write(methods=gridded(by=by), grids=[{"beta": 1}])
     assert run_command(["run", "my/tiny"]) == 2
     told = capfd.readouterr().err
@@ -309,7 +378,9 @@ def test_a_number_that_no_result_has_is_refused_before_a_job_runs(
     assert said in told and "headline.value" in told and not Path("outputs/runs").exists(), told
 
 
-def test_rounds_to_pool_that_no_result_has_are_refused_before_a_job_runs(capfd: pytest.CaptureFixture[str]) -> None:
+def test_rounds_to_pool_that_no_result_has_are_refused_before_a_job_runs(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     write(headline={"pooled_rounds": "last_10.test/local/acc_men"}, grids=[{"beta": 1}])
     assert run_command(["run", "my/tiny", "--only", "method=local"]) == 2
     told = capfd.readouterr().err
@@ -320,7 +391,12 @@ def test_rounds_to_pool_that_no_result_has_are_refused_before_a_job_runs(capfd: 
 def test_a_reports_command_says_nothing_of_this_machines_folders() -> None:
     places = ["output_root=elsewhere", "data_root=data", "--out=first"]
     assert run_command(["report", "my/tiny", "--only", "beta=1", *places]) == 0
-    assert run_command(["report", "my/tiny", "--only", "beta=1", "output_root=elsewhere", "--out", "second"]) == 0
+    assert (
+        run_command(
+            ["report", "my/tiny", "--only", "beta=1", "output_root=elsewhere", "--out", "second"]
+        )
+        == 0
+    )
     for folder in ("first", "second"):
         command = json.loads(Path(folder, "record.json").read_text())["command"]
         assert command == "fedexp-table report my/tiny --only beta=1"
@@ -328,14 +404,24 @@ def test_a_reports_command_says_nothing_of_this_machines_folders() -> None:
 
 
 def test_overrides_that_change_the_science_are_marked(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["run", "my/tiny", "--only", "beta=1", "method=local", "clients=3", "--seeds", "5"]) == 0
+    assert (
+        run_command(
+            ["run", "my/tiny", "--only", "beta=1", "method=local", "clients=3", "--seeds", "5"]
+        )
+        == 0
+    )
     text = Path("outputs/tables/my/tiny-partial/report.md").read_text()
     assert "These runs are not the table's own: clients=3" in text
     assert "Seeds 5 were asked for; the table's are 0" in text
     (run,) = results()
     assert (run["partition"]["clients"], "seed=5" in run["overrides"]) == (3, True)
     capfd.readouterr()
-    assert run_command(["report", "my/tiny", "output_root=outputs", "engine=serial", "--only", "beta=1"]) == 0
+    assert (
+        run_command(
+            ["report", "my/tiny", "output_root=outputs", "engine=serial", "--only", "beta=1"]
+        )
+        == 0
+    )
     assert "not the table's own" not in capfd.readouterr().out
 
 
@@ -356,17 +442,36 @@ def test_wandb_holds_the_cells_and_a_summary_in_one_group() -> None:
     (part,) = parts(Path("outputs/tables/my/tiny-partial"))
     found = list(records(part))
     (run,) = [r.run for r in found if r.WhichOneof("record_type") == "run"]
-    assert (run.run_group, run.job_type, run.display_name) == ("my/tiny", "summary", "my/tiny partial")
+    assert (run.run_group, run.job_type, run.display_name) == (
+        "my/tiny",
+        "summary",
+        "my/tiny partial",
+    )
     (row,) = [items(r.history.item) for r in found if r.WhichOneof("record_type") == "history"]
-    assert (row["comparison/_type"], row["comparison/nrows"], row["comparison/ncols"]) == ("table-file", 3, 25)
+    assert (row["comparison/_type"], row["comparison/nrows"], row["comparison/ncols"]) == (
+        "table-file",
+        3,
+        25,
+    )
     stored = json.loads((part.parent / "files" / row["comparison/path"]).read_text())
     assert stored["columns"][:7] == ["table", "beta", "method", "label", "role", "oracle", "paper"]
     local = dict(zip(stored["columns"], stored["data"][0], strict=True))
-    assert (local["label"], local["paper"], local["n"], local["verdict"]) == ("Local acc", 10, 1, "inconclusive")
-    pictures = [value for name, value in row.items() if name.startswith("pictures/") and name.endswith("/path")]
+    assert (local["label"], local["paper"], local["n"], local["verdict"]) == (
+        "Local acc",
+        10,
+        1,
+        "inconclusive",
+    )
+    pictures = [
+        value
+        for name, value in row.items()
+        if name.startswith("pictures/") and name.endswith("/path")
+    ]
     assert pictures and all((part.parent / "files" / picture).is_file() for picture in pictures)
     (artifact,) = [
-        r.artifact for r in found if r.WhichOneof("record_type") == "artifact" and r.artifact.type == "report"
+        r.artifact
+        for r in found
+        if r.WhichOneof("record_type") == "artifact" and r.artifact.type == "report"
     ]
     assert artifact.name == "my-tiny-partial"
     assert {"report.md", "report.csv", "report.html", "runs.csv", "report-delta.png"} <= {
@@ -382,7 +487,11 @@ def test_wandb_holds_the_cells_and_a_summary_in_one_group() -> None:
 
 
 def test_time_left_goes_by_what_each_column_cost(tmp_path: Path) -> None:
-    jobs = [(method, tmp_path / f"{method}{row}") for row in range(2) for method in ("local", "ensemble")]
+    jobs = [
+        (method, tmp_path / f"{method}{row}")
+        for row in range(2)
+        for method in ("local", "ensemble")
+    ]
     watch = Watch("t", jobs, done=3)
     assert not watch.look() and watch.seconds_left(1.0) == 0
     for (_, folder), seconds in zip(jobs[:2], (10.0, 2.0), strict=True):

@@ -12,8 +12,17 @@ SGD, ADAM = (f"fedexp.server_training.optimizers.{name}" for name in ("Sgd", "Ad
 FEDSYNS_STUDENT = {"lr_student": 0.01, "schedule": "constant", "student": {
     "_target_": SGD, "momentum": 0.9, "nesterov": False, "weight_decay": 0, "clip": None,
 }}  # fmt: skip
-ONCE = {"weights": "uniform", "student_start": "fedavg", "average": "logits", "temperature": 1, "batch_size": 128}
-LAST = {"validate_every": None, "patience": None}  # one shot has no validation data: the last student after all steps
+ONCE = {
+    "weights": "uniform",
+    "student_start": "fedavg",
+    "average": "logits",
+    "temperature": 1,
+    "batch_size": 128,
+}
+LAST = {
+    "validate_every": None,
+    "patience": None,
+}  # one shot has no validation data: the last student after all steps
 
 COLUMNS: dict[str, dict[str, Any]] = {
     # FedDF's paper, and its code's Adam with a clipped gradient; N_max steps with the cosine at 0 in the end
@@ -51,13 +60,23 @@ def leaves(node: Any, above: str = "") -> dict[str, Any]:
     """Values by their dotted names."""
     if not isinstance(node, dict) or not node:
         return {above: node}
-    return {name: v for key, value in node.items() for name, v in leaves(value, f"{above}.{key}".strip(".")).items()}
+    return {
+        name: v
+        for key, value in node.items()
+        for name, v in leaves(value, f"{above}.{key}".strip(".")).items()
+    }
 
 
 def differing(*overrides: list[str]) -> dict[str, tuple[Any, Any]]:
     """What two compositions set differently, by dotted name; what was asked for aside."""
-    one, other = (leaves({**compose(keys), "overrides": None, "choices": None}) for keys in overrides)
-    return {name: (one.get(name), other.get(name)) for name in {*one, *other} if one.get(name) != other.get(name)}
+    one, other = (
+        leaves({**compose(keys), "overrides": None, "choices": None}) for keys in overrides
+    )
+    return {
+        name: (one.get(name), other.get(name))
+        for name in {*one, *other}
+        if one.get(name) != other.get(name)
+    }
 
 
 @pytest.mark.parametrize("method", COLUMNS)
@@ -79,9 +98,21 @@ def test_unequal_networks_train_by_the_printed_step_size_or_by_the_scripts() -> 
     """The authors' script trains all clients at the rate of client 0; five networks, one student."""
     printed = compose(["experiment=fedsyn/table3", "method=dense"])
     assert printed["local"]["optimizer"] == "sgd" and printed["local"]["momentum"] == 0.9
-    assert (printed["local"]["epochs"], printed["local"]["batch_size"], printed["clients"]) == (200, 128, 5)
-    assert printed["architectures"]["clients"] == ["resnet18_bn_cifar", "cnn1", "cnn2", "wrn_16_1", "wrn_40_1"]
+    assert (printed["local"]["epochs"], printed["local"]["batch_size"], printed["clients"]) == (
+        200,
+        128,
+        5,
+    )
+    assert printed["architectures"]["clients"] == [
+        "resnet18_bn_cifar",
+        "cnn1",
+        "cnn2",
+        "wrn_16_1",
+        "wrn_40_1",
+    ]
     assert printed["architectures"]["server"] == "resnet18_bn_cifar" and printed["rounds"] == 1
     assert printed["init"] == "different"
     names = ("fedsyn/table3", "fedsyn/table3_authors_hetero_lr")
-    assert differing(*([f"experiment={name}", "method=dense"] for name in names)) == {"local.lr": (0.01, 0.001)}
+    assert differing(*([f"experiment={name}", "method=dense"] for name in names)) == {
+        "local.lr": (0.01, 0.001)
+    }

@@ -15,7 +15,9 @@ from fedexp.core.errors import ConfigError
 def by_hydra(overrides: list[str]) -> dict[str, Any]:
     """All overrides in one composition."""
     with hydra_in_use(overrides):
-        choices = hydra_compose("config", overrides=overrides, return_hydra_config=True).hydra.runtime.choices
+        choices = hydra_compose(
+            "config", overrides=overrides, return_hydra_config=True
+        ).hydra.runtime.choices
         return resolve(hydra_compose("config", overrides=overrides), choices, overrides)
 
 
@@ -49,8 +51,12 @@ def test_what_hydra_refuses_is_refused_in_the_same_words(overrides: list[str]) -
     assert len(set(texts)) == 1
 
 
-@pytest.mark.parametrize("text", ["defaults:\n  - override /dataset: mnist\n", "dataset:\n  mean: [0.5]\n"])
-def test_a_method_says_nothing_of_the_data(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text", ["defaults:\n  - override /dataset: mnist\n", "dataset:\n  mean: [0.5]\n"]
+)
+def test_a_method_says_nothing_of_the_data(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Data sets are composed after methods; in an experiment's file they can stand."""
     monkeypatch.chdir(tmp_path)
     for group in ("method", "experiment"):
@@ -66,13 +72,17 @@ def test_a_method_says_nothing_of_the_data(text: str, tmp_path: Path, monkeypatc
     assert config["dataset"]["mean"] == [0.5] or config["choices"]["dataset"] == "mnist"
 
 
-def test_a_changed_file_of_the_users_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_of_the_users_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     here, there = Path("conf/debug"), tmp_path / "elsewhere" / "debug"
     for folder, search in ((here, []), (there, [f"hydra.searchpath=[file://{there.parent}]"])):
         folder.mkdir(parents=True)
         for rounds in (3, 4):
-            (folder / f"{folder.parent.name}.yaml").write_text(f"# @package _global_\nrounds: {rounds}\n")
+            (folder / f"{folder.parent.name}.yaml").write_text(
+                f"# @package _global_\nrounds: {rounds}\n"
+            )
             assert compose([*search, f"debug={folder.parent.name}"])["rounds"] == rounds
     monkeypatch.chdir(there)
     with pytest.raises(ConfigError, match="unknown debug 'conf'"):

@@ -22,7 +22,9 @@ GROUPS = [path for path in sorted(conf_dir().iterdir()) if path.is_dir()]
 def canonical() -> list[Path]:
     found = []
     for path in (path for group in GROUPS for path in sorted(group.glob("*.yaml"))):
-        module = str((yaml.safe_load(path.read_text()) or {}).get("_target_", "")).rpartition(".")[0]
+        module = str((yaml.safe_load(path.read_text()) or {}).get("_target_", "")).rpartition(".")[
+            0
+        ]
         if module.rpartition(".")[2] == path.stem:
             found.append(path)
     return found
@@ -30,7 +32,11 @@ def canonical() -> list[Path]:
 
 def defaults_of(kind: type) -> dict[str, Any]:
     if not is_dataclass(kind):
-        return {k: p.default for k, p in inspect.signature(kind).parameters.items() if p.default is not p.empty}
+        return {
+            k: p.default
+            for k, p in inspect.signature(kind).parameters.items()
+            if p.default is not p.empty
+        }
     made = {f.name: f.default_factory() for f in fields(kind) if f.default_factory is not MISSING}
     return made | {f.name: f.default for f in fields(kind) if f.default is not MISSING}
 
@@ -51,7 +57,13 @@ def test_the_registry_is_seen() -> None:
         "engine/ray",
         "dataset/digits",
     } <= names
-    assert {"partition/dirichlet", "model/mlp", "logger/wandb", "aggregator/ot_fusion", "task/cvae"} <= names
+    assert {
+        "partition/dirichlet",
+        "model/mlp",
+        "logger/wandb",
+        "aggregator/ot_fusion",
+        "task/cvae",
+    } <= names
 
 
 @pytest.mark.parametrize("path", canonical(), ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -63,7 +75,9 @@ def test_yaml_and_class_agree(path: Path) -> None:
     for key, value in node.items():
         interpolated = isinstance(value, str) and value.startswith("${")
         if key in defaults and defaults[key] != () and not interpolated:  # (): not set
-            assert plain(convert(value, hints[key], key)) == plain(defaults[key]), f"{path.stem}.{key}"
+            assert plain(convert(value, hints[key], key)) == plain(defaults[key]), (
+                f"{path.stem}.{key}"
+            )
 
 
 def test_one_shot_methods_have_one_round_unless_an_experiment_or_the_user_says_more() -> None:
@@ -85,7 +99,9 @@ def test_one_shot_methods_have_one_round_unless_an_experiment_or_the_user_says_m
     assert compose(["method=fedavg"])["rounds"] == compose(["method=fedma"])["rounds"] == 20
 
 
-@pytest.mark.parametrize("path", sorted(conf_dir().glob("experiment/**/*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(conf_dir().glob("experiment/**/*.yaml")), ids=lambda path: path.stem
+)
 def test_an_experiment_says_its_rounds(path: Path) -> None:
     """Presets have their own, which no paper's table may follow."""
     assert "rounds" in yaml.safe_load(path.read_text())
@@ -104,9 +120,14 @@ def test_one_shot_feddf_has_another_data_sets_images(dataset: str, proxy: str | 
         assert config["proxy"]["resize"] == (dataset == "tiny_imagenet")
         build(Proxy, config["proxy"], "proxy").check(build(Dataset, config["dataset"], "dataset"))  # type: ignore[type-abstract]
     of_experiment = compose(["experiment=fedsyn/table1", "method=feddf_matched", "proxy.size=7"])
-    assert of_experiment["choices"]["proxy.dataset"] == "cifar100" and of_experiment["proxy"]["size"] == 7
     assert (
-        compose(["experiment=fedsyn/table1", "method=feddf_matched", "proxy.dataset=svhn"])["choices"]["proxy.dataset"]
+        of_experiment["choices"]["proxy.dataset"] == "cifar100"
+        and of_experiment["proxy"]["size"] == 7
+    )
+    assert (
+        compose(["experiment=fedsyn/table1", "method=feddf_matched", "proxy.dataset=svhn"])[
+            "choices"
+        ]["proxy.dataset"]
         == "svhn"
     )
 
@@ -116,8 +137,15 @@ def test_one_shot_feddf_has_another_data_sets_images(dataset: str, proxy: str | 
     (("cifar10", "svhn", "cifar10_jpeg"), (0.05, 5.0, 0.01)),
     (("cifar100", "tiny_imagenet"), (0.5, 20.0, 0.1)),
 ])  # fmt: skip
-def test_dafls_weights_are_those_of_the_data_set(datasets: tuple[str, ...], weights: tuple[float, ...]) -> None:
+def test_dafls_weights_are_those_of_the_data_set(
+    datasets: tuple[str, ...], weights: tuple[float, ...]
+) -> None:
     for dataset in datasets:
         of = compose(["method=fed_dafl", f"dataset={dataset}"])["aggregator"]
         assert (of["w_oh"], of["w_ie"], of["w_a"]) == weights
-    assert compose(["method=fed_dafl", f"dataset={datasets[0]}", "aggregator.w_ie=7"])["aggregator"]["w_ie"] == 7
+    assert (
+        compose(["method=fed_dafl", f"dataset={datasets[0]}", "aggregator.w_ie=7"])["aggregator"][
+            "w_ie"
+        ]
+        == 7
+    )

@@ -32,7 +32,10 @@ class Teacher(PlainTrainer):
 class TwoTeachers(PlainTrainer):
     """Two files, and no key for their hashes."""
 
-    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"one": file_sha256, "two": file_sha256}
+    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {
+        "one": file_sha256,
+        "two": file_sha256,
+    }
 
     one: str = ""
     two: str = ""
@@ -103,5 +106,7 @@ def test_composing_imports_no_plugin_that_names_no_file() -> None:
         "compose(['model=resnet18_features', 'partition=file', 'client_models.path=nowhere'])\n"
         "assert 'torch' not in sys.modules and 'fedexp.models.resnet_features' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -41,7 +41,16 @@ class Child(Plugin):
 
 def test_values_are_taken_and_cast() -> None:
     made = build(
-        Plugin, {"count": 3, "rate": 1, "sizes": [1, 2], "pair": [2, "y"], "inner": {"width": 4}, "either": 7}, "p"
+        Plugin,
+        {
+            "count": 3,
+            "rate": 1,
+            "sizes": [1, 2],
+            "pair": [2, "y"],
+            "inner": {"width": 4},
+            "either": 7,
+        },
+        "p",
     )
     assert made == Plugin(3, 1.0, "a", (1, 2), (2.0, "y"), Inner(4), 7)
     assert type(made.rate) is float and type(made.either) is int
@@ -49,7 +58,9 @@ def test_values_are_taken_and_cast() -> None:
 
 
 def test_target_names_a_subclass() -> None:
-    assert build(Plugin, {"_target_": f"{__name__}.Child", "count": 1, "extra": "z"}, "p") == Child(1, extra="z")
+    assert build(Plugin, {"_target_": f"{__name__}.Child", "count": 1, "extra": "z"}, "p") == Child(
+        1, extra="z"
+    )
 
 
 @pytest.mark.parametrize(("node", "said"), [

@@ -10,13 +10,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def imports() -> dict[str, set[str]]:
     """Modules of the package by name, each with those that it imports anywhere, under TYPE_CHECKING and in functions too."""
-    files = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in (ROOT / "fedexp").rglob("*.py")}
+    files = {
+        ".".join(p.relative_to(ROOT).with_suffix("").parts): p
+        for p in (ROOT / "fedexp").rglob("*.py")
+    }
     graph: dict[str, set[str]] = {}
     for name, path in files.items():
         graph[name] = set()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
-                graph[name] |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)} & files.keys()
+                graph[name] |= {
+                    node.module,
+                    *(f"{node.module}.{alias.name}" for alias in node.names),
+                } & files.keys()
     return graph
 
 

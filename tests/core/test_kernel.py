@@ -36,7 +36,9 @@ class Small(nn.Module):
         return self.fc(self.drop(torch.relu(self.norm(self.conv(x))).flatten(1)))
 
 
-MLP = ModelSpec("fedexp.models.mlp.MLP", (("hidden", (8,)), ("input_shape", (1, 2, 2)), ("num_classes", 3)))
+MLP = ModelSpec(
+    "fedexp.models.mlp.MLP", (("hidden", (8,)), ("input_shape", (1, 2, 2)), ("num_classes", 3))
+)
 SMALL = ModelSpec("tests.core.test_kernel.Small", (("input_shape", (1, 2, 2)), ("num_classes", 3)))
 BUDGET = Budget(2, None, 6, "sgd", 0.1, 0.1, 0.0, 0.0, None)
 
@@ -50,7 +52,9 @@ def make_job(spec: ModelSpec = MLP, trainer: Trainer | None = None, **changes) -
 
 def train(job: ClientJob, n: int = 20, samples: Samples | None = None):
     samples = samples or make_data((n,)).train
-    return train_client(job, Net(job.start.spec, CPU, torch.float64), samples, torch.arange(len(samples)), 3)
+    return train_client(
+        job, Net(job.start.spec, CPU, torch.float64), samples, torch.arange(len(samples)), 3
+    )
 
 
 def reference(job: ClientJob, optimizer, clip: float | None = None, n: int = 20) -> Tree:
@@ -70,7 +74,8 @@ def reference(job: ClientJob, optimizer, clip: float | None = None, n: int = 20)
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"momentum": 0.9}, {"weight_decay": 0.01}, {"momentum": 0.5, "weight_decay": 0.1}]
+    "changes",
+    [{}, {"momentum": 0.9}, {"weight_decay": 0.01}, {"momentum": 0.5, "weight_decay": 0.1}],
 )
 def test_sgd_is_torchs(changes: dict) -> None:
     job = make_job(**changes)
@@ -83,14 +88,18 @@ def test_sgd_is_torchs(changes: dict) -> None:
 def test_adam_is_torchs(optimizer: str, weight_decay: float) -> None:
     job = make_job(optimizer=optimizer, lr=0.01, weight_decay=weight_decay)
     amsgrad = optimizer == "amsgrad"
-    expected = reference(job, lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=weight_decay, amsgrad=amsgrad))
+    expected = reference(
+        job, lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=weight_decay, amsgrad=amsgrad)
+    )
     torch.testing.assert_close(train(job).weights.params, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.02])
 def test_rmsprop_is_torchs(weight_decay: float) -> None:
     job = make_job(optimizer="rmsprop", lr=0.01, weight_decay=weight_decay, betas=(0.3, 0.9))
-    expected = reference(job, lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, weight_decay=weight_decay))
+    expected = reference(
+        job, lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, weight_decay=weight_decay)
+    )
     torch.testing.assert_close(train(job).weights.params, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -124,7 +133,9 @@ def test_order_of_a_step() -> None:
     after = train(job).weights.params
     for name, w in job.start.params.items():
         unit = 10.0 / (10.0 * count**0.5 + 1e-6)
-        torch.testing.assert_close(after[name], w - 0.1 * (unit + 0.5 * w) + 1.0, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            after[name], w - 0.1 * (unit + 0.5 * w) + 1.0, rtol=1e-9, atol=1e-12
+        )
 
 
 def test_frozen_parameters_do_not_move() -> None:
@@ -144,9 +155,14 @@ def test_job_is_left_alone_and_gives_the_same_bits_again() -> None:
     first = train_client(job, net, samples, torch.arange(20), 3)
     train_client(replace(job, seed=99), net, samples, torch.arange(10), 3)
     again = train_client(job, net, samples, torch.arange(20), 3)
-    for a, b in ((first.weights.params, again.weights.params), (first.weights.buffers, again.weights.buffers)):
+    for a, b in (
+        (first.weights.params, again.weights.params),
+        (first.weights.buffers, again.weights.buffers),
+    ):
         assert all(torch.equal(a[k], b[k]) for k in a)
-    assert all(torch.equal(v, {**job.start.params, **job.start.buffers}[k]) for k, v in before.items())
+    assert all(
+        torch.equal(v, {**job.start.params, **job.start.buffers}[k]) for k, v in before.items()
+    )
     assert int(first.weights.buffers["norm.num_batches_tracked"]) == first.num_steps
     assert first.metrics == again.metrics
 
@@ -154,12 +170,18 @@ def test_job_is_left_alone_and_gives_the_same_bits_again() -> None:
 def test_dropout_draws_from_the_job() -> None:
     """Of samples that are all alike, at a step size of zero, a step's loss depends on its masks alone."""
     spec = ModelSpec(MLP.arch, (("dropout", 0.5), *MLP.kwargs))
-    samples = replace(make_data((20,)).train, x=torch.ones(20, 1, 2, 2).double(), y=torch.zeros(20).long())
+    samples = replace(
+        make_data((20,)).train, x=torch.ones(20, 1, 2, 2).double(), y=torch.zeros(20).long()
+    )
     job = make_job(spec, lr=0.0, batch_size=20)
-    first, again, other = (train(replace(job, seed=seed), samples=samples).metrics for seed in (7, 7, 8))
+    first, again, other = (
+        train(replace(job, seed=seed), samples=samples).metrics for seed in (7, 7, 8)
+    )
     assert first == again
     assert first["loss"] != pytest.approx(other["loss"], rel=1e-6)
-    assert first["loss"] != pytest.approx(first["loss_last_epoch"], rel=1e-6)  # of both steps, and of the second alone
+    assert first["loss"] != pytest.approx(
+        first["loss_last_epoch"], rel=1e-6
+    )  # of both steps, and of the second alone
 
 
 def test_random_numbers_are_a_function_of_seed_step_and_name() -> None:
@@ -170,7 +192,10 @@ def test_random_numbers_are_a_function_of_seed_step_and_name() -> None:
 
     first = drawn(7, 0, "drop")
     assert torch.equal(first, drawn(7, 0, "drop"))
-    assert not any(torch.equal(first, drawn(*other)) for other in ((8, 0, "drop"), (7, 1, "drop"), (7, 0, "others")))
+    assert not any(
+        torch.equal(first, drawn(*other))
+        for other in ((8, 0, "drop"), (7, 1, "drop"), (7, 0, "others"))
+    )
 
 
 @pytest.mark.parametrize(("n", "budget", "sizes"), [
@@ -188,9 +213,13 @@ def test_batches_of_a_schedule(n: int, budget: dict, sizes: list[int]) -> None:
 
 def test_every_epoch_sees_every_sample_once_in_a_new_order() -> None:
     job = make_job(epochs=3, batch_size=4)
-    samples = replace(make_data((10,)).train, x=torch.arange(10.0, dtype=torch.float64).reshape(10, 1))
+    samples = replace(
+        make_data((10,)).train, x=torch.arange(10.0, dtype=torch.float64).reshape(10, 1)
+    )
     schedule = list(batch_ranges(10, job.budget, 1))
-    seen = torch.cat([b.x.flatten() for b in batches(job, samples, torch.arange(10), schedule, None)]).reshape(3, 10)
+    seen = torch.cat(
+        [b.x.flatten() for b in batches(job, samples, torch.arange(10), schedule, None)]
+    ).reshape(3, 10)
     assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in seen)
     assert not torch.equal(seen[0], seen[1])
     other = batches(replace(job, seed=8), samples, torch.arange(10), schedule, None)
@@ -203,7 +232,9 @@ def test_every_batch_is_augmented_anew() -> None:
     plain = replace(make_data((8,)).train, x=torch.zeros(8, 1, 2, 2).double())
     samples = replace(plain, augment=lambda x, noise: x + noise("shift", (len(x), 1, 1, 1)))
     schedule = list(batch_ranges(8, job.budget, 1))
-    first, second = (b.x for b in batches(job, samples, torch.arange(8), schedule, StepNoise(7, CPU)))
+    first, second = (
+        b.x for b in batches(job, samples, torch.arange(8), schedule, StepNoise(7, CPU))
+    )
     assert first.any() and not torch.equal(first, second)
 
 
@@ -229,9 +260,14 @@ def test_the_full_gradient_is_the_mean_over_all_samples() -> None:
     """513 samples are taken in parts of 257 and 256."""
     from fedexp.methods.scaffold import Scaffold
 
-    job, samples = make_job(trainer=Scaffold(option="I"), epochs=None, steps=1), make_data((513,)).train
+    job, samples = (
+        make_job(trainer=Scaffold(option="I"), epochs=None, steps=1),
+        make_data((513,)).train,
+    )
     zeros = {k: torch.zeros_like(v) for k, v in job.start.params.items()}
-    found = train(replace(job, state={"c_i": zeros}, shared={"c": zeros}), samples=samples).state["c_i"]
+    found = train(replace(job, state={"c_i": zeros}, shared={"c": zeros}), samples=samples).state[
+        "c_i"
+    ]
     module = job.start.module()
     F.cross_entropy(module(samples.x), samples.y).backward()
     for name, value in module.named_parameters():
@@ -249,7 +285,9 @@ def test_chunks_do_not_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_uint8_images_are_normalised_as_written() -> None:
     raw = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2)
-    samples = Samples(raw, torch.zeros(2).long(), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7), dtype=torch.float64)
+    samples = Samples(
+        raw, torch.zeros(2).long(), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7), dtype=torch.float64
+    )
     mean, std = torch.tensor([0.1, 0.2, 0.3]).double(), torch.tensor([0.5, 0.6, 0.7]).double()
     expected = (raw.double() / 255 - mean.reshape(3, 1, 1)) / std.reshape(3, 1, 1)
     torch.testing.assert_close(samples.inputs(slice(0, 2)), expected, rtol=1e-6, atol=1e-7)

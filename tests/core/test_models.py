@@ -66,20 +66,29 @@ def test_tied_parameters_are_one_and_swap_together() -> None:
 
 def test_binding_follows_the_dictionary() -> None:
     net = Net(spec("Tied"), CPU, torch.float64)
-    x, buffers = torch.ones(1, 3, dtype=torch.float64), {"shift": torch.zeros(3, dtype=torch.float64)}
+    x, buffers = (
+        torch.ones(1, 3, dtype=torch.float64),
+        {"shift": torch.zeros(3, dtype=torch.float64)},
+    )
     a, b = ({"a.weight": torch.eye(3, dtype=torch.float64) * k} for k in (1, 2))
     assert [float(net(p, buffers, x)[0, 0]) for p in (a, b, a)] == [1.0, 4.0, 1.0]
     a["a.weight"].mul_(3)
     assert float(net(a, buffers, x)[0, 0]) == 9.0
 
 
-@pytest.mark.parametrize(("name", "said"), [("GlobalNoise", "global generator"), ("Spatial", "Dropout2d")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("GlobalNoise", "global generator"), ("Spatial", "Dropout2d")]
+)
 def test_models_that_draw_from_the_global_generator_are_refused(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check_model(spec(name, **({"num_classes": 3} if name == "GlobalNoise" else {})), (1, 2, 2), (3,))
+        check_model(
+            spec(name, **({"num_classes": 3} if name == "GlobalNoise" else {})), (1, 2, 2), (3,)
+        )
 
 
-@pytest.mark.parametrize(("shape", "classes", "said"), [((1, 5, 5), 3, "cannot take"), ((1, 2, 2), 7, "does not fit")])
+@pytest.mark.parametrize(
+    ("shape", "classes", "said"), [((1, 5, 5), 3, "cannot take"), ((1, 2, 2), 7, "does not fit")]
+)
 def test_models_that_do_not_fit_the_data_are_refused(shape: tuple, classes: int, said: str) -> None:
     fixed = ModelSpec.of({"_target_": f"{__name__}.Fixed"}, shape, classes)
     with pytest.raises(ConfigError, match=said):

@@ -48,7 +48,9 @@ class Declared(Bounded):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head = nn.Sequential(nn.Linear(CLASSES, 5), nn.Tanh(), nn.Linear(5, CLASSES), nn.Tanh())
+        self.head = nn.Sequential(
+            nn.Linear(CLASSES, 5), nn.Tanh(), nn.Linear(5, CLASSES), nn.Tanh()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(super().forward(x))
@@ -74,14 +76,22 @@ class Dense(Convolutional):
 HERE = "tests.core.test_observe"
 
 
-def images(count: int = 4, seed: int = 0, shape: tuple[int, ...] = IMAGE, dtype: torch.dtype = DOUBLE) -> Tensor:
+def images(
+    count: int = 4, seed: int = 0, shape: tuple[int, ...] = IMAGE, dtype: torch.dtype = DOUBLE
+) -> Tensor:
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def net_of(spec: ModelSpec, training: bool, dtype: torch.dtype = DOUBLE, precision: str = "float32") -> Net:
+def net_of(
+    spec: ModelSpec, training: bool, dtype: torch.dtype = DOUBLE, precision: str = "float32"
+) -> Net:
     net = Net(spec, CPU, dtype, precision)  # type: ignore[arg-type]
     net.train(training)
-    net.set_noise(lambda name, shape: torch.rand(shape, generator=torch.Generator().manual_seed(seed_of(name))))
+    net.set_noise(
+        lambda name, shape: torch.rand(
+            shape, generator=torch.Generator().manual_seed(seed_of(name))
+        )
+    )
     return net
 
 
@@ -89,7 +99,11 @@ def net_of(spec: ModelSpec, training: bool, dtype: torch.dtype = DOUBLE, precisi
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name != "cvae"])
 def test_the_head_of_the_features_is_the_output(name: str, training: bool) -> None:
     spec = config_of(name, EXPECTED[name][0])
-    small = {key: value for key, value in {"width": 4, "channels": (3, 4, 5)}.items() if key in dict(spec.kwargs)}
+    small = {
+        key: value
+        for key, value in {"width": 4, "channels": (3, 4, 5)}.items()
+        if key in dict(spec.kwargs)
+    }
     if "channels" in small:
         small["channels"] = small["channels"][: len(dict(spec.kwargs)["channels"])]
     spec = ModelSpec(spec.arch, tuple(sorted({**dict(spec.kwargs), **small}.items())))
@@ -101,7 +115,11 @@ def test_the_head_of_the_features_is_the_output(name: str, training: bool) -> No
     assert seen.features is not None
     assert torch.equal(net.head(weights.params, weights.buffers, seen.features), seen.output)
     output, bias = weights.params["output.weight"], weights.params.get("output.bias")
-    last = F.linear(seen.features, output, bias) if output.dim() == 2 else F.conv2d(seen.features, output, bias)
+    last = (
+        F.linear(seen.features, output, bias)
+        if output.dim() == 2
+        else F.conv2d(seen.features, output, bias)
+    )
     assert torch.equal(last, seen.output)
 
 
@@ -127,18 +145,29 @@ def test_inputs_of_every_norm_give_the_statistics_that_it_keeps(name: str) -> No
     weights, x = weights_of(NORMED[name], 0), images(6)
     buffers = {key: value.clone() for key, value in weights.buffers.items()}
     seen = net_of(weights.spec, True).observe(weights.params, buffers, x, norms=True)
-    assert [f"{norm}.running_mean" for norm in seen.norms] == [key for key in buffers if "running_mean" in key]
+    assert [f"{norm}.running_mean" for norm in seen.norms] == [
+        key for key in buffers if "running_mean" in key
+    ]
     for norm, a in seen.norms.items():
-        for key, batch in (("running_mean", a.mean((0, 2, 3))), ("running_var", a.movedim(1, 0).flatten(1).var(1))):
+        for key, batch in (
+            ("running_mean", a.mean((0, 2, 3))),
+            ("running_var", a.movedim(1, 0).flatten(1).var(1)),
+        ):
             old, new = weights.buffers[f"{norm}.{key}"], buffers[f"{norm}.{key}"]
             torch.testing.assert_close(new, 0.9 * old + 0.1 * batch)
 
 
 def test_every_norm_of_a_resnet18_is_seen() -> None:
-    spec = ModelSpec.of({"_target_": "fedexp.models.resnet.ResNet", "norm": "batch", "width": 2}, CIFAR, 10)
+    spec = ModelSpec.of(
+        {"_target_": "fedexp.models.resnet.ResNet", "norm": "batch", "width": 2}, CIFAR, 10
+    )
     weights = Weights.init(spec, 0, CPU, DOUBLE)
     assert (
-        len(net_of(spec, False).observe(weights.params, weights.buffers, images(2, shape=CIFAR), norms=True).norms)
+        len(
+            net_of(spec, False)
+            .observe(weights.params, weights.buffers, images(2, shape=CIFAR), norms=True)
+            .norms
+        )
         == 20
     )
 
@@ -169,13 +198,22 @@ def test_vectorised_it_shows_each_models_own(name: str, training: bool) -> None:
     models = [weights_of(NORMED[name], i) for i in range(3)]
     net, xs = net_of(NORMED[name], training), torch.stack([images(seed=i) for i in range(3)])
     params, buffers = (
-        {key: torch.stack([getattr(m, kind)[key] for m in models]) for key in getattr(models[0], kind)}
+        {
+            key: torch.stack([getattr(m, kind)[key] for m in models])
+            for key in getattr(models[0], kind)
+        }
         for kind in ("params", "buffers")
     )
 
     def shown(params, buffers, x):
         seen = net.observe(params, buffers, x, layers="all", features=True, norms=True)
-        return seen.output, seen.layers, seen.features, seen.norms, net.head(params, buffers, seen.features)
+        return (
+            seen.output,
+            seen.layers,
+            seen.features,
+            seen.norms,
+            net.head(params, buffers, seen.features),
+        )
 
     stacked = torch.vmap(shown)(params, buffers, xs)
     for i, model in enumerate(models):
@@ -190,7 +228,9 @@ def test_vectorised_it_shows_each_models_own(name: str, training: bool) -> None:
                 torch.testing.assert_close(found[key][i], value)
 
 
-def test_under_bf16_all_that_is_shown_is_in_the_models_dtype_and_the_head_rounds_as_the_net() -> None:
+def test_under_bf16_all_that_is_shown_is_in_the_models_dtype_and_the_head_rounds_as_the_net() -> (
+    None
+):
     spec = NORMED["cnn"]
     weights, x = Weights.init(spec, 0, CPU, torch.float32), images(dtype=torch.float32)
     net, exact = net_of(spec, True, torch.float32, "bf16"), net_of(spec, True, torch.float32)
@@ -211,14 +251,19 @@ def test_under_bf16_all_that_is_shown_is_in_the_models_dtype_and_the_head_rounds
         (spec_of(f"{HERE}.Convolutional"), IMAGE, "no linear layer"),
     ],
 )
-def test_networks_without_a_head_are_refused(spec: ModelSpec, shape: tuple[int, ...], match: str) -> None:
+def test_networks_without_a_head_are_refused(
+    spec: ModelSpec, shape: tuple[int, ...], match: str
+) -> None:
     with pytest.raises(ConfigError, match=match):
         check_head(spec, shape)
 
 
 @pytest.mark.parametrize(("name", "features"), [("Declared", (4, 3)), ("Dense", (4, 4, 6, 6))])
 def test_a_class_may_declare_its_head(name: str, features: tuple[int, ...]) -> None:
-    weights, net = weights_of(spec_of(f"{HERE}.{name}"), 0), net_of(spec_of(f"{HERE}.{name}"), False)
+    weights, net = (
+        weights_of(spec_of(f"{HERE}.{name}"), 0),
+        net_of(spec_of(f"{HERE}.{name}"), False),
+    )
     check_head(weights.spec, IMAGE)
     seen = net.observe(weights.params, {}, images(), features=True)
     assert seen.features is not None and seen.features.shape == features
@@ -232,18 +277,33 @@ class Small(Trainer):
     def loss(self, net, params, buffers, batch, ctx):
         seen = net.observe(params, buffers, batch.x, layers="all", features=True, norms=True)
         again = F.cross_entropy(net.head(params, buffers, seen.features), batch.y)
-        inputs = sum(value.square().mean() for value in (*seen.layers.values(), *seen.norms.values()))
-        return F.cross_entropy(seen.output, batch.y) + again + 0.1 * seen.features.square().mean() + 0.01 * inputs
+        inputs = sum(
+            value.square().mean() for value in (*seen.layers.values(), *seen.norms.values())
+        )
+        return (
+            F.cross_entropy(seen.output, batch.y)
+            + again
+            + 0.1 * seen.features.square().mean()
+            + 0.01 * inputs
+        )
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_a_trainer_that_looks_trains_stacked_as_alone(norm: str) -> None:
-    model = {"_target_": "fedexp.models.cnn.ConvNet", "channels": [3], "kernel": 1, "hidden": [5], "norm": norm}
+    model = {
+        "_target_": "fedexp.models.cnn.ConvNet",
+        "channels": [3],
+        "kernel": 1,
+        "hidden": [5],
+        "norm": norm,
+    }
     world = make_world("method=fedavg", model=model, data=make_data((20, 20, 20)))
     start = world.env.initial_weights()
     jobs = [replace(world.env.job(c, start, {}), trainer=Small()) for c in range(3)]
     engine = Vectorized(stack=4)
-    assert_same_results(list(engine.map(jobs, world.data)), list(Serial().map(jobs, world.data)), 1e-9)
+    assert_same_results(
+        list(engine.map(jobs, world.data)), list(Serial().map(jobs, world.data)), 1e-9
+    )
     assert engine.stacked_steps
 
 

@@ -29,7 +29,9 @@ TWO = {**MLP, "hidden": [5, 4]}
 
 
 def world(*overrides: str, aggregator: Layerwise | None = None) -> World:
-    made = make_world("method=fedavg", "local.epochs=2", "local.lr_decay=0.5", *overrides, model=TWO, m=2)
+    made = make_world(
+        "method=fedavg", "local.epochs=2", "local.lr_decay=0.5", *overrides, model=TWO, m=2
+    )
     experiment = replace(made.experiment, aggregator=aggregator or Layerwise())
     return World(experiment, made.env, made.data)
 
@@ -37,7 +39,9 @@ def world(*overrides: str, aggregator: Layerwise | None = None) -> World:
 class Seen(Serial):
     """Keeps the jobs it was asked for, a list a step that had some."""
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         if jobs:
             self.asked = [*getattr(self, "asked", []), list(jobs)]
         yield from super().map(jobs, data)
@@ -51,7 +55,9 @@ def test_sampling_and_decay_follow_the_round_and_seeds_the_step() -> None:
     one, engine = world(), Seen()
     done = all_steps(one, engine)
     assert [(s.round, s.last, s.over) for s in done] == [
-        (r, step == STEPS - 1, r == 2 and step == STEPS - 1) for r in range(3) for step in range(STEPS)
+        (r, step == STEPS - 1, r == 2 and step == STEPS - 1)
+        for r in range(3)
+        for step in range(STEPS)
     ]
     assert [s.after.step for s in done] == list(range(1, 10))
     for number, jobs in enumerate(engine.asked):
@@ -79,8 +85,13 @@ def test_a_grown_model_is_trained_on_and_what_is_frozen_stays() -> None:
 def test_rows_say_round_and_step_and_only_rounds_are_evaluated() -> None:
     one = world("eval.every=2")
     start = Snapshot(0, one.aggregator.init(one.env))
-    rows = [s.row for s in steps(one.experiment, one.env, one.data, Serial(), start, lambda done, of: None)]
-    assert [(row["round"], row["step"]) for row in rows] == [(r + 1, 3 * r + s + 1) for r in range(3) for s in range(3)]
+    rows = [
+        s.row
+        for s in steps(one.experiment, one.env, one.data, Serial(), start, lambda done, of: None)
+    ]
+    assert [(row["round"], row["step"]) for row in rows] == [
+        (r + 1, 3 * r + s + 1) for r in range(3) for s in range(3)
+    ]
     evaluated = [row["step"] for row in rows if "test/global/acc" in row]
     assert evaluated == [6, 9]  # the end of round 2, and of the run
     assert ["train/loss" in row for row in rows] == [True, False, True] * 3
@@ -94,7 +105,9 @@ def test_only_the_first_step_is_remembered(tmp_path: Path) -> None:
     again = Memo(Serial(), tmp_path, 1.0, numerics, "code")
     recalled = all_steps(one, again)
     assert (first.hits, first.misses, again.hits, again.misses) == (0, 2, 2, 0)
-    assert_same([plain[-1].after.state["weights"].params], [recalled[-1].after.state["weights"].params])
+    assert_same(
+        [plain[-1].after.state["weights"].params], [recalled[-1].after.state["weights"].params]
+    )
 
 
 @pytest.mark.parametrize("at", range(1, 9))
@@ -133,7 +146,9 @@ class LongServerWork(Layerwise):
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         return []
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         return state, {"at": env.step}
 
 

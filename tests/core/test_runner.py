@@ -51,7 +51,10 @@ class Poison(Engine):
         for result in Serial().map(jobs, data):
             if result.client == 1:
                 name = list(result.weights.params)[-1]
-                bad = {**result.weights.params, name: torch.full_like(result.weights.params[name], float("nan"))}
+                bad = {
+                    **result.weights.params,
+                    name: torch.full_like(result.weights.params[name], float("nan")),
+                }
                 yield replace(result, weights=replace(result.weights, params=bad))
             else:
                 yield result
@@ -61,7 +64,13 @@ def test_nan_is_located() -> None:
     world = make_world("method=fedavg")
     with pytest.raises(ClientError) as caught:
         world.run(engine=Poison())
-    for words in ("round 1: client 1", "output.bias", "12 training samples", "lr 0.05", "on_nonfinite=skip_client"):
+    for words in (
+        "round 1: client 1",
+        "output.bias",
+        "12 training samples",
+        "lr 0.05",
+        "on_nonfinite=skip_client",
+    ):
         assert words in str(caught.value)
 
 
@@ -118,7 +127,10 @@ class Transposing(Serial):
 
     def map(self, jobs, data):
         def turned(tree):
-            return {name: value.T.contiguous().T if value.dim() == 2 else value for name, value in tree.items()}
+            return {
+                name: value.T.contiguous().T if value.dim() == 2 else value
+                for name, value in tree.items()
+            }
 
         for result in super().map(jobs, data):
             yield replace(
@@ -130,7 +142,9 @@ class Transposing(Serial):
             )
 
 
-def test_results_lie_in_memory_as_they_come_back_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_lie_in_memory_as_they_come_back_from_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else products with recalled results differ in their last bits, and a resumed run with them."""
     seen: list[bool] = []
     merge = Mean.update
@@ -138,14 +152,24 @@ def test_results_lie_in_memory_as_they_come_back_from_a_file(monkeypatch: pytest
     def update(self, state, results, env):
         results = list(results)
         for result in results:
-            trees = [result.weights.params, *result.payload.values(), *result.state.values(), *result.probes.values()]
+            trees = [
+                result.weights.params,
+                *result.payload.values(),
+                *result.state.values(),
+                *result.probes.values(),
+            ]
             seen.extend(value.is_contiguous() for tree in trees for value in tree.values())
         return merge(self, state, iter(results), env)
 
     monkeypatch.setattr(Mean, "update", update)
     after = make_world("method=scaffold", "rounds=1").run(engine=Transposing())
     assert len(seen) > 4 and all(seen)
-    assert all(v.is_contiguous() for own in after.clients.values() for tree in own.values() for v in tree.values())
+    assert all(
+        v.is_contiguous()
+        for own in after.clients.values()
+        for tree in own.values()
+        for v in tree.values()
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "local"])
@@ -245,7 +269,9 @@ def test_memo_keys_cover_the_samples_and_not_their_positions(tmp_path) -> None:
     )
     for pool, trained in ((data, 4), (other, 4), (moved, 0)):
         Counting.trained = 0
-        make_world("method=fedavg", "rounds=1", data=pool).run(engine=Memo(Counting(), tmp_path, 1.0, NUMERICS, "code"))
+        make_world("method=fedavg", "rounds=1", data=pool).run(
+            engine=Memo(Counting(), tmp_path, 1.0, NUMERICS, "code")
+        )
         assert Counting.trained == trained
 
 

@@ -33,7 +33,11 @@ def test_flipping_always_twice_is_the_identity() -> None:
 
 @pytest.mark.parametrize(
     "augment",
-    [Augment(flip=0.0), Augment(flip=0.0, crop_padding=0), Augment(0.0, crop_padding=2, crop_probability=0.0)],
+    [
+        Augment(flip=0.0),
+        Augment(flip=0.0, crop_padding=0),
+        Augment(0.0, crop_padding=2, crop_probability=0.0),
+    ],
 )
 def test_switched_off_is_the_identity_and_draws_nothing(augment: Augment) -> None:
     noise = Recorded()
@@ -47,7 +51,12 @@ def test_every_sample_is_one_window_of_its_padded_self() -> None:
     padded = functional.pad(x, (2, 2, 2, 2))
     offsets = set()
     for i in range(len(x)):
-        found = [(r, c) for r in range(5) for c in range(5) if torch.equal(out[i], padded[i, :, r : r + 6, c : c + 5])]
+        found = [
+            (r, c)
+            for r in range(5)
+            for c in range(5)
+            if torch.equal(out[i], padded[i, :, r : r + 6, c : c + 5])
+        ]
         assert found
         offsets.add(found[0])
     assert len(offsets) > 10  # decided per sample, in both directions
@@ -91,7 +100,9 @@ SHAPES = {"augment/flip": (16,), "augment/offset": (16, 2), "augment/crop": (16,
 
 def test_extreme_noise_stays_inside() -> None:
     top = torch.tensor(1.0).nextafter(torch.tensor(0.0))
-    out = Augment(flip=0.0, crop_padding=2)(batch(), lambda name, shape: torch.full(shape, float(top)))
+    out = Augment(flip=0.0, crop_padding=2)(
+        batch(), lambda name, shape: torch.full(shape, float(top))
+    )
     assert torch.equal(out, functional.pad(batch(), (2, 2, 2, 2))[:, :, 4:, 4:])
 
 

@@ -86,7 +86,9 @@ def test_a_sweeps_jobs_look_at_the_files_once(root: Path, monkeypatch: pytest.Mo
 def test_normalisation_is_no_part_of_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bugs().load(root, download=False)
     forbid_decoding(monkeypatch)
-    ImageFolder(folder="bugs", num_classes=2, shape=(3, 4, 4), mean=(0.1,), std=(2.0,)).load(root, download=False)
+    ImageFolder(folder="bugs", num_classes=2, shape=(3, 4, 4), mean=(0.1,), std=(2.0,)).load(
+        root, download=False
+    )
 
 
 def test_a_damaged_entry_is_decoded_again(root: Path) -> None:
@@ -129,6 +131,10 @@ def test_a_warm_start_imports_no_decoder(root: Path) -> None:
     TorchvisionSet(source="MNIST", num_classes=10, shape=(1, 28, 28)).load(root, download=False)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(root)], capture_output=True, text=True, env=environment, check=True
+        [sys.executable, "-c", SCRIPT, str(root)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
     )
     assert done.stdout.strip() == "[]"

@@ -56,7 +56,9 @@ def test_cifar_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source:
         return hashlib.md5((folder / name).read_bytes()).hexdigest()
 
     dataset = torchvision_set(source)
-    with pytest.raises(DataError, match="damaged or not the publisher's"):  # the checksum is looked at
+    with pytest.raises(
+        DataError, match="damaged or not the publisher's"
+    ):  # the checksum is looked at
         dataset.load(tmp_path, download=False)
     monkeypatch.setattr(kind, "train_list", [[name, md5(name)] for name, _ in kind.train_list])
     monkeypatch.setattr(kind, "test_list", [[name, md5(name)] for name, _ in kind.test_list])
@@ -121,7 +123,9 @@ def test_images_of_any_size_and_mode_become_the_declared_shape(tmp_path: Path) -
     save_image(tmp_path / "bugs/train/ant/alpha.png", np.full((3, 3, 4), 200, np.uint8))
     arrays = bugs().load(tmp_path, download=False)
     assert arrays.train_x.shape == (8, 3, 6, 4)
-    assert (arrays.train_x[4] == 77).all() and (arrays.train_x[3] == 200).all()  # 0, 1, 2, alpha, grey
+    assert (arrays.train_x[4] == 77).all() and (
+        arrays.train_x[3] == 200
+    ).all()  # 0, 1, 2, alpha, grey
     grey = bugs(shape=(1, 8, 8)).load(tmp_path, download=False)
     assert grey.train_x.shape == (8, 1, 8, 8) and (grey.train_x[4] == 77).all()
 
@@ -156,11 +160,18 @@ def test_tiny_imagenet_layout(tmp_path: Path) -> None:
     for label, wnid in enumerate(ids):
         for i in range(2):
             save_image(
-                folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", np.full((64, 64, 3), 60 * label + 30, np.uint8)
+                folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG",
+                np.full((64, 64, 3), 60 * label + 30, np.uint8),
             )
     for i in range(3):
-        save_image(folder / "val" / "images" / f"val_{i}.JPEG", np.full((64, 64, 3), 40 * i, np.uint8))
-    lines = ["val_2.JPEG\tn01\t0\t0\t62\t62", "val_0.JPEG\tn02\t1\t1\t5\t5", "val_1.JPEG\tn01\t0\t0\t1\t1"]
+        save_image(
+            folder / "val" / "images" / f"val_{i}.JPEG", np.full((64, 64, 3), 40 * i, np.uint8)
+        )
+    lines = [
+        "val_2.JPEG\tn01\t0\t0\t62\t62",
+        "val_0.JPEG\tn02\t1\t1\t5\t5",
+        "val_1.JPEG\tn01\t0\t0\t1\t1",
+    ]
     (folder / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
     dataset = TinyImageNet(num_classes=2)
     arrays = dataset.load(tmp_path, download=False)
@@ -179,7 +190,12 @@ def test_absent_files_are_told_with_the_ways_to_get_them(tmp_path: Path, source:
     with pytest.raises(DataError) as caught:
         dataset.check(tmp_path, download=False)
     text = str(caught.value)
-    for part in (str(tmp_path), "dataset.download=true", f"fedexp-data prepare {dataset.name}", "FEDEXP_DATA"):
+    for part in (
+        str(tmp_path),
+        "dataset.download=true",
+        f"fedexp-data prepare {dataset.name}",
+        "FEDEXP_DATA",
+    ):
         assert part in text
     assert str(dataset.expected_files(tmp_path)[0]) in text
     dataset.check(tmp_path, download=True)  # may fetch them: nothing to refuse
@@ -218,7 +234,10 @@ def test_synthetic_clusters_have_their_centres(tmp_path: Path) -> None:
     arrays = dataset.load(tmp_path, download=False)
     assert arrays.train_x.dtype == torch.uint8 and arrays.train_x.shape == (30_001, 5)
     assert np.bincount(arrays.train_y).tolist() == [10_001, 10_000, 10_000]
-    x, test = (((x.double() / 255) - dataset.mean[0]) / dataset.std[0] for x in (arrays.train_x, arrays.test_x))
+    x, test = (
+        ((x.double() / 255) - dataset.mean[0]) / dataset.std[0]
+        for x in (arrays.train_x, arrays.test_x)
+    )
     centres = []
     for k in range(3):
         mine, unseen = x[arrays.train_y == k], test[arrays.test_y == k]
@@ -233,7 +252,9 @@ def test_synthetic_data_are_a_function_of_their_config(monkeypatch: pytest.Monke
     monkeypatch.setattr("fedexp.data.synthetic._CHUNK", 64)
 
     def train(**changes: Any) -> Arrays:
-        return Synthetic(**({"samples": 300, "test_samples": 100} | changes)).load(Path("nowhere"), download=False)
+        return Synthetic(**({"samples": 300, "test_samples": 100} | changes)).load(
+            Path("nowhere"), download=False
+        )
 
     first = train()
     assert torch.equal(first.train_x, train().train_x) and torch.equal(first.test_x, train().test_x)
@@ -243,10 +264,14 @@ def test_synthetic_data_are_a_function_of_their_config(monkeypatch: pytest.Monke
         first.train_x[:100], first.test_x
     )
     same = train(separation=0.0, samples=60_000).train_x.double().reshape(-1, 10, 8).mean(dim=0)
-    assert (same - 128).abs().max() < 2  # without separation every class has the same centre; 24 / sqrt(6000) is 0.3
+    assert (
+        same - 128
+    ).abs().max() < 2  # without separation every class has the same centre; 24 / sqrt(6000) is 0.3
 
 
-@pytest.mark.parametrize("change", [{"samples": 0}, {"test_samples": 0}, {"features": 0}, {"separation": -1.0}])
+@pytest.mark.parametrize(
+    "change", [{"samples": 0}, {"test_samples": 0}, {"features": 0}, {"separation": -1.0}]
+)
 def test_synthetic_settings_are_checked(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         Synthetic(**change)
@@ -254,14 +279,27 @@ def test_synthetic_settings_are_checked(change: dict[str, Any]) -> None:
         build(Dataset, {"_target_": "fedexp.data.synthetic.Synthetic", "shape": [3]}, "dataset")  # type: ignore[type-abstract]
 
 
-@pytest.mark.skipif(not (SHARED / "mnist").is_dir(), reason="the original MNIST files are not beside the checkout")
+@pytest.mark.skipif(
+    not (SHARED / "mnist").is_dir(), reason="the original MNIST files are not beside the checkout"
+)
 def test_the_real_mnist(tmp_path: Path) -> None:
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for packed in (SHARED / "mnist").glob("*.gz"):
         (raw / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
     arrays = torchvision_set("MNIST").load(tmp_path, download=False)
-    assert np.bincount(arrays.train_y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert np.bincount(arrays.train_y).tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
     assert len(arrays.test_y) == 10_000
     x = arrays.train_x.double() / 255
     assert abs(x.mean() - 0.1307) < 1e-4 and abs(x.std() - 0.3081) < 1e-4
@@ -290,7 +328,10 @@ class Floating(Declared):
         ({"test_y": torch.tensor([0, 1, 3])}, "out of range"),
         ({"test_y": torch.tensor([0, -1, 2])}, "out of range"),
         (
-            {"test_x": torch.zeros(0, 1, 2, 2, dtype=torch.uint8), "test_y": torch.zeros(0, dtype=torch.int64)},
+            {
+                "test_x": torch.zeros(0, 1, 2, 2, dtype=torch.uint8),
+                "test_y": torch.zeros(0, dtype=torch.int64),
+            },
             "is empty",
         ),
         ({"train_x": torch.zeros(6, 1, 2, 2)}, "pixels = True"),
@@ -309,7 +350,10 @@ def test_floating_point_samples_are_declared_and_finite() -> None:
     dataset, arrays = Floating(num_classes=3, shape=(1, 2, 2)), good()
     floats = replace(arrays, train_x=arrays.train_x / 2, test_x=arrays.test_x / 2)
     verify(dataset, floats)
-    for wrong, message in ((arrays, "pixels = False"), (replace(floats, test_x=floats.test_x / 0), "NaN")):
+    for wrong, message in (
+        (arrays, "pixels = False"),
+        (replace(floats, test_x=floats.test_x / 0), "NaN"),
+    ):
         with pytest.raises(DataError, match=message):
             verify(dataset, wrong)
 
@@ -333,7 +377,9 @@ def test_a_data_set_of_ones_own_is_a_class_named_in_yaml(tmp_path: Path) -> None
     node = {"_target_": f"{Mine.__module__}.Mine", "points": 8, "augment": None}
     dataset = build(Dataset, node, "dataset")  # type: ignore[type-abstract]
     assert dataset.load(tmp_path, download=False).train_x.shape == (8, 3)
-    assert list(tmp_path.iterdir()) == []  # a user's read() may change its mind: not cached unless it says so
+    assert (
+        list(tmp_path.iterdir()) == []
+    )  # a user's read() may change its mind: not cached unless it says so
     with pytest.raises(ConfigError, match="points"):
         build(Dataset, {"_target_": f"{Mine.__module__}.Mine"}, "dataset")  # type: ignore[type-abstract]
     with pytest.raises(ConfigError, match="augment works on images"):

@@ -38,7 +38,9 @@ class Numbered(Dataset):
         return Arrays(*split(400, 0), *split(100, 10_000))
 
 
-def make(dataset: Dataset | None = None, partitioner: Partitioner | None = None, **changes: Any) -> FederatedData:
+def make(
+    dataset: Dataset | None = None, partitioner: Partitioner | None = None, **changes: Any
+) -> FederatedData:
     arguments: dict[str, Any] = {
         "partitioner": partitioner or Iid(),
         "clients": 5,
@@ -50,7 +52,12 @@ def make(dataset: Dataset | None = None, partitioner: Partitioner | None = None,
         "limit_test": None,
         "limit_proxy": None,
     }
-    place = {"root": Path("nowhere"), "download": False, "device": torch.device("cpu"), "dtype": torch.float32}
+    place = {
+        "root": Path("nowhere"),
+        "download": False,
+        "device": torch.device("cpu"),
+        "dtype": torch.float32,
+    }
     place = {key: changes.pop(key, value) for key, value in place.items()}
     return federate(dataset or Numbered(), Division(**(arguments | changes)), **place)
 
@@ -79,14 +86,18 @@ def test_the_legacy_generator_goes_on_where_the_split_left_it() -> None:
 
 def test_without_options_the_pool_is_the_data_set() -> None:
     data = make()
-    assert numbers(data.train) == list(range(400)) and numbers(data.test) == list(range(10_000, 10_100))
+    assert numbers(data.train) == list(range(400)) and numbers(data.test) == list(
+        range(10_000, 10_100)
+    )
     assert data.val is None and data.proxy is None and data.proxy_source == "none"
     assert np.array_equal(data.labels, data.train.y.numpy())
     assert data.class_counts().sum() == 400
     assert data.partition.sha256 == Iid().split(data.labels, 4, 5, np.random.RandomState(0)).sha256
 
 
-@pytest.mark.parametrize(("source", "size", "count"), [("train", 40, 40), ("train", 0.25, 100), ("test", 0.1, 10)])
+@pytest.mark.parametrize(
+    ("source", "size", "count"), [("train", 40, 40), ("train", 0.25, 100), ("test", 0.1, 10)]
+)
 def test_a_proxy_is_disjoint_balanced_and_recorded(source: str, size: float, count: int) -> None:
     data = make(proxy=Proxy(source, size, labelled=True))  # type: ignore[arg-type]
     pools = {"train": data.train, "test": data.test}
@@ -99,7 +110,9 @@ def test_a_proxy_is_disjoint_balanced_and_recorded(source: str, size: float, cou
         assert set(numbers(pool)) == expected
     per_class = np.bincount(data.proxy.y.numpy(), minlength=4)
     assert per_class.max() - per_class.min() <= 1
-    assert [n % 4 for n in numbers(data.proxy)] == data.proxy.y.tolist()  # 10,000 is a multiple of 4
+    assert [
+        n % 4 for n in numbers(data.proxy)
+    ] == data.proxy.y.tolist()  # 10,000 is a multiple of 4
     assert data.fingerprint == make().fingerprint
 
 
@@ -117,7 +130,11 @@ def test_the_proxy_is_drawn_from_its_own_stream() -> None:
     """A proxy of the training pool is the same under every scheme, and the scheme's generator starts untouched."""
     iid = make(proxy=Proxy("train", 40))
     dirichlet = make(partitioner=Dirichlet(alpha=1.0), proxy=Proxy("train", 40))
-    assert numbers(iid.proxy) == numbers(dirichlet.proxy) != numbers(make(proxy=Proxy("train", 40), seed_data=1).proxy)
+    assert (
+        numbers(iid.proxy)
+        == numbers(dirichlet.proxy)
+        != numbers(make(proxy=Proxy("train", 40), seed_data=1).proxy)
+    )
     assert iid.partition.sha256 == Iid().split(iid.labels, 4, 5, np.random.RandomState(0)).sha256
 
 
@@ -126,7 +143,9 @@ def test_a_proxy_must_leave_something() -> None:
         make(proxy=Proxy("test", 100))
 
 
-@pytest.mark.parametrize(("source", "size"), [("train", 0), ("train", 1.5), ("test", -1), ("none", 10)])
+@pytest.mark.parametrize(
+    ("source", "size"), [("train", 0), ("train", 1.5), ("test", -1), ("none", 10)]
+)
 def test_proxy_values_are_checked(source: Any, size: float) -> None:
     with pytest.raises(ValueError, match=r"proxy\.size"):
         Proxy(source, size)
@@ -153,8 +172,12 @@ class EightBits(Others):
         return replace(arrays, train_x=arrays.train_x.byte(), test_x=arrays.test_x.byte())
 
 
-@pytest.mark.parametrize(("source", "size", "count"), [("train", 40, 40), ("train", 1.0, 60), ("test", 0.5, 10)])
-def test_a_proxy_of_another_data_set_takes_nothing_away(source: Any, size: float, count: int) -> None:
+@pytest.mark.parametrize(
+    ("source", "size", "count"), [("train", 40, 40), ("train", 1.0, 60), ("test", 0.5, 10)]
+)
+def test_a_proxy_of_another_data_set_takes_nothing_away(
+    source: Any, size: float, count: int
+) -> None:
     main = Numbered(mean=(100.0,), std=(50.0,))
     data, plain = make(main, proxy=Proxy(source, size, dataset=Others())), make(main)
     assert data.proxy is not None and len(data.proxy) == count
@@ -162,7 +185,10 @@ def test_a_proxy_of_another_data_set_takes_nothing_away(source: Any, size: float
     assert all(start <= number < start + 60 for number in numbers(data.proxy))
     assert numbers(data.train) == numbers(plain.train) and numbers(data.test) == numbers(plain.test)
     assert data.partition.sha256 == plain.partition.sha256 and data.fingerprint == plain.fingerprint
-    assert data.proxy_dataset == "others" and data.proxy_fingerprint == Others().read(Path(), False).fingerprint
+    assert (
+        data.proxy_dataset == "others"
+        and data.proxy_fingerprint == Others().read(Path(), False).fingerprint
+    )
     assert set(data.proxy.y.tolist()) == {-1}
     expected = (data.proxy.x - 100.0) / 50.0  # by the clients' statistics, not by its own
     torch.testing.assert_close(data.proxy.inputs(slice(None)), expected, rtol=1e-6, atol=1e-4)
@@ -174,7 +200,10 @@ def test_a_proxy_is_bounded_wherever_it_comes_from() -> None:
         data = make(proxy=Proxy(source, size, dataset=other), limit_proxy=7)
         assert data.proxy is not None and len(data.proxy) == 7
         assert len(data.train) == (400 if other or source == "test" else 393)
-    noise = [make(Pictures(), proxy=Proxy("noise", 9), limit_proxy=bound).proxy for bound in (None, 20, 7)]
+    noise = [
+        make(Pictures(), proxy=Proxy("noise", 9), limit_proxy=bound).proxy
+        for bound in (None, 20, 7)
+    ]
     assert [len(samples or ()) for samples in noise] == [9, 9, 7]
 
 
@@ -231,22 +260,41 @@ def test_eight_bit_and_floating_point_samples_do_not_mix() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("mean", "std"), [((0.3054,), (0.3757,)), ((), ())])
-def test_an_image_becomes_an_input_as_a_clients_sample_does(mean: Any, std: Any, dtype: torch.dtype) -> None:
+def test_an_image_becomes_an_input_as_a_clients_sample_does(
+    mean: Any, std: Any, dtype: torch.dtype
+) -> None:
     """To the bit; 8-bit images count as value / 255, floating-point samples as themselves."""
     data = make(Digits(mean=mean, std=std, augment=Augment()), dtype=dtype)
     domain = data.train.domain
-    assert (domain.mean, domain.std, domain.pixel_range, domain.augment) == (mean, std, (0.0, 1.0), Augment())
-    assert torch.equal(domain.normalise(data.train.x.to(dtype) / 255), data.train.inputs(slice(None)))
-    every = Samples(torch.arange(256, dtype=torch.uint8).reshape(-1, 1, 1, 1), torch.zeros(256), mean, std, dtype=dtype)
+    assert (domain.mean, domain.std, domain.pixel_range, domain.augment) == (
+        mean,
+        std,
+        (0.0, 1.0),
+        Augment(),
+    )
+    assert torch.equal(
+        domain.normalise(data.train.x.to(dtype) / 255), data.train.inputs(slice(None))
+    )
+    every = Samples(
+        torch.arange(256, dtype=torch.uint8).reshape(-1, 1, 1, 1),
+        torch.zeros(256),
+        mean,
+        std,
+        dtype=dtype,
+    )
     assert torch.equal(domain.normalise(every.x.to(dtype) / 255), every.inputs(slice(None)))
     numbered = make(Numbered(mean=mean, std=std), dtype=dtype)
     assert numbered.train.domain.pixel_range is None
-    assert torch.equal(numbered.train.domain.normalise(numbered.train.x), numbered.train.inputs(slice(None)))
+    assert torch.equal(
+        numbered.train.domain.normalise(numbered.train.x), numbered.train.inputs(slice(None))
+    )
 
 
 def test_colours_are_normalised_channel_by_channel_and_gradients_flow() -> None:
     mean, std = (0.5, 0.25, 0.0), (0.5, 0.25, 2.0)
-    x = torch.randint(256, (6, 3, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    x = torch.randint(
+        256, (6, 3, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
     samples = Samples(x, torch.zeros(6), mean, std, dtype=torch.float64)
     images = (x.double() / 255).requires_grad_()
     inputs = samples.domain.normalise(images)
@@ -257,7 +305,10 @@ def test_colours_are_normalised_channel_by_channel_and_gradients_flow() -> None:
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9])
 def test_the_validation_share_is_cut_from_every_client(fraction: float) -> None:
-    whole, data = make(partitioner=Dirichlet(alpha=0.5)), make(partitioner=Dirichlet(alpha=0.5), val_fraction=fraction)
+    whole, data = (
+        make(partitioner=Dirichlet(alpha=0.5)),
+        make(partitioner=Dirichlet(alpha=0.5), val_fraction=fraction),
+    )
     assert data.val is not None
     kept, held = set(data.partition.indices.tolist()), set(numbers(data.val))
     assert not kept & held and kept | held == set(range(400))
@@ -271,7 +322,10 @@ def test_the_validation_share_is_cut_from_every_client(fraction: float) -> None:
 
 
 def test_what_is_held_out_before_the_split_is_nobodys_and_balanced() -> None:
-    data, again = make(held_out=50), make(partitioner=Dirichlet(alpha=0.5), held_out=50, proxy=Proxy("test", 10))
+    data, again = (
+        make(held_out=50),
+        make(partitioner=Dirichlet(alpha=0.5), held_out=50, proxy=Proxy("test", 10)),
+    )
     assert data.val is not None and len(data.val) == 50 and data.val.augment is None
     assert sorted(numbers(data.train) + numbers(data.val)) == list(range(400))
     assert sorted(np.bincount(data.val.y.numpy()).tolist()) == [12, 12, 13, 13]
@@ -287,7 +341,9 @@ def test_validation_samples_are_taken_once() -> None:
 
 
 def test_clients_keep_one_sample_and_empty_ones_stay_empty() -> None:
-    partition = Partition.from_lists([np.array([0]), np.array([], dtype=np.int64), np.array([1, 2])])
+    partition = Partition.from_lists(
+        [np.array([0]), np.array([], dtype=np.int64), np.array([1, 2])]
+    )
     assert cut_validation(partition, 0.99, 0).sizes.tolist() == [1, 0, 1]
 
 
@@ -365,7 +421,9 @@ def test_noise_is_the_servers_own_and_takes_nothing_away() -> None:
     assert torch.equal(data.proxy.x, again.proxy.x) and set(data.proxy.y.tolist()) == {-1}
     assert len(data.train) == 40 and len(data.test) == 10 and data.test_data_in_training is None
     values = data.proxy.x.double()
-    assert values.min() == 0 and values.max() == 255  # uniform: mean 127.5, variance (256^2 - 1) / 12
+    assert (
+        values.min() == 0 and values.max() == 255
+    )  # uniform: mean 127.5, variance (256^2 - 1) / 12
     assert abs(values.mean() - 127.5) < 2 and abs(values.var() / 5461.25 - 1) < 0.05
     other = make(Pictures(), proxy=Proxy("noise", 500), seed_data=1).proxy
     assert other is not None and not torch.equal(other.x, data.proxy.x)
@@ -378,10 +436,21 @@ def test_images_of_another_size_are_brought_to_the_clients() -> None:
     proxy = Proxy("train", 1.0, dataset=small, resize=True)
     proxy.check(Pictures())
     data = make(Pictures(), proxy=proxy)
-    assert data.proxy is not None and data.proxy.x.shape == (40, 1, 8, 8) and data.proxy.x.dtype == torch.uint8
-    assert torch.equal(data.proxy.x[:, 0, 3, 5], (5 * torch.arange(40)).byte())  # one value stays one value
+    assert (
+        data.proxy is not None
+        and data.proxy.x.shape == (40, 1, 8, 8)
+        and data.proxy.x.dtype == torch.uint8
+    )
+    assert torch.equal(
+        data.proxy.x[:, 0, 3, 5], (5 * torch.arange(40)).byte()
+    )  # one value stays one value
     step = torch.tensor([[0, 255]], dtype=torch.uint8).expand(1, 1, 2, 2)
-    assert _resized(step, (4, 4))[0, 0, 0].tolist() == [0, 64, 191, 255]  # linear between the pixels' centres
+    assert _resized(step, (4, 4))[0, 0, 0].tolist() == [
+        0,
+        64,
+        191,
+        255,
+    ]  # linear between the pixels' centres
     for proxy in (
         Proxy("train", 1.0, dataset=small),
         Proxy("train", 9, dataset=Pictures(shape=(3, 4, 4)), resize=True),

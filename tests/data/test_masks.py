@@ -21,7 +21,12 @@ from tests.world import CPU
 
 CARS, VIEWS = ("0a1b", "77_f", "c0de"), ("01", "02")
 SMALL = ShapesMasks(shape=(3, 8, 12), samples=9, test_samples=4)
-SHAPES = ["dataset=shapes_masks", "dataset.shape=[3,8,8]", "dataset.samples=60", "dataset.test_samples=8"]
+SHAPES = [
+    "dataset=shapes_masks",
+    "dataset.shape=[3,8,8]",
+    "dataset.samples=60",
+    "dataset.test_samples=8",
+]
 NET = ["model=unet", "model.down=[[2],[3]]", "model.up=[[2]]"]
 RUN = ["task=segmentation", *SHAPES, *NET]
 
@@ -37,7 +42,9 @@ def write_carvana(root: Path) -> dict[str, np.ndarray]:
         photo = np.full((8, 12, 3), 30 * number, np.uint8)
         mask = 255 * (pixels(8, 12, seed=number) >= 128).astype(np.uint8)
         Image.fromarray(photo).save(root / "carvana" / "train" / f"{name}.jpg")
-        Image.fromarray(mask).convert("P").save(root / "carvana" / "train_masks" / f"{name}_mask.gif")
+        Image.fromarray(mask).convert("P").save(
+            root / "carvana" / "train_masks" / f"{name}_mask.gif"
+        )
         written[name] = mask
     return written
 
@@ -45,9 +52,17 @@ def write_carvana(root: Path) -> dict[str, np.ndarray]:
 def test_carvanas_photos_and_masks_are_read_and_cars_withheld(tmp_path: Path) -> None:
     masks = write_carvana(tmp_path)
     arrays = Carvana(shape=(3, 8, 12)).load(tmp_path, download=False)
-    train, test = [f"{car}_{v}" for car in CARS[:2] for v in VIEWS], [f"{CARS[2]}_{v}" for v in VIEWS]
-    for x, y, names in ((arrays.train_x, arrays.train_y, train), (arrays.test_x, arrays.test_y, test)):
-        assert [int(value) for value in x.float().mean((1, 2, 3)).round()] == [30 * list(masks).index(n) for n in names]
+    train, test = (
+        [f"{car}_{v}" for car in CARS[:2] for v in VIEWS],
+        [f"{CARS[2]}_{v}" for v in VIEWS],
+    )
+    for x, y, names in (
+        (arrays.train_x, arrays.train_y, train),
+        (arrays.test_x, arrays.test_y, test),
+    ):
+        assert [int(value) for value in x.float().mean((1, 2, 3)).round()] == [
+            30 * list(masks).index(n) for n in names
+        ]
         assert np.array_equal(y.numpy(), np.stack([masks[name] // 255 for name in names]))
     more = Carvana(shape=(3, 8, 12), test_fraction=0.6).load(tmp_path, download=False)
     assert len(more.train_y) == 2
@@ -100,13 +115,17 @@ def test_photos_and_masks_that_do_not_go_together_are_named(tmp_path: Path) -> N
 def test_shapes_have_their_masks_and_a_smaller_set_is_the_beginning_of_a_larger_one() -> None:
     arrays = SMALL.load(Path(), download=False)
     larger = replace(SMALL, samples=12).load(Path(), download=False)
-    assert torch.equal(larger.train_x[:9], arrays.train_x) and torch.equal(larger.train_y[:9], arrays.train_y)
+    assert torch.equal(larger.train_x[:9], arrays.train_x) and torch.equal(
+        larger.train_y[:9], arrays.train_y
+    )
     assert not torch.equal(arrays.train_x[:4], arrays.test_x)
     assert replace(SMALL, seed=1).load(Path(), download=False).fingerprint != arrays.fingerprint
     plain = ShapesMasks(shape=(3, 32, 32), samples=100, noise=0.0).load(Path(), download=False)
     share = plain.train_y.double().mean((1, 2))
     assert share.min() > 0.02 and share.max() < 0.6
-    for image, mask in zip(plain.train_x, plain.train_y, strict=True):  # one colour on the mask, and nowhere else
+    for image, mask in zip(
+        plain.train_x, plain.train_y, strict=True
+    ):  # one colour on the mask, and nowhere else
         (colour,) = {tuple(pixel) for pixel in image[:, mask == 1].T.tolist()}
         background = image[:, mask == 0].double().mean(1)
         assert float((background - torch.tensor(colour)).abs().mean()) > 0.15 * 255
@@ -115,7 +134,10 @@ def test_shapes_have_their_masks_and_a_smaller_set_is_the_beginning_of_a_larger_
 def test_masks_of_another_form_are_refused() -> None:
     arrays = SMALL.load(Path(), download=False)
     for change, said in (
-        ({"train_y": arrays.train_y[:, :, :-1]}, r"masks have the wrong form(.|\n)*\(n, 8, 12\)(.|\n)*\(9, 8, 11\)"),
+        (
+            {"train_y": arrays.train_y[:, :, :-1]},
+            r"masks have the wrong form(.|\n)*\(n, 8, 12\)(.|\n)*\(9, 8, 11\)",
+        ),
         ({"test_y": arrays.test_y.long()}, "masks have the wrong form"),
         ({"train_y": torch.zeros(9, dtype=torch.int64)}, "masks have the wrong form"),
         ({"train_y": arrays.train_y[1:]}, "samples and masks differ in number"),
@@ -130,7 +152,10 @@ def test_masks_of_another_form_are_refused() -> None:
     [
         ([*SHAPES, *NET], "trains on labels, and data set 'shapes_masks' has masks"),
         (["task=segmentation", *NET], "trains on masks, and data set 'digits' has labels"),
-        (["task=segmentation", *SHAPES], r"output does not fit the data set(.|\n)*\(batch, 1, 8, 8\)"),
+        (
+            ["task=segmentation", *SHAPES],
+            r"output does not fit the data set(.|\n)*\(batch, 1, 8, 8\)",
+        ),
         (NET, r"output does not fit the data set(.|\n)*\(2, 10, 8, 8\)"),
         ([*RUN, "partition=shards"], "no classes by which"),
         ([*RUN, "partition=pathological"], "no classes by which"),
@@ -140,14 +165,18 @@ def test_masks_of_another_form_are_refused() -> None:
         ([*RUN, "dataset.augment={flip: 0.5}"], "not their masks"),
     ],
 )
-def test_what_does_not_go_with_masks_is_refused_before_anything_is_loaded(overrides: list[str], said: str) -> None:
+def test_what_does_not_go_with_masks_is_refused_before_anything_is_loaded(
+    overrides: list[str], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         Experiment.of(compose(overrides))
 
 
 def test_clients_sizes_are_one_dirichlet_draw() -> None:
     """NAFI's K = 1: the recipe of spec 2 on one class, written out."""
-    data = Experiment.of(compose([*RUN, "clients=3", "partition.min_size=5", "seed_data=4"])).load(CPU)
+    data = Experiment.of(compose([*RUN, "clients=3", "partition.min_size=5", "seed_data=4"])).load(
+        CPU
+    )
     rng = np.random.RandomState(4)
     while True:
         order = np.arange(60)
@@ -163,13 +192,22 @@ def test_clients_sizes_are_one_dirichlet_draw() -> None:
 
 
 def test_limits_validation_and_a_proxy_take_images_with_their_masks() -> None:
-    limits = ["clients=2", "partition=iid", "limit.train=40", "limit.test=5", "partition.val_fraction=0.1"]
+    limits = [
+        "clients=2",
+        "partition=iid",
+        "limit.train=40",
+        "limit.test=5",
+        "partition.val_fraction=0.1",
+    ]
     data = Experiment.of(compose([*RUN, *limits, "proxy.source=train", "proxy.size=6"])).load(CPU)
     whole = ShapesMasks(shape=(3, 8, 8), samples=60, test_samples=8).load(Path(), download=False)
     assert data.val is not None and data.proxy is not None
     assert (len(data.train), len(data.test), len(data.val), len(data.proxy)) == (34, 5, 4, 6)
     assert data.proxy.y.tolist() == [UNLABELLED] * 6
-    found = {image.numpy().tobytes(): mask for image, mask in zip(whole.train_x, whole.train_y, strict=True)}
+    found = {
+        image.numpy().tobytes(): mask
+        for image, mask in zip(whole.train_x, whole.train_y, strict=True)
+    }
     for part in (data.train, data.val):
         for image, mask in zip(part.x, part.y, strict=True):
             assert torch.equal(found[image.numpy().tobytes()], mask)

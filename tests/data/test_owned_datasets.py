@@ -27,7 +27,10 @@ WRITERS = {"f0002_01": [3, 61, 0], "f0001_41": [9, 9, 10, 35], "f0003_00": [40],
 def write_leaf(root: Path) -> dict[str, np.ndarray]:
     """Two training files and one test file as LEAF writes them; the (n, 784) bytes of each writer and split."""
     written = {}
-    for split, groups in (("train", [list(WRITERS)[:2], list(WRITERS)[2:]]), ("test", [list(WRITERS)])):
+    for split, groups in (
+        ("train", [list(WRITERS)[:2], list(WRITERS)[2:]]),
+        ("test", [list(WRITERS)]),
+    ):
         folder = root / "femnist" / split
         folder.mkdir(parents=True)
         for number, users in enumerate(groups):
@@ -37,8 +40,14 @@ def write_leaf(root: Path) -> dict[str, np.ndarray]:
                 image = pixels(len(labels), 784, seed=sum(map(ord, user + split)))
                 written[f"{split}/{user}"] = image
                 data[user] = {"x": (image / 255).tolist(), "y": labels}
-            content = {"users": users, "num_samples": [len(data[u]["y"]) for u in users], "user_data": data}
-            (folder / f"all_data_{number}_niid_0_keep_0_{split}_9.json").write_text(json.dumps(content))
+            content = {
+                "users": users,
+                "num_samples": [len(data[u]["y"]) for u in users],
+                "user_data": data,
+            }
+            (folder / f"all_data_{number}_niid_0_keep_0_{split}_9.json").write_text(
+                json.dumps(content)
+            )
     return written
 
 
@@ -49,10 +58,15 @@ def test_femnist_reads_leafs_files(tmp_path: Path) -> None:
     for writer, user in enumerate(sorted(WRITERS)):
         mine = arrays.train_owner == writer
         assert arrays.train_y[mine].tolist() == WRITERS[user]
-        assert np.array_equal(arrays.train_x[mine].reshape(-1, 784).numpy(), written[f"train/{user}"])
+        assert np.array_equal(
+            arrays.train_x[mine].reshape(-1, 784).numpy(), written[f"train/{user}"]
+        )
     assert sorted(arrays.test_y.tolist()) == sorted(labels[0] for labels in WRITERS.values())
     again = Femnist().load(tmp_path, download=False)  # from the cache, owners included
-    assert any((tmp_path / ".fedexp").glob("femnist-*.safetensors")) and again.fingerprint == arrays.fingerprint
+    assert (
+        any((tmp_path / ".fedexp").glob("femnist-*.safetensors"))
+        and again.fingerprint == arrays.fingerprint
+    )
     assert replace(arrays, train_owner=None).fingerprint != arrays.fingerprint
 
 
@@ -73,7 +87,9 @@ def test_femnist_digits_alone(tmp_path: Path) -> None:
         ("user_data", [], "TypeError"),
     ],
 )
-def test_a_file_that_is_not_leafs_is_named(tmp_path: Path, key: str, value: object, said: str) -> None:
+def test_a_file_that_is_not_leafs_is_named(
+    tmp_path: Path, key: str, value: object, said: str
+) -> None:
     write_leaf(tmp_path)
     file = sorted((tmp_path / "femnist/train").glob("*.json"))[0]
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
@@ -94,7 +110,10 @@ def write_domains(root: Path) -> None:
             for label, kind in enumerate(("The_Eiffel_Tower", "airplane")):
                 for i in range(count):
                     path = f"{domain}/{kind}/{domain}_{label}_{split}_{i}.jpg"
-                    save_image(home / path, np.full((30 + d, 20, 3), 100 * d + 50 * label + 10 * i, np.uint8))
+                    save_image(
+                        home / path,
+                        np.full((30 + d, 20, 3), 100 * d + 50 * label + 10 * i, np.uint8),
+                    )
                     lines.append(f"{path} {label}")
             (home / f"{domain}_{split}.txt").write_text("\n".join(lines) + "\n")
 
@@ -106,7 +125,9 @@ def test_domainnet_reads_the_publishers_lists(tmp_path: Path) -> None:
     write_domains(tmp_path)
     arrays = DomainNet(**TWO).load(tmp_path, download=False)  # type: ignore[arg-type]
     assert arrays.train_x.shape == (12, 3, 8, 8) and arrays.train_owner is not None
-    assert arrays.train_y.tolist() == [0, 0, 0, 1, 1, 1] * 2 and arrays.test_y.tolist() == [0, 1] * 2
+    assert (
+        arrays.train_y.tolist() == [0, 0, 0, 1, 1, 1] * 2 and arrays.test_y.tolist() == [0, 1] * 2
+    )
     assert arrays.train_owner.tolist() == [0] * 6 + [1] * 6
     expected = 100 * arrays.train_owner + 50 * arrays.train_y + 10 * torch.tensor([0, 1, 2] * 4)
     assert (arrays.train_x.float().mean((1, 2, 3)) - expected).abs().max() <= 2
@@ -136,26 +157,48 @@ def test_domainnets_lists_are_checked(tmp_path: Path) -> None:
     ],
     ids=lambda value: value.name if isinstance(value, Dataset) else "",
 )
-def test_absent_files_say_what_goes_where(tmp_path: Path, dataset: Dataset, parts: tuple[str, ...]) -> None:
+def test_absent_files_say_what_goes_where(
+    tmp_path: Path, dataset: Dataset, parts: tuple[str, ...]
+) -> None:
     with pytest.raises(DataError) as caught:
         dataset.check(tmp_path, download=True)
     assert all(part in str(caught.value) for part in (*parts, "FEDEXP_DATA"))
 
 
 def test_the_jpeg_copy_of_cifar10_is_not_faithful(tmp_path: Path) -> None:
-    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    names = [
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ]
     for split in ("train", "test"):
         for label, name in enumerate(names):
             save_image(
-                tmp_path / "cifar10-jpeg" / split / name / "0000.jpg", np.full((32, 32, 3), 20 * label, np.uint8)
+                tmp_path / "cifar10-jpeg" / split / name / "0000.jpg",
+                np.full((32, 32, 3), 20 * label, np.uint8),
             )
     config = compose(
-        ["dataset=cifar10_jpeg", f"data_root={tmp_path}", "partition=iid", "clients=2", "model=cnn_maecho"]
+        [
+            "dataset=cifar10_jpeg",
+            f"data_root={tmp_path}",
+            "partition=iid",
+            "clients=2",
+            "model=cnn_maecho",
+        ]
     )
     experiment = Experiment.of(config)
     assert not experiment.dataset.faithful and Femnist.faithful
     data = load_data(config)
-    assert data.test.y.tolist() == list(range(10))  # CIFAR-10's own order of classes is the alphabet's
+    assert data.test.y.tolist() == list(
+        range(10)
+    )  # CIFAR-10's own order of classes is the alphabet's
     assert (data.test.x.float().mean((1, 2, 3)) - 20 * data.test.y).abs().max() <= 2
 
 
@@ -181,7 +224,9 @@ def test_whole_owners_are_dealt_in_even_random_groups() -> None:
 
 def test_some_owners_for_each_client_and_the_others_left_out() -> None:
     drawn = groups(Natural(owners_per_client=2), 3)
-    assert [len(group) for group in drawn] == [2, 2, 2] and len({o for group in drawn for o in group}) == 6
+    assert [len(group) for group in drawn] == [2, 2, 2] and len(
+        {o for group in drawn for o in group}
+    ) == 6
     partition = Natural(owners_per_client=1).split(OWNER, 8, 4, np.random.RandomState(0))
     assert partition.info["unused_owners"] == 4
     assert partition.info["dropped_samples"] == len(OWNER) - len(partition.indices) > 0
@@ -194,7 +239,9 @@ def test_owners_are_divided_only_where_asked() -> None:
     domains = np.repeat(np.arange(6), 10)
     partition = Natural(split_owners=True).split(domains, 6, 12, np.random.RandomState(0))
     assert partition.sizes.tolist() == [5] * 12
-    assert [np.unique(domains[partition.of(c)]).tolist() for c in range(12)] == [[c // 2] for c in range(12)]
+    assert [np.unique(domains[partition.of(c)]).tolist() for c in range(12)] == [
+        [c // 2] for c in range(12)
+    ]
     uneven = Natural(split_owners=True, min_size=3).split(domains, 6, 15, np.random.RandomState(0))
     assert uneven.sizes.tolist() == [4, 3, 3] * 3 + [5, 5] * 3
 
@@ -208,7 +255,9 @@ def test_a_natural_split_from_files_to_clients(tmp_path: Path) -> None:
 
 
 def _labels(data: object) -> list[set[int]]:
-    return [set(data.labels[data.partition.of(c)].tolist()) for c in range(data.partition.num_clients)]  # type: ignore[attr-defined]
+    return [
+        set(data.labels[data.partition.of(c)].tolist()) for c in range(data.partition.num_clients)
+    ]  # type: ignore[attr-defined]
 
 
 def test_data_without_owners_are_refused_before_anything_is_loaded() -> None:

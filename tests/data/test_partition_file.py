@@ -20,7 +20,9 @@ def drawn(seed: int = 0) -> Partition:
     return Dirichlet().split(LABELS, 10, 5, np.random.RandomState(seed))
 
 
-def replay(path: Path, clients: int = 5, labels: np.ndarray = LABELS, **fields: object) -> Partition:
+def replay(
+    path: Path, clients: int = 5, labels: np.ndarray = LABELS, **fields: object
+) -> Partition:
     return File(path=str(path), **fields).split(labels, 10, clients, np.random.RandomState(99))  # type: ignore[arg-type]
 
 
@@ -28,7 +30,9 @@ def test_round_trip(tmp_path: Path) -> None:
     partition = drawn()
     save_partition(partition, tmp_path / "deep" / "p.safetensors")
     loaded = load_partition(tmp_path / "deep" / "p.safetensors")
-    assert np.array_equal(loaded.indices, partition.indices) and np.array_equal(loaded.offsets, partition.offsets)
+    assert np.array_equal(loaded.indices, partition.indices) and np.array_equal(
+        loaded.offsets, partition.offsets
+    )
     assert loaded.info == partition.info and loaded.sha256 == partition.sha256
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["p.safetensors"]
 

@@ -29,13 +29,18 @@ def rng(seed: int = 0) -> np.random.RandomState:
 
 
 def class_counts(partition: Partition, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    parts = [np.bincount(labels[partition.of(c)], minlength=num_classes) for c in range(partition.num_clients)]
+    parts = [
+        np.bincount(labels[partition.of(c)], minlength=num_classes)
+        for c in range(partition.num_clients)
+    ]
     return np.stack(parts)
 
 
 def uneven_labels(n: int = 3000, num_classes: int = 10, seed: int = 3) -> np.ndarray:
     generator = np.random.default_rng(seed)
-    return generator.choice(num_classes, size=n, p=generator.dirichlet(np.full(num_classes, 5.0))).astype(np.int64)
+    return generator.choice(
+        num_classes, size=n, p=generator.dirichlet(np.full(num_classes, 5.0))
+    ).astype(np.int64)
 
 
 def test_golden_counts_of_the_gated_dirichlet_split() -> None:
@@ -52,7 +57,8 @@ def test_golden_counts_of_the_gated_dirichlet_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alpha", "sizes"), [(0.3, [12181, 11389, 8272, 9624, 8534]), (0.1, [11079, 11628, 11830, 12660, 2803])]
+    ("alpha", "sizes"),
+    [(0.3, [12181, 11389, 8272, 9624, 8534]), (0.1, [11079, 11628, 11830, 12660, 2803])],
 )
 def test_golden_sizes_at_other_concentrations(alpha: float, sizes: list[int]) -> None:
     assert Dirichlet(alpha=alpha).split(FIFTY_THOUSAND, 10, 5, rng(1)).sizes.tolist() == sizes
@@ -85,7 +91,9 @@ def transcribed(
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(("clients", "alpha", "seed"), [(4, 0.5, 0), (10, 0.3, 5), (12, 0.1, 2)])
-def test_dirichlet_replays_the_published_call_order(clients: int, alpha: float, seed: int, gated: bool) -> None:
+def test_dirichlet_replays_the_published_call_order(
+    clients: int, alpha: float, seed: int, gated: bool
+) -> None:
     labels = uneven_labels()
     partition = Dirichlet(alpha=alpha, gated=gated, on_small="error" if gated else "allow").split(
         labels, 10, clients, rng(seed)
@@ -99,7 +107,9 @@ def test_a_replay_after_rejected_draws() -> None:
     labels = np.repeat(np.arange(10), 200)
     partition = Dirichlet(alpha=0.1).split(labels, 10, 16, rng(4))
     assert partition.info["draws"] > 1
-    assert [partition.of(c).tolist() for c in range(16)] == transcribed(labels, 10, 16, 0.1, 4, gated=True)
+    assert [partition.of(c).tolist() for c in range(16)] == transcribed(
+        labels, 10, 16, 0.1, 4, gated=True
+    )
 
 
 def test_iid_replays_one_permutation_cut_in_parts() -> None:
@@ -121,7 +131,9 @@ SCHEMES: list[Partitioner] = [
 ]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: f"{scheme.name}-{SCHEMES.index(scheme)}")
+@pytest.mark.parametrize(
+    "scheme", SCHEMES, ids=lambda scheme: f"{scheme.name}-{SCHEMES.index(scheme)}"
+)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_disjoint_complete_and_a_function_of_the_seed(scheme: Partitioner, seed: int) -> None:
     labels = uneven_labels()
@@ -146,10 +158,14 @@ def test_the_smaller_alpha_the_further_are_clients_from_the_pool() -> None:
     assert distances[0] > distances[1] > distances[2] > 0
 
 
-@pytest.mark.parametrize("scheme", [Iid(), DirichletPerClient(alpha=0.2), Shards(shards=2)], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "scheme", [Iid(), DirichletPerClient(alpha=0.2), Shards(shards=2)], ids=lambda s: s.name
+)
 def test_balanced_schemes_have_equal_sizes(scheme: Partitioner) -> None:
     sizes = scheme.split(uneven_labels(3001), 10, 8, rng()).sizes
-    spread = 2 if isinstance(scheme, Shards) else 1  # a shard more or less, each by at most one sample
+    spread = (
+        2 if isinstance(scheme, Shards) else 1
+    )  # a shard more or less, each by at most one sample
     assert sizes.max() - sizes.min() <= spread
 
 
@@ -184,7 +200,9 @@ def test_shards_are_runs_of_the_sorted_pool() -> None:
 @pytest.mark.parametrize(("clients", "n"), [(12, 3), (10, 1), (6, 4), (25, 10)])
 def test_pathological_clients_hold_n_classes_split_equally(clients: int, n: int) -> None:
     labels = np.repeat(np.arange(10), 300)
-    counts = class_counts(Pathological(classes_per_client=n).split(labels, 10, clients, rng()), labels, 10)
+    counts = class_counts(
+        Pathological(classes_per_client=n).split(labels, 10, clients, rng()), labels, 10
+    )
     assert ((counts > 0).sum(axis=1) == n).all()
     assert all(counts[i, i % 10] > 0 for i in range(clients))
     for column in counts.T:
@@ -192,7 +210,10 @@ def test_pathological_clients_hold_n_classes_split_equally(clients: int, n: int)
         assert holders.max() - holders.min() <= 1
 
 
-REFILLED: list[Partitioner] = [DirichletRefilled(alpha=0.3), PathologicalRefilled(classes_per_client=3)]
+REFILLED: list[Partitioner] = [
+    DirichletRefilled(alpha=0.3),
+    PathologicalRefilled(classes_per_client=3),
+]
 
 
 @pytest.mark.parametrize("scheme", REFILLED, ids=lambda scheme: scheme.name)
@@ -201,7 +222,10 @@ def test_refilled_clients_are_of_one_size_and_a_class_starts_again_when_all_its_
 ) -> None:
     labels = uneven_labels(3007)
     partition = scheme.split(labels, 10, 30, rng())
-    assert partition.sizes.tolist() == [107, *[100] * 29]  # floor(n / N); the first has the remainder as well
+    assert partition.sizes.tolist() == [
+        107,
+        *[100] * 29,
+    ]  # floor(n / N); the first has the remainder as well
     times = np.bincount(partition.indices, minlength=len(labels))
     for k in range(10):  # in turns: no image a second time before all had their first
         assert np.ptp(times[labels == k]) <= 1
@@ -213,7 +237,9 @@ def test_refilled_clients_are_of_one_size_and_a_class_starts_again_when_all_its_
 
 def test_refilled_pathological_clients_hold_n_classes_with_equal_probabilities() -> None:
     labels = np.repeat(np.arange(10), 300)
-    counts = class_counts(PathologicalRefilled(classes_per_client=3).split(labels, 10, 10, rng()), labels, 10)
+    counts = class_counts(
+        PathologicalRefilled(classes_per_client=3).split(labels, 10, 10, rng()), labels, 10
+    )
     assert ((counts > 0).sum(axis=1) == 3).all()
     assert abs(counts[counts > 0] - 100).max() < 50  # 6 standard deviations of a binomial(300, 1/3)
     assert len({tuple(row > 0) for row in counts}) > 5  # each client by itself
@@ -242,7 +268,9 @@ def test_samples_that_clients_share_are_held_out_of_none() -> None:
 
 
 @pytest.mark.parametrize(("clients", "alpha"), [(20, 0.1), (34, 0.3), (7, 0.1)])
-def test_blocks_serve_ten_clients_each_and_nobody_has_less_than_half(clients: int, alpha: float) -> None:
+def test_blocks_serve_ten_clients_each_and_nobody_has_less_than_half(
+    clients: int, alpha: float
+) -> None:
     labels = uneven_labels(6000)
     sizes = DirichletBlocks(alpha=alpha).split(labels, 10, clients, rng()).sizes
     for first in range(0, clients, 10):
@@ -263,7 +291,9 @@ def test_zero_proportions_are_drawn_again_instead_of_nan() -> None:
     """At alpha 0.001 a draw is zero on all clients that are not full, sooner or later: the published code divides 0/0."""
     labels = np.repeat(np.arange(10), 40)
     for seed in range(20):
-        partition = Dirichlet(alpha=0.001, min_size=1, on_small="allow", max_draws=20).split(labels, 10, 4, rng(seed))
+        partition = Dirichlet(alpha=0.001, min_size=1, on_small="allow", max_draws=20).split(
+            labels, 10, 4, rng(seed)
+        )
         assert partition.sizes.sum() == 400
 
 
@@ -277,7 +307,13 @@ def test_draws_are_bounded_and_the_error_says_what_to_change() -> None:
     with pytest.raises(DataError) as caught:
         Dirichlet(alpha=0.01, max_draws=7).split(labels, 10, 50, rng())
     text = str(caught.value)
-    for part in ("7 draws", "min_size=10", "on_small=repair|drop|allow", "alpha", "smallest client between 0 and"):
+    for part in (
+        "7 draws",
+        "min_size=10",
+        "on_small=repair|drop|allow",
+        "alpha",
+        "smallest client between 0 and",
+    ):
         assert part in text
 
 
@@ -299,9 +335,14 @@ def test_a_busy_machine_shortens_no_search() -> None:
 def test_after_the_bound_the_policy_works_on_the_first_draw(max_draws: int) -> None:
     """... so that the result does not depend on where the clock stopped."""
     labels = np.repeat(np.arange(10), 100)
-    partition = Dirichlet(alpha=0.01, max_draws=max_draws, on_small="repair").split(labels, 10, 50, rng())
+    partition = Dirichlet(alpha=0.01, max_draws=max_draws, on_small="repair").split(
+        labels, 10, 50, rng()
+    )
     assert partition.sizes.min() >= 10
-    assert partition.sha256 == Dirichlet(alpha=0.01, max_draws=1, on_small="repair").split(labels, 10, 50, rng()).sha256
+    assert (
+        partition.sha256
+        == Dirichlet(alpha=0.01, max_draws=1, on_small="repair").split(labels, 10, 50, rng()).sha256
+    )
     assert partition.info["draws"] == max_draws
 
 
@@ -354,7 +395,10 @@ def test_policy_repair_needs_enough_samples() -> None:
 def test_schemes_without_a_minimum_refuse_empty_clients() -> None:
     with pytest.raises(DataError, match="fewer than min_size=1"):
         Iid().split(np.zeros(5, np.int64), 2, 8, rng())
-    assert Iid(on_small="allow").split(np.zeros(5, np.int64), 2, 8, rng()).sizes.tolist() == [1] * 5 + [0] * 3
+    assert (
+        Iid(on_small="allow").split(np.zeros(5, np.int64), 2, 8, rng()).sizes.tolist()
+        == [1] * 5 + [0] * 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -376,12 +420,16 @@ def test_what_is_handed_out_again_is_counted() -> None:
     validate(Partition.from_lists(lists, repeated_samples=2, dropped_samples=1), 4)
     for repeated, dropped in ((1, 1), (3, 1), (2, 0)):
         with pytest.raises(DataError, match=r"held twice|missing"):
-            validate(Partition.from_lists(lists, repeated_samples=repeated, dropped_samples=dropped), 4)
+            validate(
+                Partition.from_lists(lists, repeated_samples=repeated, dropped_samples=dropped), 4
+            )
 
 
 def test_a_users_scheme_is_validated() -> None:
     class Twice(Iid):
-        def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+        def draw(
+            self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+        ) -> Partition:
             return Partition.from_lists([np.arange(len(labels))] * clients)
 
     with pytest.raises(DataError, match="held twice"):
@@ -400,7 +448,9 @@ def test_a_users_scheme_is_validated() -> None:
         (Iid(), 0, "needs a client"),
     ],
 )
-def test_impossible_settings_are_refused_before_data(scheme: Partitioner, clients: int, message: str) -> None:
+def test_impossible_settings_are_refused_before_data(
+    scheme: Partitioner, clients: int, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         scheme.check(clients, 10)
 
@@ -446,7 +496,11 @@ def test_equal_sizes_need_no_repair(policy: str) -> None:
 
 def test_the_two_clients_of_maechos_generators() -> None:
     """MA-Echo, Fig. 4: {0, 1, 3, 4, 7} and {2, 5, 6, 8, 9}, as a command line gives it."""
-    overrides = ["partition=label_groups", "partition.groups=[[0,1,3,4,7],[2,5,6,8,9]]", "clients=2"]
+    overrides = [
+        "partition=label_groups",
+        "partition.groups=[[0,1,3,4,7],[2,5,6,8,9]]",
+        "clients=2",
+    ]
     counts = load_data(compose(overrides)).class_counts()
     assert [np.flatnonzero(row).tolist() for row in counts] == [[0, 1, 3, 4, 7], [2, 5, 6, 8, 9]]
     assert counts.sum() == 1437

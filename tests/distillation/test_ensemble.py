@@ -26,7 +26,13 @@ from tests.methods.distilled_world import of_norms, small_world
 from tests.world import CPU
 
 SHAPE, CLASSES, DTYPE = (1, 8, 8), 3, torch.float64
-CNN = {"_target_": "fedexp.models.cnn.ConvNet", "channels": [3, 4], "kernel": 3, "hidden": [], "norm": "batch"}
+CNN = {
+    "_target_": "fedexp.models.cnn.ConvNet",
+    "channels": [3, 4],
+    "kernel": 3,
+    "hidden": [],
+    "norm": "batch",
+}
 PLAIN = {"_target_": "fedexp.models.mlp.MLP", "hidden": [5]}
 RESNET = {"_target_": "fedexp.models.resnet.ResNet", "norm": "batch", "stem": "cifar", "width": 2}
 
@@ -36,7 +42,9 @@ def teacher(node: dict[str, Any], seed: int) -> Weights:
     weights = Weights.init(ModelSpec.of(node, SHAPE, CLASSES), seed, CPU, DTYPE)
     random = torch.Generator().manual_seed(seed)
     buffers = {
-        name: value + torch.rand(value.shape, generator=random, dtype=DTYPE) if value.is_floating_point() else value
+        name: value + torch.rand(value.shape, generator=random, dtype=DTYPE)
+        if value.is_floating_point()
+        else value
         for name, value in weights.buffers.items()
     }
     return Weights(weights.spec, weights.params, buffers)
@@ -75,24 +83,44 @@ def by_hooks(model: Weights, x: torch.Tensor) -> torch.Tensor:
 def test_statistics_are_those_of_the_teachers_norms_over_their_number() -> None:
     models, x = [teacher(CNN, 1), teacher(PLAIN, 2), teacher(CNN, 3)], inputs()
     shown = Ensemble(models).show(x, norms=True).statistics
-    torch.testing.assert_close(shown, sum(by_hooks(model, x) for model in models) / 3, rtol=1e-12, atol=0.0)
-    torch.testing.assert_close(Ensemble(models * 2).show(x, norms=True).statistics, shown, rtol=1e-12, atol=0.0)
-    torch.testing.assert_close(Ensemble(models).show(x.flip(0), norms=True).statistics, shown, rtol=1e-12, atol=0.0)
-    assert Ensemble(models).show(x).statistics == 0 and Ensemble(models[1:2]).show(x, norms=True).statistics == 0
+    torch.testing.assert_close(
+        shown, sum(by_hooks(model, x) for model in models) / 3, rtol=1e-12, atol=0.0
+    )
+    torch.testing.assert_close(
+        Ensemble(models * 2).show(x, norms=True).statistics, shown, rtol=1e-12, atol=0.0
+    )
+    torch.testing.assert_close(
+        Ensemble(models).show(x.flip(0), norms=True).statistics, shown, rtol=1e-12, atol=0.0
+    )
+    assert (
+        Ensemble(models).show(x).statistics == 0
+        and Ensemble(models[1:2]).show(x, norms=True).statistics == 0
+    )
 
 
 def test_statistics_of_the_batch_itself_are_at_no_distance() -> None:
     model, x = teacher(CNN, 1), inputs()
     net = Net(model.spec, CPU, DTYPE)
     net.train(False)
-    for name in net.observe(model.params, model.buffers, x, norms=True).norms:  # each changes what those after it see
+    for name in net.observe(
+        model.params, model.buffers, x, norms=True
+    ).norms:  # each changes what those after it see
         value = net.observe(model.params, model.buffers, x, norms=True).norms[name]
-        own = {"running_mean": value.mean((0, 2, 3)), "running_var": value.var((0, 2, 3), correction=0)}
-        model = Weights(model.spec, model.params, {**model.buffers, **{f"{name}.{k}": v for k, v in own.items()}})
+        own = {
+            "running_mean": value.mean((0, 2, 3)),
+            "running_var": value.var((0, 2, 3), correction=0),
+        }
+        model = Weights(
+            model.spec,
+            model.params,
+            {**model.buffers, **{f"{name}.{k}": v for k, v in own.items()}},
+        )
     assert Ensemble([model]).show(x, norms=True).statistics < 1e-12
 
 
-def test_statistics_after_a_pass_in_training_mode_are_off_by_the_correction_of_the_variance() -> None:
+def test_statistics_after_a_pass_in_training_mode_are_off_by_the_correction_of_the_variance() -> (
+    None
+):
     """What is stored is the unbiased variance: of n values per channel ||sigma^2|| / (n - 1), small and not 0."""
     model, x = teacher({**CNN, "channels": [3]}, 1), inputs()
     module = model.module().train()
@@ -111,7 +139,9 @@ def test_statistics_after_a_pass_in_training_mode_are_off_by_the_correction_of_t
 @pytest.mark.parametrize(("name", "count"), [
     ("resnet18_bn_cifar", 20), ("wrn_16_1", 13), ("wrn_40_1", 37), ("cnn_mnist", 2), ("cnn1", 0), ("cnn2", 0), ("mlp", 0),
 ])  # fmt: skip
-def test_every_batch_norm_is_observed(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_batch_norm_is_observed(
+    name: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shape = (1, 28, 28) if name == "cnn_mnist" else (3, 32, 32)
     node = compose([f"model={name}"])["model"]
     model = Weights.init(ModelSpec.of(node, shape, CLASSES), 0, CPU, torch.float32)
@@ -133,7 +163,13 @@ def many() -> list[Weights]:
 
 @pytest.mark.parametrize(
     ("count", "at_once", "stacked", "parts"),
-    [(10, None, False, 0), (11, None, False, 11), (11, None, True, 2), (11, 4, False, 3), (11, 11, False, 0)],
+    [
+        (10, None, False, 0),
+        (11, None, False, 11),
+        (11, None, True, 2),
+        (11, 4, False, 3),
+        (11, 11, False, 0),
+    ],
 )
 def test_of_many_teachers_one_has_activations_at_a_time(
     count: int, at_once: int | None, stacked: bool, parts: int, monkeypatch: pytest.MonkeyPatch
@@ -148,14 +184,18 @@ def test_of_many_teachers_one_has_activations_at_a_time(
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_in_parts_the_same_with_one_more_pass(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_parts_the_same_with_one_more_pass(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     models = [teacher(node, seed) for seed, node in enumerate((CNN, PLAIN, CNN, CNN, PLAIN))]
     before = [trees.clone({**model.params, **model.buffers}) for model in models]
     weights = torch.arange(1, 12, dtype=DTYPE) / 10
     passes: list[str] = []
     observe = Net.observe
     monkeypatch.setattr(
-        Net, "observe", lambda self, *a, **k: (passes.append(self.spec.arch), observe(self, *a, **k))[1]
+        Net,
+        "observe",
+        lambda self, *a, **k: (passes.append(self.spec.arch), observe(self, *a, **k))[1],
     )
 
     def found(models: Sequence[Weights], at_once: int | None) -> tuple[torch.Tensor, ...]:
@@ -178,19 +218,29 @@ def test_in_parts_the_same_with_one_more_pass(at_once: int, monkeypatch: pytest.
     features = [Net(m.spec, CPU, DTYPE) for m in models]
     for net in features:
         net.train(False)
-    shown = [net.observe(m.params, m.buffers, inputs(), features=True) for net, m in zip(features, models, strict=True)]
+    shown = [
+        net.observe(m.params, m.buffers, inputs(), features=True)
+        for net, m in zip(features, models, strict=True)
+    ]
     means = [float(one.features.abs().mean()) for one in shown if one.features is not None]
     assert float(whole[2]) == pytest.approx(-sum(means) / 5)
     for model, old in zip(models, before, strict=True):
-        assert all(torch.equal(value, old[name]) for name, value in {**model.params, **model.buffers}.items())
+        assert all(
+            torch.equal(value, old[name])
+            for name, value in {**model.params, **model.buffers}.items()
+        )
 
 
-def all_shown(ensemble: Ensemble, x: torch.Tensor, weights: torch.Tensor | None = None) -> list[torch.Tensor]:
+def all_shown(
+    ensemble: Ensemble, x: torch.Tensor, weights: torch.Tensor | None = None
+) -> list[torch.Tensor]:
     """Logits, statistics, activation, the gradient of a loss of all three, and every teacher's logits."""
     leaf = x.clone().requires_grad_()
     shown = ensemble.show(leaf, weights, norms=True, features=True)
     loss = shown.logits.square().sum() + 0.7 * shown.statistics + 0.3 * shown.activation
-    return [value.detach() for value in (*shown, *torch.autograd.grad(loss, leaf), ensemble.each(x))]
+    return [
+        value.detach() for value in (*shown, *torch.autograd.grad(loss, leaf), ensemble.each(x))
+    ]
 
 
 @pytest.mark.parametrize("node", [CNN, RESNET, PLAIN], ids=["cnn", "resnet", "mlp"])
@@ -201,16 +251,25 @@ def test_stacked_the_same_as_one_after_the_other(node: dict[str, Any], at_once: 
     stacked = Ensemble(models, at_once, stacked=True)
     weights = torch.tensor([0.1, 0.6, 0.3], dtype=DTYPE)
     for shares in (None, weights):
-        for a, b in zip(all_shown(stacked, x, shares), all_shown(Ensemble(models), x, shares), strict=True):
+        for a, b in zip(
+            all_shown(stacked, x, shares), all_shown(Ensemble(models), x, shares), strict=True
+        ):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(stacked(x), Ensemble(models)(x), rtol=1e-9, atol=1e-11)
     for model, old in zip(models, before, strict=True):
-        assert all(torch.equal(value, old[name]) for name, value in {**model.params, **model.buffers}.items())
+        assert all(
+            torch.equal(value, old[name])
+            for name, value in {**model.params, **model.buffers}.items()
+        )
 
 
 def test_several_architectures_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single teacher and a CPU's, too, and there nothing is timed; where it may gain, stacking must by a twentieth."""
-    mixed, alike, x = [teacher(CNN, 0), teacher(PLAIN, 1)], [teacher(PLAIN, seed) for seed in range(2)], inputs()
+    mixed, alike, x = (
+        [teacher(CNN, 0), teacher(PLAIN, 1)],
+        [teacher(PLAIN, seed) for seed in range(2)],
+        inputs(),
+    )
     with pytest.raises(ValueError, match="one architecture"):
         Ensemble(mixed, stacked=True)
     with pytest.raises(ValueError, match="do not run in bf16"):
@@ -228,7 +287,9 @@ def test_several_architectures_run_one_after_the_other(monkeypatch: pytest.Monke
     choose = lambda running, models: stacking.stacks(running, models, None, x)  # noqa: E731
     assert choose("stacked", alike) and not choose("looped", alike) and not choose("auto", alike)
     monkeypatch.setattr(stacking, "_TIMED_ON", ("cpu",))
-    assert not choose("auto", mixed) and not choose("auto", alike[:1]) and not choose("looped", alike)
+    assert (
+        not choose("auto", mixed) and not choose("auto", alike[:1]) and not choose("looped", alike)
+    )
     for stacked, chosen in ((0.94, True), (0.96, False), (None, False)):
         times[:] = [(False, 1.0), (True, stacked)]
         assert choose("auto", alike) == chosen and not times
@@ -240,7 +301,9 @@ def test_a_pass_is_timed_after_one_that_does_not_count(monkeypatch: pytest.Monke
     assert stacking.seconds(Ensemble([teacher(CNN, 0)]), inputs(), repeats=2) == 1.5
 
 
-def test_in_bfloat16_near_with_statistics_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_bfloat16_near_with_statistics_in_single_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Switched off, autocast is never entered, and logits are the modules' to the bit."""
     models = [single(teacher(CNN, seed)) for seed in range(3)]
     x = inputs().float()
@@ -250,7 +313,10 @@ def test_in_bfloat16_near_with_statistics_in_single_precision(monkeypatch: pytes
     monkeypatch.setattr(
         ensembles,
         "distance_of_statistics",
-        lambda norms, buffers: (types.extend(value.dtype for value in norms.values()), measure(norms, buffers))[1],
+        lambda norms, buffers: (
+            types.extend(value.dtype for value in norms.values()),
+            measure(norms, buffers),
+        )[1],
     )
     rounded = all_shown(Ensemble(models, 2, bf16=True), x)
     assert set(types) == {torch.bfloat16}  # what BatchNorms saw
@@ -264,7 +330,9 @@ def test_in_bfloat16_near_with_statistics_in_single_precision(monkeypatch: pytes
     again = all_shown(Ensemble(models), x)
     assert all(torch.equal(a, b) for a, b in zip(again, exact, strict=True))
     each = torch.stack([model.module()(x) for model in models])
-    assert torch.equal(exact[4], each) and torch.equal(exact[0], (each * torch.full((3, 1, 1), 1 / 3)).sum(0))
+    assert torch.equal(exact[4], each) and torch.equal(
+        exact[0], (each * torch.full((3, 1, 1), 1 / 3)).sum(0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,7 +343,9 @@ def test_in_bfloat16_near_with_statistics_in_single_precision(monkeypatch: pytes
     ],
 )  # fmt: skip
 def test_the_generators_parameters(shape: tuple[int, int, int], nz: int, count: int) -> None:
-    assert sum(value.numel() for value in generator_spec(shape, nz, 64).module().parameters()) == count
+    assert (
+        sum(value.numel() for value in generator_spec(shape, nz, 64).module().parameters()) == count
+    )
 
 
 def test_the_generator_is_its_layers_in_a_row() -> None:
@@ -289,7 +359,12 @@ def test_the_generator_is_its_layers_in_a_row() -> None:
             nn.Conv2d(3, 2, 3, padding=1), nn.Sigmoid(),
         ).to(DTYPE)  # fmt: skip
     order = ["linear", "norms.0", "convs.0", "norms.1", "convs.1", "norms.2", "output"]
-    named = [f"{part}.{kind}" for part in order for kind in ("weight", "bias") if f"{part}.{kind}" in weights.params]
+    named = [
+        f"{part}.{kind}"
+        for part in order
+        for kind in ("weight", "bias")
+        if f"{part}.{kind}" in weights.params
+    ]
     with torch.no_grad():
         for own, name in zip(layers.parameters(), named, strict=True):
             own.copy_(30 * weights.params[name])
@@ -304,7 +379,9 @@ def test_the_generator_is_its_layers_in_a_row() -> None:
 
 def test_the_generators_weights_are_drawn_narrowly_and_anew() -> None:
     spec = generator_spec((1, 8, 8), 32, 16)
-    first, again, other = (Weights.init(spec, seed, CPU, torch.float32).params for seed in (0, 0, 1))
+    first, again, other = (
+        Weights.init(spec, seed, CPU, torch.float32).params for seed in (0, 0, 1)
+    )
     assert all(torch.equal(first[name], again[name]) for name in first)
     for name, value in first.items():
         if name.endswith("bias"):
@@ -330,8 +407,12 @@ def test_the_bank_rounds_and_stays_in_the_clients_domain() -> None:
     assert (cut - x).max() <= 1e-7 and 1 / 510 < (x - cut).max() <= 1 / 255
     pixels = torch.arange(256, dtype=torch.uint8).reshape(4, *SHAPE)
     real = Samples(pixels, y[:4], (0.3,), (0.4,))
-    again = samples_of([stored(pixels[:3] / 255.0, y[:3]), stored(pixels[3:] / 255.0, y[3:4])], real.domain)
-    assert torch.equal(again.inputs(slice(0, 4)), real.inputs(slice(0, 4))) and torch.equal(again.y, y[:4])
+    again = samples_of(
+        [stored(pixels[:3] / 255.0, y[:3]), stored(pixels[3:] / 255.0, y[3:4])], real.domain
+    )
+    assert torch.equal(again.inputs(slice(0, 4)), real.inputs(slice(0, 4))) and torch.equal(
+        again.y, y[:4]
+    )
     assert torch.equal(again.inputs(slice(0, 4)), real.domain.normalise(pixels / 255.0))
 
 
@@ -340,7 +421,9 @@ def test_views_of_images() -> None:
     clients, plain = InputDomain(augment=crop), InputDomain()
     assert augmentation("clients", clients) is crop and augmentation("clients", plain) is None
     assert augmentation("none", clients) is None
-    assert augmentation("authors", clients) == Augment(flip=0.5, crop_padding=3, crop_probability=0.5)
+    assert augmentation("authors", clients) == Augment(
+        flip=0.5, crop_padding=3, crop_probability=0.5
+    )
     assert augmentation("authors", plain) == Augment(flip=0.5)
     assert augmentation("crop_flip", plain) == Augment(flip=0.5, crop_padding=4)
 
@@ -349,6 +432,12 @@ def test_a_view_normalises_as_the_clients_do() -> None:
     env = small_world("dense").env
     images = torch.rand((5, 1, 4, 4), generator=torch.Generator().manual_seed(0), dtype=DTYPE)
     assert torch.equal(View.of("none", env, "name").inputs(images, 0), env.domain.normalise(images))
-    crops = [View.of("crop_flip", at, "name").inputs(images, step) for at in (env, env.at(0, 1)) for step in (0, 0, 1)]
+    crops = [
+        View.of("crop_flip", at, "name").inputs(images, step)
+        for at in (env, env.at(0, 1))
+        for step in (0, 0, 1)
+    ]
     assert torch.equal(crops[0], crops[1])
-    assert not any(torch.equal(crops[0], other) for other in (*crops[2:], env.domain.normalise(images)))
+    assert not any(
+        torch.equal(crops[0], other) for other in (*crops[2:], env.domain.normalise(images))
+    )

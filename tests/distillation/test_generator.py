@@ -23,7 +23,9 @@ def as_listed(own: Generator) -> nn.Sequential:
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 8, 12), (2, 4, 4)])
 def test_images_and_gradients_are_those_of_its_layers(shape: tuple[int, int, int]) -> None:
     random = torch_generator("test", "generator")
-    generator = Weights.init(generator_spec(shape, 5, 3), 0, torch.device("cpu"), torch.float64).module()
+    generator = Weights.init(
+        generator_spec(shape, 5, 3), 0, torch.device("cpu"), torch.float64
+    ).module()
     assert isinstance(generator, Generator)
     with torch.no_grad():  # as drawn, images are nearly grey
         for value in generator.parameters():
@@ -43,6 +45,8 @@ def test_doubling_and_convolving_take_four_products_of_nine() -> None:
     with FlopCounterMode(display=False) as ours:
         made = doubled(x, weight)
     with FlopCounterMode(display=False) as theirs:
-        plain = nn.functional.conv2d(nn.functional.interpolate(x, scale_factor=2), weight, padding=1)
+        plain = nn.functional.conv2d(
+            nn.functional.interpolate(x, scale_factor=2), weight, padding=1
+        )
     torch.testing.assert_close(made, plain)
     assert 9 * ours.get_total_flops() == 4 * theirs.get_total_flops()

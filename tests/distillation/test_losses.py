@@ -37,15 +37,23 @@ def test_gradients_and_limit_of_the_divergence() -> None:
     plain = (p * gap).sum(1, keepdim=True)
     torch.testing.assert_close(of_t, tau * p * (gap - plain), rtol=1e-12, atol=1e-12)
     centred = (T - T.mean(1, keepdim=True)) - (S - S.mean(1, keepdim=True))
-    torch.testing.assert_close(losses.kl(T, S, 1e4), centred.square().sum(1) / 6, rtol=1e-3, atol=0.0)
+    torch.testing.assert_close(
+        losses.kl(T, S, 1e4), centred.square().sum(1) / 6, rtol=1e-3, atol=0.0
+    )
 
 
 def test_boundary_support_counts_disagreement_over_the_whole_batch() -> None:
     assert float(losses.boundary_support(T, S)) == pytest.approx(-0.45649145, abs=5e-9)
-    assert float(losses.boundary_support(T, S, mask="agree")) == pytest.approx(-0.11457866 / 2, abs=5e-9)
-    assert float(losses.boundary_support(T, S, 3.0, "none")) == pytest.approx(-(1.09864118 + 0.19319637) / 2, abs=5e-9)
+    assert float(losses.boundary_support(T, S, mask="agree")) == pytest.approx(
+        -0.11457866 / 2, abs=5e-9
+    )
+    assert float(losses.boundary_support(T, S, 3.0, "none")) == pytest.approx(
+        -(1.09864118 + 0.19319637) / 2, abs=5e-9
+    )
     assert float(losses.boundary_support(T, T.clone())) == 0
-    more = losses.boundary_support(torch.cat([T, T[1:]]), torch.cat([S, S[1:]]))  # a further sample that agrees
+    more = losses.boundary_support(
+        torch.cat([T, T[1:]]), torch.cat([S, S[1:]])
+    )  # a further sample that agrees
     assert float(more) == pytest.approx(-0.45649145 * 2 / 3, abs=5e-9)
 
 
@@ -91,7 +99,10 @@ def competition_by_hand(teacher: torch.Tensor, student: torch.Tensor) -> float:
     """1 - J of lists of numbers: P and Q at temperature 3, M their mean, then all into [0.01, 0.99]."""
     total = 0.0
     for t, s in zip(teacher.tolist(), student.tolist(), strict=True):
-        p, q = ([math.exp(z / 3) / sum(math.exp(other / 3) for other in row) for z in row] for row in (s, t))
+        p, q = (
+            [math.exp(z / 3) / sum(math.exp(other / 3) for other in row) for z in row]
+            for row in (s, t)
+        )
         for pair in zip(p, q, strict=True):
             m, a, b = (min(max(value, 0.01), 0.99) for value in (sum(pair) / 2, *pair))
             total += m * math.log(m / a) / 2 + m * math.log(m / b) / 2
@@ -102,14 +113,18 @@ def test_competition_of_saturated_networks_is_that_of_probabilities_kept_from_0_
     """Of two images, sure of different classes for one: M is 1/2, P and Q are 0.99 and 0.01 there; unbounded, J is beyond 1."""
     sure, other = [300.0, 0.0, 0.0], [0.0, 300.0, 0.0]
     t, s = torch.tensor([sure, sure]).double(), torch.tensor([other, sure]).double()
-    assert float(losses.competition(t, s)) == pytest.approx(1 - math.log(0.25 / 0.0099) / 4, abs=1e-12)
+    assert float(losses.competition(t, s)) == pytest.approx(
+        1 - math.log(0.25 / 0.0099) / 4, abs=1e-12
+    )
     assert float(losses.competition(t[:1], s[:1])) == 0  # J is 1.61, and counts as 1
     assert float(losses.competition(t, t.clone())) == pytest.approx(1.0, abs=1e-12)
     # M is bounded after it was formed, not by bounds of P and Q
     milder = torch.tensor([[12.0, 0.0, 0.0], sure]).double()
     for pair in ((T, S), (t, s), (milder, s), (s, milder), (10 * T, S), (-3 * S, 5 * T)):
         expected = competition_by_hand(*pair)
-        assert 0 < expected < 1 and float(losses.competition(*pair)) == pytest.approx(expected, abs=1e-12)
+        assert 0 < expected < 1 and float(losses.competition(*pair)) == pytest.approx(
+            expected, abs=1e-12
+        )
 
 
 def test_competition_and_total_variation() -> None:

@@ -47,13 +47,22 @@ def about(method: str) -> Iterator[None]:
 
 def trees_of(result: ClientResult) -> dict[str, torch.Tensor]:
     """Everything in a result that holds tensors."""
-    flat = {**result.weights.params, **{f"buffer {k}": v for k, v in result.weights.buffers.items()}}
+    flat = {
+        **result.weights.params,
+        **{f"buffer {k}": v for k, v in result.weights.buffers.items()},
+    }
     for kind, trees in (("payload", result.payload), ("state", result.state or {})):
-        flat |= {f"{kind} {group} {name}": value for group, tree in trees.items() for name, value in tree.items()}
+        flat |= {
+            f"{kind} {group} {name}": value
+            for group, tree in trees.items()
+            for name, value in tree.items()
+        }
     return flat
 
 
-def assert_same_results(found: Sequence[ClientResult], expected: Sequence[ClientResult], tolerance: float) -> None:
+def assert_same_results(
+    found: Sequence[ClientResult], expected: Sequence[ClientResult], tolerance: float
+) -> None:
     """Same clients in the same order with the same steps and tensors; to the bit where `tolerance` is 0."""
     assert [r.client for r in found] == [r.client for r in expected]
     for a, b in zip(found, expected, strict=True):
@@ -66,7 +75,9 @@ def assert_same_results(found: Sequence[ClientResult], expected: Sequence[Client
         for name, value in right.items():
             assert left[name].dtype == value.dtype
             if tolerance:
-                torch.testing.assert_close(left[name], value, rtol=tolerance, atol=tolerance, msg=name)
+                torch.testing.assert_close(
+                    left[name], value, rtol=tolerance, atol=tolerance, msg=name
+                )
             else:
                 assert torch.equal(left[name], value), name
 
@@ -80,6 +91,8 @@ def second_round_jobs(world: World) -> list[ClientJob]:
     return next_jobs(world.aggregator, world.env, Snapshot(after.step, after.state, after.clients))
 
 
-def assert_matches_serial(engine: Engine, world: World, jobs: list[ClientJob], tolerance: float) -> None:
+def assert_matches_serial(
+    engine: Engine, world: World, jobs: list[ClientJob], tolerance: float
+) -> None:
     expected = list(Serial().map(jobs, world.data))
     assert_same_results(list(engine.map(jobs, world.data)), expected, tolerance)

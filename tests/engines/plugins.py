@@ -41,7 +41,10 @@ class NoBatchingRule(Trainer):
     """Its loss is written with foreach operations, which `torch.vmap` does not know."""
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
-        return super().loss(net, params, buffers, batch, ctx) + 0.1 * trees.norm(trees.sub(params, ctx.start)) ** 2
+        return (
+            super().loss(net, params, buffers, batch, ctx)
+            + 0.1 * trees.norm(trees.sub(params, ctx.start)) ** 2
+        )
 
 
 class Normalised(nn.Module):

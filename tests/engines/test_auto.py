@@ -72,14 +72,30 @@ def untimed(seconds: Callable[[Seconds], None]) -> None:
 # ---------------------------------------------------------------- the rule
 
 MIB = 1 << 20
-W3 = Load(jobs=10, most_stacked=100, parameters=1_663_370, bytes=6_653_480, steps=10_000, batch_size=10, threads=2)
+W3 = Load(
+    jobs=10,
+    most_stacked=100,
+    parameters=1_663_370,
+    bytes=6_653_480,
+    steps=10_000,
+    batch_size=10,
+    threads=2,
+)
 
 
-@pytest.mark.parametrize("size", [1, 636_040, 5 * MIB - 1, 5 * MIB, 5 * MIB + 1, 20 * MIB, 20 * MIB + 1, 45 * MIB])
+@pytest.mark.parametrize(
+    "size", [1, 636_040, 5 * MIB - 1, 5 * MIB, 5 * MIB + 1, 20 * MIB, 20 * MIB + 1, 45 * MIB]
+)
 @pytest.mark.parametrize("most", [1, 7, 100])
-def test_a_stack_is_as_large_as_the_cache_and_32_and_the_processes_allow(size: int, most: int) -> None:
+def test_a_stack_is_as_large_as_the_cache_and_32_and_the_processes_allow(
+    size: int, most: int
+) -> None:
     load = replace(W3, bytes=size, most_stacked=most)
-    allowed = [count for count in range(1, 33) if count <= most and (count == 1 or count * size <= 20 * MIB)]
+    allowed = [
+        count
+        for count in range(1, 33)
+        if count <= most and (count == 1 or count * size <= 20 * MIB)
+    ]
     assert load.stack == max(allowed)
     assert {replace(load, jobs=n, steps=n, threads=n).stack for n in (1, 5, 100)} == {load.stack}
 
@@ -135,14 +151,20 @@ def test_auto_on_a_cpu(untimed: None, made: dict[str, Any], expected: Engine) ->
     world = {key: value for key, value in made.items() if key != "overrides"}
     first, again = (Auto().settle(trial(*made.get("overrides", ()), **world)) for _ in range(2))
     assert describe(first) == describe(again) == describe(expected)
-    assert first.threads_each(made.get("threads", 1)) == (1 if expected is WORKERS else made.get("threads", 1))
+    assert first.threads_each(made.get("threads", 1)) == (
+        1 if expected is WORKERS else made.get("threads", 1)
+    )
 
 
 def test_vectorized_alone_stacks_chains_only_on_a_cpu(untimed: None) -> None:
     assert describe(Vectorized().settle(trial(rounds=LONG))) == describe(CHAIN)
     assert describe(Vectorized().settle(trial(rounds=LONG, model=CONV))) == describe(ALONE)
     nothing = replace(trial(), jobs=[])
-    assert describe(Vectorized().settle(nothing)) == describe(Auto().settle(nothing)) == describe(ALONE)
+    assert (
+        describe(Vectorized().settle(nothing))
+        == describe(Auto().settle(nothing))
+        == describe(ALONE)
+    )
 
 
 @pytest.mark.parametrize("numerics", [NUMERICS, CUDA], ids=["cpu", "cuda"])
@@ -173,19 +195,29 @@ def test_every_worker_gets_a_stack(untimed: None, threads: int, stack: int) -> N
 
 def test_short_runs_on_cuda_are_not_timed(untimed: None) -> None:
     assert describe(Auto().settle(trial(threads=2, numerics=CUDA))) == describe(CHAIN)
-    assert describe(Auto().settle(trial(threads=2, numerics=CUDA, model=CONV))) == describe(Vectorized(32, "vmap"))
+    assert describe(Auto().settle(trial(threads=2, numerics=CUDA, model=CONV))) == describe(
+        Vectorized(32, "vmap")
+    )
 
 
 @pytest.mark.parametrize(
     ("best", "expected"),
-    [(("linear", 4), Vectorized(4, "linear")), (("vmap", 2), Vectorized(2, "vmap")), (None, Serial())],
+    [
+        (("linear", 4), Vectorized(4, "linear")),
+        (("vmap", 2), Vectorized(2, "vmap")),
+        (None, Serial()),
+    ],
 )
-def test_the_fastest_stack_is_taken(seconds: Callable[[Seconds], None], best: Any, expected: Engine) -> None:
+def test_the_fastest_stack_is_taken(
+    seconds: Callable[[Seconds], None], best: Any, expected: Engine
+) -> None:
     def by(engine: Engine) -> float:
         if isinstance(engine, Serial):
             return 1e-3
         assert isinstance(engine, Vectorized)
-        return 0.5e-3 if (engine.kernel, engine.stack) == best else 0.97e-3  # 3 % are no reason to leave serial
+        return (
+            0.5e-3 if (engine.kernel, engine.stack) == best else 0.97e-3
+        )  # 3 % are no reason to leave serial
 
     seconds(by)
     made, notes = noted(trial(rounds=LONG, numerics=CUDA, threads=2))
@@ -214,7 +246,13 @@ def test_a_run_that_ends_before_it_trains_has_its_numerics_fixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of the server alone may have run under them."""
-    common = ["rounds=1", "clients=4", "limit.train=200", "limit.test=100", f"output_root={tmp_path}"]
+    common = [
+        "rounds=1",
+        "clients=4",
+        "limit.train=200",
+        "limit.test=100",
+        f"output_root={tmp_path}",
+    ]
 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
@@ -232,7 +270,14 @@ def test_a_run_that_ends_before_it_trains_has_its_numerics_fixed(
 
 def test_the_choice_is_part_of_the_numerics_and_kept_on_resume(tmp_path: Path) -> None:
     """A run that began stacked goes on stacked, whatever engine is asked for then."""
-    common = ["rounds=2", "clients=4", "limit.train=200", "limit.test=100", "threads=1", f"output_root={tmp_path}"]
+    common = [
+        "rounds=2",
+        "clients=4",
+        "limit.train=200",
+        "limit.test=100",
+        "threads=1",
+        f"output_root={tmp_path}",
+    ]
     result = execute(compose(common), say=lambda text: None)
     assert result["numerics"]["engine"] == describe(CHAIN)
     assert result["stacked_share"] == 1.0
@@ -240,7 +285,9 @@ def test_the_choice_is_part_of_the_numerics_and_kept_on_resume(tmp_path: Path) -
     before = (folder / "model.safetensors").read_bytes()
     for name in ("result.json", "model.safetensors", "checkpoint/manifest.json"):
         (folder / name).unlink()
-    again = execute(compose([*common, "engine=serial", "memo.enabled=false"]), say=lambda text: None)
+    again = execute(
+        compose([*common, "engine=serial", "memo.enabled=false"]), say=lambda text: None
+    )
     assert again["folder"] == result["folder"] and again["numerics"] == result["numerics"]
     assert read_json(folder / "numerics.json") == result["numerics"]
     assert (folder / "model.safetensors").read_bytes() == before

@@ -27,14 +27,20 @@ class Normed(nn.Module):
 
     def __init__(self, *, num_classes: int) -> None:
         super().__init__()
-        self.conv, self.norm, self.fc = nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Linear(3, num_classes)
+        self.conv, self.norm, self.fc = (
+            nn.Conv2d(1, 3, 2),
+            nn.BatchNorm2d(3),
+            nn.Linear(3, num_classes),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc(torch.relu(self.norm(self.conv(x))).flatten(1))
 
 
 def world_of(*overrides: str, model: dict = NORMED) -> World:
-    return make_world("method=fedavg", "local.momentum=0.9", *overrides, data=make_data((18,) * 3), model=model)
+    return make_world(
+        "method=fedavg", "local.momentum=0.9", *overrides, data=make_data((18,) * 3), model=model
+    )
 
 
 def results(world: World, engine: Engine | None = None) -> list[ClientResult]:
@@ -52,7 +58,9 @@ def test_it_is_torchs_loop_without_a_return_to_training_mode(engine: str) -> Non
     module = job.start.module().train()
     optimizer = torch.optim.SGD(module.parameters(), lr=job.budget.lr, momentum=0.9)
     for (epoch, _, _), batch in zip(
-        schedule, batches(job, world.data.train, index, schedule, lambda name, shape: torch.zeros(shape)), strict=True
+        schedule,
+        batches(job, world.data.train, index, schedule, lambda name, shape: torch.zeros(shape)),
+        strict=True,
     ):
         if epoch == 1:
             module.eval()  # and for good
@@ -71,13 +79,19 @@ def test_statistics_are_those_of_the_first_epoch(engine: str) -> None:
         for trainer, epochs in ((FROZEN, 3), (FROZEN, 1), ("trainer=sgd", 3))
     )
     for a, b, c in zip(long, short, plain, strict=True):
-        assert all(torch.equal(value, b.weights.buffers[name]) for name, value in a.weights.buffers.items())
-        assert any(not torch.equal(value, c.weights.buffers[name]) for name, value in a.weights.buffers.items())
+        assert all(
+            torch.equal(value, b.weights.buffers[name]) for name, value in a.weights.buffers.items()
+        )
+        assert any(
+            not torch.equal(value, c.weights.buffers[name])
+            for name, value in a.weights.buffers.items()
+        )
 
 
 def test_plain_training_where_nothing_stands_still() -> None:
     for epochs, model in ((1, NORMED), (3, MLP)):
         pair = [
-            results(world_of(trainer, f"local.epochs={epochs}", model=model)) for trainer in (FROZEN, "trainer=sgd")
+            results(world_of(trainer, f"local.epochs={epochs}", model=model))
+            for trainer in (FROZEN, "trainer=sgd")
         ]
         assert_same_results(*pair, tolerance=0)

@@ -38,7 +38,9 @@ def switches() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_switches_are_set_for_a_run_and_put_back(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switches_are_set_for_a_run_and_put_back(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
@@ -49,7 +51,11 @@ def test_switches_are_set_for_a_run_and_put_back(before: bool, monkeypatch: pyte
     with applied(replace(BASE, precision="tf32")):
         assert switches() == found | {"products": "high", "convolutions": True}
     with pytest.raises(ZeroDivisionError), applied(replace(BASE, deterministic=True)):
-        assert switches() == found | exact | {"deterministic": True, "benchmark": False, "workspace": ":4096:8"}
+        assert switches() == found | exact | {
+            "deterministic": True,
+            "benchmark": False,
+            "workspace": ":4096:8",
+        }
         raise ZeroDivisionError
     assert switches() == found
 
@@ -86,7 +92,9 @@ def test_bf16_rounds_the_network_in_training_and_nothing_else() -> None:
     assert b.dtype == torch.float32
     assert not torch.equal(a, b)
     torch.testing.assert_close(a, b, rtol=0.05, atol=0.02)  # bf16 has 8 bits
-    assert torch.equal(output(Net(CNN, CPU, torch.float32, "tf32"), True), a)  # a switch of the device, not of the net
+    assert torch.equal(
+        output(Net(CNN, CPU, torch.float32, "tf32"), True), a
+    )  # a switch of the device, not of the net
 
 
 def test_clients_trained_under_bf16_stay_in_their_dtype() -> None:
@@ -95,7 +103,13 @@ def test_clients_trained_under_bf16_stay_in_their_dtype() -> None:
     samples = replace(world.data.train, dtype=torch.float32)
     index = torch.from_numpy(world.data.partition.of(job.client))
     results = [
-        train_client(job, Net(job.start.spec, CPU, torch.float32, precision), samples, index, world.data.num_classes)
+        train_client(
+            job,
+            Net(job.start.spec, CPU, torch.float32, precision),
+            samples,
+            index,
+            world.data.num_classes,
+        )
         for precision in ("float32", "bf16", "bf16")
     ]
     for result in results:
@@ -140,8 +154,12 @@ def test_channels_last_gives_the_same_numbers(request: pytest.FixtureRequest) ->
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     again = Weights(CNN, dict(plain.params), plain.buffers)  # as from a checkpoint
     assert all(torch.equal(value, plain.params[name]) for name, value in again.params.items())
-    assert [value.stride() for value in again.params.values()] == [value.stride() for value in weights.params.values()]
-    assert Weights(CNN, again.params, again.buffers).params is again.params  # nothing to do, nothing copied
+    assert [value.stride() for value in again.params.values()] == [
+        value.stride() for value in weights.params.values()
+    ]
+    assert (
+        Weights(CNN, again.params, again.buffers).params is again.params
+    )  # nothing to do, nothing copied
 
 
 class Views(torch.nn.Module):
@@ -162,9 +180,12 @@ class OwnLayout(Views):
     channels_last = False
 
 
-def test_a_model_that_needs_another_layout_is_refused_in_time_or_says_so(request: pytest.FixtureRequest) -> None:
+def test_a_model_that_needs_another_layout_is_refused_in_time_or_says_so(
+    request: pytest.FixtureRequest,
+) -> None:
     views, own = (
-        ModelSpec.of({"_target_": f"tests.engines.test_numerics.{k}"}, (1, 8, 8), 3) for k in ("Views", "OwnLayout")
+        ModelSpec.of({"_target_": f"tests.engines.test_numerics.{k}"}, (1, 8, 8), 3)
+        for k in ("Views", "OwnLayout")
     )
     check_model(views, (1, 8, 8), (3,))  # on the CPU all is well
     with pytest.raises(ConfigError, match="channels last") as error:
@@ -173,4 +194,6 @@ def test_a_model_that_needs_another_layout_is_refused_in_time_or_says_so(request
     check_model(own, (1, 8, 8), (3,), "cuda")
     check_model(CNN, (3, 32, 32), (10,), "cuda")
     request.getfixturevalue("forced")
-    assert all(value.is_contiguous() for value in Weights.init(own, 0, CPU, torch.float32).params.values())
+    assert all(
+        value.is_contiguous() for value in Weights.init(own, 0, CPU, torch.float32).params.values()
+    )

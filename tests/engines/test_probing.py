@@ -87,7 +87,9 @@ def pids(results: Sequence[ClientResult]) -> list[int]:
 
 def of_serial(jobs: Sequence[ClientJob], like: str, data: FederatedData) -> list[ClientResult]:
     """What the engine of this name must agree with: stacks train with other last bits than single clients."""
-    return list((Vectorized(2) if "stack" in like or like == "vectorized" else Serial()).map(jobs, data))
+    return list(
+        (Vectorized(2) if "stack" in like or like == "vectorized" else Serial()).map(jobs, data)
+    )
 
 
 def assert_agree(got: Sequence[ClientResult], expected: Sequence[ClientResult]) -> None:
@@ -113,7 +115,9 @@ def test_who_trained_answers(name: str, engines: dict[str, Engine]) -> None:
         assert result.probe_seconds > 0
 
 
-@pytest.mark.parametrize("model", [MLP, {"_target_": "tests.engines.plugins.Normalised"}], ids=["mlp", "buffers"])
+@pytest.mark.parametrize(
+    "model", [MLP, {"_target_": "tests.engines.plugins.Normalised"}], ids=["mlp", "buffers"]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_trained_models_are_asked_where_the_engine_trains(
     name: str, model: dict[str, object], engines: dict[str, Engine]
@@ -126,7 +130,9 @@ def test_trained_models_are_asked_where_the_engine_trains(
     results = list(engines[name].map(asked, world.data))
     assert set(pids(results)) <= processes(engines[name])
     assert_same([told(r) for r in results], [told(r) for r in Serial().map(jobs, world.data)])
-    assert [(r.num_steps, r.weights.params, r.weights.buffers, r.metrics) for r in results] == [(0, {}, {}, {})] * 4
+    assert [(r.num_steps, r.weights.params, r.weights.buffers, r.metrics) for r in results] == [
+        (0, {}, {}, {})
+    ] * 4
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -144,7 +150,9 @@ def test_a_failing_probe_names_its_client(name: str, engines: dict[str, Engine])
 def test_a_model_that_is_not_finite_is_not_asked(name: str, engines: dict[str, Engine]) -> None:
     world = make_world("method=fedavg")
     jobs = jobs_of(world, Witness())
-    bad = replace(jobs[1].start, params={n: v * float("nan") for n, v in jobs[1].start.params.items()})
+    bad = replace(
+        jobs[1].start, params={n: v * float("nan") for n, v in jobs[1].start.params.items()}
+    )
     jobs[1] = replace(jobs[1], start=bad)
     answered = [list(r.probes) for r in engines[name].map(jobs, world.data)]
     asked = [job.asking(job.start, job.probes) for job in jobs]
@@ -162,7 +170,9 @@ class OneStream(Engine):
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
         return self.inner.split(jobs, data)
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         assert not self.streams
         self.streams += 1
         self.calls.append([job.client for job in jobs if not job.trained])
@@ -223,11 +233,15 @@ def test_what_is_lost_in_part_is_made_anew(
         assert [list(r.probes) for r in got] == [["witness", "class_counts"]] * 6
         trained, asked = inner.counted()
         parts = inner.split(jobs, world.data)
-        whole = [i for part in parts if set(part) & set(gone) for i in part]  # last bits are a part's together
+        whole = [
+            i for part in parts if set(part) & set(gone) for i in part
+        ]  # last bits are a part's together
         models, answers = lost is not answers_of, lost(jobs[0], "key") != ["key"]
         assert (trained, asked) == (len(whole) * models, 2 * len(gone) * answers)
         if "stack" in name or name == "vectorized":
-            assert len(parts) < 6 and all(clients in (*parts, list(range(6)), []) for clients in inner.calls)
+            assert len(parts) < 6 and all(
+                clients in (*parts, list(range(6)), []) for clients in inner.calls
+            )
 
 
 def answers_of(job: ClientJob, key: str) -> list[str]:
@@ -269,7 +283,9 @@ def test_records_answer_before_data_are_asked(engines: dict[str, Engine], tmp_pa
     """Stored models: what the folder says is not asked; the rest is, in the worker processes."""
     world = make_world("method=local")
     jobs = jobs_of(world, ClassCounts(3), Witness(), Registered(records=True))
-    state, _ = world.aggregator.update(world.aggregator.init(world.env), Serial().map(jobs, world.data), world.env)
+    state, _ = world.aggregator.update(
+        world.aggregator.init(world.env), Serial().map(jobs, world.data), world.env
+    )
     outcome = world.aggregator.outcome(state)
     clients = Clients.of(outcome, 4, world.data)
     assert clients is not None
@@ -295,7 +311,9 @@ def test_records_answer_before_data_are_asked(engines: dict[str, Engine], tmp_pa
 
 def test_probes_have_seconds_of_their_own_and_nothing_goes_below_zero() -> None:
     class Slow(Serial):
-        def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+        def map(
+            self, jobs: Sequence[ClientJob], data: FederatedData
+        ) -> Generator[ClientResult, None, None]:
             for result in super().map(jobs, data):
                 yield replace(result, probe_seconds=seconds)
 

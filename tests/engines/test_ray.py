@@ -60,11 +60,22 @@ def cluster() -> Iterator[Any]:
     """Two nodes of one CPU each."""
     from ray.cluster_utils import Cluster
 
-    folder = tempfile.mkdtemp(prefix="fedexp-ray-", dir="/tmp")  # others may be too long for the paths of sockets
-    each = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False, "temp_dir": f"{folder}/ray"}
+    folder = tempfile.mkdtemp(
+        prefix="fedexp-ray-", dir="/tmp"
+    )  # others may be too long for the paths of sockets
+    each = {
+        "num_cpus": 1,
+        "object_store_memory": STORE,
+        "include_dashboard": False,
+        "temp_dir": f"{folder}/ray",
+    }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_TMPDIR", folder)  # `Cluster` writes its address to <that>/ray, wherever its nodes' folder is
-        nodes = Cluster(initialize_head=True, head_node_args={**each, "node_ip_address": "127.0.0.2"})
+        patch.setenv(
+            "RAY_TMPDIR", folder
+        )  # `Cluster` writes its address to <that>/ray, wherever its nodes' folder is
+        nodes = Cluster(
+            initialize_head=True, head_node_args={**each, "node_ip_address": "127.0.0.2"}
+        )
         nodes.add_node(**each, node_ip_address="127.0.0.3")
         try:
             yield nodes
@@ -98,7 +109,9 @@ def engine(cluster: Any) -> Iterator[Ray]:
 def lose(cluster: Any, node: Any) -> None:
     """End a node as a power cut would: its workers, too, which outlive a killed raylet long enough to answer."""
     (raylet,) = node.all_processes["raylet"]
-    workers = subprocess.run(["pgrep", "-P", str(raylet.process.pid)], capture_output=True, text=True, check=True)
+    workers = subprocess.run(
+        ["pgrep", "-P", str(raylet.process.pid)], capture_output=True, text=True, check=True
+    )
     cluster.remove_node(node, allow_graceful=False)
     for pid in workers.stdout.split():
         with contextlib.suppress(ProcessLookupError):
@@ -127,7 +140,9 @@ def test_a_run_is_serials_to_the_byte(cluster: Any, tmp_path: Path) -> None:
     common = ["method=scaffold", "rounds=2", "clients=6", "limit.train=300", "threads=2"]
     where = [f"engine.address={cluster.address}", "engine.actors=1"]
     ours = execute(compose([*common, f"output_root={tmp_path}/ray", "engine=ray", *where]))
-    serial = execute(compose([*common, f"output_root={tmp_path}/serial", "engine=serial", "threads=1"]))
+    serial = execute(
+        compose([*common, f"output_root={tmp_path}/serial", "engine=serial", "threads=1"])
+    )
     for name in ("model.safetensors", "metrics.jsonl"):
         assert Path(ours["folder"], name).read_bytes() == Path(serial["folder"], name).read_bytes()
     assert ours["numerics"] == serial["numerics"]
@@ -156,19 +171,25 @@ class TestOneCrew:
                 same_run(make_world(f"method={method}", m=3), engine)
 
     def test_many_small_and_unequal_clients(self, engine: Ray) -> None:
-        same_run(make_world("method=scaffold", data=make_data((*range(1, 30), 60, 2, 90, 3))), engine)
+        same_run(
+            make_world("method=scaffold", data=make_data((*range(1, 30), 60, 2, 90, 3))), engine
+        )
 
     def test_buffers_travel(self, engine: Ray) -> None:
         model = {"_target_": "tests.engines.plugins.Normalised"}
         same_run(make_world("method=fedavg", model=model), engine)
 
-    def test_chunks_are_the_inner_engines(self, engine: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_chunks_are_the_inner_engines(
+        self, engine: Ray, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Chunks that are not contiguous still give results in job order."""
         chunks = [[1, 2, 4], [0, 3]]
         monkeypatch.setattr(Serial, "split", lambda self, jobs, data: chunks)
         same_run(make_world("method=local", data=make_data((9, 5, 7, 3, 4))), engine)
 
-    def test_actors_answer_probes_about_what_they_train_and_what_they_are_sent(self, engine: Ray) -> None:
+    def test_actors_answer_probes_about_what_they_train_and_what_they_are_sent(
+        self, engine: Ray
+    ) -> None:
         world = make_world("method=fedavg", model={"_target_": "tests.engines.plugins.Normalised"})
         jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
         jobs = [replace(job, probes=(Witness(),)) for job in jobs]
@@ -196,7 +217,9 @@ class TestOneCrew:
         assert told[0] == told[1]
         assert told[0][0] == [0, 1]
 
-    def test_other_code_on_a_node_is_refused(self, engine: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_code_on_a_node_is_refused(
+        self, engine: Ray, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("fedexp.engines.ray.code_of", lambda targets: "0123")
         monkeypatch.setattr(engine, "_codes", {})
         with pytest.raises(ConfigError, match="the code of fedexp or of a plug-in is not the same"):
@@ -213,14 +236,18 @@ def test_other_torch_on_a_node_is_refused() -> None:
     assert "torch is not the same" in str(refusal) and torch.__version__ in str(refusal)
 
 
-def test_a_lost_node_changes_no_bit(cluster: Any, engine: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_node_changes_no_bit(
+    cluster: Any, engine: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A node is killed between two results of a round, with work on it; later another takes its place."""
     notes: list[str] = []
     world = make_world("method=fedavg", "rounds=1", data=make_data((7,) * 10))
     world.env = replace(world.env, trainer=Slow())
     assert engine._crew is not None
     monkeypatch.setattr(engine._crew, "_note", notes.append)
-    head, second = sorted(engine._crew.ready, key=lambda member: member.node != cluster.head_node.node_id)
+    head, second = sorted(
+        engine._crew.ready, key=lambda member: member.node != cluster.head_node.node_id
+    )
     trained: list[int] = []
 
     def disturb(done: int, of: int) -> None:
@@ -242,7 +269,9 @@ def test_a_lost_node_changes_no_bit(cluster: Any, engine: Ray, monkeypatch: pyte
     assert len({member.node for member in engine._crew.ready}) == 2
 
 
-def test_work_that_kills_every_actor_is_an_error(engine: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_kills_every_actor_is_an_error(
+    engine: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedexp.engines.ray.MAX_LOSSES", 2)
     world = replace_trainer(make_world("method=fedavg", data=make_data((5,))), Deadly())
     notes: list[str] = []
@@ -329,15 +358,31 @@ def test_shared_trees_travel_once() -> None:
 
 def test_local_leaves_nothing_behind(tmp_path: Path) -> None:
     """``fedexp engine=ray engine.address=local``, interrupted: a clean stdout, no traceback and no process left."""
-    command = [sys.executable, "-m", "fedexp", "engine=ray", "engine.address=local", "threads=1", "memo.enabled=false"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedexp",
+        "engine=ray",
+        "engine.address=local",
+        "threads=1",
+        "memo.enabled=false",
+    ]
     command += [f"output_root={tmp_path / 'out'}", "clients=4", "limit.train=100", "limit.test=10"]
-    command += ["rounds=20", "local.steps=500"]  # a line a round, and rounds that the signal finds at work
+    command += [
+        "rounds=20",
+        "local.steps=500",
+    ]  # a line a round, and rounds that the signal finds at work
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as temporary:
         environment = os.environ | {"TMPDIR": temporary, "PYTHONPATH": str(ROOT), "HOME": temporary}
         for name in [name for name in environment if name.startswith("RAY_")]:
             del environment[name]
         process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert process.stdout is not None
         first = next((line for line in process.stdout if not line.startswith("peak memory ")), "")
@@ -351,8 +396,12 @@ def test_local_leaves_nothing_behind(tmp_path: Path) -> None:
         assert _processes_with(temporary) == []
 
 
-@pytest.mark.parametrize(("usual", "parent"), [("", ""), ("/" + 60 * "long", "/tmp")], ids=["short", "long"])
-def test_a_local_clusters_sockets_have_short_paths(usual: str, parent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("usual", "parent"), [("", ""), ("/" + 60 * "long", "/tmp")], ids=["short", "long"]
+)
+def test_a_local_clusters_sockets_have_short_paths(
+    usual: str, parent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as short:
         place = Path(short + usual)
         place.mkdir(exist_ok=True)

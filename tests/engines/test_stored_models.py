@@ -118,7 +118,11 @@ def test_fusing_another_runs_models_is_training_them(method: str, overrides: lis
     given = run(*f"method={method}".split(), f"client_models.path={local}", *overrides)
     assert_same_models(direct, given)
     assert result(given)["metrics"] == {
-        **{name: value for name, value in result(direct)["metrics"].items() if not name.startswith("train/")},
+        **{
+            name: value
+            for name, value in result(direct)["metrics"].items()
+            if not name.startswith("train/")
+        },
         "local_steps": 0,
     }
 
@@ -130,7 +134,13 @@ def test_nothing_is_trained(stored: Path, monkeypatch: pytest.MonkeyPatch) -> No
         raise AssertionError("trained")
 
     monkeypatch.setattr(serial, "train_client", forbidden)
-    run("method=fedavg", f"client_models.path={stored}", "engine=serial", "memo.enabled=false", "local.lr=0.01")
+    run(
+        "method=fedavg",
+        f"client_models.path={stored}",
+        "engine=serial",
+        "memo.enabled=false",
+        "local.lr=0.01",
+    )
 
 
 def test_later_rounds_train_on_from_the_given_models(stored: Path) -> None:
@@ -141,7 +151,9 @@ def test_later_rounds_train_on_from_the_given_models(stored: Path) -> None:
     assert ["train/loss" in row for row in rows] == [False, True, True]
 
 
-def test_the_content_is_the_identity_not_the_place(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_content_is_the_identity_not_the_place(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a", "b"):
         copied(stored, name)
     first = run("client_models.path=a")
@@ -151,15 +163,21 @@ def test_the_content_is_the_identity_not_the_place(stored: Path, capsys: pytest.
     Path("b/clients.json").write_text(json.dumps({**facts, "num_examples": [1, 1, 1, 1]}))
     second = run("client_models.path=b")
     locals_ = [model.params for model in models(stored)]
-    mean = {name: torch.stack([tree[name].double() for tree in locals_]).mean(0) for name in locals_[0]}
+    mean = {
+        name: torch.stack([tree[name].double() for tree in locals_]).mean(0) for name in locals_[0]
+    }
     for name, value in models(second)[0].params.items():
         torch.testing.assert_close(value.double(), mean[name], rtol=0, atol=1e-6)
     assert (first / "model.safetensors").read_bytes() != (second / "model.safetensors").read_bytes()
 
 
-def test_class_counts_come_from_the_folder_where_it_has_them(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_class_counts_come_from_the_folder_where_it_has_them(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("conf/aggregator").mkdir(parents=True)
-    Path("conf/aggregator/counts.yaml").write_text("_target_: tests.engines.test_stored_models.CountsAsBias\n")
+    Path("conf/aggregator/counts.yaml").write_text(
+        "_target_: tests.engines.test_stored_models.CountsAsBias\n"
+    )
     facts = json.loads((stored / "clients.json").read_text())
     counted = torch.tensor(facts["class_counts"]).sum(0)
     assert counted.sum() == sum(facts["num_examples"])
@@ -173,7 +191,9 @@ def test_class_counts_come_from_the_folder_where_it_has_them(stored: Path, capsy
     Path("other/clients.json").write_text(json.dumps(facts))
     there = run("aggregator=counts", "client_models.path=other")
     assert "counts come from the folder" in capsys.readouterr().out
-    assert torch.equal(models(there)[0].params[bias], torch.tensor(facts["class_counts"]).sum(0).float())
+    assert torch.equal(
+        models(there)[0].params[bias], torch.tensor(facts["class_counts"]).sum(0).float()
+    )
 
     Path("other/clients.json").write_text(json.dumps({**facts, "class_counts": None}))
     unknown = run("aggregator=counts", "client_models.path=other")
@@ -182,7 +202,12 @@ def test_class_counts_come_from_the_folder_where_it_has_them(stored: Path, capsy
 
 def test_smoke_keeps_the_folders_clients() -> None:
     local = run("method=local", "clients=6", "limit.steps=1")
-    assert result(run("debug=smoke", "clients=6", f"client_models.path={local}"))["partition"]["clients"] == 6
+    assert (
+        result(run("debug=smoke", "clients=6", f"client_models.path={local}"))["partition"][
+            "clients"
+        ]
+        == 6
+    )
 
 
 @pytest.mark.parametrize(("overrides", "said"), [
@@ -204,7 +229,9 @@ def test_smoke_keeps_the_folders_clients() -> None:
 def test_what_does_not_fit_is_refused_before_anything_runs(
     overrides: list[str], said: list[str], stored: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    local = shutil.copytree(stored, Path("outputs/runs/local/code"))  # names of neighbours are suggested
+    local = shutil.copytree(
+        stored, Path("outputs/runs/local/code")
+    )  # names of neighbours are suggested
     assert run_command(command(*[o.replace("LOCAL", str(local)) for o in overrides])) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ") and "Traceback" not in told
@@ -226,8 +253,12 @@ def test_what_only_the_data_show_is_refused_before_training(
     from fedexp.core.data import Partition
     from fedexp.data.partition import save_partition
 
-    local = run("method=local", "clients_per_round=3") if "clients_per_round=4" in overrides else stored
-    save_partition(Partition.from_lists([*np.array_split(np.arange(1437), 3), np.arange(0)]), Path("split"))
+    local = (
+        run("method=local", "clients_per_round=3") if "clients_per_round=4" in overrides else stored
+    )
+    save_partition(
+        Partition.from_lists([*np.array_split(np.arange(1437), 3), np.arange(0)]), Path("split")
+    )
     assert run_command(command(f"client_models.path={local}", *overrides)) == 1
     assert said in capsys.readouterr().err
 
@@ -259,7 +290,9 @@ def test_damaged_models_are_told(stored: Path, capsys: pytest.CaptureFixture[str
     assert "no models can be read here" in capsys.readouterr().err
 
 
-def test_what_a_file_calls_its_network_is_not_imported(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_file_calls_its_network_is_not_imported(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = copied(stored)
     Path("foreign.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
     tree, facts = load_tree(folder / "model.safetensors", torch.device("cpu"))
@@ -282,6 +315,8 @@ def test_a_changed_network_is_told(
         self.extra = nn.Parameter(torch.zeros(3))
 
     monkeypatch.setattr(mlp.MLP, "__init__", with_more)
-    monkeypatch.setattr(mlp.MLP.__init__, "__wrapped__", original, raising=False)  # its signature is read
+    monkeypatch.setattr(
+        mlp.MLP.__init__, "__wrapped__", original, raising=False
+    )  # its signature is read
     assert run_command(command(f"client_models.path={stored}")) == 2
     assert "tensor 'extra' of model 0" in capsys.readouterr().err

@@ -21,7 +21,16 @@ from fedexp.core.kernel import batch_ranges, batches
 from fedexp.core.net import Net, same_author
 from fedexp.core.runner import Snapshot, next_jobs, run
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Adjustment, Ascent, Ctx, FeatureTerm, Measured, TermValue, Trainer, elementwise
+from fedexp.core.trainer import (
+    Adjustment,
+    Ascent,
+    Ctx,
+    FeatureTerm,
+    Measured,
+    TermValue,
+    Trainer,
+    elementwise,
+)
 from fedexp.core.trees import Tree, Trees
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.serial import Serial
@@ -49,11 +58,19 @@ HYPERBOLIC: list[dict] = [
     {"reduction": "exp_sum"},
     {"reduction": "sum_exp", "layer": "logits"},
 ]
-ENGINES = {"serial": Serial, "linear": lambda: Vectorized(3, "linear"), "vmap": lambda: Vectorized(3, "vmap")}
+ENGINES = {
+    "serial": Serial,
+    "linear": lambda: Vectorized(3, "linear"),
+    "vmap": lambda: Vectorized(3, "vmap"),
+}
 
 
-def world_of(trainer: Trainer, *overrides: str, sizes: tuple[int, ...] = EQUAL, model: dict = MLP) -> World:
-    world = make_world("method=fedavg", "local.epochs=2", *overrides, data=make_data(sizes), model=model)
+def world_of(
+    trainer: Trainer, *overrides: str, sizes: tuple[int, ...] = EQUAL, model: dict = MLP
+) -> World:
+    world = make_world(
+        "method=fedavg", "local.epochs=2", *overrides, data=make_data(sizes), model=model
+    )
     world.env = replace(world.env, trainer=trainer)
     return world
 
@@ -75,7 +92,12 @@ def trained(world: World, trainer: Trainer, engine: Engine | None = None) -> lis
 @pytest.mark.parametrize("model", [MLP, WIDE], ids=["narrow", "wide"])
 @pytest.mark.parametrize(
     "changes",
-    [(), ("local.momentum=0.6",), ("local.momentum=0.6", "local.weight_decay=0.1"), ("local.clip=0.05",)],
+    [
+        (),
+        ("local.momentum=0.6",),
+        ("local.momentum=0.6", "local.weight_decay=0.1"),
+        ("local.clip=0.05",),
+    ],
     ids=lambda o: "+".join(o) or "plain",
 )
 def test_sam_is_its_formula(engine: str, changes: tuple[str, ...], model: dict) -> None:
@@ -87,7 +109,9 @@ def test_sam_is_its_formula(engine: str, changes: tuple[str, ...], model: dict) 
         module = job.start.module().train()
         live = list(module.parameters())
         budget, index = job.budget, torch.from_numpy(world.data.partition.of(job.client))
-        optimizer = torch.optim.SGD(live, budget.lr, budget.momentum, weight_decay=budget.weight_decay)
+        optimizer = torch.optim.SGD(
+            live, budget.lr, budget.momentum, weight_decay=budget.weight_decay
+        )
         losses, norms = [], []
         schedule = list(batch_ranges(len(index), budget, 1))
         for batch in batches(job, world.data.train, index, schedule, None):  # type: ignore[arg-type]
@@ -105,9 +129,15 @@ def test_sam_is_its_formula(engine: str, changes: tuple[str, ...], model: dict) 
             losses.append(loss.item())
             norms.append(float(e.norm()))
         for name, value in module.named_parameters():
-            torch.testing.assert_close(result.weights.params[name], value.detach(), rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(
+                result.weights.params[name], value.detach(), rtol=1e-9, atol=1e-11
+            )
         assert result.metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
-        assert result.metrics["perturbation"] == pytest.approx(np.mean(norms), rel=1e-9) == pytest.approx(rho)
+        assert (
+            result.metrics["perturbation"]
+            == pytest.approx(np.mean(norms), rel=1e-9)
+            == pytest.approx(rho)
+        )
 
 
 @pytest.mark.parametrize("model", [MLP, CONV], ids=["mlp", "conv"])
@@ -127,7 +157,10 @@ def test_what_is_climbed_from_is_restored_to_the_bit(engine: str) -> None:
     jobs = [replace(job, budget=replace(job.budget, lr=0.0)) for job in first_jobs(world)]
     for job, result in zip(jobs, ENGINES[engine]().map(jobs, world.data), strict=True):
         assert result.metrics["perturbation"] == pytest.approx(0.3)
-        assert all(torch.equal(value, job.start.params[name]) for name, value in result.weights.params.items())
+        assert all(
+            torch.equal(value, job.start.params[name])
+            for name, value in result.weights.params.items()
+        )
 
 
 @pytest.mark.parametrize("engine", ["serial", "vmap"])
@@ -165,7 +198,12 @@ class Margins(Trainer):
         margins = torch.where(counts > 0, counts.clamp(min=1) ** -0.25, 0.0)
         margins = 0.5 * margins / margins.max()
         logits = net(params, buffers, batch.x) - margins * F.one_hot(batch.y, len(counts))
-        loss = F.cross_entropy(logits, batch.y) * (1 + 0.1 * ctx.step + 0.2 * ctx.epoch) * ctx.num_examples / 20
+        loss = (
+            F.cross_entropy(logits, batch.y)
+            * (1 + 0.1 * ctx.step + 0.2 * ctx.epoch)
+            * ctx.num_examples
+            / 20
+        )
         return Measured((1 + ctx.round) * loss, {"margin": margins[batch.y].mean()})
 
 
@@ -178,7 +216,10 @@ class Margins(Trainer):
     "trainer",
     [
         *(Sam(0.3), MoFedSAM(rho=0.3), MomentumSam(), MoonLike(), Generated(), Margins()),
-        *(FedMRUR(rho=0.3, gamma=0.5, sigma=50.0, measure_gradient=True, **how) for how in HYPERBOLIC),
+        *(
+            FedMRUR(rho=0.3, gamma=0.5, sigma=50.0, measure_gradient=True, **how)
+            for how in HYPERBOLIC
+        ),
     ],
     ids=lambda t: type(t).__name__,
 )
@@ -192,7 +233,9 @@ def test_stacked_is_serial(trainer: Trainer, sizes: tuple[int, ...], model: dict
         assert engine.stacked_steps
 
 
-@pytest.mark.parametrize("frozen", ["hidden.0", "hidden.0.weight", "hidden.1", "output", "bias", "weight"])
+@pytest.mark.parametrize(
+    "frozen", ["hidden.0", "hidden.0.weight", "hidden.1", "output", "bias", "weight"]
+)
 def test_an_ascent_leaves_frozen_parameters_alone(frozen: str) -> None:
     """Neither its norm nor what it climbs to knows of them, by factors as by gradients."""
     world = world_of(Sam(0.3), sizes=UNEQUAL, model=WIDE)
@@ -214,14 +257,22 @@ def test_a_climb_by_factors_keeps_its_length_where_samples_cancel() -> None:
     data = FederatedData(samples, partition, samples, 10, "synthetic", y.numpy())
     model = {**WIDE, "hidden": [200, 200]}
     world = make_world(
-        "method=fedavg", "dtype=float32", "local.epochs=1", "local.batch_size=10", data=data, model=model
+        "method=fedavg",
+        "dtype=float32",
+        "local.epochs=1",
+        "local.batch_size=10",
+        data=data,
+        model=model,
     )
     world.env = replace(world.env, trainer=Sam(0.05))
     even = {
-        name: 0 * value if "output" in name else value for name, value in world.env.initial_weights().params.items()
+        name: 0 * value if "output" in name else value
+        for name, value in world.env.initial_weights().params.items()
     }
     jobs = [replace(job, start=replace(job.start, params=even)) for job in first_jobs(world)]
-    stacked, alone = (list(engine.map(jobs, data)) for engine in (Vectorized(3, "linear"), Serial()))
+    stacked, alone = (
+        list(engine.map(jobs, data)) for engine in (Vectorized(3, "linear"), Serial())
+    )
     for a, b in zip(stacked, alone, strict=True):
         assert a.metrics["perturbation"] == pytest.approx(b.metrics["perturbation"], rel=1e-3)
         moved = [float(trees.norm(trees.sub(result.weights.params, even))) for result in (a, b)]
@@ -243,14 +294,20 @@ def test_an_ascent_goes_by_factors_where_that_is_less_work(
     """Of 4 inputs and 3 classes: 3 b (4 + 60 + 60 + 50 + 50 + 3) products beside 2 (4 x 60 + 60 x 50 + 50 x 3)."""
     world = world_of(Sam(0.3), f"local.batch_size={batch_size}", model={**WIDE, "hidden": hidden})
     job = replace(first_jobs(world)[0], frozen=frozenset(frozen))
-    assert Linear(job, Net(job.start.spec, torch.device("cpu"), torch.float64)).fuses_ascent is factors
+    assert (
+        Linear(job, Net(job.start.spec, torch.device("cpu"), torch.float64)).fuses_ascent is factors
+    )
 
 
 class TwoLayerHead(nn.Module):
     """A chain of three layers, whose last two are the head."""
 
     head_module = "head"
-    linear_chain = (("body.weight", "body.bias"), ("head.0.weight", "head.0.bias"), ("head.2.weight", "head.2.bias"))
+    linear_chain = (
+        ("body.weight", "body.bias"),
+        ("head.0.weight", "head.0.bias"),
+        ("head.2.weight", "head.2.bias"),
+    )
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -262,7 +319,9 @@ class TwoLayerHead(nn.Module):
 
 
 @pytest.mark.parametrize(("layer", "stacked"), [("penultimate", False), ("logits", True)])
-def test_penultimate_features_are_the_heads_input(layer: Literal["penultimate", "logits"], stacked: bool) -> None:
+def test_penultimate_features_are_the_heads_input(
+    layer: Literal["penultimate", "logits"], stacked: bool
+) -> None:
     model = {"_target_": "tests.engines.test_trainer_contracts.TwoLayerHead"}
     world = world_of(FedMRUR(gamma=0.5, sigma=2.0, layer=layer), model=model)
     engine = Vectorized(3, "linear")
@@ -281,9 +340,15 @@ class Drawn(Trainer):
         return Ascent(0.3)
 
     def feature_term(self) -> FeatureTerm:
-        def of(z: Tensor, a: Tensor, share: float | Tensor, task_gradient: Callable[[], Tensor]) -> TermValue:
+        def of(
+            z: Tensor, a: Tensor, share: float | Tensor, task_gradient: Callable[[], Tensor]
+        ) -> TermValue:
             counts = share.unsqueeze(-1) if isinstance(share, Tensor) else share
-            pull = counts * (z - a) * torch.linalg.vector_norm(task_gradient(), dim=(-2, -1), keepdim=True)
+            pull = (
+                counts
+                * (z - a)
+                * torch.linalg.vector_norm(task_gradient(), dim=(-2, -1), keepdim=True)
+            )
             value = (pull * z).sum((-2, -1))
             return TermValue(value, pull, {self.name: value})
 
@@ -292,14 +357,20 @@ class Drawn(Trainer):
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Measured:
         seen = net.observe(params, buffers, batch.x, features=True)
         other = ctx.reference.observe(*ctx.received, batch.x, features=True)
-        z, a = (seen.output, other.output) if self.layer == "logits" else (seen.features, other.features)
+        z, a = (
+            (seen.output, other.output)
+            if self.layer == "logits"
+            else (seen.features, other.features)
+        )
         assert z is not None and a is not None
 
         def task_gradient() -> Tensor:
             loss = F.cross_entropy(seen.output, batch.y)
             return torch.autograd.grad(loss, z, retain_graph=True)[0]
 
-        value, pull, scalars = self.feature_term().of(z.detach(), a.detach(), 1 / len(z), task_gradient)
+        value, pull, scalars = self.feature_term().of(
+            z.detach(), a.detach(), 1 / len(z), task_gradient
+        )
         drawn = ((z - z.detach()) * pull).sum() + value
         return Measured(F.cross_entropy(seen.output, batch.y) + drawn, scalars)
 
@@ -349,17 +420,29 @@ def test_other_models_leave_training_alone() -> None:
         def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
             return F.cross_entropy(net(params, buffers, batch.x), batch.y)
 
-    moon = [replace(job, trainer=MoonLike(0.0)) for job in second_round_jobs(world_of(MoonLike(0.0), model=CONV))]
-    before = [(dict(j.start.params), {k: v.clone() for k, v in j.start.buffers.items()}) for j in moon]
+    moon = [
+        replace(job, trainer=MoonLike(0.0))
+        for job in second_round_jobs(world_of(MoonLike(0.0), model=CONV))
+    ]
+    before = [
+        (dict(j.start.params), {k: v.clone() for k, v in j.start.buffers.items()}) for j in moon
+    ]
     found = list(Serial().map(moon, world.data))
-    plain = list(Serial().map([replace(job, trainer=OnceThrough(), state=None) for job in moon], world.data))
+    plain = list(
+        Serial().map([replace(job, trainer=OnceThrough(), state=None) for job in moon], world.data)
+    )
     for a, b, job, (params, buffers) in zip(found, plain, moon, before, strict=True):
         assert a.metrics.pop("contrast") > 0
         assert a.metrics == b.metrics
-        assert all(torch.equal(job.start.buffers[k], v) for k, v in buffers.items()) and job.start.params == params
+        assert (
+            all(torch.equal(job.start.buffers[k], v) for k, v in buffers.items())
+            and job.start.params == params
+        )
         assert a.state is not None
         for kind, tree in (("params", a.weights.params), ("buffers", a.weights.buffers)):
-            assert list(a.state[kind]) == list(tree) and all(torch.equal(a.state[kind][k], tree[k]) for k in tree)
+            assert list(a.state[kind]) == list(tree) and all(
+                torch.equal(a.state[kind][k], tree[k]) for k in tree
+            )
     assert_same_results([replace(result, state=None) for result in found], plain, 0)
 
 
@@ -371,13 +454,19 @@ def test_the_reference_is_the_received_model_in_evaluation_mode() -> None:
         def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, None]:
             x = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(2, 1, 2, 2)
             return {
-                "seen": {"received": ctx.reference(*ctx.received, x), "own": ctx.reference(params, buffers, x)}
+                "seen": {
+                    "received": ctx.reference(*ctx.received, x),
+                    "own": ctx.reference(params, buffers, x),
+                }
             }, None
 
     world = world_of(Look(), "local.lr=0.5", model=CONV)
     x = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(2, 1, 2, 2)
     jobs = first_jobs(world)
-    jobs = [replace(job, start=after.weights) for job, after in zip(jobs, Serial().map(jobs, world.data), strict=True)]
+    jobs = [
+        replace(job, start=after.weights)
+        for job, after in zip(jobs, Serial().map(jobs, world.data), strict=True)
+    ]
     for engine in (Serial(), Vectorized(3)):
         for job, result in zip(jobs, engine.map(jobs, world.data), strict=True):
             for name, weights in (("received", job.start), ("own", result.weights)):
@@ -412,7 +501,9 @@ def test_a_trainer_knows_the_round_everywhere() -> None:
 
     world = world_of(Rounds(), "local.epochs=null", "local.steps=1", "local.lr=0.5")
     for engine in (Serial(), Vectorized(3, "vmap")):
-        for job, result in zip(jobs := second_round_jobs(world), engine.map(jobs, world.data), strict=True):
+        for job, result in zip(
+            jobs := second_round_jobs(world), engine.map(jobs, world.data), strict=True
+        ):
             assert job.round == result.metrics["round"] == 1
             for name, value in result.weights.params.items():
                 torch.testing.assert_close(value, job.start.params[name] - 0.5)
@@ -422,7 +513,9 @@ def test_class_counts_are_a_bincount() -> None:
     @dataclass(frozen=True)
     class Counts(Trainer):
         def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, None]:
-            return {"facts": {"counts": ctx.class_counts, "n": torch.tensor(ctx.num_examples)}}, None
+            return {
+                "facts": {"counts": ctx.class_counts, "n": torch.tensor(ctx.num_examples)}
+            }, None
 
     world = world_of(Counts(), sizes=(7, 1, 12, 9))
     for engine in (Serial(), Vectorized(3)):
@@ -432,7 +525,9 @@ def test_class_counts_are_a_bincount() -> None:
     assert (counts == 0).any()
 
 
-@pytest.mark.parametrize("work", [("local.epochs=3",), ("local.epochs=1",), ("local.epochs=null", "local.steps=8")])
+@pytest.mark.parametrize(
+    "work", [("local.epochs=3",), ("local.epochs=1",), ("local.epochs=null", "local.steps=8")]
+)
 def test_losses_of_all_steps_and_of_the_last_epoch(work: tuple[str, ...]) -> None:
     told: list[tuple[int, int, float]] = []
 
@@ -450,10 +545,14 @@ def test_losses_of_all_steps_and_of_the_last_epoch(work: tuple[str, ...]) -> Non
         told.clear()
         (result,) = Serial().map([job], world.data)
         per_epoch = -(-world.data.partition.size(job.client) // 7)
-        assert [(epoch, step) for epoch, step, _ in told] == [(i // per_epoch, i) for i in range(result.num_steps)]
+        assert [(epoch, step) for epoch, step, _ in told] == [
+            (i // per_epoch, i) for i in range(result.num_steps)
+        ]
         last = [loss for epoch, _, loss in told if epoch == told[-1][0]]
         assert len(last) < len(told) or "local.epochs=1" in work
-        assert result.metrics["loss"] == pytest.approx(np.mean([loss for *_, loss in told]), rel=1e-12)
+        assert result.metrics["loss"] == pytest.approx(
+            np.mean([loss for *_, loss in told]), rel=1e-12
+        )
         assert result.metrics["loss_last_epoch"] == pytest.approx(np.mean(last), rel=1e-12)
     plain = [replace(job, trainer=Trainer()) for job in jobs]
     for kernel in ("linear", "vmap"):
@@ -473,7 +572,9 @@ def test_a_row_holds_the_clients_means_by_samples() -> None:
 def test_a_scalar_that_is_not_measured_in_every_step_is_refused() -> None:
     @dataclass(frozen=True)
     class Sometimes(Trainer):
-        def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
+        def loss(
+            self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
+        ) -> Tensor | Measured:
             loss = super().loss(net, params, buffers, batch, ctx)
             assert isinstance(loss, Tensor)
             return Measured(loss, {"rare": loss}) if ctx.step == 1 else loss
@@ -508,7 +609,11 @@ def test_a_loss_that_asks_late_stays_stacked(model: dict) -> None:
             assert isinstance(loss, Tensor)
             if not ctx.epoch:
                 return loss
-            return loss * (1 + ctx.noise("late", (1,)).sum() + (ctx.class_counts / ctx.num_examples)[0].to(loss))
+            return loss * (
+                1
+                + ctx.noise("late", (1,)).sum()
+                + (ctx.class_counts / ctx.num_examples)[0].to(loss)
+            )
 
     world = world_of(Late(), model=model)
     engine = Vectorized(3, "vmap")
@@ -522,7 +627,10 @@ def test_a_loss_that_asks_late_stays_stacked(model: dict) -> None:
 def test_a_run_says_once_why_its_clients_are_not_stacked() -> None:
     from tests.engines.test_vectorized import OwnGrad
 
-    for trainer, reason in ((OwnGrad(), "a grad of its own"), (NoBatchingRule(), "cannot be vectorised")):
+    for trainer, reason in (
+        (OwnGrad(), "a grad of its own"),
+        (NoBatchingRule(), "cannot be vectorised"),
+    ):
         world = world_of(trainer)
         said: list[str] = []
         engine = Vectorized(3)

@@ -24,7 +24,13 @@ from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.models.mlp import MLP
 from fedexp.tasks.classification import Classification
-from tests.engines.compare import about, assert_matches_serial, assert_same_results, distinct_methods, second_round_jobs
+from tests.engines.compare import (
+    about,
+    assert_matches_serial,
+    assert_same_results,
+    distinct_methods,
+    second_round_jobs,
+)
 from tests.engines.plugins import NoBatchingRule
 from tests.world import CPU, World, make_data, make_world
 
@@ -34,8 +40,12 @@ DEEP = {"_target_": "fedexp.models.mlp.MLP", "hidden": [7, 5]}
 CONV = {"_target_": "tests.core.test_kernel.Small"}  # convolution, BatchNorm, dropout
 
 
-def world(method: str = "fedavg", *overrides: str, sizes: tuple[int, ...] = UNEQUAL, model: dict = DEEP) -> World:
-    return make_world(f"method={method}", "local.epochs=2", *overrides, data=make_data(sizes), model=model)
+def world(
+    method: str = "fedavg", *overrides: str, sizes: tuple[int, ...] = UNEQUAL, model: dict = DEEP
+) -> World:
+    return make_world(
+        f"method={method}", "local.epochs=2", *overrides, data=make_data(sizes), model=model
+    )
 
 
 def in_float32(jobs: list, data):
@@ -45,10 +55,16 @@ def in_float32(jobs: list, data):
     def casts(nest):
         return nest and {k: cast(v) for k, v in nest.items()}
 
-    starts = {id(j.start): replace(j.start, params=cast(j.start.params), buffers=cast(j.start.buffers)) for j in jobs}
+    starts = {
+        id(j.start): replace(j.start, params=cast(j.start.params), buffers=cast(j.start.buffers))
+        for j in jobs
+    }
     shared = {id(j.shared): casts(j.shared) for j in jobs}
     jobs = [
-        replace(j, start=starts[id(j.start)], shared=shared[id(j.shared)] or {}, state=casts(j.state)) for j in jobs
+        replace(
+            j, start=starts[id(j.start)], shared=shared[id(j.shared)] or {}, state=casts(j.state)
+        )
+        for j in jobs
     ]
     return jobs, replace(data, train=replace(data.train, dtype=torch.float32))
 
@@ -63,8 +79,12 @@ def test_every_method(sizes: tuple[int, ...], kernel: str) -> None:
             engine = Vectorized(stack=3, kernel=kernel)
             assert_matches_serial(engine, w, jobs, 1e-9)
             kind = type(w.env.trainer)
-            own_loss = not same_author(kind, "feature_term", "loss")  # which has no backward pass by hand
-            assert (engine.stacked_steps > 0) is not (len(jobs) == 1 or (own_loss and kernel == "linear"))
+            own_loss = not same_author(
+                kind, "feature_term", "loss"
+            )  # which has no backward pass by hand
+            assert (engine.stacked_steps > 0) is not (
+                len(jobs) == 1 or (own_loss and kernel == "linear")
+            )
             jobs, data = in_float32(jobs, w.data)
             stacked = list(Vectorized(stack=3, kernel=kernel).map(jobs, data))
             assert_same_results(stacked, list(Serial().map(jobs, data)), 1e-4)
@@ -189,9 +209,13 @@ class Adjusted(Trainer):
         return {}, {"mine": trees.sub(params, ctx.start)}
 
 
-@pytest.mark.parametrize("overrides", [(), ("local.momentum=0.6",), ("local.clip=0.05",), ("local.optimizer=adam",)])
+@pytest.mark.parametrize(
+    "overrides", [(), ("local.momentum=0.6",), ("local.clip=0.05",), ("local.optimizer=adam",)]
+)
 @pytest.mark.parametrize("kernel", ["linear", "linear in blocks", "vmap"])
-def test_adjustments(overrides: tuple[str, ...], kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adjustments(
+    overrides: tuple[str, ...], kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks: of two clients for the first two layers, of 224 and 280 bytes a client."""
     kernel, _, in_blocks = kernel.partition(" ")
     if in_blocks:
@@ -216,7 +240,11 @@ def test_an_adjustment_is_its_formula() -> None:
         (plain,) = Serial().map([replace(moved, budget=replace(job.budget, max_steps=1))], w.data)
         gradient = trees.scale(trees.sub(at, plain.weights.params), 1 / 0.1)
         direction = {
-            k: 0.5 * gradient[k] + 0.7 * (at[k] - start[k] + 0.4 * mine[k]) + mine[k] + 0.3 * start[k] + 0.2 * mine[k]
+            k: 0.5 * gradient[k]
+            + 0.7 * (at[k] - start[k] + 0.4 * mine[k])
+            + mine[k]
+            + 0.3 * start[k]
+            + 0.2 * mine[k]
             for k in at
         }
         at = trees.sub(at, direction, alpha=0.1)
@@ -226,7 +254,9 @@ def test_an_adjustment_is_its_formula() -> None:
         torch.testing.assert_close(result.weights.params[name], value, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("trainer", [Normed(), OwnLoss(), OwnGrad()], ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize(
+    "trainer", [Normed(), OwnLoss(), OwnGrad()], ids=lambda t: type(t).__name__
+)
 @pytest.mark.parametrize("model", [DEEP, CONV], ids=["mlp", "conv"])
 def test_any_trainer(trainer: Trainer, model: dict) -> None:
     for sizes in (EQUAL, (20, 12, 17, 9, 12, 20, 20)):
@@ -258,7 +288,9 @@ def test_inherited_claims_are_not_believed() -> None:
     w = world(sizes=EQUAL)
     jobs = [replace(job, task=Smooth()) for job in second_round_jobs(w)]
     assert_matches_serial(Vectorized(stack=5), w, jobs, 1e-9)
-    w = world(sizes=EQUAL, model={"_target_": "tests.engines.test_vectorized.TanhMLP", "hidden": [5]})
+    w = world(
+        sizes=EQUAL, model={"_target_": "tests.engines.test_vectorized.TanhMLP", "hidden": [5]}
+    )
     assert_matches_serial(Vectorized(stack=5), w, second_round_jobs(w), 1e-9)
 
 
@@ -271,7 +303,8 @@ class OwnAdjustment(Trainer):
     def adjustment(self, ctx: Ctx) -> Adjustment:
         full = ctx.full_gradient(ctx.start)
         return Adjustment(
-            pull=1 / ctx.num_steps if self.by_steps else 0.5, shift=trees.scale(full, 1 / trees.norm(full))
+            pull=1 / ctx.num_steps if self.by_steps else 0.5,
+            shift=trees.scale(full, 1 / trees.norm(full)),
         )
 
 
@@ -324,7 +357,9 @@ def test_split_is_complete_and_keeps_unlike_jobs_apart() -> None:
     assert_matches_serial(Vectorized(stack=3), w, jobs, 1e-9)
 
 
-def test_out_of_memory_halves_the_stack_and_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_halves_the_stack_and_trains_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from fedexp.engines import vectorized
 
     w = world(sizes=EQUAL)
@@ -354,7 +389,9 @@ def test_errors_name_the_clients() -> None:
 
 
 def test_a_user_module_without_linear_chain_is_stacked_by_vmap() -> None:
-    spec = ModelSpec("tests.engines.test_vectorized.Plain", (("input_shape", (1, 2, 2)), ("num_classes", 3)))
+    spec = ModelSpec(
+        "tests.engines.test_vectorized.Plain", (("input_shape", (1, 2, 2)), ("num_classes", 3))
+    )
     assert Net(spec, CPU, torch.float64).linear_chain == ()
     w = world(sizes=EQUAL, model={"_target_": "tests.engines.test_vectorized.Plain"})
     engine = Vectorized(stack=5)

@@ -59,9 +59,16 @@ def assert_equal(a: Sequence[ClientResult], b: Sequence[ClientResult]) -> None:
     """Equal in everything, to the bit."""
     assert [r.client for r in a] == [r.client for r in b]
     for left, right in zip(a, b, strict=True):
-        assert (left.num_examples, left.num_steps, left.metrics) == (right.num_examples, right.num_steps, right.metrics)
+        assert (left.num_examples, left.num_steps, left.metrics) == (
+            right.num_examples,
+            right.num_steps,
+            right.metrics,
+        )
         assert left.weights.spec == right.weights.spec
-        assert_same([left.weights.params, left.weights.buffers], [right.weights.params, right.weights.buffers])
+        assert_same(
+            [left.weights.params, left.weights.buffers],
+            [right.weights.params, right.weights.buffers],
+        )
         assert (left.state is None) == (right.state is None)
         for mine, other in ((left.payload, right.payload), (left.state or {}, right.state or {})):
             assert list(mine) == list(other)
@@ -105,7 +112,10 @@ class Chatty(Trainer):
 def test_payloads_memories_and_buffers_travel(pools: dict[int, Workers], workers: int) -> None:
     model = {"_target_": "tests.engines.test_workers.WithBuffers"}
     world = make_world("method=fedavg", model=model)
-    jobs = [replace(job, trainer=Chatty(), state=Chatty().init_state({}, Received({}, {}))) for job in jobs_of(world)]
+    jobs = [
+        replace(job, trainer=Chatty(), state=Chatty().init_state({}, Received({}, {})))
+        for job in jobs_of(world)
+    ]
     expected = list(Serial().map(jobs, world.data))
     for order in (jobs, jobs[::-1], jobs * 5):
         got = list(pools[workers].map(order, world.data))
@@ -122,7 +132,10 @@ class WithBuffers(torch.nn.Module):
         super().__init__()
         size = int(torch.tensor(input_shape).prod())
         self.net = torch.nn.Sequential(
-            torch.nn.Flatten(), torch.nn.Linear(size, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, num_classes)
+            torch.nn.Flatten(),
+            torch.nn.Linear(size, 6),
+            torch.nn.BatchNorm1d(6),
+            torch.nn.Linear(6, num_classes),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -194,7 +207,9 @@ def test_errors_are_serials(pools: dict[int, Workers]) -> None:
             with pytest.raises(ClientError) as caught:
                 next(mine)
             assert str(caught.value) == str(serial.value)
-            assert "Traceback" in str(caught.value.__cause__) and "train_client" in str(caught.value.__cause__)
+            assert "Traceback" in str(caught.value.__cause__) and "train_client" in str(
+                caught.value.__cause__
+            )
 
 
 @dataclass(frozen=True)
@@ -233,7 +248,9 @@ class Dies(Trainer):
 
 
 @pytest.mark.parametrize(("workers", "times"), [(1, 1), (2, 1), (2, 2)])
-def test_a_killed_worker_costs_a_retry(pools: dict[int, Workers], tmp_path: Path, workers: int, times: int) -> None:
+def test_a_killed_worker_costs_a_retry(
+    pools: dict[int, Workers], tmp_path: Path, workers: int, times: int
+) -> None:
     world = make_world("method=scaffold", "local.batch_size=1", "local.epochs=1")
     jobs = jobs_of(world) * 3
     expected = list(Serial().map([replace(job, trainer=Dies()) for job in jobs], world.data))
@@ -246,9 +263,13 @@ def test_a_killed_worker_costs_a_retry(pools: dict[int, Workers], tmp_path: Path
     assert set(pids(engine)) != set(before)
 
 
-@pytest.mark.filterwarnings("ignore:a worker process died")  # told only where its next job was on its way already
+@pytest.mark.filterwarnings(
+    "ignore:a worker process died"
+)  # told only where its next job was on its way already
 @pytest.mark.parametrize("nursery_too", [False, True])
-def test_processes_killed_between_rounds_are_replaced(pools: dict[int, Workers], nursery_too: bool) -> None:
+def test_processes_killed_between_rounds_are_replaced(
+    pools: dict[int, Workers], nursery_too: bool
+) -> None:
     world = make_world("method=fedavg")
     jobs = jobs_of(world)
     expected = list(pools[2].map(jobs, world.data))
@@ -263,7 +284,9 @@ def test_processes_killed_between_rounds_are_replaced(pools: dict[int, Workers],
     assert not set(before) & set(pids(pools[2]))
 
 
-def test_three_deaths_over_one_client_are_an_error(pools: dict[int, Workers], tmp_path: Path) -> None:
+def test_three_deaths_over_one_client_are_an_error(
+    pools: dict[int, Workers], tmp_path: Path
+) -> None:
     world = make_world("method=fedavg", "local.batch_size=1", "local.epochs=1")
     jobs = [replace(job, trainer=Dies(str(tmp_path), 9, steps=17)) for job in jobs_of(world)]
     with (
@@ -284,7 +307,9 @@ class Pairs(Engine):
         last = len(jobs) - 1
         return [sorted({i, last - i}) for i in range((last + 2) // 2)]
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         for result in Serial().map(jobs, data):
             yield replace(result, metrics={**result.metrics, "together": len(jobs)})
 
@@ -365,9 +390,15 @@ else:
 
 
 def run_script(mode: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-W", "error", "-c", SCRIPT, mode]
-    return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
@@ -416,11 +447,16 @@ def test_a_worker_says_why_it_does_not_stack() -> None:
     from tests.engines.test_vectorized import OwnGrad
 
     world = make_world("method=fedavg", data=make_data((12, 12, 12)))
-    engine = opened(1, inner={"_target_": "fedexp.engines.vectorized.Vectorized", "stack": 3, "kernel": "vmap"})
+    engine = opened(
+        1, inner={"_target_": "fedexp.engines.vectorized.Vectorized", "stack": 3, "kernel": "vmap"}
+    )
     said: list[str] = []
     engine.note = said.append
     try:
-        for trainer, reason in ((OwnGrad(), "a grad of its own"), (NoBatchingRule(), "cannot be vectorised")):
+        for trainer, reason in (
+            (OwnGrad(), "a grad of its own"),
+            (NoBatchingRule(), "cannot be vectorised"),
+        ):
             list(engine.map([replace(job, trainer=trainer) for job in jobs_of(world)], world.data))
             assert said and all(reason in text for text in said)
             said.clear()

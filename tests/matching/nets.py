@@ -103,7 +103,11 @@ class TwoHeads(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.output, self.skip = nn.Linear(128, 6), nn.Linear(6, CLASSES), nn.Linear(128, CLASSES)
+        self.hidden, self.output, self.skip = (
+            nn.Linear(128, 6),
+            nn.Linear(6, CLASSES),
+            nn.Linear(128, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
@@ -115,7 +119,11 @@ class Repeated(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.again, self.output = nn.Linear(128, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+        self.first, self.again, self.output = (
+            nn.Linear(128, 6),
+            nn.Linear(6, 6),
+            nn.Linear(6, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.output(self.again(torch.relu(self.again(torch.relu(self.first(x.flatten(1)))))))
@@ -140,16 +148,26 @@ def spec_of(target: str, **kwargs) -> ModelSpec:
 
 MODELS = {
     "mlp": spec_of("fedexp.models.mlp.MLP", hidden=[7, 5]),
-    "mlp without biases, with dropout": spec_of("fedexp.models.mlp.MLP", hidden=[7, 5], bias=False, dropout=0.5),
+    "mlp without biases, with dropout": spec_of(
+        "fedexp.models.mlp.MLP", hidden=[7, 5], bias=False, dropout=0.5
+    ),
     "linear": spec_of("fedexp.models.mlp.MLP", hidden=[]),
-    "cnn": spec_of("fedexp.models.cnn.ConvNet", channels=[4, 6], kernel=3, hidden=[9], conv_dropout=0.2),
-    "cnn, flattened at once": spec_of("fedexp.models.cnn.ConvNet", channels=[5], kernel=3, hidden=[], bias=False),
+    "cnn": spec_of(
+        "fedexp.models.cnn.ConvNet", channels=[4, 6], kernel=3, hidden=[9], conv_dropout=0.2
+    ),
+    "cnn, flattened at once": spec_of(
+        "fedexp.models.cnn.ConvNet", channels=[5], kernel=3, hidden=[], bias=False
+    ),
     "cnn, BatchNorm": spec_of(
         "fedexp.models.cnn.ConvNet", channels=[4, 6], kernel=3, hidden=[9], norm="batch", bias=False
     ),
-    "resnet, BatchNorm": spec_of("fedexp.models.resnet.ResNet", norm="batch", width=4, stem="cifar"),
+    "resnet, BatchNorm": spec_of(
+        "fedexp.models.resnet.ResNet", norm="batch", width=4, stem="cifar"
+    ),
     "resnet, one group": spec_of("fedexp.models.resnet.ResNet", norm="group", groups=1, width=2),
-    "unet, BatchNorm": spec_of("fedexp.models.unet.UNet", down=[[4, 3], [5], [6]], up=[[3], [4, 2]]),
+    "unet, BatchNorm": spec_of(
+        "fedexp.models.unet.UNet", down=[[4, 3], [5], [6]], up=[[3], [4, 2]]
+    ),
     "concatenated": spec_of("Concatenated"),
     "gated": spec_of("Gated"),
 }
@@ -171,7 +189,13 @@ def weights_of(spec: ModelSpec, *names: object) -> Weights:
     generator = torch.Generator().manual_seed(seed_of("noise", *names))
 
     def noisy(tree: dict[str, Tensor]) -> dict[str, Tensor]:
-        draws = {k: torch.rand(v.shape, generator=generator, dtype=torch.float64) for k, v in tree.items()}
-        return {k: v * (0.5 + draws[k]) + 0.1 * draws[k] if v.is_floating_point() else v for k, v in tree.items()}
+        draws = {
+            k: torch.rand(v.shape, generator=generator, dtype=torch.float64)
+            for k, v in tree.items()
+        }
+        return {
+            k: v * (0.5 + draws[k]) + 0.1 * draws[k] if v.is_floating_point() else v
+            for k, v in tree.items()
+        }
 
     return Weights(spec, noisy(start.params), noisy(start.buffers))

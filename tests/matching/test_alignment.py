@@ -41,7 +41,9 @@ def test_what_is_moved_does_not_depend_on_the_order_of_its_units(name):
     reference, model = weights_of(MODELS[name], 0), weights_of(MODELS[name], 1)
     shuffled = structure.permute_weights(model, structure.random(5))
     a, b = align([model, shuffled], reference, structure, Alignment())
-    assert_same(both(structure.permute_weights(model, a)), both(structure.permute_weights(shuffled, b)))
+    assert_same(
+        both(structure.permute_weights(model, a)), both(structure.permute_weights(shuffled, b))
+    )
 
 
 def test_rows_follow_the_recursion():
@@ -58,7 +60,9 @@ def test_rows_follow_the_recursion():
     for number, n in ((0, 7), (1, 5)):
         target = B[f"hidden.{number}.weight"]
         D = torch.cdist(unit(moved), unit(target))
-        best = min(permutations(range(n)), key=lambda p: float(sum(D[a, b] for b, a in enumerate(p))))
+        best = min(
+            permutations(range(n)), key=lambda p: float(sum(D[a, b] for b, a in enumerate(p)))
+        )
         assert maps[f"hidden.{number}.weight"].tolist() == list(best)
         if number == 0:
             moved = A["hidden.1.weight"][:, list(best)]
@@ -70,7 +74,9 @@ def test_several_models_at_once_are_each_alone(monkeypatch):
     models = [weights_of(spec, seed) for seed in range(5)]
     together = align(models[1:], models[0], structure, Alignment())
     monkeypatch.setattr("fedexp.matching.alignment._COST_BYTES", 1)
-    for maps, alone in zip(together, align(models[1:], models[0], structure, Alignment()), strict=True):
+    for maps, alone in zip(
+        together, align(models[1:], models[0], structure, Alignment()), strict=True
+    ):
         assert_same([maps], [alone])
 
 
@@ -85,7 +91,9 @@ def test_ground_costs_are_distances(distance, normalize):
     got = ground_costs(a, b, options)
     if normalize:
         a, b = a / a.norm(dim=2, keepdim=True), b / b.norm(dim=1, keepdim=True)
-    expected = torch.stack([torch.cdist(x, b, compute_mode="donot_use_mm_for_euclid_dist") for x in a])
+    expected = torch.stack(
+        [torch.cdist(x, b, compute_mode="donot_use_mm_for_euclid_dist") for x in a]
+    )
     expected = expected if distance == "euclidean" else expected**2
     torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-6)
     for transform, change in {
@@ -94,8 +102,12 @@ def test_ground_costs_are_distances(distance, normalize):
         "mean": lambda D: D / D.mean(),
         "median": lambda D: D / D.median(),
     }.items():
-        changed = ground_costs(a, b, Alignment(normalize=False, distance=distance, transform=transform))
-        torch.testing.assert_close(changed, torch.stack([change(D) for D in expected]), rtol=1e-7, atol=1e-6)
+        changed = ground_costs(
+            a, b, Alignment(normalize=False, distance=distance, transform=transform)
+        )
+        torch.testing.assert_close(
+            changed, torch.stack([change(D) for D in expected]), rtol=1e-7, atol=1e-6
+        )
 
 
 def test_zero_rows_have_costs():
@@ -112,7 +124,9 @@ def test_unaligned_biases_stay():
     moved = Alignment(biases="unaligned").apply(weights, structure, maps)
     aligned = structure.permute_weights(weights, maps)
     for name, value in weights.params.items():
-        assert torch.equal(moved.params[name], value if name.endswith("bias") else aligned.params[name])
+        assert torch.equal(
+            moved.params[name], value if name.endswith("bias") else aligned.params[name]
+        )
 
 
 @pytest.mark.parametrize("name", HIDDEN)

@@ -34,9 +34,15 @@ def test_exact_transport_is_the_assignment():
 def test_sinkhorn_maps_are_stochastic_and_tend_to_the_assignment():
     cost = costs(2, 12)
     soft = sinkhorn(cost, 0.1)
-    torch.testing.assert_close(soft.sum(1), torch.ones(2, 12, dtype=torch.float64), rtol=1e-12, atol=0)
-    torch.testing.assert_close(soft.sum(2), torch.ones(2, 12, dtype=torch.float64), rtol=1e-6, atol=1e-6)
-    planted = torch.eye(12, dtype=torch.float64)[:, torch.randperm(12, generator=torch.Generator().manual_seed(0))]
+    torch.testing.assert_close(
+        soft.sum(1), torch.ones(2, 12, dtype=torch.float64), rtol=1e-12, atol=0
+    )
+    torch.testing.assert_close(
+        soft.sum(2), torch.ones(2, 12, dtype=torch.float64), rtol=1e-6, atol=1e-6
+    )
+    planted = torch.eye(12, dtype=torch.float64)[
+        :, torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    ]
     apart = cost - 2 * planted  # the best assignment is far ahead of the next
     expected = torch.stack([torch.eye(12, dtype=torch.float64)[:, p] for p in assignments(apart)])
     assert torch.equal(expected, planted.expand(2, -1, -1))

@@ -18,10 +18,16 @@ from tests.world import CPU
 class Normed(nn.Module):
     """A linear layer with BatchNorm, the norm before or behind the activation, with or without statistics of its own."""
 
-    def __init__(self, *, norm: bool = True, between: str = "", affine: bool = True, stored: bool = True) -> None:
+    def __init__(
+        self, *, norm: bool = True, between: str = "", affine: bool = True, stored: bool = True
+    ) -> None:
         super().__init__()
         self.conv, self.output = nn.Conv2d(2, 6, 3, bias=False), nn.Linear(6 * 36, CLASSES)
-        self.norm = nn.BatchNorm2d(6, eps=0.3, affine=affine, track_running_stats=stored) if norm else nn.Identity()
+        self.norm = (
+            nn.BatchNorm2d(6, eps=0.3, affine=affine, track_running_stats=stored)
+            if norm
+            else nn.Identity()
+        )
         if not norm:
             self.conv = nn.Conv2d(2, 6, 3)
         self.between = between
@@ -50,7 +56,9 @@ def output(weights: Weights, x: Tensor) -> Tensor:
 
 FOLDABLE = {
     "cnn without biases": MODELS["cnn, BatchNorm"],
-    "cnn with biases": spec_of("fedexp.models.cnn.ConvNet", channels=[4, 6], kernel=3, hidden=[], norm="batch"),
+    "cnn with biases": spec_of(
+        "fedexp.models.cnn.ConvNet", channels=[4, 6], kernel=3, hidden=[], norm="batch"
+    ),
     "unet": MODELS["unet, BatchNorm"],
     "another eps": normed(),
     "not affine": normed(affine=False),
@@ -65,9 +73,9 @@ def test_the_folded_model_computes_the_same_and_has_no_norm(name: str) -> None:
     module = folded.module()
     assert list(dict(module.named_parameters())) == list(folded.params)
     assert not folded.buffers and not any(isinstance(m, nn.BatchNorm2d) for m in module.modules())
-    assert {f"{n}.bias" for n, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)} <= set(
-        folded.params
-    )
+    assert {
+        f"{n}.bias" for n, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
+    } <= set(folded.params)
     x = torch.randn(5, *IMAGE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.testing.assert_close(output(folded, x), output(weights, x), rtol=1e-10, atol=1e-10)
 
@@ -78,18 +86,25 @@ def test_by_the_papers_formula() -> None:
     folded, w, s = fold_batch_norm(weights, IMAGE), weights.params, weights.buffers
     for layer in range(2):
         for k in range(len(w[f"convs.{layer}.weight"])):
-            factor = float(w[f"norms.{layer}.weight"][k]) / float(s[f"norms.{layer}.running_var"][k] + 1e-5) ** 0.5
+            factor = (
+                float(w[f"norms.{layer}.weight"][k])
+                / float(s[f"norms.{layer}.running_var"][k] + 1e-5) ** 0.5
+            )
             bias = factor * (w[f"convs.{layer}.bias"][k] - s[f"norms.{layer}.running_mean"][k])
             torch.testing.assert_close(
                 folded.params[f"convs.{layer}.weight"][k], factor * w[f"convs.{layer}.weight"][k]
             )
-            torch.testing.assert_close(folded.params[f"convs.{layer}.bias"][k], bias + w[f"norms.{layer}.bias"][k])
+            torch.testing.assert_close(
+                folded.params[f"convs.{layer}.bias"][k], bias + w[f"norms.{layer}.bias"][k]
+            )
     assert torch.equal(folded.params["output.weight"], w["output.weight"])
 
 
 def test_float32_stays_float32_and_what_has_no_norm_stays_as_it_is() -> None:
     weights = Weights.init(MODELS["cnn, BatchNorm"], 0, CPU, torch.float32)
-    assert {value.dtype for value in fold_batch_norm(weights, IMAGE).params.values()} == {torch.float32}
+    assert {value.dtype for value in fold_batch_norm(weights, IMAGE).params.values()} == {
+        torch.float32
+    }
     plain = weights_of(MODELS["cnn"], 0)
     assert fold_batch_norm(plain, IMAGE) is plain
 

@@ -75,7 +75,9 @@ def test_factors_of_a_layers_input_side_follow(name, soft):
         K = torch.randn(weight[0].numel(), 3, generator=generator, dtype=DOUBLE)
         by = {g: torch.eye(len(p), dtype=DOUBLE)[:, p] for g, p in maps.items()} if soft else maps
         K_moved = structure.permute_inputs(layer.weight, K, by)
-        torch.testing.assert_close(moved.flatten(1) @ K_moved, weight.flatten(1) @ K, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            moved.flatten(1) @ K_moved, weight.flatten(1) @ K, rtol=1e-10, atol=1e-10
+        )
 
 
 def test_flattened_maps_move_in_blocks():
@@ -102,8 +104,14 @@ def test_concatenated_maps_are_two_groups_of_one_layers_inputs():
         ("up.1.convs.0", "down.0.convs.1", "up.0.convs.0"),
     ):
         a, b = sizes[f"{above}.weight"], sizes[f"{below}.weight"]
-        found = {slot.group: slot.positions[:, 0].tolist() for slot in structure.inputs(f"{layer}.weight")}
-        assert found == {f"{above}.weight": list(range(a)), f"{below}.weight": list(range(a, a + b))}
+        found = {
+            slot.group: slot.positions[:, 0].tolist()
+            for slot in structure.inputs(f"{layer}.weight")
+        }
+        assert found == {
+            f"{above}.weight": list(range(a)),
+            f"{below}.weight": list(range(a, a + b)),
+        }
 
 
 def test_large_maps_are_traced_in_parts(monkeypatch):
@@ -113,14 +121,21 @@ def test_large_maps_are_traced_in_parts(monkeypatch):
         monkeypatch.setattr("fedexp.matching.tainting._BYTES", 1)
         parts = flows_of(MODELS[name], IMAGE)
         assert parts.outputs == whole.outputs
-        found, expected = ({"/".join(pair): units for pair, units in flows.reads.items()} for flows in (parts, whole))
+        found, expected = (
+            {"/".join(pair): units for pair, units in flows.reads.items()}
+            for flows in (parts, whole)
+        )
         assert_same([found], [expected])
 
 
 def test_sums_tie_layers():
     structure = structure_of(MODELS["resnet, BatchNorm"], IMAGE)
     tied = {group.name: group.layers for group in structure.groups}
-    assert tied["conv.weight"] == ("conv.weight", "stages.0.0.conv2.weight", "stages.0.1.conv2.weight")
+    assert tied["conv.weight"] == (
+        "conv.weight",
+        "stages.0.0.conv2.weight",
+        "stages.0.1.conv2.weight",
+    )
     assert "stages.1.0.shortcut.0.weight" in tied["stages.1.0.conv2.weight"]
     assert len(tied) == 12
     gated = structure_of(MODELS["gated"], IMAGE)

@@ -28,8 +28,21 @@ from tests.matching.nets import CLASSES, IMAGE, MODELS, spec_of, weights_of
 from tests.reference.widening import Widening, widened
 from tests.world import CPU, World, assert_same, make_data, make_world
 
-GROWING = ["mlp", "mlp without biases, with dropout", "linear", "cnn", "cnn, flattened at once", "unet, BatchNorm"]
-CNN = {"_target_": "fedexp.models.cnn.ConvNet", "channels": [3], "kernel": 1, "hidden": [5], "norm": "batch"}
+GROWING = [
+    "mlp",
+    "mlp without biases, with dropout",
+    "linear",
+    "cnn",
+    "cnn, flattened at once",
+    "unet, BatchNorm",
+]
+CNN = {
+    "_target_": "fedexp.models.cnn.ConvNet",
+    "channels": [3],
+    "kernel": 1,
+    "hidden": [5],
+    "norm": "batch",
+}
 
 
 class Untrue(nn.Module):
@@ -72,12 +85,16 @@ def test_defaults_are_widths_too() -> None:
     assert with_widths(bare, IMAGE, {"hidden.0.weight": 64}) == bare
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn, flattened at once", "cnn, BatchNorm", "unet, BatchNorm"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "cnn", "cnn, flattened at once", "cnn, BatchNorm", "unet, BatchNorm"]
+)
 def test_a_grown_model_computes_what_it_computed(name: str) -> None:
     """Feature maps that are flattened included: an added channel shifts the columns of all that follow it."""
     weights = weights_of(MODELS[name], 3)
     groups = structure_of(weights.spec, IMAGE).groups
-    grown = widened(weights, with_widths(weights.spec, IMAGE, {g.name: g.size + 2 for g in groups}), IMAGE, 0)
+    grown = widened(
+        weights, with_widths(weights.spec, IMAGE, {g.name: g.size + 2 for g in groups}), IMAGE, 0
+    )
     x = torch.randn(4, *IMAGE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     torch.testing.assert_close(output(grown, x), output(weights, x), rtol=1e-10, atol=1e-10)
 
@@ -85,7 +102,11 @@ def test_a_grown_model_computes_what_it_computed(name: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "widths", "match"),
     [
-        (spec_of("fedexp.models.resnet.ResNet", norm="batch", width=4, stem="cifar"), {}, "widths cannot be changed"),
+        (
+            spec_of("fedexp.models.resnet.ResNet", norm="batch", width=4, stem="cifar"),
+            {},
+            "widths cannot be changed",
+        ),
         (spec_of("fedexp.models.cvae.Cvae"), {}, "ordered|mixes|layer"),
         (MODELS["gated"], {}, "widths cannot be changed"),
         (MODELS["mlp"], {"hidden.2.weight": 4}, "no group of hidden units"),
@@ -100,7 +121,11 @@ def test_refusals(spec, widths, match: str) -> None:
 
 
 def test_a_frozen_extractor_with_a_head_is_refused() -> None:
-    node = {"_target_": "fedexp.models.resnet_features.ResNetFeatures", "random_features": True, "width": 2}
+    node = {
+        "_target_": "fedexp.models.resnet_features.ResNetFeatures",
+        "random_features": True,
+        "width": 2,
+    }
     with pytest.raises(ConfigError, match="widths cannot be changed"):
         with_widths(ModelSpec.of(node, (3, 8, 8), CLASSES), (3, 8, 8), {})
 
@@ -108,7 +133,11 @@ def test_a_frozen_extractor_with_a_head_is_refused() -> None:
 def widening(*overrides: str, model=None, rounds: int = 3) -> World:
     data = make_data((20, 12, 20, 20))
     world = make_world(
-        *overrides, "method=fedavg", f"rounds={rounds}", data=data, **({"model": model} if model else {})
+        *overrides,
+        "method=fedavg",
+        f"rounds={rounds}",
+        data=data,
+        **({"model": model} if model else {}),
     )
     world.experiment = replace(world.experiment, aggregator=Widening())
     return world
@@ -125,7 +154,9 @@ def test_grown_models_train_further_stacked(kernel, model) -> None:
     world, engine = widening(model=model), Vectorized(stack=4, kernel=kernel)
     expected, found = growth(world), growth(world, engine)
     assert found.spec == expected.spec
-    assert dict(found.spec.kwargs)["hidden"] == ((8 if model else 11),)  # three rounds, one unit each
+    assert dict(found.spec.kwargs)["hidden"] == (
+        (8 if model else 11),
+    )  # three rounds, one unit each
     assert engine.stacked_steps
     assert_same([found.params, found.buffers], [expected.params, expected.buffers], 1e-9)
 
@@ -173,7 +204,10 @@ def test_what_is_kept_by_spec_is_evicted() -> None:
     world = make_world("method=fedavg")
     serial, evaluate = Serial(), Evaluator(world.env.task, 8)
     job = world.env.job(0, world.env.initial_weights(), {})
-    specs = [with_widths(world.env.server_spec, world.env.input_shape, {"hidden.0.weight": 20 + i}) for i in range(40)]
+    specs = [
+        with_widths(world.env.server_spec, world.env.input_shape, {"hidden.0.weight": 20 + i})
+        for i in range(40)
+    ]
     for spec in specs:
         start = Weights.init(spec, 0, CPU, torch.float64)
         net = serial.net(replace(job, start=start))

@@ -67,7 +67,9 @@ NO_PRIOR = Exempt(
     "posterior means of matched units; with fixed widths and no prior it is the average",
     "test_fedma.test_with_fixed_widths_and_no_prior_it_is_the_average",
 )
-SHRUNK = Exempt("the prior counts as sigma / sigma0 models", "test_fedma.test_permuted_copies_shrink")
+SHRUNK = Exempt(
+    "the prior counts as sigma / sigma0 models", "test_fedma.test_permuted_copies_shrink"
+)
 LAYERWISE = Declared(
     NO_PRIOR,
     order=Exempt(
@@ -80,7 +82,9 @@ LAYERWISE = Declared(
 UNIFORM = ("aggregator.weights=uniform",)
 NO_MOMENTUM_SAM = ("trainer.alpha=1.0", "trainer.rho=0.0")
 MOMENTUM_SAM = Declared(Reduction(NO_MOMENTUM_SAM, against=UNIFORM))
-MRUR = Declared(Reduction((*NO_MOMENTUM_SAM, "trainer.gamma=0.0", "aggregator=mean"), against=UNIFORM))
+MRUR = Declared(
+    Reduction((*NO_MOMENTUM_SAM, "trainer.gamma=0.0", "aggregator=mean"), against=UNIFORM)
+)
 FEW_STEPS = ("limit.server_steps=3",)
 OWN_DRAWS = "every client draws features of its own"
 
@@ -88,10 +92,20 @@ OWN_DRAWS = "every client draws features of its own"
 def distilled(test: str, *small: str) -> Declared:
     """A method whose student learns from the clients' models on generated images; `test` says what it equals."""
     why = "the student is taught by the clients' models, on images that are generated"
-    return Declared(Exempt(why, test), images=True, small=("aggregator.T=1", "aggregator.student_start=fedavg", *small))
+    return Declared(
+        Exempt(why, test),
+        images=True,
+        small=("aggregator.T=1", "aggregator.student_start=fedavg", *small),
+    )
 
 
-GENERATED = ("aggregator.T_G=2", "aggregator.b=6", "aggregator.B=4", "aggregator.nz=3", "aggregator.ngf=2")
+GENERATED = (
+    "aggregator.T_G=2",
+    "aggregator.b=6",
+    "aggregator.B=4",
+    "aggregator.nz=3",
+    "aggregator.ngf=2",
+)
 DENSE = distilled("test_dense.test_an_epoch_is_that_of_a_loop_of_torchs", *GENERATED)
 ADI = distilled(
     "test_fed_adi.test_an_epoch_is_that_of_a_loop_of_torchs",
@@ -102,8 +116,14 @@ DECLARED = {
     "fedavg": Declared(Reduction()),
     "fedprox": Declared(Reduction(("trainer.mu=0.0",))),
     "ldam": Declared(Reduction(("trainer.M=0.0",))),
-    "scaffold": Declared(Reduction(("rounds=1",), against=("rounds=1", "aggregator.weights=uniform"))),
-    "fednova": Declared(Reduction(("local.epochs=null", "local.steps=3"), against=("local.steps=3",), tolerance=1e-12)),
+    "scaffold": Declared(
+        Reduction(("rounds=1",), against=("rounds=1", "aggregator.weights=uniform"))
+    ),
+    "fednova": Declared(
+        Reduction(
+            ("local.epochs=null", "local.steps=3"), against=("local.steps=3",), tolerance=1e-12
+        )
+    ),
     "fedavgm": Declared(Reduction(("server_optimizer.beta=0.0",))),
     "fedadam": Declared(
         Reduction(
@@ -141,14 +161,23 @@ DECLARED = {
     "fedmrur_closest_code": MRUR,
     "fedmrur_printed": Declared(
         Exempt("the server goes uphill", "test_fedmrur.test_three_rounds_are_the_plain_loop"),
-        descent=Exempt("the server goes uphill", "test_fedmrur.test_three_rounds_are_the_plain_loop"),
+        descent=Exempt(
+            "the server goes uphill", "test_fedmrur.test_three_rounds_are_the_plain_loop"
+        ),
     ),
-    "median": Declared(Exempt("no mean of its clients", "test_robust.test_merging_is_the_plain_formula")),
-    "trimmed_mean": Declared(Reduction(("aggregator.beta=0.0",), against=UNIFORM, tolerance=1e-12), fewest=3),
+    "median": Declared(
+        Exempt("no mean of its clients", "test_robust.test_merging_is_the_plain_formula")
+    ),
+    "trimmed_mean": Declared(
+        Reduction(("aggregator.beta=0.0",), against=UNIFORM, tolerance=1e-12), fewest=3
+    ),
     "krum": Declared(Reduction(("aggregator.m=4",), against=UNIFORM, tolerance=1e-12), fewest=3),
     "average": Declared(Reduction(against=("aggregator.weights=uniform",), tolerance=1e-12)),
     "ot_fusion": Declared(
-        Exempt("the mean of models that alignment moved", "test_ot_fusion.test_nothing_to_move_is_the_average")
+        Exempt(
+            "the mean of models that alignment moved",
+            "test_ot_fusion.test_nothing_to_move_is_the_average",
+        )
     ),
     "ot_fusion_nafi": Declared(
         Exempt(
@@ -161,12 +190,22 @@ DECLARED = {
         ),
     ),
     "git_rebasin": Declared(
-        Exempt("the mean of models that matching moved", "test_git_rebasin.test_nothing_to_move_is_the_average")
+        Exempt(
+            "the mean of models that matching moved",
+            "test_git_rebasin.test_nothing_to_move_is_the_average",
+        )
     ),
-    "gamf": Declared(Exempt("the mean of models that matching moved", "test_gamf.test_nothing_to_move_is_the_average")),
+    "gamf": Declared(
+        Exempt(
+            "the mean of models that matching moved",
+            "test_gamf.test_nothing_to_move_is_the_average",
+        )
+    ),
     "ma_echo": Declared(
         Reduction(
-            ("aggregator.T=0", "aggregator.last_layer=plain"), against=("aggregator.weights=uniform",), tolerance=1e-12
+            ("aggregator.T=0", "aggregator.last_layer=plain"),
+            against=("aggregator.weights=uniform",),
+            tolerance=1e-12,
         )
     ),
     "ma_echo_ot": Declared(
@@ -187,9 +226,12 @@ DECLARED = {
     "feddf": Declared(Reduction(("aggregator.epochs=0",)), small=FEW_STEPS),
     # where the student is its teachers, the gradient is rounding, which Adam's own eps of 1e-8 makes whole steps of
     "feddf_paper": Declared(
-        Reduction(("aggregator.steps=0",), against=UNIFORM), small=(*FEW_STEPS, "+aggregator.optimizer.eps=1e-3")
+        Reduction(("aggregator.steps=0",), against=UNIFORM),
+        small=(*FEW_STEPS, "+aggregator.optimizer.eps=1e-3"),
     ),
-    "feddf_matched": Declared(Reduction(("aggregator.epochs=0",), against=UNIFORM), small=FEW_STEPS),
+    "feddf_matched": Declared(
+        Reduction(("aggregator.epochs=0",), against=UNIFORM), small=FEW_STEPS
+    ),
     "fedlaw": Declared(Reduction(("aggregator.epochs=0",)), small=FEW_STEPS),
     "fedbe": Declared(
         Reduction(("aggregator.epochs=0",)),
@@ -201,9 +243,17 @@ DECLARED = {
     ),
     "fedgen": Declared(
         Reduction(("trainer.alpha=0", "trainer.beta=0")),
-        order=Exempt(OWN_DRAWS, "test_fedgen.test_the_generator_does_not_know_the_order_of_the_clients"),
+        order=Exempt(
+            OWN_DRAWS, "test_fedgen.test_the_generator_does_not_know_the_order_of_the_clients"
+        ),
         copies=Exempt(OWN_DRAWS, "test_fedgen.test_to_the_generator_copies_of_a_client_are_one"),
-        small=(*FEW_STEPS, "aggregator.hidden=8", "aggregator.noise=4", "trainer.alpha=0.01", "trainer.beta=0.01"),
+        small=(
+            *FEW_STEPS,
+            "aggregator.hidden=8",
+            "aggregator.noise=4",
+            "trainer.alpha=0.01",
+            "trainer.beta=0.01",
+        ),
     ),
     "dense": DENSE,
     "dense_authors_readme": DENSE,
@@ -215,12 +265,22 @@ DECLARED = {
     ),
     "fed_adi": ADI,
     "fed_adi_full": ADI,
-    "co_boosting": distilled("test_co_boosting.test_with_even_weights_plain_and_unmoved_it_is_dense", *GENERATED),
-    "local": Declared(Exempt("nothing is averaged", "test_reference_points.test_one_client_alone_is_fedavg")),
+    "co_boosting": distilled(
+        "test_co_boosting.test_with_even_weights_plain_and_unmoved_it_is_dense", *GENERATED
+    ),
+    "local": Declared(
+        Exempt("nothing is averaged", "test_reference_points.test_one_client_alone_is_fedavg")
+    ),
     "ensemble": Declared(
-        Exempt("nothing is averaged", "test_reference_points.test_ensemble_members_are_the_local_models")
+        Exempt(
+            "nothing is averaged",
+            "test_reference_points.test_ensemble_members_are_the_local_models",
+        )
     ),
     "centralized": Declared(
-        Exempt("one pooled client", "test_reference_points.test_a_full_batch_step_of_the_pool_is_fedavgs")
+        Exempt(
+            "one pooled client",
+            "test_reference_points.test_a_full_batch_step_of_the_pool_is_fedavgs",
+        )
     ),
 }

@@ -23,7 +23,9 @@ SMALL = ("rounds=1", "clients=3", "aggregator.T=3", "aggregator.b=6")
 SIZES = (12, 9, 8)
 
 
-def small_world(method: str, *overrides: str, model: dict[str, Any] = CNN, data: FederatedData | None = None) -> World:
+def small_world(
+    method: str, *overrides: str, model: dict[str, Any] = CNN, data: FederatedData | None = None
+) -> World:
     """Batches of the bank, where there is one, are of 4 images."""
     short = () if method == "fed_dafl" else ("aggregator.B=4",)
     data = data or make_data(SIZES, images=True)
@@ -39,7 +41,9 @@ def states(world: World) -> tuple[list[State], list[dict[str, float]]]:
 def same(a: Weights, b: Weights) -> bool:
     """Parameters and buffers, to the bit."""
     left, right = ({**w.params, **w.buffers} for w in (a, b))
-    return list(left) == list(right) and all(torch.equal(value, right[name]) for name, value in left.items())
+    return list(left) == list(right) and all(
+        torch.equal(value, right[name]) for name, value in left.items()
+    )
 
 
 def normalised(images: Tensor) -> Tensor:
@@ -53,7 +57,9 @@ def divergence(t: Tensor, s: Tensor, tau: float) -> Tensor:
 
 
 def fresh_student(world: World) -> nn.Module:
-    return Weights.init(world.env.server_spec, seed_of(0, "student", 0), CPU, torch.float64).module()
+    return Weights.init(
+        world.env.server_spec, seed_of(0, "student", 0), CPU, torch.float64
+    ).module()
 
 
 def labels(world: World, epoch: int, b: int = 6) -> Tensor:
@@ -97,7 +103,9 @@ def one_pass(
 ) -> None:
     """Distillation over the whole bank in batches of 4, each as `view` shows it."""
     images = torch.cat(bank)
-    order = torch.randperm(len(images), generator=torch_generator(0, "distillation", 0, epoch, "order", 0))
+    order = torch.randperm(
+        len(images), generator=torch_generator(0, "distillation", 0, epoch, "order", 0)
+    )
     student.train()
     for at in order.split(4):
         x = view(normalised(images[at]))
@@ -110,4 +118,6 @@ def one_pass(
 def assert_student(student: nn.Module, world: World, state: State) -> None:
     found = world.aggregator.outcome(state).models[0]
     for name, value in student.state_dict().items():
-        torch.testing.assert_close({**found.params, **found.buffers}[name], value, rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(
+            {**found.params, **found.buffers}[name], value, rtol=1e-8, atol=1e-9
+        )

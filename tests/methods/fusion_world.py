@@ -19,19 +19,28 @@ def world_of(spec, *overrides: str) -> World:
     from dataclasses import replace
 
     world = make_world(*overrides, data=make_data((8, 8), num_classes=CLASSES))
-    return World(world.experiment, replace(world.env, specs=Specs(spec), input_shape=IMAGE), world.data)
+    return World(
+        world.experiment, replace(world.env, specs=Specs(spec), input_shape=IMAGE), world.data
+    )
 
 
-def results_of(models: Sequence[Weights], counts: Sequence[Sequence[int]] | None = None) -> list[ClientResult]:
+def results_of(
+    models: Sequence[Weights], counts: Sequence[Sequence[int]] | None = None
+) -> list[ClientResult]:
     """One result a model, with class counts where they are given."""
-    probes = [{} if counts is None else {"class_counts": {"n": torch.tensor(counts[i])}} for i in range(len(models))]
+    probes = [
+        {} if counts is None else {"class_counts": {"n": torch.tensor(counts[i])}}
+        for i in range(len(models))
+    ]
     return [
         ClientResult(client, model, 10, 1, {}, None, {"loss": 0.0}, probes=probe)
         for client, (model, probe) in enumerate(zip(models, probes, strict=True))
     ]
 
 
-def fused(world: World, models: Sequence[Weights], counts: Sequence[Sequence[int]] | None = None) -> Weights:
+def fused(
+    world: World, models: Sequence[Weights], counts: Sequence[Sequence[int]] | None = None
+) -> Weights:
     """What the world's method makes of `models`."""
     assert isinstance(world.aggregator, FusionAggregator)
     return world.aggregator.fuse(results_of(models, counts), world.env)[0]
@@ -50,9 +59,14 @@ def models_of(spec, count: int) -> list[Weights]:
         other = weights_of(spec, "other", number)
 
         def near(a, b, number=number):
-            return {k: v + 0.3 * (b[k] - v) if v.is_floating_point() else v + number for k, v in a.items()}
+            return {
+                k: v + 0.3 * (b[k] - v) if v.is_floating_point() else v + number
+                for k, v in a.items()
+            }
 
-        models.append(Weights(spec, near(base.params, other.params), near(base.buffers, other.buffers)))
+        models.append(
+            Weights(spec, near(base.params, other.params), near(base.buffers, other.buffers))
+        )
     return models
 
 
@@ -61,7 +75,10 @@ def average_of_units_that_stay(method: str, count: int) -> None:
     near = models_of(MODELS["cnn"], 1)[0]
     for models in (
         models_of(MODELS["linear"], count),
-        [Weights(near.spec, {k: v * (1 + i / 100) for k, v in near.params.items()}, {}) for i in range(count)],
+        [
+            Weights(near.spec, {k: v * (1 + i / 100) for k, v in near.params.items()}, {})
+            for i in range(count)
+        ],
     ):
         world, mean = (world_of(models[0].spec, f"method={name}") for name in (method, "average"))
         assert_same(tensors(fused(world, models)), tensors(fused(mean, models)), 1e-14)

@@ -30,16 +30,23 @@ def models_near(start: Weights, count: int, distance: float = 0.3) -> list[Weigh
     return made
 
 
-def round_of(world: World, models: list[Weights], sizes: list[int] | None = None) -> tuple[State, list[Metrics]]:
+def round_of(
+    world: World, models: list[Weights], sizes: list[int] | None = None
+) -> tuple[State, list[Metrics]]:
     """The state after the first round in which clients returned `models`, and what each of its steps logged."""
     aggregator = world.aggregator
     state = aggregator.init(world.env)
     sizes = sizes or [10] * len(models)
-    results = [ClientResult(c, m, n, 1, {}, None, {}) for c, (m, n) in enumerate(zip(models, sizes, strict=True))]
+    results = [
+        ClientResult(c, m, n, 1, {}, None, {})
+        for c, (m, n) in enumerate(zip(models, sizes, strict=True))
+    ]
     state, metrics = aggregator.update(state, results, world.env)
     logged = [metrics]
     while aggregator.position(state, 0)[0] == 0:
-        state, metrics = aggregator.update(state, [], world.env.at(0, aggregator.position(state, 0)[1]))
+        state, metrics = aggregator.update(
+            state, [], world.env.at(0, aggregator.position(state, 0)[1])
+        )
         logged.append(metrics)
     return state, logged
 

@@ -32,14 +32,18 @@ def test_uniform_mean_and_the_largest_counter() -> None:
     for name, value in {**mean.params, **mean.buffers}.items():
         each = [{**m.params, **m.buffers}[name] for m in models]
         if value.is_floating_point():
-            torch.testing.assert_close(value, (each[0] + each[1] + each[2]) / 3, rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(
+                value, (each[0] + each[1] + each[2]) / 3, rtol=1e-12, atol=1e-14
+            )
         else:
             assert value == 2
 
 
 def test_masked_is_plain_where_every_class_is_everywhere() -> None:
     models = models_of(SPEC, 4)
-    masked, plain = (world_of(SPEC, "method=average", f"aggregator.last_layer={x}") for x in ("masked", "plain"))
+    masked, plain = (
+        world_of(SPEC, "method=average", f"aggregator.last_layer={x}") for x in ("masked", "plain")
+    )
     assert_same(tensors(fused(masked, models, ALL)), tensors(fused(plain, models)), 1e-12)
 
 
@@ -50,7 +54,9 @@ def test_a_row_is_the_mean_of_those_who_know_its_class() -> None:
     result = fused(world, models, [[2, 1, 0], [1, 7, 1], [30, 0, 0]])
     for name in ("output.weight", "output.bias"):
         rows = [m.params[name] for m in models]
-        torch.testing.assert_close(result.params[name][0], (rows[0][0] + rows[2][0]) / 2, rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            result.params[name][0], (rows[0][0] + rows[2][0]) / 2, rtol=1e-12, atol=0
+        )
         assert torch.equal(result.params[name][1], rows[1][1])
         assert not result.params[name][2].any()
     plain = fused(world_of(SPEC, "method=average"), models)
@@ -89,14 +95,19 @@ def test_a_masked_round_asks_for_the_counts_and_uses_them() -> None:
 
 
 def evaluated(world):
-    return Evaluator(world.experiment.task, 7)(world.aggregator.outcome(world.run().state), world.data.test, "test")
+    return Evaluator(world.experiment.task, 7)(
+        world.aggregator.outcome(world.run().state), world.data.test, "test"
+    )
 
 
 def test_masked_ensemble_is_plain_where_every_class_is_everywhere() -> None:
     data = make_data((40, 50), seed=1)
     counts = [torch.bincount(data.train.y[data.partition.of(c)], minlength=3) for c in range(2)]
     assert min(int(n.min()) for n in counts) > 1
-    plain, masked = (make_world("method=ensemble", f"aggregator.combine={x}", data=data) for x in ("logits", "masked"))
+    plain, masked = (
+        make_world("method=ensemble", f"aggregator.combine={x}", data=data)
+        for x in ("logits", "masked")
+    )
     a, b = evaluated(plain), evaluated(masked)
     assert a == {name: pytest.approx(value, rel=1e-12) for name, value in b.items()}
 
@@ -106,14 +117,18 @@ def test_masked_ensemble_averages_over_the_members_that_know_a_class() -> None:
     snapshot = world.run()
     outcome = world.aggregator.outcome(snapshot.state)
     y = world.data.train.y
-    mask = torch.stack([torch.bincount(y[world.data.partition.of(c)], minlength=3) > 1 for c in range(4)])
+    mask = torch.stack(
+        [torch.bincount(y[world.data.partition.of(c)], minlength=3) > 1 for c in range(4)]
+    )
     assert not mask.all() and torch.equal(outcome.weights, mask.float())
     logits = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
     together = world.experiment.task.combine(list(logits), "logits", mask.float())
     for c in range(3):
         known = logits[mask[:, c], :, c]
         torch.testing.assert_close(together[:, c], known.mean(0) if len(known) else torch.zeros(5))
-    share = torch.rand(4, 3, generator=torch.Generator().manual_seed(1))  # any weights of a class, not only 0 and 1
+    share = torch.rand(
+        4, 3, generator=torch.Generator().manual_seed(1)
+    )  # any weights of a class, not only 0 and 1
     weighted = world.experiment.task.combine(list(logits), "logits", share)
     torch.testing.assert_close(weighted, torch.einsum("ic,inc->nc", share / share.sum(0), logits))
     with pytest.raises(ValueError, match="for logits"):
@@ -148,18 +163,31 @@ def test_what_members_know_survives_a_checkpoint_and_absent_clients(tmp_path: Pa
         return make_world("method=ensemble", "aggregator.combine=masked", f"rounds={rounds}", m=2)
 
     outcome = straight.aggregator.outcome(resumed(make, 4, tmp_path).state)
-    assert torch.equal(outcome.weights, expected.weights) and len(outcome.models) == len(outcome.weights)
+    assert torch.equal(outcome.weights, expected.weights) and len(outcome.models) == len(
+        outcome.weights
+    )
     assert_same([m.params for m in outcome.models], [m.params for m in expected.models])
 
 
-def test_a_masked_ensembles_run_keeps_its_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_masked_ensembles_run_keeps_its_mask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedexp.commands.run import run_command
     from fedexp.storage.tensors import load_tree
 
     monkeypatch.chdir(tmp_path)
-    arguments = ["method=ensemble", "aggregator.combine=masked", "rounds=1", "clients=3", "partition.alpha=0.1"]
+    arguments = [
+        "method=ensemble",
+        "aggregator.combine=masked",
+        "rounds=1",
+        "clients=3",
+        "partition.alpha=0.1",
+    ]
     assert run_command([*arguments, "model.hidden=[4]"]) == 0
     (path,) = tmp_path.glob("outputs/runs/*/*/model.safetensors")
     tensors, facts = load_tree(path, CPU)
     assert facts["combine"] == "logits"
-    assert tensors["weights"].shape == (3, 10) and set(tensors["weights"].unique().tolist()) == {0.0, 1.0}
+    assert tensors["weights"].shape == (3, 10) and set(tensors["weights"].unique().tolist()) == {
+        0.0,
+        1.0,
+    }

@@ -29,7 +29,12 @@ from fedexp.methods.median import Median
 from tests.world import MLP, SOFTMAX, World, assert_same, make_data, make_world, resumed
 
 LR, DECAY, TAU, N, M = 0.3, 0.9, 3, 4, 2
-FULL_BATCH = (f"local.lr={LR}", f"local.lr_decay={DECAY}", f"local.epochs={TAU}", "local.batch_size=100")
+FULL_BATCH = (
+    f"local.lr={LR}",
+    f"local.lr_decay={DECAY}",
+    f"local.epochs={TAU}",
+    "local.batch_size=100",
+)
 MOMENTUM = ("trainer._target_=tests.reference.server_momentum.ServerMomentum", "+trainer.alpha=0.3")
 MEDIAN = "aggregator._target_=fedexp.methods.median.Median"
 NORMALIZED = "aggregator._target_=tests.reference.normalized_mean.NormalizedMean"
@@ -43,7 +48,9 @@ DYNAMIC = (
 
 def softmax_world(*overrides: str, rounds: int = 3, m: int = M) -> World:
     data = make_data((20, 12, 20, 12))  # those of one size are stacked
-    return make_world("method=fedavg", *FULL_BATCH, f"rounds={rounds}", *overrides, data=data, model=SOFTMAX, m=m)
+    return make_world(
+        "method=fedavg", *FULL_BATCH, f"rounds={rounds}", *overrides, data=data, model=SOFTMAX, m=m
+    )
 
 
 def gradient(world: World, client: int, w: np.ndarray) -> np.ndarray:
@@ -54,7 +61,9 @@ def gradient(world: World, client: int, w: np.ndarray) -> np.ndarray:
     return (p - np.eye(3)[y]).T @ x / len(y)
 
 
-Local = Callable[[int, np.ndarray, np.ndarray], np.ndarray]  # (client, gradient, w - w^t) -> what is subtracted, per lr
+Local = Callable[
+    [int, np.ndarray, np.ndarray], np.ndarray
+]  # (client, gradient, w - w^t) -> what is subtracted, per lr
 
 
 def updates(world: World, round: int, w: np.ndarray, local: Local) -> tuple[list[int], np.ndarray]:
@@ -102,7 +111,9 @@ def dynamic(world: World) -> np.ndarray:
 def median(world: World) -> np.ndarray:
     w = np.zeros((3, 4))
     for round in range(3):
-        w = w + np.sort(updates(world, round, w, lambda _, g, __: g)[1], 0)[1]  # the middle one of three
+        w = (
+            w + np.sort(updates(world, round, w, lambda _, g, __: g)[1], 0)[1]
+        )  # the middle one of three
     return w
 
 
@@ -112,18 +123,31 @@ def normalized_mean(world: World) -> np.ndarray:
         clients, u = updates(world, round, w, lambda _, g, __: g)
         p = shares(world, clients)
         mean = np.einsum("i,icf->cf", p, u)
-        w = w + mean / np.linalg.norm(mean) * (p * np.linalg.norm(u.reshape(len(u), -1), axis=1)).sum()
+        w = (
+            w
+            + mean
+            / np.linalg.norm(mean)
+            * (p * np.linalg.norm(u.reshape(len(u), -1), axis=1)).sum()
+        )
     return w
 
 
 def results_of(start: Weights, moves: Sequence[torch.Tensor]) -> list[ClientResult]:
     """One client a move of ``fc.weight``, all of one size."""
-    models = [replace(start, params={"fc.weight": start.params["fc.weight"] + move}) for move in moves]
-    return [ClientResult(c, model, 10, 1, {}, None, {"loss": 0.0}) for c, model in enumerate(models)]
+    models = [
+        replace(start, params={"fc.weight": start.params["fc.weight"] + move}) for move in moves
+    ]
+    return [
+        ClientResult(c, model, 10, 1, {}, None, {"loss": 0.0}) for c, model in enumerate(models)
+    ]
 
 
 CASES = {
-    "server momentum": ((*MOMENTUM, "server_optimizer=fedavgm", "server_optimizer.lr=0.5"), server_momentum, 2),
+    "server momentum": (
+        (*MOMENTUM, "server_optimizer=fedavgm", "server_optimizer.lr=0.5"),
+        server_momentum,
+        2,
+    ),
     "dynamic regularisation": (DYNAMIC, dynamic, 2),
     "median": ((MEDIAN,), median, 3),
     "normalised mean": ((NORMALIZED,), normalized_mean, 3),
@@ -139,7 +163,9 @@ def test_three_rounds_are_the_plain_loop(case: str, tmp_path: Path) -> None:
     assert np.abs(expected).max() > 0.1
     np.testing.assert_allclose(weights_of(world, after), expected, rtol=1e-9, atol=1e-12)
     engine = Vectorized(stack=m)
-    np.testing.assert_allclose(weights_of(world, world.run(engine=engine)), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        weights_of(world, world.run(engine=engine)), expected, rtol=1e-9, atol=1e-12
+    )
     assert engine.stacked_steps
     stored = resumed(lambda rounds: softmax_world(*overrides, rounds=rounds, m=m), 3, tmp_path)
     assert_same(world.models(stored), world.models(after))
@@ -151,7 +177,9 @@ def test_three_rounds_are_the_plain_loop(case: str, tmp_path: Path) -> None:
 def test_any_network_stacked_is_serial(case: str) -> None:
     overrides, _, m = CASES[case]
     world = make_world("method=fedavg", *overrides, "local.batch_size=8", m=m, model=MLP)
-    assert_same(world.models(world.run(engine=Vectorized(stack=m))), world.models(world.run()), 1e-9)
+    assert_same(
+        world.models(world.run(engine=Vectorized(stack=m))), world.models(world.run()), 1e-9
+    )
 
 
 def test_momentum_of_one_part_gradient_is_fedavg() -> None:
@@ -179,7 +207,9 @@ class Watching(PlainTrainer):
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
         return {"sent": {"u": trees.sub(params, ctx.start)["fc.weight"][None]}}, None
 
-    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+    def update_shared(
+        self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
+    ) -> Trees:
         return {"sent": payload_mean["sent"], "mean": update.mean, "applied": update.applied}
 
 
@@ -191,7 +221,9 @@ def test_the_server_half_sees_payloads_the_mean_and_what_was_applied(alike: str)
     shared = world.run().state["shared"]
     mean = np.einsum("i,icf->cf", shares(world, clients), u)
     np.testing.assert_allclose(shared["mean"]["fc.weight"].numpy(), mean, rtol=1e-10, atol=1e-14)
-    np.testing.assert_allclose(shared["applied"]["fc.weight"].numpy(), mean / 2, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(
+        shared["applied"]["fc.weight"].numpy(), mean / 2, rtol=1e-10, atol=1e-14
+    )
     sent = u.mean(0) if alike == "true" else mean
     np.testing.assert_allclose(shared["sent"]["u"][0].numpy(), sent, rtol=1e-10, atol=1e-14)
 
@@ -200,7 +232,9 @@ def test_the_server_half_sees_payloads_the_mean_and_what_was_applied(alike: str)
 class Counting(PlainTrainer):
     """Sends out a number that it did not have in the beginning, and a count."""
 
-    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+    def update_shared(
+        self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
+    ) -> Trees:
         return {"late": {"x": torch.tensor([3.0, 4.0]), "count": torch.tensor(7)}}
 
 
@@ -212,7 +246,9 @@ def test_what_a_server_half_adds_is_measured_without_its_counts() -> None:
     assert step.metrics["server/late"] == 5
 
 
-def test_a_server_half_that_is_not_overridden_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_half_that_is_not_overridden_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One subtraction a client, none for what was applied; and the trainer's own hook is not called."""
     world, calls = softmax_world(rounds=1), []
     original = trees.sub
@@ -244,15 +280,21 @@ CONV = {"_target_": "tests.core.test_kernel.Small"}  # convolution, BatchNorm, d
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_the_median_is_numpys_and_buffers_are_averaged(count: int) -> None:
-    world = make_world("method=fedavg", MEDIAN, "rounds=1", data=make_data((20, 12, 17, 9)[:count]), model=CONV)
+    world = make_world(
+        "method=fedavg", MEDIAN, "rounds=1", data=make_data((20, 12, 17, 9)[:count]), model=CONV
+    )
     state = world.aggregator.init(world.env)
     results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
     after, metrics = world.aggregator.update(state, results, world.env)
     assert metrics == {"clients": count}
     p = world.data.partition.sizes / world.data.partition.sizes.sum()
     for name, old in state["weights"].params.items():
-        expected = torch.from_numpy(np.median(np.stack([(r.weights.params[name] - old).numpy() for r in results]), 0))
-        torch.testing.assert_close(after["weights"].params[name], old + expected, rtol=1e-12, atol=1e-14)
+        expected = torch.from_numpy(
+            np.median(np.stack([(r.weights.params[name] - old).numpy() for r in results]), 0)
+        )
+        torch.testing.assert_close(
+            after["weights"].params[name], old + expected, rtol=1e-12, atol=1e-14
+        )
     for name, value in after["weights"].buffers.items():
         each = [r.weights.buffers[name] for r in results]
         if value.is_floating_point():
@@ -267,7 +309,8 @@ def test_the_median_ignores_one_client_gone_astray() -> None:
     state = world.aggregator.init(world.env)
     results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
     astray = replace(
-        results[1], weights=replace(results[1].weights, params={"fc.weight": torch.full((3, 4), 1e9).double()})
+        results[1],
+        weights=replace(results[1].weights, params={"fc.weight": torch.full((3, 4), 1e9).double()}),
     )
     after, _ = world.aggregator.update(state, [results[0], astray, *results[2:]], world.env)
     assert after["weights"].params["fc.weight"].abs().max() < 1
@@ -291,7 +334,9 @@ def test_collected_updates_come_normalised_with_weights_that_sum_to_one() -> Non
     ((collected, p),) = seen
     np.testing.assert_allclose(p, shares(world, [r.client for r in results]), rtol=1e-14)
     for result, update in zip(results, collected, strict=True):
-        expected = (result.weights.params["fc.weight"] - state["weights"].params["fc.weight"]) / (2 + result.client)
+        expected = (result.weights.params["fc.weight"] - state["weights"].params["fc.weight"]) / (
+            2 + result.client
+        )
         torch.testing.assert_close(update["fc.weight"], expected, rtol=1e-12, atol=1e-15)
 
 
@@ -303,7 +348,9 @@ def test_other_rules_keep_a_trainers_server_half(aggregator: str) -> None:
     after = world.run()
     total = trees.zeros_like(after.state["shared"]["c"])
     for client, memory in after.clients.items():
-        total = trees.add(total, memory["c_i"], alpha=float(world.env.sizes[client] / world.env.sizes.sum()))
+        total = trees.add(
+            total, memory["c_i"], alpha=float(world.env.sizes[client] / world.env.sizes.sum())
+        )
     assert_same([after.state["shared"]["c"]], [total], 1e-10)
     assert float(trees.norm(after.state["server"]["b"])) > 0
 
@@ -334,7 +381,9 @@ def test_server_optimizers_see_the_updates_as_long_as_they_entered_the_direction
 
     world = softmax_world("server_optimizer=fedexp", "server_optimizer.eps=0.0", rounds=1)
     state = world.aggregator.init(world.env)
-    moves = [torch.eye(12, dtype=torch.float64)[c].reshape(3, 4) for c in range(4)]  # orthogonal: eta_g is m / 2
+    moves = [
+        torch.eye(12, dtype=torch.float64)[c].reshape(3, 4) for c in range(4)
+    ]  # orthogonal: eta_g is m / 2
     results = results_of(state["weights"], moves)
     (once, a), (twice, b) = (x.update(state, results, world.env) for x in (Mean(), Doubled()))
     assert a["server/eta_g"] == pytest.approx(2.0) and b["server/eta_g"] == pytest.approx(2.0)

@@ -36,7 +36,9 @@ TINY = ("aggregator.T_G=3", "aggregator.nz=4", "aggregator.ngf=3")
 
 def test_with_even_weights_plain_and_unmoved_it_is_dense() -> None:
     """mu = epsilon = h = 0: DENSE in its profile of the same authors, all images counting in the divergence."""
-    boosted = small_world("co_boosting", *TINY, "aggregator.mu=0", "aggregator.epsilon=0", "aggregator.h=0")
+    boosted = small_world(
+        "co_boosting", *TINY, "aggregator.mu=0", "aggregator.epsilon=0", "aggregator.h=0"
+    )
     plain = small_world("dense_coboost", *TINY, "aggregator.mask=none")
     (a, rows), (b, _) = states(boosted), states(plain)
     for left, right in zip(a, b, strict=True):
@@ -47,7 +49,15 @@ def test_with_even_weights_plain_and_unmoved_it_is_dense() -> None:
 
 def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
     """Three epochs with every term, weights that move from the second on, and images moved before each step of the student."""
-    keys = ("h=2", "lambda_a=0.5", "lambda_bn=0.3", "mu=0.1", "mu_decay=0.9", "lr_generator=0.05", "schedule=constant")
+    keys = (
+        "h=2",
+        "lambda_a=0.5",
+        "lambda_bn=0.3",
+        "mu=0.1",
+        "mu_decay=0.9",
+        "lr_generator=0.05",
+        "schedule=constant",
+    )
     clips = ("generator.clip=null", "student.clip=null")
     world = small_world("co_boosting", *TINY, *(f"aggregator.{key}" for key in (*keys, *clips)))
     after, rows = states(world)
@@ -59,7 +69,9 @@ def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
     w = torch.full((3,), 1 / 3, dtype=torch.float64)
     for epoch in (1, 2, 3):
         seed = seed_of(0, "generator", 0, epoch)
-        generator = Weights.init(generator_spec((1, 4, 4), 4, 3), seed, CPU, torch.float64).module().train()
+        generator = (
+            Weights.init(generator_spec((1, 4, 4), 4, 3), seed, CPU, torch.float64).module().train()
+        )
         z, y = normal("z", epoch, 6, 4).requires_grad_(), labels(world, epoch)
         fast = torch.optim.Adam([*generator.parameters(), z], lr=0.05, betas=(0.5, 0.999))
         student.eval()
@@ -79,17 +91,26 @@ def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
         assert rows[epoch]["synthesis/loss"] == pytest.approx(float(best), rel=1e-8)
         if bank:
             logits, of = every(normalised(torch.cat(bank))).detach(), torch.cat(known)
-            for at in torch.randperm(len(of), generator=torch_generator(0, "weights", 0, epoch, "order", 0)).split(4):
+            for at in torch.randperm(
+                len(of), generator=torch_generator(0, "weights", 0, epoch, "order", 0)
+            ).split(4):
                 w.requires_grad_()
                 (slope,) = torch.autograd.grad(F.cross_entropy(mixed(w, logits[:, at]), of[at]), w)
                 w = (w.detach() - 0.1 * 0.9 ** (epoch - 1) * slope.sign()).clamp(0, 1)
         torch.testing.assert_close(after[epoch]["own"]["weights"], w)
         bank, known = [*bank, (kept * 255).round() / 255], [*known, y]
-        u = 2 * torch.rand(6 * len(bank), 3, generator=torch_generator(0, "directions", 0, epoch)) - 1
-        order = torch.randperm(len(u), generator=torch_generator(0, "distillation", 0, epoch, "order", 0))
+        u = (
+            2 * torch.rand(6 * len(bank), 3, generator=torch_generator(0, "directions", 0, epoch))
+            - 1
+        )
+        order = torch.randperm(
+            len(u), generator=torch_generator(0, "distillation", 0, epoch, "order", 0)
+        )
 
         def moved(
-            x: torch.Tensor, w: torch.Tensor = w, parts: Iterator[torch.Tensor] = iter(u[order].split(4))
+            x: torch.Tensor,
+            w: torch.Tensor = w,
+            parts: Iterator[torch.Tensor] = iter(u[order].split(4)),
         ) -> torch.Tensor:
             u = next(parts).double()
             leaf = x.clone().requires_grad_()
@@ -141,7 +162,9 @@ def test_weights_step_down_the_cross_entropy_within_their_box() -> None:
         h[k] = 1e-6
         slopes.append(loss(w + h) - loss(w - h))
     expected = (w - 0.1 * torch.tensor(slopes, dtype=torch.float64).sign()).clamp(0, 1)
-    torch.testing.assert_close(reweighted(w, logits, y, [torch.arange(8)], 0.1), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        reweighted(w, logits, y, [torch.arange(8)], 0.1), expected, rtol=1e-12, atol=1e-12
+    )
     far = reweighted(w, logits, y, [torch.arange(8)] * 30, 0.1)
     assert 0.8 < far[0] <= 1 and far.min() == 0
     assert reweighted(w, logits, y, [torch.arange(8)], 0.9)[0] == 1  # from 0.3
@@ -158,7 +181,9 @@ def test_weights_learn_from_the_second_epoch_on_from_the_banks_logits() -> None:
     ensemble = Ensemble([kept.load() for kept in after[0]["teachers"]])
     first, second = after[3]["own"]["bank"][:2]
     for batch, cached in zip((first, second), after[3]["own"]["logits"], strict=True):
-        torch.testing.assert_close(ensemble.each(samples_of([batch], world.env.domain).inputs(slice(None))), cached)
+        torch.testing.assert_close(
+            ensemble.each(samples_of([batch], world.env.domain).inputs(slice(None))), cached
+        )
     assert torch.equal(after[2]["own"]["logits"][0], after[3]["own"]["logits"][0])
     expected = reweighted(
         weights[0], after[2]["own"]["logits"][0], first["y"], [torch.arange(6)], 0.05 * 0.99

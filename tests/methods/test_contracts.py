@@ -44,7 +44,9 @@ def test_every_method_declares_its_contracts() -> None:
         for exempt in (declared.reduction, declared.order, declared.copies, declared.descent):
             if isinstance(exempt, Exempt):
                 module, _, test = exempt.instead.partition(".")
-                assert exempt.why and callable(getattr(import_module(f"tests.methods.{module}"), test, None)), name
+                assert exempt.why and callable(
+                    getattr(import_module(f"tests.methods.{module}"), test, None)
+                ), name
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -78,7 +80,9 @@ def test_every_demand_is_held_against_the_config(method: str) -> None:
     """A key that no test can violate must be added above; what a method demands of it, it is refused without."""
     for demand in Experiment.of(compose([f"method={method}"])).needs.demands:
         with pytest.raises(ConfigError) as error:
-            Experiment.of(compose([f"method={method}", *f"{demand.key}={VIOLATIONS[demand.key]}".split()]))
+            Experiment.of(
+                compose([f"method={method}", *f"{demand.key}={VIOLATIONS[demand.key]}".split()])
+            )
         assert error.value.facts["where"] == demand.key and demand.why in error.value.what
 
 
@@ -92,8 +96,12 @@ def test_every_key_of_a_plugin_is_commented(group: str) -> None:
                 assert " # " in line, f"{path}: {line}"
 
 
-@pytest.mark.parametrize("engine", [Serial, partial(Vectorized, kernel="vmap")], ids=["serial", "vectorized"])
-@pytest.mark.parametrize("method", [m for m in METHODS if isinstance(DECLARED[m].reduction, Reduction)])
+@pytest.mark.parametrize(
+    "engine", [Serial, partial(Vectorized, kernel="vmap")], ids=["serial", "vectorized"]
+)
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if isinstance(DECLARED[m].reduction, Reduction)]
+)
 def test_reduces_to_fedavg(method: str, engine: Callable[[], Engine]) -> None:
     """On clients of one size, which stack."""
     declared = DECLARED[method].reduction
@@ -115,7 +123,9 @@ def test_identical_clients_agree_with_one(method: str) -> None:
     exemption with cause."""
     overrides = ("local.batch_size=100", "local.epochs=2")
     many = world_of(method, *overrides, data=data_of(method, (14,) * 4, copies=True))
-    one = world_of(method, *overrides, data=data_of(method, (14,) * DECLARED[method].fewest, copies=True))
+    one = world_of(
+        method, *overrides, data=data_of(method, (14,) * DECLARED[method].fewest, copies=True)
+    )
     single = one.models(one.run())[0]
     models = many.models(many.run())
     with pytest.raises(AssertionError) if DECLARED[method].copies else nullcontext():
@@ -167,7 +177,9 @@ def test_empty_and_single_sample_clients(method: str) -> None:
 class Enormous(Serial):
     """Clients return weights that are finite, as after steps that are far too long; their squares are not."""
 
-    def map(self, jobs: Sequence[ClientJob], data: FederatedData) -> Generator[ClientResult, None, None]:
+    def map(
+        self, jobs: Sequence[ClientJob], data: FederatedData
+    ) -> Generator[ClientResult, None, None]:
         for result in super().map(jobs, data):
             params = {name: value * 1e250 for name, value in result.weights.params.items()}
             yield replace(result, weights=replace(result.weights, params=params))

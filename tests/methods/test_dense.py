@@ -64,14 +64,20 @@ GENERATOR = generator_spec((1, 4, 4), 4, 3)
 
 def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
     """Three epochs with modules, hooks and optimizers of torch's: the same student."""
-    world = small_world("dense", *TINY, "aggregator.lambda_1=0.3", "aggregator.lambda_2=2.0", "aggregator.tau=4")
+    world = small_world(
+        "dense", *TINY, "aggregator.lambda_1=0.3", "aggregator.lambda_2=2.0", "aggregator.tau=4"
+    )
     after, rows = states(world)
     modules, found = modules_of(after[0])
     teachers = lambda x: torch.stack([module(x) for module in modules]).mean(0)  # noqa: E731
     student, bank = fresh_student(world), []
     slow = torch.optim.SGD(student.parameters(), lr=0.01, momentum=0.9)
     for epoch in (1, 2, 3):
-        generator = Weights.init(GENERATOR, seed_of(0, "generator", 0, epoch), CPU, torch.float64).module().train()
+        generator = (
+            Weights.init(GENERATOR, seed_of(0, "generator", 0, epoch), CPU, torch.float64)
+            .module()
+            .train()
+        )
         z, y = normal("z", epoch, 6, 4).requires_grad_(), labels(world, epoch)
         fast = torch.optim.Adam([*generator.parameters(), z], lr=0.05, betas=(0.5, 0.999))
         student.eval()
@@ -100,13 +106,17 @@ def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
 
 def test_algorithm_1_keeps_its_generator_and_takes_one_step_an_epoch() -> None:
     """The same with one generator and its optimizer, z left alone, and the images after the last step; B does not matter."""
-    world = small_world("dense_paper_literal", *TINY, "aggregator.lambda_1=0", "aggregator.lambda_2=0")
+    world = small_world(
+        "dense_paper_literal", *TINY, "aggregator.lambda_1=0", "aggregator.lambda_2=0"
+    )
     after, rows = states(world)
     modules = [kept.load().module() for kept in after[0]["teachers"]]
     teachers = lambda x: torch.stack([module(x) for module in modules]).mean(0)  # noqa: E731
     student = fresh_student(world)
     slow = torch.optim.SGD(student.parameters(), lr=0.01, momentum=0.9)
-    generator = Weights.init(GENERATOR, seed_of(0, "generator"), CPU, torch.float64).module().train()
+    generator = (
+        Weights.init(GENERATOR, seed_of(0, "generator"), CPU, torch.float64).module().train()
+    )
     fast = torch.optim.Adam(generator.parameters(), lr=0.05, betas=(0.5, 0.999))
     for epoch in (1, 2, 3):
         z, y = normal("z", epoch, 6, 4), labels(world, epoch)
@@ -120,14 +130,20 @@ def test_algorithm_1_keeps_its_generator_and_takes_one_step_an_epoch() -> None:
         divergence(teachers(x).detach(), student(x), 1.0).mean().backward()
         slow.step()
         assert_student(student, world, after[epoch])
-    assert [row["distillation/steps"] for row in rows[1:]] == [1, 1, 1] and "bank" not in after[-1]["own"]
+    assert [row["distillation/steps"] for row in rows[1:]] == [1, 1, 1] and "bank" not in after[-1][
+        "own"
+    ]
 
 
 def test_the_bank_grows_by_a_batch_an_epoch_and_the_student_passes_over_all() -> None:
     world = small_world("dense", *TINY, "aggregator.b=5", "aggregator.B=4")
     after, rows = states(world)
     assert [row["bank"] for row in rows[1:]] == [5, 10, 15]
-    assert [row["distillation/steps"] for row in rows[1:]] == [1, 3, 4]  # of five images the fifth alone is no batch
+    assert [row["distillation/steps"] for row in rows[1:]] == [
+        1,
+        3,
+        4,
+    ]  # of five images the fifth alone is no batch
     for before, now in itertools.pairwise(after[1:]):
         old, new = before["own"]["bank"], now["own"]["bank"]
         assert len(new) == len(old) + 1
@@ -142,33 +158,50 @@ def test_teachers_see_an_image_once_unless_distillation_augments(
     method: str, views: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a round: the next one has other teachers, who see all that is kept."""
-    rounds = ["rounds=2", "aggregator.T=2", "aggregator.keep_bank=true", f"aggregator.views={views}"]
+    rounds = [
+        "rounds=2",
+        "aggregator.T=2",
+        "aggregator.keep_bank=true",
+        f"aggregator.views={views}",
+    ]
     world = small_world(method, *(TINY if method == "dense" else ["aggregator.N_inv=2"]), *rounds)
     seen: list[int] = []
     call = Ensemble.__call__
-    monkeypatch.setattr(Ensemble, "__call__", lambda self, x: (seen.append(len(x)), call(self, x))[1])
+    monkeypatch.setattr(
+        Ensemble, "__call__", lambda self, x: (seen.append(len(x)), call(self, x))[1]
+    )
     after, _ = states(world)
     assert sum(seen) == (6 + 6 + 18 + 6 if views == "clients" else 6 + 12 + 18 + 24)
     for begun, ended in ((after[0], after[2]), (after[3], after[5])):
         assert ("logits" in ended["own"]) == (views == "clients")
         ensemble = Ensemble([kept.load() for kept in begun["teachers"]])
-        for batch, logits in zip(ended["own"]["bank"], ended["own"].get("logits", []), strict=False):
-            torch.testing.assert_close(call(ensemble, normalised(batch["x"].double() / 255)), logits)
+        for batch, logits in zip(
+            ended["own"]["bank"], ended["own"].get("logits", []), strict=False
+        ):
+            torch.testing.assert_close(
+                call(ensemble, normalised(batch["x"].double() / 255)), logits
+            )
     assert len(after[5]["own"]["bank"]) == 4
 
 
-def epoch_of(world: Any, state: dict[str, Any], *, student: Weights | None = None, **changes: Any) -> Any:
+def epoch_of(
+    world: Any, state: dict[str, Any], *, student: Weights | None = None, **changes: Any
+) -> Any:
     """What `Dense.synthesise` makes in the second epoch."""
     aggregator, env = replace(world.aggregator, **changes), world.env.at(0, 2)
     ensemble = Ensemble([kept.load() for kept in state["teachers"]])
-    return aggregator.synthesise(aggregator.labels(env), student or state["student"], ensemble, state["own"], env)
+    return aggregator.synthesise(
+        aggregator.labels(env), student or state["student"], ensemble, state["own"], env
+    )
 
 
 def test_synthesis_leaves_networks_alone_and_sees_the_student_through_one_term() -> None:
     world = small_world("dense", *TINY)
     state = states(world)[0][1]
     student, teachers = state["student"], [kept.load() for kept in state["teachers"]]
-    kept = [Weights(w.spec, trees.clone(w.params), trees.clone(w.buffers)) for w in (student, *teachers)]
+    kept = [
+        Weights(w.spec, trees.clone(w.params), trees.clone(w.buffers)) for w in (student, *teachers)
+    ]
     full = epoch_of(world, state)
     assert all(same(a, b) for a, b in zip((student, *teachers), kept, strict=True))
     other = Weights(student.spec, trees.scale(student.params, -3.0), student.buffers)
@@ -185,7 +218,9 @@ def test_without_batch_norm_its_term_changes_nothing() -> None:
     world = small_world("dense", *TINY, model=MLP)
     state = states(world)[0][1]
     full, without = epoch_of(world, state), epoch_of(world, state, lambda_1=0.0)
-    assert torch.equal(full[0], without[0]) and full[1] == without[1] and full[1]["synthesis/bn"] == 0
+    assert (
+        torch.equal(full[0], without[0]) and full[1] == without[1] and full[1]["synthesis/bn"] == 0
+    )
 
 
 def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +229,9 @@ def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.Monkey
     state = states(world)[0][1]
     made: list[synthesis.Synthesis] = []
     whole = synthesis.synthesise
-    monkeypatch.setattr(synthesis, "synthesise", lambda *args: (made.append(whole(*args)), made[-1])[1])
+    monkeypatch.setattr(
+        synthesis, "synthesise", lambda *args: (made.append(whole(*args)), made[-1])[1]
+    )
     images, metrics, _ = epoch_of(world, state, synthesis_views="crop_flip")
     losses = [row["loss"] for row in made[0].terms]
     best = losses.index(min(losses))
@@ -204,7 +241,10 @@ def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.Monkey
     view = View.of("crop_flip", env, "synthesis")
     terms_of = aggregator.loss(aggregator.labels(env), state["student"], ensemble, view)
     again = float(terms_of(images, best)["loss"])
-    assert again == pytest.approx(losses[best], rel=1e-12) and metrics["synthesis/loss"] == losses[best]
+    assert (
+        again == pytest.approx(losses[best], rel=1e-12)
+        and metrics["synthesis/loss"] == losses[best]
+    )
     assert float(terms_of(images, (best + 1) % 6)["loss"]) != pytest.approx(losses[best], rel=1e-6)
 
 
@@ -212,14 +252,20 @@ def test_a_loss_that_is_not_finite_ends_the_run() -> None:
     world = small_world("dense", *TINY)
     state = states(world)[0][1]
     broken = Weights(
-        state["student"].spec, trees.scale(state["student"].params, float("nan")), state["student"].buffers
+        state["student"].spec,
+        trees.scale(state["student"].params, float("nan")),
+        state["student"].buffers,
     )
     with pytest.raises(FedexpError, match="is not finite in step"):
         epoch_of(world, state, student=broken)
 
 
-@pytest.mark.parametrize(("method", "keys"), [("dense", TINY), ("fed_adi", ("aggregator.N_inv=2",))])
-def test_before_the_first_step_it_is_not_the_generators_step_size(method: str, keys: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("method", "keys"), [("dense", TINY), ("fed_adi", ("aggregator.N_inv=2",))]
+)
+def test_before_the_first_step_it_is_not_the_generators_step_size(
+    method: str, keys: tuple[str, ...]
+) -> None:
     """Clients of finite weights whose answers are not."""
     world = small_world(method, *keys)
     models = [Weights.init(world.env.server_spec, k, CPU, torch.float64) for k in range(2)]
@@ -239,7 +285,9 @@ def test_before_the_first_step_it_is_not_the_generators_step_size(method: str, k
     ("dense", (*TINY, "aggregator.lr_generator=1e300"), "lr_generator, or bound gradients with aggregator.generator.clip"),
     ("fed_dafl", (*TINY[1:3], "aggregator.iterations=4", "aggregator.lr_generator=1e300"), "lr_generator or lr_student"),
 ])  # fmt: skip
-def test_what_diverges_names_the_key_of_its_step_size(method: str, keys: tuple[str, ...], remedy: str) -> None:
+def test_what_diverges_names_the_key_of_its_step_size(
+    method: str, keys: tuple[str, ...], remedy: str
+) -> None:
     with pytest.raises(FedexpError, match="is not finite in") as raised:
         states(small_world(method, *keys))
     assert remedy in str(raised.value)
@@ -276,26 +324,37 @@ def test_a_profile_is_its_column(method: str) -> None:
 
 def test_rounds_start_where_they_are_told() -> None:
     for start in ("previous", "fresh", "fedavg"):
-        world = small_world("dense", *TINY, "rounds=2", "aggregator.T=1", f"aggregator.student_start={start}")
+        world = small_world(
+            "dense", *TINY, "rounds=2", "aggregator.T=1", f"aggregator.student_start={start}"
+        )
         after, rows = states(world)
         assert [state["round"] for state in after] == [0, 1, 1, 2] and len(rows) == 4
         first, begun = after[1], after[2]
         jobs = world.aggregator.plan(first, world.env.at(1, 0))
         assert jobs and all(same(job.start, first["student"]) for job in jobs)
         teachers = [kept.load() for kept in begun["teachers"]]
-        means = {name: torch.stack([w.params[name] for w in teachers]).mean(0) for name in teachers[0].params}
+        means = {
+            name: torch.stack([w.params[name] for w in teachers]).mean(0)
+            for name in teachers[0].params
+        }
         fresh = Weights.init(world.env.server_spec, seed_of(0, "student", 1), CPU, torch.float64)
-        expected = {"previous": first["student"].params, "fresh": fresh.params, "fedavg": means}[start]
+        expected = {"previous": first["student"].params, "fresh": fresh.params, "fedavg": means}[
+            start
+        ]
         for name, value in begun["student"].params.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=1e-12)
     for keep, sizes in (("true", [6, 12]), ("false", [6, 6])):
-        world = small_world("dense", *TINY, "rounds=2", "aggregator.T=1", f"aggregator.keep_bank={keep}")
+        world = small_world(
+            "dense", *TINY, "rounds=2", "aggregator.T=1", f"aggregator.keep_bank={keep}"
+        )
         assert [row["bank"] for row in states(world)[1] if "bank" in row] == sizes
     after, _ = states(small_world("dense_paper_literal", *TINY, "rounds=2", "aggregator.T=1"))
     assert same(after[2]["own"]["generator"], after[1]["own"]["generator"])
 
 
-def test_the_step_size_follows_half_a_cosine_over_the_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_size_follows_half_a_cosine_over_the_epochs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[float] = []
     distil = data_free.distil
     monkeypatch.setattr(data_free, "distil", lambda *args: (seen.append(args[4]), distil(*args))[1])
@@ -304,7 +363,9 @@ def test_the_step_size_follows_half_a_cosine_over_the_epochs(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_how_teachers_run_is_chosen_once_and_kept(chosen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_teachers_run_is_chosen_once_and_kept(
+    chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a run resumed from any step, too; the last bits aside it is the same student."""
     world = small_world("dense", *TINY, "rounds=2", "aggregator.T=1")
     expected, rows = states(world)
@@ -313,31 +374,47 @@ def test_how_teachers_run_is_chosen_once_and_kept(chosen: bool, monkeypatch: pyt
     build = data_free.Ensemble
     monkeypatch.setattr(data_free, "stacks", lambda *args: asked.pop())
     monkeypatch.setattr(
-        data_free, "Ensemble", lambda *args, **how: (built.append(how["stacked"]), build(*args, **how))[1]
+        data_free,
+        "Ensemble",
+        lambda *args, **how: (built.append(how["stacked"]), build(*args, **how))[1],
     )
     students = []
     for killed in (1, 3, 4):
         asked.append(chosen)
-        begun = list(itertools.islice(run(world.aggregator, world.env, Serial(), world.data), killed))
+        begun = list(
+            itertools.islice(run(world.aggregator, world.env, Serial(), world.data), killed)
+        )
         students.append(world.run(begun[-1].after).state["student"])
         assert not asked and set(built) == {chosen}
     for student in students:
         assert same(student, students[0])
     for name, value in students[0].params.items():
-        torch.testing.assert_close(value, expected[-1]["student"].params[name], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            value, expected[-1]["student"].params[name], rtol=1e-9, atol=1e-11
+        )
 
 
-@pytest.mark.parametrize("method", ["dense", "dense_paper_literal", "fed_dafl", "fed_adi", "co_boosting"])
-def test_in_bfloat16_it_learns_nearly_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "method", ["dense", "dense_paper_literal", "fed_dafl", "fed_adi", "co_boosting"]
+)
+def test_in_bfloat16_it_learns_nearly_the_same(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Teachers and generator alone, the student's passes are exact; switched off, autocast is never entered."""
     keys = ["dtype=float32", "aggregator.T=1"]
-    keys += {"fed_adi": ["aggregator.N_inv=2"], "fed_dafl": [*TINY[1:3], "aggregator.iterations=2"]}.get(
-        method, TINY[:3]
-    )
+    keys += {
+        "fed_adi": ["aggregator.N_inv=2"],
+        "fed_dafl": [*TINY[1:3], "aggregator.iterations=2"],
+    }.get(method, TINY[:3])
     data = make_data(SIZES, images=True)
-    data = replace(data, train=replace(data.train, dtype=torch.float32), test=replace(data.test, dtype=torch.float32))
+    data = replace(
+        data,
+        train=replace(data.train, dtype=torch.float32),
+        test=replace(data.test, dtype=torch.float32),
+    )
     bf16, exact = (
-        small_world(method, *keys, f"aggregator.precision={precision}", data=data) for precision in ("bf16", "float32")
+        small_world(method, *keys, f"aggregator.precision={precision}", data=data)
+        for precision in ("bf16", "float32")
     )
     found: list[str] = []
     run_module = Net._run
@@ -347,7 +424,11 @@ def test_in_bfloat16_it_learns_nearly_the_same(method: str, monkeypatch: pytest.
             if output.dtype == torch.bfloat16:
                 found.append(type(self._module).__name__ + " training" * self._module.training)
 
-        handles = [part.register_forward_hook(hook) for part in module.modules() if isinstance(part, nn.Conv2d)]
+        handles = [
+            part.register_forward_hook(hook)
+            for part in module.modules()
+            if isinstance(part, nn.Conv2d)
+        ]
         try:
             return run_module(self, module, *args)
         finally:
@@ -418,7 +499,9 @@ def test_worlds_that_cannot_work_are_refused_before_anything_is_loaded() -> None
         (["rounds=2"], "starts clients from the server's model in the second round"),
     ):
         with pytest.raises(ConfigError, match=words):
-            Experiment.of(compose(["method=dense", "architectures.clients=[mlp,cnn_mnist]", *overrides]))
+            Experiment.of(
+                compose(["method=dense", "architectures.clients=[mlp,cnn_mnist]", *overrides])
+            )
 
 
 class Choosy(nn.Module):
@@ -435,11 +518,15 @@ class Choosy(nn.Module):
 
 def test_how_teachers_cannot_run_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     aggregator, env = Dense(), small_world("dense").env
-    mixed = replace(env, specs=Specs(env.server_spec, (ModelSpec.of(MLP, (1, 4, 4), 3), env.server_spec)))
+    mixed = replace(
+        env, specs=Specs(env.server_spec, (ModelSpec.of(MLP, (1, 4, 4), 3), env.server_spec))
+    )
     together = replace(aggregator, teachers="stacked")
     with pytest.raises(ConfigError, match="cannot be stacked: they differ in architecture"):
         together.init(mixed)
-    together.init(replace(mixed, specs=Specs(env.server_spec, (ModelSpec.of(MLP, (1, 4, 4), 3),))))  # but the server's
+    together.init(
+        replace(mixed, specs=Specs(env.server_spec, (ModelSpec.of(MLP, (1, 4, 4), 3),)))
+    )  # but the server's
     choosy = ModelSpec.of({"_target_": "tests.methods.test_dense.Choosy"}, (1, 4, 4), 3)
     with pytest.raises(ConfigError, match="cannot be stacked: "):
         together.init(replace(env, specs=Specs(choosy)))
@@ -485,7 +572,10 @@ def test_killed_while_images_are_made_and_in_distillation_it_has_the_same_bits(
 
     straight = execute(config, say=None)
     again = {**config, "output_root": str(tmp_path / "b")}
-    for place, name, call, done in ((synthesis, "value_and_grad", 5, 2), (data_free, "distil", 2, 4)):
+    for place, name, call, done in (
+        (synthesis, "value_and_grad", 5, 2),
+        (data_free, "distil", 2, 4),
+    ):
         process = Forked(tmp_path, _killed, again, place.__name__, name, call)
         told = process.communicate(timeout=120)
         assert process.returncode == -signal.SIGKILL, told
@@ -498,9 +588,14 @@ def test_killed_while_images_are_made_and_in_distillation_it_has_the_same_bits(
     assert [row["iteration"] for row in traced] == [1, 2, 3, 4]
     assert [row["synthesis/ce"] for row in traced] == [row["synthesis/ce"] for row in rows[1:]]
     assert [row["student/acc"] for row in traced] == [row["traced/student/acc"] for row in rows[1:]]
-    assert not any(name.startswith("traced/") for name in rows[0]) and "traced/synthesis/ce" not in rows[1]
+    assert (
+        not any(name.startswith("traced/") for name in rows[0])
+        and "traced/synthesis/ce" not in rows[1]
+    )
     students = resumed["traced"]
-    assert students["last"]["student/acc"] == rows[-1]["test/global/acc"] == traced[-1]["student/acc"]
+    assert (
+        students["last"]["student/acc"] == rows[-1]["test/global/acc"] == traced[-1]["student/acc"]
+    )
     assert resumed["oracle/student/acc"] == max(row["student/acc"] for row in traced)
     assert json.loads((Path(resumed["folder"]) / "result.json").read_text())["bytes"]["up"] > 0
 
@@ -509,7 +604,11 @@ def test_pictures_are_the_rounds_last_images_of_each_class() -> None:
     world = small_world("dense", *TINY, "aggregator.T=9")
     state = states(world)[0][-1]
     grid = world.aggregator.pictures(state, world.env)["synthetic"]
-    bank = [(x, int(y)) for batch in state["own"]["bank"] for x, y in zip(batch["x"], batch["y"], strict=True)]
+    bank = [
+        (x, int(y))
+        for batch in state["own"]["bank"]
+        for x, y in zip(batch["x"], batch["y"], strict=True)
+    ]
     assert grid.shape == (3, 8, 1, 4, 4)
     for number, row in enumerate(grid):
         found = [x for x, y in bank if y == number][-8:]
@@ -530,8 +629,12 @@ def test_a_generators_pictures_are_filed_as_the_student_sees_them(method: str) -
     for number, row in enumerate(grid):
         images = row[(row < 1).flatten(1).any(1)]
         shown += len(images)
-        assert torch.equal(student(normalised(images)).argmax(1), torch.full((len(images),), number))
-    assert shown >= 8 and torch.equal(grid, world.aggregator.pictures(state, world.env)["synthetic"])
+        assert torch.equal(
+            student(normalised(images)).argmax(1), torch.full((len(images),), number)
+        )
+    assert shown >= 8 and torch.equal(
+        grid, world.aggregator.pictures(state, world.env)["synthetic"]
+    )
 
 
 def shapes(count: int, seed: int, share: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -560,18 +663,34 @@ def taught_by_shapes(seed: int, *keys: str) -> float:
     shares = ([8, 8, 1, 1], [1, 8, 8, 1], [1, 1, 8, 8])
     parts = [shapes(120, 10 * seed + number, share) for number, share in enumerate(shares)]
     x, y = (torch.cat([part[i] for part in parts]) for i in range(2))
-    train, test = (Samples(*pair, (0.3,), (0.3,)) for pair in ((x, y), shapes(400, 999, [1, 1, 1, 1])))
+    train, test = (
+        Samples(*pair, (0.3,), (0.3,)) for pair in ((x, y), shapes(400, 999, [1, 1, 1, 1]))
+    )
     split = Partition.from_lists([np.arange(120 * c, 120 * (c + 1)) for c in range(3)])
     data = FederatedData(train, split, test, 4, "shapes", y.numpy())
-    few = ["rounds=1", "dtype=float32", "local.epochs=15", "aggregator.T=12", "aggregator.T_G=15", "aggregator.b=64"]
-    few += ["aggregator.B=64", "aggregator.nz=64", "aggregator.ngf=16", "aggregator.lr_generator=0.01"]
+    few = [
+        "rounds=1",
+        "dtype=float32",
+        "local.epochs=15",
+        "aggregator.T=12",
+        "aggregator.T_G=15",
+        "aggregator.b=64",
+    ]
+    few += [
+        "aggregator.B=64",
+        "aggregator.nz=64",
+        "aggregator.ngf=16",
+        "aggregator.lr_generator=0.01",
+    ]
     few += ["aggregator.lr_student=0.01", f"seed={seed}"]
     model = {**CNN, "channels": [6, 8], "pool": 2}
     world = make_world("method=dense", *few, *keys, data=data, model=model)
     after, rows = states(world)
     assert rows[-1]["distillation/loss"] < rows[1]["distillation/loss"] / 2
     assert all(0 <= row["synthesis/ce"] < 0.5 for row in rows[1:])
-    return Evaluator(world.experiment.task, 400)(world.aggregator.outcome(after[-1]), test, "test")["test/global/acc"]
+    return Evaluator(world.experiment.task, 400)(world.aggregator.outcome(after[-1]), test, "test")[
+        "test/global/acc"
+    ]
 
 
 def test_the_student_learns_from_images_alone() -> None:
@@ -580,5 +699,8 @@ def test_the_student_learns_from_images_alone() -> None:
     With fewer images and steps the order of the two is a matter of the processor's last bits.
     """
     whole = [taught_by_shapes(seed) for seed in range(2)]
-    similar = [taught_by_shapes(seed, "aggregator.lambda_1=0", "aggregator.lambda_2=0") for seed in range(2)]
+    similar = [
+        taught_by_shapes(seed, "aggregator.lambda_1=0", "aggregator.lambda_2=0")
+        for seed in range(2)
+    ]
     assert min(whole) > 0.5 and np.mean(whole) > np.mean(similar) + 0.03

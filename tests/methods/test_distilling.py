@@ -47,7 +47,9 @@ class Normed(nn.Module):
         return logits
 
 
-def world_of(method: str, *overrides: str, model: dict[str, Any] | None = None, **changes: Any) -> World:
+def world_of(
+    method: str, *overrides: str, model: dict[str, Any] | None = None, **changes: Any
+) -> World:
     """A world whose aggregator has other values of fields besides those that `overrides` say."""
     world = make_world(f"method={method}", *overrides, **({"model": model} if model else {}))
     world.experiment = replace(world.experiment, aggregator=replace(world.aggregator, **changes))
@@ -81,25 +83,37 @@ def test_a_step_towards_the_teachers_is_autograds(average: str) -> None:
     student = module_of(replace(teachers[0], params=mean))
     q = (student(x) / 2).log_softmax(1)
     (target * (target.log() - q)).sum(1).mean().backward()
-    expected = {name: (value - 0.7 * value.grad).detach() for name, value in student.named_parameters()}
+    expected = {
+        name: (value - 0.7 * value.grad).detach() for name, value in student.named_parameters()
+    }
     assert_same(params_of(state), [expected], 1e-9)
 
 
 def test_a_students_step_size_follows_half_a_cosine() -> None:
     """lr (1 + cos(pi t / T)) / 2 in step t of T, or the same in all: a loop of torch's own on the whole proxy."""
     for schedule in ("cosine", "constant"):
-        world = world_of("feddf", epochs=4, batch_size=100, optimizer=Sgd(), lr=0.7, schedule=schedule)
+        world = world_of(
+            "feddf", epochs=4, batch_size=100, optimizer=Sgd(), lr=0.7, schedule=schedule
+        )
         teachers = models_near(world.env.initial_weights(), 3)
         state, _ = round_of(world, teachers)
         x = proxy_inputs(world)
-        target = torch.stack([module_of(teacher)(x).detach() for teacher in teachers]).mean(0).log_softmax(1)
+        target = (
+            torch.stack([module_of(teacher)(x).detach() for teacher in teachers])
+            .mean(0)
+            .log_softmax(1)
+        )
         mean = {name: sum(t.params[name] for t in teachers) / 3 for name in teachers[0].params}
         student = module_of(replace(teachers[0], params=mean))
         for step in range(4):
             lr = 0.7 * (1 + math.cos(math.pi * step / 4)) / 2 if schedule == "cosine" else 0.7
-            loss = F.kl_div(student(x).log_softmax(1), target, reduction="batchmean", log_target=True)
+            loss = F.kl_div(
+                student(x).log_softmax(1), target, reduction="batchmean", log_target=True
+            )
             for value, grad in zip(
-                student.parameters(), torch.autograd.grad(loss, list(student.parameters())), strict=True
+                student.parameters(),
+                torch.autograd.grad(loss, list(student.parameters())),
+                strict=True,
             ):
                 value.data -= lr * grad
         assert_same(params_of(state), [dict(student.named_parameters())], 1e-9)
@@ -122,7 +136,9 @@ def test_teachers_like_the_student_leave_it_alone(method: str) -> None:
     assert_same([t.params for t in teachers], held)
 
 
-def test_of_a_static_proxy_every_teacher_sees_each_sample_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_static_proxy_every_teacher_sees_each_sample_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And the student each one once a pass, in another order."""
     seen: dict[bool, list[Tensor]] = {True: [], False: []}
     run = Net.__call__
@@ -145,7 +161,10 @@ def test_every_round_orders_the_proxy_anew() -> None:
     world = world_of("feddf", epochs=2, batch_size=4)
     method: Any = world.aggregator
     net = Net(world.env.server_spec, CPU, torch.float64)
-    orders = [[index.tolist() for _, index, _ in method._parts(0, 6, net, world.env.at(r, 1))] for r in (0, 1)]
+    orders = [
+        [index.tolist() for _, index, _ in method._parts(0, 6, net, world.env.at(r, 1))]
+        for r in (0, 1)
+    ]
     assert orders[0] != orders[1]
 
 
@@ -153,7 +172,10 @@ def test_every_round_orders_the_proxy_anew() -> None:
 def test_losses_that_are_not_finite_name_the_step_and_who_diverged(method: str) -> None:
     world = world_of(method, epochs=3, batch_size=4, optimizer=Sgd())
     teachers = models_near(world.env.initial_weights(), 3)
-    huge = [replace(t, params={name: 1e308 * value for name, value in t.params.items()}) for t in teachers]
+    huge = [
+        replace(t, params={name: 1e308 * value for name, value in t.params.items()})
+        for t in teachers
+    ]
     with pytest.raises(FedexpError, match="not finite") as clients:
         round_of(world, huge)
     assert "step 1 of 9" in str(clients.value) and "local.lr" in str(clients.value)
@@ -188,7 +210,9 @@ def test_teachers_that_see_every_batch_say_the_same_of_the_same() -> None:
     assert_same(params_of(states[Same]), params_of(states[type(None)]), 1e-12)
     with pytest.raises(AssertionError):
         assert_same(params_of(states[Shifted]), params_of(states[Same]), 1e-6)
-    world = world_of("feddf", augment=True, epochs=2, optimizer=Sgd())  # student and teachers see the same
+    world = world_of(
+        "feddf", augment=True, epochs=2, optimizer=Sgd()
+    )  # student and teachers see the same
     world.env = replace(world.env, domain=replace(world.env.domain, augment=Shifted()))
     start = world.env.initial_weights()
     assert_same(params_of(round_of(world, [start] * 2)[0]), [start.params], 1e-12)
@@ -197,7 +221,13 @@ def test_teachers_that_see_every_batch_say_the_same_of_the_same() -> None:
 @pytest.mark.parametrize("augment", [False, True])
 def test_of_networks_that_differ_a_fresh_student_follows_all(augment: bool) -> None:
     """Each client starts from a network of its own kind; the student, of another, takes autograd's step towards their mean."""
-    changes = {"student_start": "fresh", "augment": augment, "epochs": 1, "optimizer": Sgd(), "lr": 0.7}
+    changes = {
+        "student_start": "fresh",
+        "augment": augment,
+        "epochs": 1,
+        "optimizer": Sgd(),
+        "lr": 0.7,
+    }
     world = world_of("feddf_matched", "rounds=1", **changes)
     kinds = [ModelSpec.of({**MLP, "hidden": widths}, (1, 2, 2), 3) for widths in ([], [6, 5])]
     env = replace(world.env, specs=Specs(world.env.server_spec, tuple(kinds)))
@@ -208,10 +238,16 @@ def test_of_networks_that_differ_a_fresh_student_follows_all(augment: bool) -> N
     teachers = [models_near(start, 1)[0] for start in starts]
     state, logged = round_of(world, teachers)
     x = proxy_inputs(world)
-    target = torch.stack([module_of(teacher)(x).detach() for teacher in teachers]).mean(0).softmax(1)
-    student = module_of(Weights.init(world.env.server_spec, seed_of(0, "student", 0), CPU, torch.float64))
+    target = (
+        torch.stack([module_of(teacher)(x).detach() for teacher in teachers]).mean(0).softmax(1)
+    )
+    student = module_of(
+        Weights.init(world.env.server_spec, seed_of(0, "student", 0), CPU, torch.float64)
+    )
     (target * (target.log() - student(x).log_softmax(1))).sum(1).mean().backward()
-    expected = {name: (value - 0.7 * value.grad).detach() for name, value in student.named_parameters()}
+    expected = {
+        name: (value - 0.7 * value.grad).detach() for name, value in student.named_parameters()
+    }
     assert_same(params_of(state), [expected], 1e-9)
     assert logged[0]["clients"] == 4 and len(logged) == 2
     unchanged, metrics = world.aggregator.update(begun, [], world.env)
@@ -225,12 +261,18 @@ def test_on_a_clients_own_samples_a_fresh_student_becomes_that_client() -> None:
     said = module_of(teacher)(alone.data.train.inputs(slice(None))).detach()
     distances, agreement = [], []
     for epochs in (1, 5, 25, 125):
-        world = world_of("feddf", student_start="fresh", epochs=epochs, optimizer=Sgd(momentum=0.9), lr=0.3)
+        world = world_of(
+            "feddf", student_start="fresh", epochs=epochs, optimizer=Sgd(momentum=0.9), lr=0.3
+        )
         world.env = replace(world.env, proxy=alone.data.train)
         student = module_of(round_of(world, [teacher])[0]["weights"])
         answers = student(alone.data.train.inputs(slice(None))).detach()
         p = torch.distributions.Categorical(logits=said)
-        distances.append(torch.distributions.kl_divergence(p, torch.distributions.Categorical(logits=answers)).mean())
+        distances.append(
+            torch.distributions.kl_divergence(
+                p, torch.distributions.Categorical(logits=answers)
+            ).mean()
+        )
         agreement.append((answers.argmax(1) == said.argmax(1)).double().mean())
     assert distances == sorted(distances, reverse=True)
     assert agreement[-1] == max(agreement) > agreement[0]
@@ -244,7 +286,9 @@ def test_the_student_is_traced_after_every_stretch() -> None:
         def wants(self, iteration: int) -> bool:
             return iteration != 2
 
-        def __call__(self, iteration: int, outcomes: Any, clients: Any = (), values: Any = None) -> None:
+        def __call__(
+            self, iteration: int, outcomes: Any, clients: Any = (), values: Any = None
+        ) -> None:
             seen[iteration] = outcomes["student"].models[0], values
 
     world.env = replace(world.env, trace=Watching())
@@ -252,7 +296,9 @@ def test_the_student_is_traced_after_every_stretch() -> None:
     assert list(seen) == [1, 3] and seen[3][0] is state["weights"] and seen[1][1] == logged[1]
 
 
-def test_the_best_student_is_delivered_and_patience_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_student_is_delivered_and_patience_ends_the_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     accuracies = iter([0.2, 0.5, 0.5, 0.4, 0.3])
     students: list[Weights] = []
 
@@ -292,13 +338,19 @@ def test_interrupted_after_any_step_it_is_the_straight_run(
 
 @pytest.mark.parametrize("method", ["feddf", "fedbe", "fedlaw"])
 def test_batch_norms_statistics_come_from_the_proxy_and_one_sample_has_none(method: str) -> None:
-    world = world_of(method, model=NORMED, epochs=2, batch_size=8)  # 9 samples: a batch of one, which is left out
+    world = world_of(
+        method, model=NORMED, epochs=2, batch_size=8
+    )  # 9 samples: a batch of one, which is left out
     start = world.env.initial_weights()
     state, _ = round_of(world, models_near(start, 2))
     assert int(state["weights"].buffers["norm.num_batches_tracked"]) == 2
-    assert not torch.equal(state["weights"].buffers["norm.running_mean"], start.buffers["norm.running_mean"])
+    assert not torch.equal(
+        state["weights"].buffers["norm.running_mean"], start.buffers["norm.running_mean"]
+    )
     assert world.env.proxy is not None
-    world.env = replace(world.env, proxy=replace(world.env.proxy, x=world.env.proxy.x[:1], y=world.env.proxy.y[:1]))
+    world.env = replace(
+        world.env, proxy=replace(world.env.proxy, x=world.env.proxy.x[:1], y=world.env.proxy.y[:1])
+    )
     with pytest.raises(ConfigError, match="BatchNorm"):
         world.aggregator.init(world.env)
 
@@ -312,7 +364,10 @@ def test_fedbes_teachers_count_alike() -> None:
     start, x = world.env.initial_weights(), proxy_inputs(world)
     models, p = models_near(start, 3), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     mean = replace(
-        start, params={k: sum(w * m.params[k] for w, m in zip(p, models, strict=True)) for k in start.params}
+        start,
+        params={
+            k: sum(w * m.params[k] for w, m in zip(p, models, strict=True)) for k in start.params
+        },
     )
     aggregator: Any = world.aggregator
     drawn = list(aggregator.drawn(models, p, start, mean, world.env))
@@ -330,7 +385,9 @@ def test_drawn_models_have_their_distributions_moments(distribution: str) -> Non
     models, p = models_near(start, 3), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     name = "output.bias"
     aggregator: Any = world.aggregator
-    drawn = torch.stack([m.params[name] for m in aggregator.drawn(models, p, start, start, world.env)])
+    drawn = torch.stack(
+        [m.params[name] for m in aggregator.drawn(models, p, start, start, world.env)]
+    )
     y = torch.stack([m.params[name] for m in models])
     if distribution == "gaussian":
         centre = p @ y
@@ -404,14 +461,18 @@ def test_recomputed_statistics_are_torchs() -> None:
     ("fedlaw", ["proxy.labelled=false"], "labelled server data"),
     ("fedlaw", ["proxy.source=none", "proxy.size=0", "proxy.labelled=false"], "needs server data"),
 ])  # fmt: skip
-def test_mistakes_are_told_before_anything_starts(method: str, overrides: list[str], words: str) -> None:
+def test_mistakes_are_told_before_anything_starts(
+    method: str, overrides: list[str], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         Experiment.of(compose([f"method={method}", *overrides]))
 
 
 def test_test_images_of_another_data_set_may_teach_in_one_shot() -> None:
     proxy = ["proxy.dataset=synthetic", "proxy.source=test", "proxy.size=9"]
-    Experiment.of(compose(["method=feddf_paper", "dataset=synthetic", "dataset.samples=200", *proxy]))
+    Experiment.of(
+        compose(["method=feddf_paper", "dataset=synthetic", "dataset.samples=200", *proxy])
+    )
 
 
 def test_a_proxy_of_test_data_is_allowed_and_named() -> None:

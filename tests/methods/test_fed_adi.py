@@ -47,10 +47,18 @@ def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
             found.clear()
             d, s = teachers(normalised(v)), student(normalised(v))
             tv = sum(
-                (v[..., max(i, 0) : 4 + min(i, 0), max(j, 0) :] - v[..., max(-i, 0) : 4 - max(i, 0), : 4 - j]).norm()
+                (
+                    v[..., max(i, 0) : 4 + min(i, 0), max(j, 0) :]
+                    - v[..., max(-i, 0) : 4 - max(i, 0), : 4 - j]
+                ).norm()
                 for i, j in ((0, 1), (1, 0), (1, 1), (-1, 1))
             )
-            loss = nn.functional.cross_entropy(d, y) + 0.3 * sum(found) / 3 + 0.01 * tv + 0.1 * v.norm()
+            loss = (
+                nn.functional.cross_entropy(d, y)
+                + 0.3 * sum(found) / 3
+                + 0.01 * tv
+                + 0.1 * v.norm()
+            )
             loss = loss + 2 * competition(d, s)
             if best is None or loss < best:
                 best, kept = loss.detach(), x.detach()

@@ -21,12 +21,19 @@ from tests.methods.distilled_world import (
 )
 from tests.world import CPU
 
-TINY = ("aggregator.iterations=3", "aggregator.nz=4", "aggregator.ngf=3", "aggregator.lr_generator=0.05")
+TINY = (
+    "aggregator.iterations=3",
+    "aggregator.nz=4",
+    "aggregator.ngf=3",
+    "aggregator.lr_generator=0.05",
+)
 
 
 def test_both_learn_in_every_step_as_in_a_loop_of_torchs() -> None:
     """Two epochs of three joint steps with modules and optimizers of torch's, teachers and their features twice computed."""
-    world = small_world("fed_dafl", *TINY, "aggregator.T=2", "aggregator.w_oh=0.4", "aggregator.w_a=0.7")
+    world = small_world(
+        "fed_dafl", *TINY, "aggregator.T=2", "aggregator.w_oh=0.4", "aggregator.w_a=0.7"
+    )
     after, rows = states(world)
     modules = [kept.load().module() for kept in after[0]["teachers"]]
     features: list[torch.Tensor] = []
@@ -35,7 +42,9 @@ def test_both_learn_in_every_step_as_in_a_loop_of_torchs() -> None:
     student = fresh_student(world).train()
     slow = torch.optim.SGD(student.parameters(), lr=0.01, momentum=0.9)
     generator = (
-        Weights.init(generator_spec((1, 4, 4), 4, 3), seed_of(0, "generator"), CPU, torch.float64).module().train()
+        Weights.init(generator_spec((1, 4, 4), 4, 3), seed_of(0, "generator"), CPU, torch.float64)
+        .module()
+        .train()
     )
     fast = torch.optim.Adam(generator.parameters(), lr=0.05)
     for epoch in (1, 2):
@@ -50,7 +59,9 @@ def test_both_learn_in_every_step_as_in_a_loop_of_torchs() -> None:
             ie = (p * p.log10()).sum()
             a = -sum(value.abs().mean() for value in features) / 3
             loss = 0.4 * oh + 5 * ie + 0.7 * a
-            terms.append([float(value) for value in (loss.detach(), oh.detach(), ie.detach(), a.detach())])
+            terms.append(
+                [float(value) for value in (loss.detach(), oh.detach(), ie.detach(), a.detach())]
+            )
             fast.zero_grad()
             loss.backward()
             slow.zero_grad()

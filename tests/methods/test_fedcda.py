@@ -23,8 +23,14 @@ from fedexp.storage.kept_models import KeptModels
 from fedexp.storage.tensors import TensorStore
 from tests.world import CPU, World, assert_same, make_data, make_world, resumed
 
-NORMALISED = {"_target_": "tests.engines.plugins.Normalised"}  # BatchNorm: floating buffers and a counter
-NEWEST_LAST = ("aggregator.L=0.0", "local.lr=0.4", "local.batch_size=4")  # steps so large that older models are better
+NORMALISED = {
+    "_target_": "tests.engines.plugins.Normalised"
+}  # BatchNorm: floating buffers and a counter
+NEWEST_LAST = (
+    "aggregator.L=0.0",
+    "local.lr=0.4",
+    "local.batch_size=4",
+)  # steps so large that older models are better
 
 
 def objective(vectors: Sequence[np.ndarray], losses: Sequence[float], L: float) -> float:
@@ -37,13 +43,18 @@ def objective(vectors: Sequence[np.ndarray], losses: Sequence[float], L: float) 
 class Instance:
     """Random candidates of `sizes` models a client, `fixed` more whose choice is fixed, around one far point."""
 
-    def __init__(self, seed: int, sizes: Sequence[int], fixed: int, D: int = 7, L: float = 1.0) -> None:
+    def __init__(
+        self, seed: int, sizes: Sequence[int], fixed: int, D: int = 7, L: float = 1.0
+    ) -> None:
         rng = np.random.default_rng(seed)
         self.L, self.sizes = L, tuple(sizes)
         far = 30 * rng.normal(size=D)
         self.owners = [far + rng.normal(size=D) * 0.5 + rng.normal(size=(k, D)) for k in sizes]
         self.losses = [rng.random(k) * 3 for k in sizes]
-        self.rest, self.rest_losses = list(far + rng.normal(size=(fixed, D))), list(rng.random(fixed))
+        self.rest, self.rest_losses = (
+            list(far + rng.normal(size=(fixed, D))),
+            list(rng.random(fixed)),
+        )
         self.centre = far + rng.normal(size=D)
 
     def tree(self, vector: np.ndarray) -> dict[str, torch.Tensor]:
@@ -69,23 +80,31 @@ class Instance:
 
     def value(self, picks: dict[int, int]) -> float:
         vectors = [*self.rest, *(self.owners[i][k] for i, k in picks.items())]
-        return objective(vectors, [*self.rest_losses, *(self.losses[i][k] for i, k in picks.items())], self.L)
+        return objective(
+            vectors, [*self.rest_losses, *(self.losses[i][k] for i, k in picks.items())], self.L
+        )
 
     def by_loops(self, groups: Sequence[Sequence[int]]) -> dict[int, int]:
         """Eq. 8 over true vectors: groups after the one that chooses are left out."""
         picks: dict[int, int] = {}
         for group in groups:
             every = itertools.product(*(range(self.sizes[i]) for i in group))
-            picks = min(({**picks, **dict(zip(group, each, strict=True))} for each in every), key=self.value)
+            picks = min(
+                ({**picks, **dict(zip(group, each, strict=True))} for each in every), key=self.value
+            )
         return picks
 
 
-@pytest.mark.parametrize("groups", [[[0, 1, 2, 3]], [[2, 0], [3], [1]], [[3], [1], [0], [2]]], ids=["1", "3", "m"])
+@pytest.mark.parametrize(
+    "groups", [[[0, 1, 2, 3]], [[2, 0], [3], [1]], [[3], [1], [0], [2]]], ids=["1", "3", "m"]
+)
 @pytest.mark.parametrize("fixed", [0, 3])
 def test_the_selection_is_brute_force_over_true_vectors(
     groups: list[list[int]], fixed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedexp.methods.fedcda.BLOCK_BYTES", 8 * 2 * 14)  # blocks of two numbers a row
+    monkeypatch.setattr(
+        "fedexp.methods.fedcda.BLOCK_BYTES", 8 * 2 * 14
+    )  # blocks of two numbers a row
     moved = 0
     for seed in range(12):
         instance = Instance(seed, (3, 1, 2, 3), fixed, L=(0.3, 1.0, 5.0)[seed % 3])
@@ -93,7 +112,9 @@ def test_the_selection_is_brute_force_over_true_vectors(
         picks = problem.choose([np.array(group) for group in groups])
         assert picks == [expected[i] for i in range(4)]
         assert problem.objective(picks) == pytest.approx(instance.value(expected), rel=1e-9)
-        assert problem.objective([0] * 4) == pytest.approx(instance.value(dict.fromkeys(range(4), 0)), rel=1e-9)
+        assert problem.objective([0] * 4) == pytest.approx(
+            instance.value(dict.fromkeys(range(4), 0)), rel=1e-9
+        )
         moved += any(picks)
     assert moved > 6
 
@@ -123,7 +144,10 @@ def test_with_l_zero_everyone_takes_the_lowest_loss() -> None:
     for seed in range(4):
         instance = Instance(seed, (3, 3, 3), 2, L=0.0)
         expected = [int(losses.argmin()) for losses in instance.losses]
-        assert any(expected) and instance.problem().choose([np.array([1]), np.array([0, 2])]) == expected
+        assert (
+            any(expected)
+            and instance.problem().choose([np.array([1]), np.array([0, 2])]) == expected
+        )
 
 
 def after_each_round(world: World) -> list[tuple[Snapshot, list[ClientResult], dict[str, float]]]:
@@ -161,15 +185,23 @@ def test_rounds_are_those_written_out(unseen: str, loss_term: str) -> None:
     Own = tuple[np.ndarray, np.ndarray, float]  # parameters, running statistics, loss
 
     def of(weights: Weights, loss: float = 0.0) -> Own:
-        return vector(weights.params), vector({k: v for k, v in weights.buffers.items() if "running" in k}), loss
+        return (
+            vector(weights.params),
+            vector({k: v for k, v in weights.buffers.items() if "running" in k}),
+            loss,
+        )
 
     cached: dict[int, list[Own]] = {}
-    chosen: dict[int, Own] = dict.fromkeys((0, 1, 3, 4, 5), of(start)) if unseen == "initial" else {}
+    chosen: dict[int, Own] = (
+        dict.fromkeys((0, 1, 3, 4, 5), of(start)) if unseen == "initial" else {}
+    )
     older = 0
     for number, (after, sent, metrics) in enumerate(after_each_round(world)):
         clients = [result.client for result in sent]
         for result in sent:
-            own = of(result.weights, result.metrics["loss_last_epoch"] if loss_term == "true" else 0.0)
+            own = of(
+                result.weights, result.metrics["loss_last_epoch"] if loss_term == "true" else 0.0
+            )
             cached[result.client] = [own, *cached.get(result.client, [])][:2]
         rest = [own for client, own in chosen.items() if client not in clients]
 
@@ -180,13 +212,21 @@ def test_rounds_are_those_written_out(unseen: str, loss_term: str) -> None:
         newest = [cached[client][0] for client in clients]
         if number < 2:
             best = newest
-            samples = np.array([result.num_examples for result in sent]) / sum(r.num_examples for r in sent)
-            params, buffers = (sum(p * own[i] for p, own in zip(samples, best, strict=True)) for i in (0, 1))
+            samples = np.array([result.num_examples for result in sent]) / sum(
+                r.num_examples for r in sent
+            )
+            params, buffers = (
+                sum(p * own[i] for p, own in zip(samples, best, strict=True)) for i in (0, 1)
+            )
         else:
             best = list(min(itertools.product(*(cached[client] for client in clients)), key=value))
-            params, buffers = (sum(own[i] for own in [*rest, *best]) / len([*rest, *best]) for i in (0, 1))
+            params, buffers = (
+                sum(own[i] for own in [*rest, *best]) / len([*rest, *best]) for i in (0, 1)
+            )
             assert metrics["selection/J"] == pytest.approx(value(best), rel=1e-8, abs=1e-10)
-            assert metrics["selection/J_newest"] == pytest.approx(value(newest), rel=1e-8, abs=1e-10)
+            assert metrics["selection/J_newest"] == pytest.approx(
+                value(newest), rel=1e-8, abs=1e-10
+            )
             assert metrics["selection/J"] <= metrics["selection/J_random"] + 1e-12
             share = sum(a is not b for a, b in zip(best, newest, strict=True)) / len(best)
             assert metrics["selection/older"] == pytest.approx(share)
@@ -211,7 +251,9 @@ def test_one_model_a_client_with_everyone_is_fedavg() -> None:
 def test_one_model_a_client_is_the_newest_and_one_group_is_the_optimum() -> None:
     def models(*overrides: str, m: int = 4) -> list[dict[str, torch.Tensor]]:
         large = ("local.lr=0.4", "local.batch_size=4")  # steps that leave clients room to disagree
-        world = make_world("method=fedcda", "aggregator.warm_up=1", "rounds=6", *large, *overrides, m=m)
+        world = make_world(
+            "method=fedcda", "aggregator.warm_up=1", "rounds=6", *large, *overrides, m=m
+        )
         return world.models(world.run())
 
     assert_same(models("aggregator.K=1", m=3), models("aggregator.strategy=newest", m=3))
@@ -224,7 +266,11 @@ def test_one_model_a_client_is_the_newest_and_one_group_is_the_optimum() -> None
 
 def test_random_draws_all_entries_alike() -> None:
     world = make_world(
-        "method=fedcda", "aggregator.strategy=random", "aggregator.warm_up=0", "rounds=25", "local.steps=1"
+        "method=fedcda",
+        "aggregator.strategy=random",
+        "aggregator.warm_up=0",
+        "rounds=25",
+        "local.steps=1",
     )
     counts = np.zeros(3)
     for after, _, _ in after_each_round(world)[3:]:
@@ -235,13 +281,17 @@ def test_random_draws_all_entries_alike() -> None:
 
 def test_the_trainers_half_goes_on_after_the_warm_up() -> None:
     """SCAFFOLD's c stays the mean of the clients' c_i."""
-    world = make_world("method=fedcda", "trainer=scaffold", "aggregator.weights=uniform", "aggregator.B=2", m=2)
+    world = make_world(
+        "method=fedcda", "trainer=scaffold", "aggregator.weights=uniform", "aggregator.B=2", m=2
+    )
     after = world.run()
     total = sum(vector(own["c_i"]) for own in after.clients.values()) / world.env.num_clients
     np.testing.assert_allclose(vector(after.state["shared"]["c"]), total, atol=1e-12)
 
 
-def test_resumed_and_kept_on_disk_are_straight_where_older_models_are_chosen(tmp_path: Path) -> None:
+def test_resumed_and_kept_on_disk_are_straight_where_older_models_are_chosen(
+    tmp_path: Path,
+) -> None:
     overrides = ("method=fedcda", "aggregator.warm_up=1", "rounds=5", *NEWEST_LAST)
     straight = make_world(*overrides, m=3)
     expected = straight.run()
@@ -281,7 +331,11 @@ def test_what_cannot_be_is_refused_before_training() -> None:
     assert "3^17 combinations" in refusal("aggregator.B=1", "clients=20", "clients_per_round=17")
     coins = ("sampling=bernoulli", "clients_per_round=10")  # everyone may come
     assert "sampling=fixed bounds" in refusal("aggregator.B=1", "clients=20", *coins)
-    small = ["method=fedcda", "clients_per_round=2", "limit.server_steps=2"]  # a smoke form has fewer groups, too
+    small = [
+        "method=fedcda",
+        "clients_per_round=2",
+        "limit.server_steps=2",
+    ]  # a smoke form has fewer groups, too
     assert Experiment.of(compose(small)).extent.clients == 10
 
 
@@ -292,5 +346,7 @@ def test_models_without_a_loss_are_refused_where_it_counts() -> None:
     with pytest.raises(ConfigError, match="without their training loss"):
         world.aggregator.update(state, [result], world.env)
     without = make_world("method=fedcda", "aggregator.warm_up=0", "aggregator.loss_term=false")
-    entry: Entry = without.aggregator.update(state, [result], without.env)[0]["caches"]["0"]["entries"][0]
+    entry: Entry = without.aggregator.update(state, [result], without.env)[0]["caches"]["0"][
+        "entries"
+    ][0]
     assert entry["loss"] == 0.0 and isinstance(without.aggregator, FedCDA)

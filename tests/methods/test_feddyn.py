@@ -38,7 +38,9 @@ class LeastSquares(Classification):
         return (output - F.one_hot(batch.y, output.shape[1])).square().sum(1).mean() / 2
 
 
-def quadratics(method: str, sizes: tuple[int, ...], rounds: int, steps: int, *overrides: str) -> World:
+def quadratics(
+    method: str, sizes: tuple[int, ...], rounds: int, steps: int, *overrides: str
+) -> World:
     """Linear models, full-batch steps."""
     world = make_world(
         f"method={method}",
@@ -80,20 +82,29 @@ def test_one_client_follows_its_exact_minimisers() -> None:
 def test_clients_that_differ_reach_the_minimiser_of_their_mean() -> None:
     """FedAvg's fixed point is biased, FedDyn's is not; every g_i is then the client's own gradient there."""
     fedavg, feddyn = (quadratics(method, (32, 20, 26), 60, 5) for method in ("fedavg", "feddyn"))
-    feddyn.env = replace(feddyn.env, trainer=replace(feddyn.env.trainer, a=1.0))  # of the order of H: quickest
+    feddyn.env = replace(
+        feddyn.env, trainer=replace(feddyn.env.trainer, a=1.0)
+    )  # of the order of H: quickest
     parts = [normal_equations(feddyn, client) for client in range(3)]
     best = sum(C for _, C in parts) @ np.linalg.inv(sum(H for H, _ in parts))
     after = feddyn.run()
-    biased, found = fedavg.models(fedavg.run())[0]["fc.weight"].numpy(), feddyn.models(after)[0]["fc.weight"].numpy()
+    biased, found = (
+        fedavg.models(fedavg.run())[0]["fc.weight"].numpy(),
+        feddyn.models(after)[0]["fc.weight"].numpy(),
+    )
     assert np.abs(biased - best).max() > 1e-3
     np.testing.assert_allclose(found, best, atol=1e-6)
     for client, (H, C) in enumerate(parts):
-        np.testing.assert_allclose(after.clients[client]["g_i"]["fc.weight"].numpy(), best @ H - C, atol=1e-5)
+        np.testing.assert_allclose(
+            after.clients[client]["g_i"]["fc.weight"].numpy(), best @ H - C, atol=1e-5
+        )
 
 
 def test_the_first_round_trains_as_fedprox_and_moves_twice_as_far() -> None:
     feddyn = make_world("method=feddyn", f"trainer.a={A}", "rounds=1")
-    fedprox = make_world("method=fedprox", f"trainer.mu={A}", "rounds=1", "aggregator.weights=uniform")
+    fedprox = make_world(
+        "method=fedprox", f"trainer.mu={A}", "rounds=1", "aggregator.weights=uniform"
+    )
     assert_same(*([r.weights.params for r in first_results(world)] for world in (feddyn, fedprox)))
     start = fedprox.aggregator.init(fedprox.env)["weights"].params
     twice = trees.add(start, trees.sub(fedprox.models(fedprox.run())[0], start), alpha=2.0)
@@ -108,13 +119,17 @@ def first_results(world: World) -> list[ClientResult]:
 @pytest.mark.parametrize("m", [4, 2])
 def test_the_server_keeps_the_mean_over_all_who_can_take_part(m: int) -> None:
     """d = -(1 / (a N)) sum_i g_i, a client without data being no client."""
-    world = make_world("method=feddyn", f"trainer.a={A}", "rounds=6", data=make_data((20, 0, 13, 8, 20)), m=m)
+    world = make_world(
+        "method=feddyn", f"trainer.a={A}", "rounds=6", data=make_data((20, 0, 13, 8, 20)), m=m
+    )
     after = world.run()
     total = trees.zeros_like(after.state["server"]["d"])
     for own in after.clients.values():
         total = trees.add(total, own["g_i"], alpha=-1 / (A * 4))
     assert_same([after.state["server"]["d"]], [total], 1e-10)
-    state, metrics = world.aggregator.update(world.aggregator.init(world.env), first_results(world), world.env)
+    state, metrics = world.aggregator.update(
+        world.aggregator.init(world.env), first_results(world), world.env
+    )
     length = torch.cat([value.flatten() for value in state["server"]["d"].values()]).norm()
     assert metrics["server/d"] == pytest.approx(float(length), rel=1e-10) and length > 0
 

@@ -37,7 +37,10 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 def test_the_generators_loss_is_the_sum_written_out(ensemble: Any) -> None:
     m, b, classes, noise, features = 3, 4, 5, 2, 6
     logits, eps, z = numbers(m, b, classes), numbers(b, noise, seed=1), numbers(b, features, seed=2)
-    y, held = torch.tensor([0, 2, 2, 4]), torch.tensor([[3, 0, 5, 1, 0], [0, 0, 1, 1, 9], [2, 2, 0, 0, 0]])
+    y, held = (
+        torch.tensor([0, 2, 2, 4]),
+        torch.tensor([[3, 0, 5, 1, 0], [0, 0, 1, 1, 9], [2, 2, 0, 0, 0]]),
+    )
     expected = 0.0
     for i in range(b):
         if ensemble == "losses":
@@ -94,7 +97,10 @@ def test_the_generators_steps_are_those_of_a_loop_of_torchs() -> None:
     world = world_of("fedgen", lr_decay=0.5, **SMALL)
     method: Any = world.aggregator
     state = method.init(world.env)
-    models, held = models_near(state["weights"], 3, 2.0), torch.tensor([[3, 0, 1], [0, 4, 0], [6, 1, 1]])
+    models, held = (
+        models_near(state["weights"], 3, 2.0),
+        torch.tensor([[3, 0, 1], [0, 4, 0], [6, 1, 1]]),
+    )
     names, _ = head_of(world.env.server_spec, world.env.input_shape)
     heads = [{name: model.params[name] for name in names} for model in models]
     generator = state["generator"].module().double().train()
@@ -116,7 +122,9 @@ def test_the_generators_steps_are_those_of_a_loop_of_torchs() -> None:
             losses.append(loss.item())
         assert metrics["server/loss"] == pytest.approx(sum(losses) / 4)
         for name, value in generator.state_dict().items():
-            torch.testing.assert_close({**found.params, **found.buffers}[name], value, rtol=1e-7, atol=1e-9)
+            torch.testing.assert_close(
+                {**found.params, **found.buffers}[name], value, rtol=1e-7, atol=1e-9
+            )
 
 
 def test_the_generators_optimizer_outlives_a_round() -> None:
@@ -137,7 +145,10 @@ def test_features_are_made_for_classes_that_somebody_has_more_than_one_of() -> N
 
 
 def test_the_first_round_is_fedavgs() -> None:
-    plain, special = make_world("method=fedavg", "rounds=1"), world_of("fedgen", "rounds=1", **SMALL)
+    plain, special = (
+        make_world("method=fedavg", "rounds=1"),
+        world_of("fedgen", "rounds=1", **SMALL),
+    )
     assert_same(params_of(special.run().state), params_of(plain.run().state))
 
 
@@ -160,7 +171,11 @@ def test_a_clients_step_is_autograds() -> None:
     """Cross-entropy, alpha's and beta's terms of features that the server's generator makes, by torch's modules."""
     alpha, beta, size, noise_size = 2.0, 3.0, 5, 3
     world, jobs = second_round(
-        "local.epochs=null", "local.steps=1", "local.batch_size=100", "trainer.alpha=2", "trainer.beta=3"
+        "local.epochs=null",
+        "local.steps=1",
+        "local.batch_size=100",
+        "trainer.alpha=2",
+        "trainer.beta=3",
     )
     for job, result in zip(jobs, Serial().map(jobs, world.data), strict=True):
         index = torch.from_numpy(world.data.partition.of(job.client))
@@ -183,7 +198,10 @@ def test_a_clients_step_is_autograds() -> None:
         (loss + 0.98 * beta * (p * (p / q).log()).sum(1).mean()).backward()
         for name, value in model.named_parameters():
             torch.testing.assert_close(
-                result.weights.params[name], (value - job.budget.lr * value.grad).detach(), rtol=1e-9, atol=1e-12
+                result.weights.params[name],
+                (value - job.budget.lr * value.grad).detach(),
+                rtol=1e-9,
+                atol=1e-12,
             )
 
 
@@ -215,7 +233,9 @@ class Maps(nn.Module):
 
 
 def test_clients_that_have_no_use_for_the_generator_are_refused() -> None:
-    with pytest.raises(ConfigError, match="FedGen teaches a generator for clients that fit its features"):
+    with pytest.raises(
+        ConfigError, match="FedGen teaches a generator for clients that fit its features"
+    ):
         Experiment.of(compose(["method=fedgen", "trainer=sgd"]))
 
 
@@ -236,4 +256,7 @@ def test_the_server_keeps_generator_and_optimizer_through_a_round_of_nobody() ->
     state = method.init(world.env)
     after, metrics = method.update(state, [], world.env)
     assert after is state and metrics == {"clients": 0}
-    assert next_jobs(method, world.env, Snapshot(0, after))[0].shared["generator"] is state["generator"].params
+    assert (
+        next_jobs(method, world.env, Snapshot(0, after))[0].shared["generator"]
+        is state["generator"].params
+    )

@@ -19,7 +19,10 @@ FORMS = ["exp", "quad"]
 
 def scalars_of(m: int, seed: int = 0) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
-    return {"x": torch.randn(m, generator=random, dtype=torch.float64), "z": torch.tensor(0.7, dtype=torch.float64)}
+    return {
+        "x": torch.randn(m, generator=random, dtype=torch.float64),
+        "z": torch.tensor(0.7, dtype=torch.float64),
+    }
 
 
 def mixing_of(form: str, x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +55,11 @@ def test_the_scalars_gradient_is_autograds_through_the_mix(form: Any) -> None:
 def test_shares_sum_to_one_and_copies_only_shrink(form: Any) -> None:
     method, scalars = FedLAW(form=form), scalars_of(4, 3)
     shares, gamma = method.mixing(scalars)
-    assert float(shares.sum()) == pytest.approx(1, abs=1e-12) and bool((shares >= 0).all()) and gamma > 0
+    assert (
+        float(shares.sum()) == pytest.approx(1, abs=1e-12)
+        and bool((shares >= 0).all())
+        and gamma > 0
+    )
     y = torch.arange(6, dtype=torch.float64)
     torch.testing.assert_close(method.mixed(scalars, y.expand(4, 6)), gamma * y)
 
@@ -61,7 +68,9 @@ def test_learning_starts_from_the_weighted_mean_or_from_the_plain_one() -> None:
     for form, expected in (("exp", [0.1, 0.3, 0.6]), ("quad", [1 / 3] * 3)):
         world = world_of("fedlaw", form=form)
         start = world.env.initial_weights()
-        models = [torch.cat([v.flatten() for v in m.params.values()]) for m in models_near(start, 3)]
+        models = [
+            torch.cat([v.flatten() for v in m.params.values()]) for m in models_near(start, 3)
+        ]
         method: Any = world.aggregator
         work = method.begin({"models": models, "p": [1.0, 3.0, 6.0]}, start, start, world.env)
         shares, gamma = method.mixing(work["scalars"])
@@ -77,17 +86,24 @@ def test_learning_is_a_loop_of_torchs_own(form: str) -> None:
     models = models_near(start, 3)
     state, logged = round_of(world, models, [10, 20, 30])
     p = torch.tensor([1, 2, 3], dtype=torch.float64) / 6
-    x = (p.log() if form == "exp" else torch.full((3,), 3**-0.5, dtype=torch.float64)).requires_grad_()
+    x = (
+        p.log() if form == "exp" else torch.full((3,), 3**-0.5, dtype=torch.float64)
+    ).requires_grad_()
     z = torch.tensor(0.0 if form == "exp" else 1.0, dtype=torch.float64, requires_grad=True)
     optimizer, module = torch.optim.Adam([x, z], 0.1, betas=(0.5, 0.999)), start.module().train()
 
     def mixed() -> dict[str, torch.Tensor]:
         shares, gamma = mixing_of(form, x, z)
-        return {k: gamma * sum(s * m.params[k] for s, m in zip(shares, models, strict=True)) for k in start.params}
+        return {
+            k: gamma * sum(s * m.params[k] for s, m in zip(shares, models, strict=True))
+            for k in start.params
+        }
 
     for row in logged[1:]:
         optimizer.zero_grad()
-        loss = F.cross_entropy(torch.func.functional_call(module, mixed(), (proxy_inputs(world),)), proxy.y)
+        loss = F.cross_entropy(
+            torch.func.functional_call(module, mixed(), (proxy_inputs(world),)), proxy.y
+        )
         loss.backward()
         optimizer.step()
         assert row["server/loss"] == pytest.approx(loss.item(), rel=1e-6)
@@ -100,7 +116,9 @@ def test_of_one_model_gamma_alone_is_learned() -> None:
     state, logged = round_of(world, [model])
     gamma = logged[-1]["server/gamma"]
     assert gamma != 1 and all(row["server/lambda_max"] == 1 for row in logged[1:])
-    assert_same(params_of(state), [{name: gamma * value for name, value in model.params.items()}], 1e-9)
+    assert_same(
+        params_of(state), [{name: gamma * value for name, value in model.params.items()}], 1e-9
+    )
 
 
 def test_in_the_variant_of_averages_the_shares_come_first_and_gamma_after_them() -> None:
@@ -115,6 +133,10 @@ def test_in_the_variant_of_averages_the_shares_come_first_and_gamma_after_them()
         averages.append(state["work"]["averaged"])
         gammas.append(metrics["server/gamma"])
     assert gammas[:4] == [1.0] * 4 and len({*gammas[3:]}) == 4
-    assert len({tuple(x.tolist()) for x in xs[:4]}) == 4 and all(torch.equal(x, xs[3]) for x in xs[4:])
-    assert averages[1] is None and averages[2]["count"] == 1 and torch.equal(averages[2]["sum"], xs[2])
+    assert len({tuple(x.tolist()) for x in xs[:4]}) == 4 and all(
+        torch.equal(x, xs[3]) for x in xs[4:]
+    )
+    assert (
+        averages[1] is None and averages[2]["count"] == 1 and torch.equal(averages[2]["sum"], xs[2])
+    )
     torch.testing.assert_close(xs[3], averages[3]["sum"] / 2)

@@ -92,11 +92,15 @@ def composed() -> World:
 def matching(spec: ModelSpec, kind: type[FedMA] = FedMA, **options) -> World:
     """A world of `spec` on `IMAGE`, without composing it again."""
     world = composed()
-    experiment = replace(world.experiment, aggregator=build(kind, {"retrain": False, **options}, "aggregator"))
+    experiment = replace(
+        world.experiment, aggregator=build(kind, {"retrain": False, **options}, "aggregator")
+    )
     return World(experiment, replace(world.env, specs=Specs(spec)), world.data)
 
 
-def merged(world: World, models: Sequence[Weights], counts: Sequence[Sequence[int]] = EVEN) -> tuple[Weights, dict]:
+def merged(
+    world: World, models: Sequence[Weights], counts: Sequence[Sequence[int]] = EVEN
+) -> tuple[Weights, dict]:
     """What one shot without retraining makes of `models`, and what is logged."""
     state = world.aggregator.init(world.env)
     state, metrics = world.aggregator.update(state, results_of(models, counts), world.env)
@@ -117,7 +121,12 @@ def blocks(model: Weights) -> list[tuple[np.ndarray, np.ndarray | None]]:
         weight = model.params[layer.weight].numpy()
         if not found and layer.kind == "linear":
             units = weight.shape[1]
-        found.append((weight.reshape(len(weight), units, -1), layer.bias and model.params[layer.bias].numpy()))
+        found.append(
+            (
+                weight.reshape(len(weight), units, -1),
+                layer.bias and model.params[layer.bias].numpy(),
+            )
+        )
         units = len(weight)
     return found
 
@@ -139,9 +148,15 @@ def written_out(models, counts, k: Constants, orders) -> list[tuple[np.ndarray, 
         biases = [model[layer][1] for model in models]
         if layer == depth - 1:
             total = np.sum(counts, 0)
-            shares = [[n / t if t else 1 / N for n, t in zip(row, total, strict=True)] for row in counts]
+            shares = [
+                [n / t if t else 1 / N for n, t in zip(row, total, strict=True)] for row in counts
+            ]
             weight = sum(np.array(f)[:, None, None] * w for f, w in zip(shares, wide, strict=True))
-            bias = None if biases[0] is None else sum(np.array(f) * b for f, b in zip(shares, biases, strict=True))
+            bias = (
+                None
+                if biases[0] is None
+                else sum(np.array(f) * b for f, b in zip(shares, biases, strict=True))
+            )
             result.append((weight, bias))
             break
         rows = [
@@ -153,7 +168,12 @@ def written_out(models, counts, k: Constants, orders) -> list[tuple[np.ndarray, 
             mu0[-1] = 0.1
         owns, theta = looped(rows, np.full((N, len(mu0)), 1 / k.sigma), mu0, k, orders[layer])
         entries = width * wide[0].shape[2]
-        result.append((theta[:, :entries].reshape(len(theta), width, -1), None if biases[0] is None else theta[:, -1]))
+        result.append(
+            (
+                theta[:, :entries].reshape(len(theta), width, -1),
+                None if biases[0] is None else theta[:, -1],
+            )
+        )
         width = len(theta)
     return result
 
@@ -181,7 +201,9 @@ def test_the_loop_form_agrees(name: str, options: dict) -> None:
     expected = written_out([blocks(model) for model in models], COUNTS[:3], constants, orders)
     found, _ = merged(world, models, COUNTS[:3])
     widths = [len(weight) for weight, _ in expected]
-    assert any(w > group.size for w, group in zip(widths, structure_of(spec, IMAGE).groups, strict=False))
+    assert any(
+        w > group.size for w, group in zip(widths, structure_of(spec, IMAGE).groups, strict=False)
+    )
     for (weight, bias), (weight_, bias_) in zip(blocks(found), expected, strict=True):
         np.testing.assert_allclose(weight, weight_, rtol=1e-9, atol=1e-12)
         assert (bias is None) == (bias_ is None)
@@ -194,7 +216,11 @@ def shrunk(model: Weights, copies: int, ratio: float = 1.0) -> Weights:
     params = {}
     for name, value in model.params.items():
         mu0 = 0.1 if name.endswith("bias") else 0.0
-        params[name] = value if name.startswith("output") else (ratio * mu0 + copies * value) / (ratio + copies)
+        params[name] = (
+            value
+            if name.startswith("output")
+            else (ratio * mu0 + copies * value) / (ratio + copies)
+        )
     return Weights(model.spec, params, model.buffers)
 
 
@@ -207,18 +233,31 @@ def test_permuted_copies_shrink(name: str) -> None:
         same, metrics = merged(world, [model] * copies, EVEN[:copies])
         assert same.spec == spec
         assert_same(tensors(same), tensors(shrunk(model, copies)), 1e-12)
-        moved = [model, *(structure.permute_weights(model, structure.random(seed)) for seed in range(copies - 1))]
+        moved = [
+            model,
+            *(
+                structure.permute_weights(model, structure.random(seed))
+                for seed in range(copies - 1)
+            ),
+        ]
         result, metrics = merged(world, moved, EVEN[:copies])
         assert result.spec == spec
-        torch.testing.assert_close(function_of(result), function_of(shrunk(model, copies)), rtol=1e-11, atol=1e-11)
-    assert metrics["fusion/matched"] == 1 and metrics["fusion/log_ratio"] == pytest.approx(-np.log(4))
+        torch.testing.assert_close(
+            function_of(result), function_of(shrunk(model, copies)), rtol=1e-11, atol=1e-11
+        )
+    assert metrics["fusion/matched"] == 1 and metrics["fusion/log_ratio"] == pytest.approx(
+        -np.log(4)
+    )
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_the_order_of_units_does_not_matter(name: str) -> None:
     spec, models = NETS[name], models_of(NETS[name], 3)
     world, structure = matching(spec, gamma=1.0, sigma=0.02), structure_of(spec, IMAGE)
-    moved = [structure.permute_weights(model, structure.random(seed)) for seed, model in enumerate(models)]
+    moved = [
+        structure.permute_weights(model, structure.random(seed))
+        for seed, model in enumerate(models)
+    ]
     (a, logged), (b, _) = (merged(world, these, COUNTS[:3]) for these in (models, moved))
     assert a.spec == b.spec and logged["fusion/log_ratio"] > -np.log(3)
     torch.testing.assert_close(function_of(a), function_of(b), rtol=1e-11, atol=1e-11)
@@ -256,7 +295,10 @@ def test_fixed_widths_take_any_network_that_has_a_structure(name: str) -> None:
     structure = structure_of(spec, IMAGE)
     world = matching(spec, widths="fixed", fold_batch_norm=False, sigma0=1e12)
     world.aggregator.check(spec, IMAGE)
-    copies = [model, *(structure.permute_weights(model, structure.random(seed)) for seed in range(2))]
+    copies = [
+        model,
+        *(structure.permute_weights(model, structure.random(seed)) for seed in range(2)),
+    ]
     result, metrics = merged(world, copies, EVEN[:3])
     assert result.spec == spec and metrics["fusion/matched"] == 1
     assert_same(tensors(result), tensors(model), 1e-9)
@@ -291,7 +333,9 @@ def test_what_a_unit_is(monkeypatch) -> None:
     assert torch.equal(q, torch.full((2, 73), 2.0).double())
     assert torch.equal(mu0, torch.tensor([0.0] * 72 + [0.1], dtype=torch.float64))
     stem = after("block", 1).models[0].params
-    assert torch.equal(seen[-1][0][0], torch.cat([stem["stem.weight"].flatten(1), stem["stem.bias"][:, None]], 1))
+    assert torch.equal(
+        seen[-1][0][0], torch.cat([stem["stem.weight"].flatten(1), stem["stem.bias"][:, None]], 1)
+    )
     frozen = after("frozen", 1)
     assert len(seen) == 3 and frozen.pending == {"conv.weight": 6}
     assert frozen.units["conv.weight"].tolist() == [list(range(6))] * 2
@@ -303,13 +347,19 @@ def test_models_may_be_laid_out_at_any_time(name: str) -> None:
     spec = {**NETS, "block": BLOCK}[name]
     options = BetaBernoulli(0.1, 2.0, fixed=name == "block")
     structure = structure_of(spec, IMAGE)
-    models = [structure.permute_weights(model, structure.random(s)) for s, model in enumerate(models_of(spec, 3))]
+    models = [
+        structure.permute_weights(model, structure.random(s))
+        for s, model in enumerate(models_of(spec, 3))
+    ]
     once = often = PartlyMatched(models, {})
     for number in range(len(structure.groups)):
         order = np.array([[2, 0, 1]])
         once = once.match_next(IMAGE, options, order)
         often = often.match_next(IMAGE, options, order).laid_out(IMAGE, options)
-        agreed = [layer.weight for layer in common_layers(structure_of(often.models[0].spec, IMAGE), set(often.units))]
+        agreed = [
+            layer.weight
+            for layer in common_layers(structure_of(often.models[0].spec, IMAGE), set(often.units))
+        ]
         for weight in agreed:
             assert torch.equal(often.models[0].params[weight], often.models[2].params[weight])
         assert len(agreed) > number
@@ -324,12 +374,19 @@ def test_frozen_layers_keep_their_bits_and_their_order() -> None:
     frozen = models[0].frozen
     assert frozen
     models = [
-        Weights(spec, *({k: first[k] if k in frozen else v for k, v in own.items()} for first, own in trees))
-        for trees in (((models[0].params, m.params), (models[0].buffers, m.buffers)) for m in models)
+        Weights(
+            spec,
+            *({k: first[k] if k in frozen else v for k, v in own.items()} for first, own in trees),
+        )
+        for trees in (
+            ((models[0].params, m.params), (models[0].buffers, m.buffers)) for m in models
+        )
     ]
     result, metrics = merged(matching(spec, widths="fixed", fold_batch_norm=False), models)
     for name, value in tensors(result)[0].items():
-        assert torch.equal(value, tensors(models[0])[0][name]) == (name in frozen or name == "norm.num_batches_tracked")
+        assert torch.equal(value, tensors(models[0])[0][name]) == (
+            name in frozen or name == "norm.num_batches_tracked"
+        )
     assert metrics["fusion/matched"] == 1
 
 
@@ -339,9 +396,15 @@ def test_with_fixed_widths_and_no_prior_it_is_the_average(name: str) -> None:
     spec, models = MODELS[name], models_of(MODELS[name], 3)
 
     def near(tree, first):
-        return {k: first[k] + 0.1 * (v - first[k]) if v.is_floating_point() else v for k, v in tree.items()}
+        return {
+            k: first[k] + 0.1 * (v - first[k]) if v.is_floating_point() else v
+            for k, v in tree.items()
+        }
 
-    close = [Weights(spec, near(m.params, models[0].params), near(m.buffers, models[0].buffers)) for m in models]
+    close = [
+        Weights(spec, near(m.params, models[0].params), near(m.buffers, models[0].buffers))
+        for m in models
+    ]
     world = matching(spec, widths="fixed", fold_batch_norm=False, sigma0=1e14)
     average = averaged(close)
     assert_same(tensors(merged(world, close)[0]), tensors(average), 1e-11)
@@ -350,7 +413,10 @@ def test_with_fixed_widths_and_no_prior_it_is_the_average(name: str) -> None:
     for key, value in average.params.items():
         expected = value
         if key.startswith("output"):
-            expected = sum(torch.einsum("c,c...->c...", f, m.params[key]) for f, m in zip(shares, close, strict=True))
+            expected = sum(
+                torch.einsum("c,c...->c...", f, m.params[key])
+                for f, m in zip(shares, close, strict=True)
+            )
         torch.testing.assert_close(result.params[key], expected, rtol=1e-11, atol=1e-11)
     plain = matching(spec, widths="fixed", fold_batch_norm=False, merge="mean")
     assert_same(tensors(merged(plain, close, COUNTS[:3])[0]), tensors(average), 1e-11)
@@ -361,7 +427,10 @@ def test_means_are_over_the_units_that_were_matched(name: str) -> None:
     """Permuted copies are the model again; where no units are matched, the outputs are averaged."""
     spec, models = NETS[name], models_of(NETS[name], 2)
     structure = structure_of(spec, IMAGE)
-    moved = [models[0], *(structure.permute_weights(models[0], structure.random(seed)) for seed in range(2))]
+    moved = [
+        models[0],
+        *(structure.permute_weights(models[0], structure.random(seed)) for seed in range(2)),
+    ]
     result, _ = merged(matching(spec, gamma=0.01, merge="mean"), moved, COUNTS[:3])
     torch.testing.assert_close(function_of(result), function_of(models[0]), rtol=1e-11, atol=1e-11)
     wide, logged = merged(matching(spec, gamma=1e9, sigma=1e-9, merge="mean"), models, COUNTS[:2])
@@ -413,7 +482,13 @@ def test_the_order_of_the_models_orders_the_units() -> None:
 
 
 TWO = {**MLP, "hidden": [5, 4]}
-CNN = {"_target_": "fedexp.models.cnn.ConvNet", "channels": [3], "kernel": 1, "hidden": [4], "norm": "batch"}
+CNN = {
+    "_target_": "fedexp.models.cnn.ConvNet",
+    "channels": [3],
+    "kernel": 1,
+    "hidden": [4],
+    "norm": "batch",
+}
 
 
 @cache
@@ -426,7 +501,9 @@ def training(*overrides: str, model=TWO, m: int = 4, rounds: int = 2, **options)
     world = base(*overrides)
     spec = ModelSpec.of(model, world.env.input_shape, world.env.num_classes)
     env = replace(world.env, specs=Specs(spec), rounds=rounds, sampling=Sampling("fixed", m))
-    return World(replace(world.experiment, aggregator=build(FedMA, options, "aggregator")), env, world.data)
+    return World(
+        replace(world.experiment, aggregator=build(FedMA, options, "aggregator")), env, world.data
+    )
 
 
 class Seen(Serial):
@@ -440,14 +517,18 @@ class Seen(Serial):
             yield result
 
 
-def all_steps(world: World, engine: Serial | None = None, snapshot: Snapshot | None = None) -> list[Step]:
+def all_steps(
+    world: World, engine: Serial | None = None, snapshot: Snapshot | None = None
+) -> list[Step]:
     return list(run(world.aggregator, world.env, engine or Serial(), world.data, snapshot))
 
 
 def test_a_step_matches_a_layer_and_the_next_retrains_what_lies_above() -> None:
     engine = Seen()
     done = all_steps(training(retrain_epochs=2, retrain_lr=0.02), engine)
-    assert [(s.round, s.within, s.last) for s in done] == [(r, i, i == 2) for r in range(2) for i in range(3)]
+    assert [(s.round, s.within, s.last) for s in done] == [
+        (r, i, i == 2) for r in range(2) for i in range(3)
+    ]
     layers = [{f"hidden.{i}.weight", f"hidden.{i}.bias"} for i in range(2)]
     for number, jobs in enumerate(engine.asked):
         round, stage = divmod(number, 3)
@@ -455,7 +536,9 @@ def test_a_step_matches_a_layer_and_the_next_retrains_what_lies_above() -> None:
         (budget,) = {job.budget for job in jobs}
         first = number == 0
         assert budget.epochs == (1 if first else 6 if stage == 2 else 2)
-        assert budget.lr == pytest.approx((0.05 if first else 0.002 if stage == 2 else 0.02) * 0.5**round)
+        assert budget.lr == pytest.approx(
+            (0.05 if first else 0.002 if stage == 2 else 0.02) * 0.5**round
+        )
         assert budget.weight_decay == (1e-4 if stage == 2 else 0)
         assert all(bool(job.probes) == (stage == 0) for job in jobs)
         if stage:
@@ -511,7 +594,10 @@ def test_clients_go_on_from_their_own_part() -> None:
     fused = first.after.state["weights"]
     assert dict(fused.spec.kwargs)["hidden"] == (15, 12)
     assert all(
-        torch.equal(job.start.params["output.weight"], world.env.initial_weights(job.client).params["output.weight"])
+        torch.equal(
+            job.start.params["output.weight"],
+            world.env.initial_weights(job.client).params["output.weight"],
+        )
         for job in engine.asked[0]
     )
     assert len({float(job.start.params["output.weight"][0, 0]) for job in engine.asked[0]}) == 3
@@ -549,7 +635,8 @@ def test_clients_that_are_skipped_leave_the_round() -> None:
     }
     assert torch.equal(state["matching"]["counted"], first["matching"]["counted"][[1, 3]])
     assert torch.equal(
-        state["matching"]["units"]["hidden.0.weight"][1], first["matching"]["units"]["hidden.0.weight"][3]
+        state["matching"]["units"]["hidden.0.weight"][1],
+        first["matching"]["units"]["hidden.0.weight"][3],
     )
     last, metrics = world.aggregator.update(state, results[3:], world.env.at(0, 2))
     assert last["cohort"] == [3] and metrics["clients"] == 1
@@ -568,7 +655,9 @@ def test_what_is_delivered_is_evaluated_stored_and_loaded(tmp_path: Path) -> Non
     assert stored.spec == grown.spec
     assert_same(tensors(stored), tensors(grown))
     test = world.data.test
-    measured = Evaluator(world.env.task, 7)(Outcome((grown,), "model"), test, "test")["test/global/loss"]
+    measured = Evaluator(world.env.task, 7)(Outcome((grown,), "model"), test, "test")[
+        "test/global/loss"
+    ]
     with torch.no_grad():
         output = stored.module()(test.inputs(slice(None)))
     assert measured == pytest.approx(float(nn.functional.cross_entropy(output, test.y)))
@@ -578,18 +667,33 @@ def test_what_is_delivered_is_evaluated_stored_and_loaded(tmp_path: Path) -> Non
 
 
 OTHERS = {
-    "BatchNorm": (MODELS["cnn, BatchNorm"], {"fold_batch_norm": False}, "'norms.0' is a norm layer"),
+    "BatchNorm": (
+        MODELS["cnn, BatchNorm"],
+        {"fold_batch_norm": False},
+        "'norms.0' is a norm layer",
+    ),
     "resnet": (MODELS["resnet, BatchNorm"], {}, "BatchNorms cannot be taken into its layers"),
-    "resnet, unfolded": (MODELS["resnet, BatchNorm"], {"fold_batch_norm": False}, "is a norm layer"),
+    "resnet, unfolded": (
+        MODELS["resnet, BatchNorm"],
+        {"fold_batch_norm": False},
+        "is a norm layer",
+    ),
     "LayerNorm": (MODELS["gated"], {}, "'norm' is a norm layer"),
-    "tied": (spec_of("tests.methods.test_pfnm.Residual"), {}, "hidden.weight and second.weight share their units"),
+    "tied": (
+        spec_of("tests.methods.test_pfnm.Residual"),
+        {},
+        "hidden.weight and second.weight share their units",
+    ),
     "tied, retrained": (
         spec_of("tests.methods.test_pfnm.Residual"),
         {"widths": "fixed", "retrain": True},
         "share their units",
     ),
     "fixed": (MODELS["concatenated"], {}, "widths cannot be changed"),
-    **{name: (spec, {"widths": "fixed", "fold_batch_norm": False}, name) for name, spec in REFUSED.items()},
+    **{
+        name: (spec, {"widths": "fixed", "fold_batch_norm": False}, name)
+        for name, spec in REFUSED.items()
+    },
 }
 
 
@@ -644,7 +748,9 @@ def test_settings_without_meaning_are_refused(key: str, value) -> None:
 def test_clients_with_other_architectures_are_refused() -> None:
     """Of another depth, say."""
     with pytest.raises(ConfigError, match="must have one architecture"):
-        Experiment.of(compose(["method=nafi_layerwise", "architectures.clients=[mlp,mlp_784_400_200_100]"]))
+        Experiment.of(
+            compose(["method=nafi_layerwise", "architectures.clients=[mlp,mlp_784_400_200_100]"])
+        )
 
 
 def test_trainers_that_keep_something_at_the_clients_need_fixed_widths() -> None:

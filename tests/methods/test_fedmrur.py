@@ -30,7 +30,11 @@ from tests.engines.compare import second_round_jobs
 from tests.methods.test_averaging import DECAY, FULL_BATCH, LR, TAU, gradient, results_of
 from tests.world import SOFTMAX, World, assert_same, make_data, make_world
 
-ENGINES = {"serial": Serial, "linear": lambda: Vectorized(3, "linear"), "vmap": lambda: Vectorized(3, "vmap")}
+ENGINES = {
+    "serial": Serial,
+    "linear": lambda: Vectorized(3, "linear"),
+    "vmap": lambda: Vectorized(3, "vmap"),
+}
 UNIFORM = "aggregator.weights=uniform"
 
 # ---------------------------------------------------------------- along the switches
@@ -44,11 +48,23 @@ SWITCHES = {
         ("method=fedmrur", "trainer.gamma=0.0", "aggregator=mean"),
         ("method=mofedsam",),
     ),
-    "fedmrur without H is fedmrur_n": (("method=fedmrur", "trainer.gamma=0.0"), ("method=fedmrur_n",)),
-    "fedmrur without N is fedmrur_h": (("method=fedmrur", "aggregator=mean"), ("method=fedmrur_h",)),
-    "mofedsam without momentum is fedsam": (("method=mofedsam", "trainer.alpha=1.0"), ("method=fedsam", UNIFORM)),
+    "fedmrur without H is fedmrur_n": (
+        ("method=fedmrur", "trainer.gamma=0.0"),
+        ("method=fedmrur_n",),
+    ),
+    "fedmrur without N is fedmrur_h": (
+        ("method=fedmrur", "aggregator=mean"),
+        ("method=fedmrur_h",),
+    ),
+    "mofedsam without momentum is fedsam": (
+        ("method=mofedsam", "trainer.alpha=1.0"),
+        ("method=fedsam", UNIFORM),
+    ),
     "mofedsam without ascent is fedcm": (("method=mofedsam", "trainer.rho=0.0"), ("method=fedcm",)),
-    "fedcm without momentum is fedavg": (("method=fedcm", "trainer.alpha=1.0"), ("method=fedavg", UNIFORM)),
+    "fedcm without momentum is fedavg": (
+        ("method=fedcm", "trainer.alpha=1.0"),
+        ("method=fedavg", UNIFORM),
+    ),
     "fedsam without ascent is fedavg": (("method=fedsam", "trainer.rho=0.0"), ("method=fedavg",)),
 }
 
@@ -77,12 +93,20 @@ CASES = {  # overrides, and the loop's: rho, normalised, momentum from, printed
     ),
     "mofedsam": (("method=mofedsam", *SET), RHO, False, "applied", False),
     "normalised": (("method=fedmrur_n", *SET), RHO, True, "applied", False),
-    "momentum from the mean": (("method=fedmrur", *SET, NO_H, "trainer.momentum_from=plain"), RHO, True, "mean", False),
+    "momentum from the mean": (
+        ("method=fedmrur", *SET, NO_H, "trainer.momentum_from=plain"),
+        RHO,
+        True,
+        "mean",
+        False,
+    ),
     "printed": (("method=fedmrur_printed", *SET, NO_H), RHO, True, "applied", True),
 }
 
 
-def plain_loop(world: World, rho: float, normalised: bool, source: str, printed: bool) -> tuple[np.ndarray, np.ndarray]:
+def plain_loop(
+    world: World, rho: float, normalised: bool, source: str, printed: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """w and Delta after three rounds."""
     w, delta = np.zeros((3, 4)), np.zeros((3, 4))
     for round in range(3):
@@ -116,12 +140,21 @@ def test_three_rounds_are_the_plain_loop(case: str) -> None:
     assert np.abs(w).max() > 0.1
     *_, last = run(world.aggregator, world.env, Serial(), world.data)
     state = last.after.state
-    torch.testing.assert_close(state["weights"].params["fc.weight"], torch.from_numpy(w), rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(state["shared"]["Delta"]["fc.weight"], torch.from_numpy(delta), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        state["weights"].params["fc.weight"], torch.from_numpy(w), rtol=1e-9, atol=1e-12
+    )
+    torch.testing.assert_close(
+        state["shared"]["Delta"]["fc.weight"], torch.from_numpy(delta), rtol=1e-9, atol=1e-12
+    )
     assert last.metrics["server/Delta"] == pytest.approx(np.linalg.norm(delta))
 
 
-NAIVE = [("penultimate", "mean_exp"), ("logits", "exp_mean"), ("penultimate", "exp_sum"), ("logits", "sum_exp")]
+NAIVE = [
+    ("penultimate", "mean_exp"),
+    ("logits", "exp_mean"),
+    ("penultimate", "exp_sum"),
+    ("logits", "sum_exp"),
+]
 
 
 def naive_distance(z: Tensor, a: Tensor, beta: float) -> Tensor:
@@ -149,7 +182,9 @@ def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str)
     for job, result in zip(jobs, runs.map(jobs, world.data), strict=True):
         module, frozen = (job.start.module().train() for _ in range(2))
         live, budget = list(module.parameters()), job.budget
-        delta = torch.cat([job.shared["Delta"][name].flatten() for name, _ in module.named_parameters()])
+        delta = torch.cat(
+            [job.shared["Delta"][name].flatten() for name, _ in module.named_parameters()]
+        )
         assert float(delta.norm()) > 0
 
         def represented(net: torch.nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,7 +195,12 @@ def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str)
         def parts(batch: Batch, module=module, frozen=frozen) -> tuple[Tensor, ...]:
             (z, logits), (a, _) = represented(module, batch.x), represented(frozen, batch.x)
             d2 = naive_distance(z, a.detach(), beta)
-            return F.cross_entropy(logits, batch.y), naive_reduction(d2, sigma, reduction), d2.mean(), z
+            return (
+                F.cross_entropy(logits, batch.y),
+                naive_reduction(d2, sigma, reduction),
+                d2.mean(),
+                z,
+            )
 
         def flat(loss: Tensor, live=live) -> Tensor:
             return torch.cat([g.flatten() for g in torch.autograd.grad(loss, live)])
@@ -170,8 +210,13 @@ def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str)
         schedule = list(batch_ranges(len(index), budget, 1))
         for batch in batches(job, world.data.train, index, schedule, None):  # type: ignore[arg-type]
             loss, R, d2, z = parts(batch)
-            pull, push = (torch.autograd.grad(part, z, retain_graph=True)[0].norm() for part in (gamma * R, loss))
-            measured.append([(loss + gamma * R).item(), d2.item(), R.item() - 1, float(pull / push)])
+            pull, push = (
+                torch.autograd.grad(part, z, retain_graph=True)[0].norm()
+                for part in (gamma * R, loss)
+            )
+            measured.append(
+                [(loss + gamma * R).item(), d2.item(), R.item() - 1, float(pull / push)]
+            )
             g = flat(loss + gamma * R)
             here = torch.nn.utils.parameters_to_vector(live).detach().clone()
             torch.nn.utils.vector_to_parameters(here + rho * g / (g.norm() + 1e-7), live)
@@ -180,7 +225,9 @@ def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str)
             v = v * min(1.0, budget.clip / (float(v.norm()) + 1e-6)) + budget.weight_decay * here
             torch.nn.utils.vector_to_parameters(here - budget.lr * v, live)
         for name, value in module.named_parameters():
-            torch.testing.assert_close(result.weights.params[name], value.detach(), rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(
+                result.weights.params[name], value.detach(), rtol=1e-8, atol=1e-10
+            )
         names = ("loss", "lorentz", "hyperbolic", "hyperbolic_gradient")
         expected = dict(zip(names, np.mean(measured, 0), strict=True))
         assert expected["lorentz"] > 1e-4
@@ -199,7 +246,9 @@ def test_the_momentum_is_over_the_mean_number_of_steps_by_the_models_weights() -
 def test_at_the_received_model_the_term_is_constant() -> None:
     """One step from w^t without ascent: R is 1 and its gradient 0, so the step is FedCM's to the bit."""
     one = ("rounds=1", "local.epochs=null", "local.steps=1")
-    hyperbolic = make_world("method=fedmrur_h", "trainer.rho=0.0", "trainer.gamma=50", "trainer.sigma=0.01", *one)
+    hyperbolic = make_world(
+        "method=fedmrur_h", "trainer.rho=0.0", "trainer.gamma=50", "trainer.sigma=0.01", *one
+    )
     plain = make_world("method=fedcm", *one)
     (step,) = run(hyperbolic.aggregator, hyperbolic.env, Serial(), hyperbolic.data)
     assert step.metrics["train/lorentz"] == step.metrics["train/hyperbolic"] == 0
@@ -231,7 +280,9 @@ class Bowl(Classification):
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_the_momentum_is_in_units_of_a_gradient_whatever_the_schedule(decay: float) -> None:
     """Under a constant gradient 1 it is 1 - (1 - alpha)^t, for any step sizes and for clients with unequal steps."""
-    world = make_world("method=fedcm", "trainer.alpha=0.25", f"local.lr_decay={decay}", "rounds=4", model=SOFTMAX)
+    world = make_world(
+        "method=fedcm", "trainer.alpha=0.25", f"local.lr_decay={decay}", "rounds=4", model=SOFTMAX
+    )
     world.env = replace(world.env, task=Slope())
     delta = world.run().state["shared"]["Delta"]["fc.weight"]
     torch.testing.assert_close(delta, torch.full_like(delta, 1 - 0.75**4), rtol=1e-12, atol=0)
@@ -241,8 +292,18 @@ def test_the_momentum_is_in_units_of_a_gradient_whatever_the_schedule(decay: flo
 def test_fixed_points_on_a_quadratic(inside: bool) -> None:
     """``grad f + (lambda / alpha) w = 0`` with decay outside the mix, ``grad f + lambda w = 0`` inside."""
     alpha, decay = 0.5, 0.4
-    keys = (f"trainer.alpha={alpha}", f"trainer.decay_inside_mix={str(inside).lower()}", f"local.weight_decay={decay}")
-    steps = ("local.epochs=null", "local.steps=1", "local.batch_size=100", "local.lr=0.8", "rounds=90")
+    keys = (
+        f"trainer.alpha={alpha}",
+        f"trainer.decay_inside_mix={str(inside).lower()}",
+        f"local.weight_decay={decay}",
+    )
+    steps = (
+        "local.epochs=null",
+        "local.steps=1",
+        "local.batch_size=100",
+        "local.lr=0.8",
+        "rounds=90",
+    )
     world = make_world("method=fedcm", *keys, *steps, data=make_data((9, 9)), model=SOFTMAX)
     world.env = replace(world.env, task=Bowl())
     fixed = world.models(world.run())[0]["fc.weight"]
@@ -254,8 +315,16 @@ def test_fixed_points_on_a_quadratic(inside: bool) -> None:
 def test_fedsam_on_a_quadratic() -> None:
     """``g = H (w + rho H (w - c) / ||H (w - c)|| - c)``, decay at w alone."""
     rho, lr, decay = 0.5, 0.3, 0.2
-    steps = ("local.epochs=3", "local.batch_size=100", f"local.lr={lr}", f"local.weight_decay={decay}", "rounds=1")
-    world = make_world("method=fedsam", f"trainer.rho={rho}", *steps, data=make_data((9,)), model=SOFTMAX)
+    steps = (
+        "local.epochs=3",
+        "local.batch_size=100",
+        f"local.lr={lr}",
+        f"local.weight_decay={decay}",
+        "rounds=1",
+    )
+    world = make_world(
+        "method=fedsam", f"trainer.rho={rho}", *steps, data=make_data((9,)), model=SOFTMAX
+    )
     world.env = replace(world.env, task=Bowl())
     c, w = world.data.train.y.double().mean(), torch.zeros(3, 4).double()
     for _ in range(3):
@@ -285,10 +354,14 @@ def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
     z = a + torch.from_numpy(rng.normal(size=a.shape) * 1e-3).float()
     exact, _ = squared_distance(z.double(), a.double(), 1.0)
     torch.testing.assert_close(squared_distance(z, a, 1.0)[0].double(), exact, rtol=1e-5, atol=0)
-    assert float((naive_distance(z, a, 1.0).double() - exact).abs().max()) > 0.25 * float(exact.mean())
+    assert float((naive_distance(z, a, 1.0).double() - exact).abs().max()) > 0.25 * float(
+        exact.mean()
+    )
     longer = 1e3 * a
     steps = torch.linspace(-1e-3, 1e-3, 50)[:, None]
-    assert bool((squared_distance(longer * (1 + steps), longer, 1.0)[0] >= 0).all())  # of parallel vectors
+    assert bool(
+        (squared_distance(longer * (1 + steps), longer, 1.0)[0] >= 0).all()
+    )  # of parallel vectors
 
 
 @pytest.mark.parametrize("reduction", ["mean_exp", "exp_mean", "exp_sum", "sum_exp"])
@@ -341,13 +414,18 @@ def test_the_update_has_the_means_direction_and_the_mean_length() -> None:
     (U, metrics), mean = aggregated(moves), torch.stack(moves).mean(0)
     length = torch.stack([u.norm() for u in moves]).mean()
     torch.testing.assert_close(U, mean / mean.norm() * length, rtol=1e-12, atol=0)
-    assert metrics["server/factor"] == pytest.approx(float(length / mean.norm())) and metrics["server/factor"] > 1
+    assert (
+        metrics["server/factor"] == pytest.approx(float(length / mean.norm()))
+        and metrics["server/factor"] > 1
+    )
     torch.testing.assert_close(aggregated(moves, N, "aggregator.ascends=true")[0], -U)
 
 
 def test_lengths_are_weighted_as_the_updates_are() -> None:
     """3/4 * 2 + 1/4 * 6 = 3, over a mean of length 1."""
-    stats = RoundStats(0, 4, 2, 0.5, 0.1, 0.1, p=(0.75, 0.25), tau=(1, 1), squared_norms=(4.0, 36.0))
+    stats = RoundStats(
+        0, 4, 2, 0.5, 0.1, 0.1, p=(0.75, 0.25), tau=(1, 1), squared_norms=(4.0, 36.0)
+    )
     assert amplification({"w": torch.tensor([0.6, 0.8])}, stats) == pytest.approx(3.0)
 
 
@@ -358,7 +436,9 @@ def test_special_cohorts() -> None:
     assert float(U.norm()) == pytest.approx(1.0) and metrics["server/factor"] == pytest.approx(2.0)
     move = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 4)))
     torch.testing.assert_close(aggregated([move] * 3)[0], move, rtol=1e-12, atol=0)
-    assert float(aggregated([move, -move])[0].norm()) < 1e-14  # rounding, and not of the updates' length
+    assert (
+        float(aggregated([move, -move])[0].norm()) < 1e-14
+    )  # rounding, and not of the updates' length
     assert not aggregated([torch.zeros_like(move)] * 2)[0].any()
     alone = [[scale * move] for scale in (0.1, 1 / 3, 0.7, 1.1)]
     assert all(torch.equal(aggregated(u)[0], aggregated(u, "aggregator=mean")[0]) for u in alone)

@@ -29,7 +29,9 @@ def test_equal_widths(overrides: tuple[str, ...], count: int) -> None:
     world = world_of(spec, *overrides)
     metrics = world.aggregator.fuse(results_of(models_of(spec, count)), world.env)[1]
     found = {name: value for name, value in metrics.items() if name.startswith("fusion/")}
-    widths = [world.env.initial_weights().params[layer.weight].shape[0] for layer in world.env.layers[:-1]]
+    widths = [
+        world.env.initial_weights().params[layer.weight].shape[0] for layer in world.env.layers[:-1]
+    ]
     assert found == {
         **{f"fusion/width_{number}": float(width) for number, width in enumerate(widths, start=1)},
         "fusion/log_ratio": pytest.approx(-math.log(count)),

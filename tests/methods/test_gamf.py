@@ -26,7 +26,14 @@ from fedexp.matching.structure import same_function, structure_of
 from fedexp.matching.unit_graphs import edges_of
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, spec_of, weights_of
-from tests.methods.fusion_world import average_of_units_that_stay, fused, models_of, results_of, tensors, world_of
+from tests.methods.fusion_world import (
+    average_of_units_that_stay,
+    fused,
+    models_of,
+    results_of,
+    tensors,
+    world_of,
+)
 from tests.world import CPU, assert_same
 
 NETS = ["mlp", "cnn", "concatenated", "gated"]
@@ -57,7 +64,9 @@ def plain(V: torch.Tensor, tau: float, iterations: int) -> torch.Tensor:
 def test_products_are_the_logarithms_half_steps(tau: float, iterations: int) -> None:
     """At the last temperature logits lie hundreds apart."""
     V = rows(3, 9, 9)
-    torch.testing.assert_close(doubly_stochastic(V, tau, iterations), plain(V, tau, iterations), rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(
+        doubly_stochastic(V, tau, iterations), plain(V, tau, iterations), rtol=1e-9, atol=1e-13
+    )
 
 
 def test_scalings_beyond_the_range_are_done_with_logarithms(monkeypatch) -> None:
@@ -82,7 +91,9 @@ def test_a_matrix_that_underflows_is_normalised_with_logarithms() -> None:
 def test_rows_and_columns_sum_to_one(iterations: int) -> None:
     S = doubly_stochastic(rows(4, 10, 10), 0.5, iterations)
     one = torch.ones(4, 10, dtype=torch.float64)
-    exact, near = (S.sum(2), S.sum(1)) if iterations % 2 else (S.sum(1), S.sum(2))  # the last half-step's are exact
+    exact, near = (
+        (S.sum(2), S.sum(1)) if iterations % 2 else (S.sum(1), S.sum(2))
+    )  # the last half-step's are exact
     torch.testing.assert_close(exact, one, rtol=0, atol=1e-14)
     torch.testing.assert_close(near, one, rtol=0, atol=1e-6)
 
@@ -92,7 +103,9 @@ def test_early_stop_ends_where_the_sums_are_right(monkeypatch) -> None:
     from fedexp.matching import doubly_stochastic as module
 
     products = module._with_products
-    monkeypatch.setattr(module, "_with_products", lambda S, steps: made.append(steps) or products(S, steps))
+    monkeypatch.setattr(
+        module, "_with_products", lambda S, steps: made.append(steps) or products(S, steps)
+    )
     stopped = doubly_stochastic(V, 1.0, 100_000, EARLY)
     assert 0 < sum(made) < 1000 and (stopped.sum(2) - 1).abs().max() <= EARLY
     torch.testing.assert_close(stopped, plain(V, 1.0, 2000), rtol=1e-7, atol=1e-9)
@@ -106,7 +119,9 @@ def test_cold_is_the_best_permutation() -> None:
     hard = permutation_matrices(V)
     torch.testing.assert_close(doubly_stochastic(V, 1e-3, 20_000, EARLY), hard, rtol=0, atol=1e-3)
     for value, matrix in zip(V, hard, strict=True):
-        best = max(permutations(range(5)), key=lambda p: float(sum(value[a, b] for a, b in enumerate(p))))
+        best = max(
+            permutations(range(5)), key=lambda p: float(sum(value[a, b] for a, b in enumerate(p)))
+        )
         assert matrix.argmax(1).tolist() == list(best)
 
 
@@ -122,7 +137,12 @@ def test_affinities_of_an_mlp_written_out(divide: bool) -> None:
     """Two hidden layers and soft maps: rows with their inputs moved, columns with the next layer's units moved."""
     spec = spec_of("fedexp.models.mlp.MLP", hidden=[7, 5], bias=False)
     structure, models = structure_of(spec, IMAGE), [weights_of(spec, i) for i in range(3)]
-    U, first, second, last = start_of(structure, 3), "hidden.0.weight", "hidden.1.weight", "output.weight"
+    U, first, second, last = (
+        start_of(structure, 3),
+        "hidden.0.weight",
+        "hidden.1.weight",
+        "output.weight",
+    )
     affinity = Affinity(edges_of(models, structure, structure.groups), divide)
 
     def scaled(K: torch.Tensor) -> torch.Tensor:
@@ -134,14 +154,17 @@ def test_affinities_of_an_mlp_written_out(divide: bool) -> None:
         return {
             first: scaled(four_norm_kernel(W[first], Z[first]))
             + scaled(four_norm_kernel(W[second].T @ R, Z[second].T)),
-            second: scaled(four_norm_kernel(W[second] @ M, Z[second])) + scaled(four_norm_kernel(W[last].T, Z[last].T)),
+            second: scaled(four_norm_kernel(W[second] @ M, Z[second]))
+            + scaled(four_norm_kernel(W[last].T, Z[last].T)),
         }
 
     for i in range(3):
         others = [j for j in range(3) if j != i]
         for name in (first, second):
             expected = torch.stack([between(i, j)[name] for j in others])
-            torch.testing.assert_close(affinity.between(name, U, i), expected, rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(
+                affinity.between(name, U, i), expected, rtol=1e-8, atol=1e-10
+            )
             V = sum(between(i, j)[name] @ U[name][j] for j in others)
             torch.testing.assert_close(affinity.votes(name, U)[i], V, rtol=1e-8, atol=1e-10)
 
@@ -157,17 +180,24 @@ def test_affinities_after_flattening_written_out() -> None:
     found = Affinity(edges_of([a, b], structure, structure.groups), True)
     K = four_norm_kernel(a.params[conv].flatten(1), b.params[conv].flatten(1))
     N = four_norm_kernel(torch.einsum("rcs,rq->cqs", x, R).flatten(1), y.transpose(0, 1).flatten(1))
-    torch.testing.assert_close(found.between(conv, U, 0)[0], K / K.mean() + N / N.mean(), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        found.between(conv, U, 0)[0], K / K.mean() + N / N.mean(), rtol=1e-8, atol=1e-10
+    )
     K = four_norm_kernel(torch.einsum("rcs,cd->rds", x, M).flatten(1), y.flatten(1))
     out = structure.output.name
     N = four_norm_kernel(a.params[out].T, b.params[out].T)
-    torch.testing.assert_close(found.between(dense, U, 0)[0], K / K.mean() + N / N.mean(), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        found.between(dense, U, 0)[0], K / K.mean() + N / N.mean(), rtol=1e-8, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "linear"])
 def test_affinities_do_not_depend_on_the_order_of_units(name: str) -> None:
     """Of a model whose U is permuted with it: every network that has a description."""
-    structure, models = structure_of(MODELS[name], IMAGE), [weights_of(MODELS[name], i) for i in range(2)]
+    structure, models = (
+        structure_of(MODELS[name], IMAGE),
+        [weights_of(MODELS[name], i) for i in range(2)],
+    )
     U, maps = start_of(structure, 2), structure.random(3)
     turned = [structure.permute_weights(models[0], maps), models[1]]
     V = {group: torch.stack([u[0][maps[group]], u[1]]) for group, u in U.items()}
@@ -205,7 +235,9 @@ def test_the_joint_schedule(monkeypatch) -> None:
     """Stages of one sweep each: tau and half-steps as published, the Hungarian method below 0.005."""
     calls = recorded(monkeypatch)
     structure, models = structure_of(ONE, IMAGE), models_of(ONE, 3)
-    _, sweeps = match_jointly(models, structure, structure.groups, Joint(tolerance=1e9), None, start_of(structure, 3))
+    _, sweeps = match_jointly(
+        models, structure, structure.groups, Joint(tolerance=1e9), None, start_of(structure, 3)
+    )
     expected = [(0.05 * 0.9**stage, 200 + 100 * stage) for stage in range(23)]
     assert [c[1] for c in calls[:-1]] == [e[1] for e in expected] and calls[-1] == ("hungarian",)
     assert [c[0] for c in calls[:-1]] == pytest.approx([e[0] for e in expected])
@@ -217,9 +249,18 @@ def test_a_stage_that_does_not_settle_ends_by_patience(monkeypatch) -> None:
     calls = recorded(monkeypatch)
     monkeypatch.setattr(graduated_assignment, "_change", lambda *_: torch.tensor(1.0))
     structure, models = structure_of(ONE, IMAGE), models_of(ONE, 3)
-    _, sweeps = match_jointly(models, structure, structure.groups, Joint(sweeps=300), None, start_of(structure, 3))
+    _, sweeps = match_jointly(
+        models, structure, structure.groups, Joint(sweeps=300), None, start_of(structure, 3)
+    )
     # 52 sweeps a temperature: counts 0 to 51, of which the last is above 50; the count goes on where the method is forced
-    assert [calls.count(call) for call in dict.fromkeys(calls)] == [52, 52, 52, 52, 18, 34] and sweeps == 260
+    assert [calls.count(call) for call in dict.fromkeys(calls)] == [
+        52,
+        52,
+        52,
+        52,
+        18,
+        34,
+    ] and sweeps == 260
     assert calls[225] != ("hungarian",) == calls[226]  # sweep 227
 
 
@@ -244,7 +285,9 @@ def test_two_sweeps_written_out() -> None:
     assert sweeps == 2
     for name, u in hard.items():
         for i in range(3):
-            moved = u[i].T @ torch.arange(float(u.shape[1])).double()  # common unit b holds old unit u[:, b]
+            moved = (
+                u[i].T @ torch.arange(float(u.shape[1])).double()
+            )  # common unit b holds old unit u[:, b]
             first = u[0].argmax(1)  # named after the first model's
             assert maps[i][name].tolist() == moved[first].tolist()
 
@@ -258,7 +301,9 @@ def test_the_pairwise_schedules(monkeypatch) -> None:
         assert calls[0] == (10.0, 1) and len(calls) == 1 + options.sweeps
         taus, iterations = zip(*calls[1:], strict=True)
         stages = [min(k, cooled) for k in range(options.sweeps)]
-        assert list(taus) == pytest.approx([max(10 * options.cooling**k, options.floor) for k in stages])
+        assert list(taus) == pytest.approx(
+            [max(10 * options.cooling**k, options.floor) for k in stages]
+        )
         assert list(iterations) == [20 + 50 * k for k in stages]
 
 
@@ -276,7 +321,9 @@ def test_planted_permutations_come_back_in_18_of_20_seeds(name: str, count: int)
         maps = match_jointly(copies, structure, structure.groups, Joint(), EARLY, start)[0]
         still = {g.name: torch.arange(g.size) for g in structure.groups}
         expected = [still, *({k: v.argsort() for k, v in shuffle.items()} for shuffle in shuffles)]
-        recovered += all(torch.equal(m[k], e[k]) for m, e in zip(maps, expected, strict=True) for k in e)
+        recovered += all(
+            torch.equal(m[k], e[k]) for m, e in zip(maps, expected, strict=True) for k in e
+        )
     assert recovered >= 18
 
 
@@ -285,7 +332,10 @@ def test_planted_permutations_come_back_in_18_of_20_seeds(name: str, count: int)
 @pytest.mark.parametrize("name", ["linear", *NETS])
 def test_copies_give_the_model(name: str, count: int, mode: str) -> None:
     """Soft assignments of the pairwise mode leave a trace of other units."""
-    world, model = world_of(MODELS[name], "method=gamf", f"aggregator.mode={mode}"), models_of(MODELS[name], 1)[0]
+    world, model = (
+        world_of(MODELS[name], "method=gamf", f"aggregator.mode={mode}"),
+        models_of(MODELS[name], 1)[0],
+    )
     close = 1e-14 if mode == "joint" or name == "linear" or count == 1 else 2e-2
     assert_same(tensors(fused(world, [model] * count)), tensors(model), close)
 
@@ -295,7 +345,13 @@ def test_permuted_copies_give_the_first_model_pairwise(name: str) -> None:
     structure, model = structure_of(MODELS[name], IMAGE), weights_of(MODELS[name], 0)
     shuffle = structure.random(1)
     moves = match_pairwise(
-        structure.permute_weights(model, shuffle), model, structure, structure.groups, Pairwise(), EARLY, 0
+        structure.permute_weights(model, shuffle),
+        model,
+        structure,
+        structure.groups,
+        Pairwise(),
+        EARLY,
+        0,
     )
     for group, T in moves.items():
         torch.testing.assert_close(T.sum(0), torch.ones(len(T), dtype=torch.float64))
@@ -304,7 +360,10 @@ def test_permuted_copies_give_the_first_model_pairwise(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*NETS, "cnn, BatchNorm"])
 def test_moved_models_compute_what_they_did(name: str) -> None:
-    structure, models = structure_of(MODELS[name], IMAGE), [weights_of(MODELS[name], i) for i in range(3)]
+    structure, models = (
+        structure_of(MODELS[name], IMAGE),
+        [weights_of(MODELS[name], i) for i in range(3)],
+    )
     start = start_of(structure, 3)
     maps, _ = match_jointly(models, structure, structure.groups, SHORT, EARLY, start)
     assert all(torch.equal(order, torch.arange(len(order))) for order in maps[0].values())
@@ -324,7 +383,9 @@ def test_a_common_permutation_permutes_the_result(name: str) -> None:
 
     def merged(cohort, start):
         found, _ = match_jointly(cohort, structure, structure.groups, Joint(), EARLY, start)
-        return [structure.permute_weights(model, own) for model, own in zip(cohort, found, strict=True)]
+        return [
+            structure.permute_weights(model, own) for model, own in zip(cohort, found, strict=True)
+        ]
 
     for a, b in zip(merged(models, U), merged(turned, V), strict=True):
         assert_same(tensors(structure.permute_weights(a, maps)), tensors(b))
@@ -349,7 +410,9 @@ def test_later_rounds_start_from_the_identity_with_fewer_sweeps(monkeypatch) -> 
 
     def spy(models, structure, groups, options, early_stop, start):
         still = identities(groups, len(models), CPU)
-        seen.append((options.sweeps, early_stop, all(torch.equal(start[k], still[k]) for k in still)))
+        seen.append(
+            (options.sweeps, early_stop, all(torch.equal(start[k], still[k]) for k in still))
+        )
         return matched(models, structure, groups, options, early_stop, start)
 
     monkeypatch.setattr("fedexp.methods.gamf.match_jointly", spy)
@@ -364,14 +427,23 @@ def test_starts_are_uniform_about_one_over_n() -> None:
     start = start_of(structure, 50)
     for name, u in start.items():
         noise = u - 1 / u.shape[1]
-        assert noise.abs().max() <= 0.05 and noise.max() > 0.049 and noise.min() < -0.049 and abs(noise.mean()) < 2e-3
-        assert torch.equal(u, start_of(structure, 50)[name]) and not torch.equal(u, start_of(structure, 50, 1)[name])
+        assert (
+            noise.abs().max() <= 0.05
+            and noise.max() > 0.049
+            and noise.min() < -0.049
+            and abs(noise.mean()) < 2e-3
+        )
+        assert torch.equal(u, start_of(structure, 50)[name]) and not torch.equal(
+            u, start_of(structure, 50, 1)[name]
+        )
 
 
 def test_what_was_found_is_logged() -> None:
     spec = MODELS["cnn"]
     structure, model = structure_of(spec, IMAGE), weights_of(spec, 0)
-    turned = structure.permute_weights(model, {g.name: torch.arange(g.size).roll(1) for g in structure.groups})
+    turned = structure.permute_weights(
+        model, {g.name: torch.arange(g.size).roll(1) for g in structure.groups}
+    )
     for mode in ("joint", "pairwise"):
         world = world_of(spec, "method=gamf", f"aggregator.mode={mode}")
         metrics = world.aggregator.fuse(results_of([model, model, turned]), world.env)[1]
@@ -389,15 +461,22 @@ def test_frozen_layers_keep_their_bits_and_their_order() -> None:
     result = fused(world_of(spec, "method=gamf"), models)
     assert_same(tensors(result), tensors(base), 1e-14)
     for name in base.frozen:
-        assert torch.equal({**result.params, **result.buffers}[name], {**base.params, **base.buffers}[name])
+        assert torch.equal(
+            {**result.params, **result.buffers}[name], {**base.params, **base.buffers}[name]
+        )
 
 
 @pytest.mark.parametrize("mode", ["joint", "pairwise"])
 def test_unequal_widths_are_refused(mode: str) -> None:
     wide, narrow = (spec_of("fedexp.models.mlp.MLP", hidden=[n]) for n in (7, 6))
     with pytest.raises(ConfigError, match="different widths") as error:
-        fused(world_of(wide, "method=gamf", f"aggregator.mode={mode}"), [weights_of(wide, 0), weights_of(narrow, 0)])
-    assert "hidden.0.weight" in error.value.facts["expected"] and "model 1" in error.value.facts["got"]
+        fused(
+            world_of(wide, "method=gamf", f"aggregator.mode={mode}"),
+            [weights_of(wide, 0), weights_of(narrow, 0)],
+        )
+    assert (
+        "hidden.0.weight" in error.value.facts["expected"] and "model 1" in error.value.facts["got"]
+    )
 
 
 @pytest.mark.parametrize(

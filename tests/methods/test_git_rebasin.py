@@ -15,7 +15,14 @@ from fedexp.matching.structure import same_function, structure_of
 from fedexp.matching.weight_matching import WeightMatching, inner_product, match_many, match_pair
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, spec_of, weights_of
-from tests.methods.fusion_world import average_of_units_that_stay, fused, models_of, results_of, tensors, world_of
+from tests.methods.fusion_world import (
+    average_of_units_that_stay,
+    fused,
+    models_of,
+    results_of,
+    tensors,
+    world_of,
+)
 from tests.world import assert_same
 
 HIDDEN = [name for name in MODELS if name != "linear"]
@@ -40,7 +47,9 @@ def test_copies_give_the_model(name: str, count: int) -> None:
 
 def test_one_model_is_returned_as_it_is() -> None:
     model = weights_of(MODELS["cnn"], 0)
-    assert_same(tensors(fused(world_of(MODELS["cnn"], "method=git_rebasin"), [model])), tensors(model))
+    assert_same(
+        tensors(fused(world_of(MODELS["cnn"], "method=git_rebasin"), [model])), tensors(model)
+    )
 
 
 @pytest.mark.parametrize("name", HIDDEN)
@@ -49,7 +58,9 @@ def test_a_permuted_copy_is_recovered(name: str) -> None:
     for seed in range(5):
         shuffle = structure.random(seed)
         copy = structure.permute_weights(model, shuffle)
-        maps = match_pair(copy.params, model.params, structure, structure.groups, WeightMatching(), seed).maps[0]
+        maps = match_pair(
+            copy.params, model.params, structure, structure.groups, WeightMatching(), seed
+        ).maps[0]
         assert_same([maps], [{group: order.argsort() for group, order in shuffle.items()}])
 
 
@@ -60,8 +71,16 @@ def test_many_permuted_copies_are_recovered(name: str, count: int) -> None:
     spec = WIDE[name]
     structure, model = structure_of(spec, IMAGE), weights_of(spec, 0)
     for seed in range(8):
-        copies = [model, *(structure.permute_weights(model, structure.random(9 * seed + i)) for i in range(1, count))]
-        found = match_many([c.params for c in copies], structure, structure.groups, WeightMatching(), seed)
+        copies = [
+            model,
+            *(
+                structure.permute_weights(model, structure.random(9 * seed + i))
+                for i in range(1, count)
+            ),
+        ]
+        found = match_many(
+            [c.params for c in copies], structure, structure.groups, WeightMatching(), seed
+        )
         assert all(torch.equal(order, torch.arange(len(order))) for order in found.maps[0].values())
         for copy, maps in zip(copies, found.maps, strict=True):
             assert_same(tensors(structure.permute_weights(copy, maps)), tensors(model))
@@ -70,9 +89,17 @@ def test_many_permuted_copies_are_recovered(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", NETS)
 def test_the_order_of_units_matters_in_the_reference_alone(name: str) -> None:
     spec = MODELS[name]
-    world, structure, (a, b) = world_of(spec, "method=git_rebasin"), structure_of(spec, IMAGE), models_of(spec, 2)
+    world, structure, (a, b) = (
+        world_of(spec, "method=git_rebasin"),
+        structure_of(spec, IMAGE),
+        models_of(spec, 2),
+    )
     expected = tensors(fused(world, [a, b]))
-    assert_same(tensors(fused(world, [a, structure.permute_weights(b, structure.random(1))])), expected, 1e-13)
+    assert_same(
+        tensors(fused(world, [a, structure.permute_weights(b, structure.random(1))])),
+        expected,
+        1e-13,
+    )
     maps = structure.random(2)
     moved = fused(world, [structure.permute_weights(a, maps), b])
     assert_same(tensors(moved), [structure.permute(expected[0], maps)], 1e-13)
@@ -85,10 +112,14 @@ def test_moved_models_compute_what_they_did(name: str, count: int) -> None:
     models = [weights_of(MODELS[name], seed) for seed in range(count)]
     params = [model.params for model in models]
     if count == 2:
-        maps = match_pair(params[1], params[0], structure, structure.groups, WeightMatching(), 0).maps
+        maps = match_pair(
+            params[1], params[0], structure, structure.groups, WeightMatching(), 0
+        ).maps
     else:
         maps = match_many(params, structure, structure.groups, WeightMatching(), 0).maps[1:]
-    assert not all(torch.equal(order, torch.arange(len(order))) for own in maps for order in own.values())
+    assert not all(
+        torch.equal(order, torch.arange(len(order))) for own in maps for order in own.values()
+    )
     for model, own in zip(models[1:], maps, strict=True):
         moved = structure.permute_weights(model, own)
         assert same_function(model, moved, IMAGE, torch.Generator().manual_seed(0))
@@ -103,7 +134,9 @@ def test_the_objective_never_falls(name: str) -> None:
         last, sweeps = product(model, reference), 1
         while True:
             options = WeightMatching(sweeps=sweeps)
-            found = match_pair(model.params, reference.params, structure, structure.groups, options, seed)
+            found = match_pair(
+                model.params, reference.params, structure, structure.groups, options, seed
+            )
             now = product(structure.permute_weights(model, found.maps[0]), reference)
             assert now >= last
             if found.sweeps < sweeps:
@@ -139,12 +172,20 @@ def test_one_hidden_layer_is_brute_forces_best() -> None:
 
         def value(order, without: str = "", a: Weights = a, b: Weights = b) -> float:
             moved = structure.permute_weights(a, {"hidden.0.weight": torch.tensor(order)})
-            return float(sum((v * b.params[k]).sum() for k, v in moved.params.items() if k != without))
+            return float(
+                sum((v * b.params[k]).sum() for k, v in moved.params.items() if k != without)
+            )
 
         best = max(permutations(range(5)), key=value)
-        found = match_pair(a.params, b.params, structure, structure.groups, WeightMatching(), seed).maps[0]
+        found = match_pair(
+            a.params, b.params, structure, structure.groups, WeightMatching(), seed
+        ).maps[0]
         assert found["hidden.0.weight"].tolist() == list(best)
-        decided |= {k for k in a.params if max(permutations(range(5)), key=lambda p, k=k: value(p, k)) != best}
+        decided |= {
+            k
+            for k in a.params
+            if max(permutations(range(5)), key=lambda p, k=k: value(p, k)) != best
+        }
     assert decided == {"hidden.0.weight", "hidden.0.bias", "output.weight"}
 
 
@@ -161,7 +202,9 @@ def test_no_group_alone_can_do_better(spec) -> None:
     structure = structure_of(spec, IMAGE)
     for seed in range(3):
         a, b = weights_of(spec, seed, "a"), weights_of(spec, seed, "b")
-        maps = match_pair(a.params, b.params, structure, structure.groups, WeightMatching(), seed).maps[0]
+        maps = match_pair(
+            a.params, b.params, structure, structure.groups, WeightMatching(), seed
+        ).maps[0]
         moved = structure.permute_weights(a, maps)
         for group in structure.groups:
             for order in permutations(range(group.size)):
@@ -175,7 +218,9 @@ def test_visiting_orders_follow_their_names() -> None:
     structure, a, b = structure_of(spec, IMAGE), weights_of(spec, 0), weights_of(spec, 1)
 
     def found(name: int) -> list[int]:
-        maps = match_pair(a.params, b.params, structure, structure.groups, WeightMatching(), name).maps[0]
+        maps = match_pair(
+            a.params, b.params, structure, structure.groups, WeightMatching(), name
+        ).maps[0]
         return torch.cat(list(maps.values())).tolist()
 
     orders = [found(name) for name in range(8)]
@@ -190,20 +235,35 @@ def test_nothing_to_move_is_the_average(count: int) -> None:
 
 def test_what_was_found_is_logged() -> None:
     spec = MODELS["mlp"]
-    world, structure, model = world_of(spec, "method=git_rebasin"), structure_of(spec, IMAGE), models_of(spec, 1)[0]
-    turned = structure.permute_weights(model, {g.name: torch.arange(g.size).roll(1) for g in structure.groups})
+    world, structure, model = (
+        world_of(spec, "method=git_rebasin"),
+        structure_of(spec, IMAGE),
+        models_of(spec, 1)[0],
+    )
+    turned = structure.permute_weights(
+        model, {g.name: torch.arange(g.size).roll(1) for g in structure.groups}
+    )
     for models, share in (([model, turned], 1.0), ([model, model, turned], 0.5)):
         metrics = world.aggregator.fuse(results_of(models), world.env)[1]
-        assert metrics["git_rebasin/moved"] == pytest.approx(share) and metrics["git_rebasin/sweeps"] > 1
+        assert (
+            metrics["git_rebasin/moved"] == pytest.approx(share)
+            and metrics["git_rebasin/sweeps"] > 1
+        )
 
 
 def test_frozen_layers_keep_their_bits_and_their_order() -> None:
     spec = spec_of("PartlyFrozen")
-    world, structure, base = world_of(spec, "method=git_rebasin"), structure_of(spec, IMAGE), models_of(spec, 1)[0]
+    world, structure, base = (
+        world_of(spec, "method=git_rebasin"),
+        structure_of(spec, IMAGE),
+        models_of(spec, 1)[0],
+    )
     assert [group.name for group in movable(structure, base)] == ["hidden.weight"]
     models = []
     for number in range(5):
-        tuned = {k: v if k in base.frozen else v * (1 + number / 50) for k, v in base.params.items()}
+        tuned = {
+            k: v if k in base.frozen else v * (1 + number / 50) for k, v in base.params.items()
+        }
         moves = {"hidden.weight": structure.random(number)["hidden.weight"]} if number else {}
         models.append(structure.permute_weights(Weights(spec, tuned, base.buffers), moves))
     for cohort in (models[:2], models):
@@ -212,7 +272,9 @@ def test_frozen_layers_keep_their_bits_and_their_order() -> None:
             if name in base.frozen:
                 assert torch.equal({**result.params, **result.buffers}[name], value)
         scale = sum(1 + i / 50 for i in range(len(cohort))) / len(cohort)
-        torch.testing.assert_close(result.params["hidden.weight"], base.params["hidden.weight"] * scale)
+        torch.testing.assert_close(
+            result.params["hidden.weight"], base.params["hidden.weight"] * scale
+        )
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -228,21 +290,32 @@ def test_units_of_frozen_layers_do_not_move_even_where_that_pays(count: int) -> 
     models = [models[0]] * (count - 1) + [models[1]]
     world = world_of(spec, "method=git_rebasin")
     structure = structure_of(spec, IMAGE)
-    maps = match_pair(models[-1].params, models[0].params, structure, structure.groups, WeightMatching(), 0).maps[0]
+    maps = match_pair(
+        models[-1].params, models[0].params, structure, structure.groups, WeightMatching(), 0
+    ).maps[0]
     assert not torch.equal(maps["conv.weight"], torch.arange(6))  # it would pay
     found = match_pair(
-        models[-1].params, models[0].params, structure, movable(structure, base), WeightMatching(), 0
+        models[-1].params,
+        models[0].params,
+        structure,
+        movable(structure, base),
+        WeightMatching(),
+        0,
     ).maps[0]
     expected = structure.permute(models[-1].params, found)["hidden.weight"]
     mean = ((count - 1) * models[0].params["hidden.weight"] + expected) / count
-    torch.testing.assert_close(fused(world, models).params["hidden.weight"], mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        fused(world, models).params["hidden.weight"], mean, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_unequal_widths_are_refused() -> None:
     wide, narrow = (spec_of("fedexp.models.mlp.MLP", hidden=[n]) for n in (7, 6))
     with pytest.raises(ConfigError, match="different widths") as error:
         fused(world_of(wide, "method=git_rebasin"), [weights_of(wide, 0), weights_of(narrow, 0)])
-    assert "hidden.0.weight" in error.value.facts["expected"] and "model 1" in error.value.facts["got"]
+    assert (
+        "hidden.0.weight" in error.value.facts["expected"] and "model 1" in error.value.facts["got"]
+    )
 
 
 @pytest.mark.parametrize("override", ["tolerance=-1", "sweeps=0", "passes=0"])

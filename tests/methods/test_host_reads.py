@@ -32,9 +32,17 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        waits = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
-        if func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        waits = bool(
+            {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
+        )
+        if func.overloadpacket in (
+            torch.ops.aten.index,
+            torch.ops.aten.index_put,
+            torch.ops.aten.index_put_,
+        ):
             waits = any(at is not None and at.dtype in (torch.bool, torch.uint8) for at in args[1])
         self.count += waits
         return func(*args, **(kwargs or {}))
@@ -47,9 +55,13 @@ class Calls(TorchFunctionMode):
         super().__init__()
         self.count = self.moves = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
         self.count += func in (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.cpu)
-        named = any(isinstance(value, str | torch.device) for value in (*args, *(kwargs or {}).values()))
+        named = any(
+            isinstance(value, str | torch.device) for value in (*args, *(kwargs or {}).values())
+        )
         self.moves += func in MOVED and (named or func is not Tensor.to)
         return func(*args, **(kwargs or {}))
 
@@ -68,7 +80,10 @@ def reads(work: Callable[[], object]) -> tuple[int, int]:
 def test_a_read_is_seen(read: Callable[[Tensor], object]) -> None:
     x = torch.ones(3)
     assert reads(lambda: read(x))[0] >= 1
-    assert reads(lambda: [torch.where(x > 1, 0.0, x)[x.long()].sum(), x.to(torch.float64)]) == (0, 0)
+    assert reads(lambda: [torch.where(x > 1, 0.0, x)[x.long()].sum(), x.to(torch.float64)]) == (
+        0,
+        0,
+    )
 
 
 def epoch(method: str, steps: int, *keys: str) -> tuple[int, int]:
@@ -76,7 +91,9 @@ def epoch(method: str, steps: int, *keys: str) -> tuple[int, int]:
     world = small_world(method, "aggregator.b=12", "aggregator.T=2", *keys)
     *_, begun = itertools.islice(run(world.aggregator, world.env, Serial(), world.data), 2)
     logged: list[dict[str, float]] = []
-    found = reads(lambda: logged.append(world.aggregator.update(begun.after.state, [], world.env.at(0, 2))[1]))
+    found = reads(
+        lambda: logged.append(world.aggregator.update(begun.after.state, [], world.env.at(0, 2))[1])
+    )
     assert logged[0]["distillation/steps"] == steps
     return found
 
@@ -101,18 +118,24 @@ def test_an_epoch_with_a_bank_reads_as_often_however_many_steps_make_images_and_
     few = epoch(method, 2, *keys, f"aggregator.{key}=2", "aggregator.B=12")
     many = epoch(method, 6, *keys, f"aggregator.{key}=6", "aggregator.B=4")
     assert few[0] == many[0] > 0
-    if not any("views" in key for key in keys):  # noise and offsets of views are drawn where the images are
+    if not any(
+        "views" in key for key in keys
+    ):  # noise and offsets of views are drawn where the images are
         assert few == many
 
 
 def test_joint_training_reads_as_often_however_many_steps_it_has() -> None:
-    few, many = (epoch("fed_dafl", n, *GENERATOR, *CLIPPED, f"aggregator.iterations={n}") for n in (2, 6))
+    few, many = (
+        epoch("fed_dafl", n, *GENERATOR, *CLIPPED, f"aggregator.iterations={n}") for n in (2, 6)
+    )
     assert few == many and few[0] > 0
 
 
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("method", ["feddf_matched", "feddf_paper"])
-def test_a_pass_over_proxy_data_reads_as_often_however_many_batches_it_has(method: str, augment: bool) -> None:
+def test_a_pass_over_proxy_data_reads_as_often_however_many_batches_it_has(
+    method: str, augment: bool
+) -> None:
     found = []
     for batch_size, steps in ((30, 2), (10, 6)):  # of 58 samples
         world = make_world(f"method={method}", "rounds=1", data=make_data(images=True))

@@ -29,7 +29,9 @@ from tests.world import CPU, make_data, make_world
 COUNTS = [156, 709, 301, 2629, 20, 651, 915, 113, 180, 2133]  # client 0 of DENSE's split
 
 
-def loss_of(trainer: Ldam, logits: Tensor, y: Tensor, counts: list[int], step: int = 0, steps: int = 10) -> Tensor:
+def loss_of(
+    trainer: Ldam, logits: Tensor, y: Tensor, counts: list[int], step: int = 0, steps: int = 10
+) -> Tensor:
     """The loss of a network that answers `logits`."""
     ctx = SimpleNamespace(class_counts=torch.tensor(counts), step=step, num_steps=steps)
     return trainer.loss(lambda params, buffers, x: x, {}, {}, Batch(logits, y), ctx)
@@ -42,7 +44,9 @@ def test_margins_of_a_client_of_denses_split() -> None:
 
 
 def test_absent_classes_have_no_margin_and_change_none() -> None:
-    assert margins(torch.tensor([16, 0, 81, 0]), 0.5).tolist() == pytest.approx([0.5, 0, 0.5 * 2 / 3, 0])
+    assert margins(torch.tensor([16, 0, 81, 0]), 0.5).tolist() == pytest.approx(
+        [0.5, 0, 0.5 * 2 / 3, 0]
+    )
 
 
 def test_deferred_weights() -> None:
@@ -50,7 +54,9 @@ def test_deferred_weights() -> None:
     expected = [0.5773, 0.3966, 0.7968, 0.7139, 1.4564, 3.0311, 0.7083, 0.3197]
     assert class_weights(torch.tensor(counts), 0.9999).tolist() == pytest.approx(expected, abs=5e-5)
     with_absent = class_weights(torch.tensor([0, *counts, 0]), 0.9999).tolist()
-    assert with_absent == pytest.approx([0, *expected, 0], abs=5e-5) and sum(with_absent) == pytest.approx(8)
+    assert with_absent == pytest.approx([0, *expected, 0], abs=5e-5) and sum(
+        with_absent
+    ) == pytest.approx(8)
     assert class_weights(torch.tensor([5, 1, 0]), 0.0).tolist() == [1, 1, 0]
 
 
@@ -59,7 +65,9 @@ def test_the_loss_of_one_sample(y: int, expected: float) -> None:
     """z = 0.3 at class 4, 0.1 at class 3, else 0; the network's output is 30 z."""
     z = torch.zeros(1, 10, dtype=torch.float64)
     z[0, 4], z[0, 3] = 0.3, 0.1
-    assert loss_of(Ldam(), 30 * z, torch.tensor([y]), COUNTS).item() == pytest.approx(expected, abs=5e-8)
+    assert loss_of(Ldam(), 30 * z, torch.tensor([y]), COUNTS).item() == pytest.approx(
+        expected, abs=5e-8
+    )
 
 
 def test_zero_counts_leave_loss_and_gradient_finite() -> None:
@@ -76,15 +84,21 @@ def test_classes_are_weighted_from_the_given_share_of_steps_on() -> None:
     shifted = logits - 30 * margins(torch.tensor(counts), 0.5) * F.one_hot(y, 3)
     early, late = (loss_of(trainer, logits, y, counts, step) for step in (7, 8))
     torch.testing.assert_close(early, F.cross_entropy(shifted, y))
-    torch.testing.assert_close(late, F.cross_entropy(shifted, y, weight=class_weights(torch.tensor(counts), 0.9)))
+    torch.testing.assert_close(
+        late, F.cross_entropy(shifted, y, weight=class_weights(torch.tensor(counts), 0.9))
+    )
     assert abs(late - early) > 0.1
 
 
 def test_stacked_clients_have_their_own_margins_and_weights() -> None:
-    world = make_world("method=ldam", "trainer.drw=0.5", "trainer.beta=0.9", data=make_data((18,) * 3))
+    world = make_world(
+        "method=ldam", "trainer.drw=0.5", "trainer.beta=0.9", data=make_data((18,) * 3)
+    )
     jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
     engine = Vectorized(3, "vmap")
-    assert_same_results(list(engine.map(jobs, world.data)), list(Serial().map(jobs, world.data)), 1e-9)
+    assert_same_results(
+        list(engine.map(jobs, world.data)), list(Serial().map(jobs, world.data)), 1e-9
+    )
     assert engine.stacked_steps > 0
 
 

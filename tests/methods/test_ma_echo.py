@@ -52,7 +52,9 @@ def factor(d: int, rank: int, seed: int) -> Tensor:
     return Q * torch.linspace(0.2, 1.0, rank, dtype=torch.float64).sqrt()
 
 
-def plain(local: list[Tensor], P: list[Tensor], start: Tensor, rule: Rule, T: int) -> tuple[Tensor, list[Tensor]]:
+def plain(
+    local: list[Tensor], P: list[Tensor], start: Tensor, rule: Rule, T: int
+) -> tuple[Tensor, list[Tensor]]:
     """The iteration as it is written, with dense matrices."""
     N, d = len(local), start.shape[1]
     W, V, eye = start.clone(), [w.clone() for w in local], torch.eye(d, dtype=torch.float64)
@@ -60,7 +62,9 @@ def plain(local: list[Tensor], P: list[Tensor], start: Tensor, rule: Rule, T: in
         moves = [(W - v) @ p for v, p in zip(V, P, strict=True)]
         a = torch.full((N,), 1 / N, dtype=torch.float64)
         if rule.C is not None:
-            gram = torch.tensor([[float((x * y).sum()) for x in moves] for y in moves], dtype=torch.float64)
+            gram = torch.tensor(
+                [[float((x * y).sum()) for x in moves] for y in moves], dtype=torch.float64
+            )
             a = capped_simplex_qp(gram, rule.C)
         W = W - rule.eta * sum(a[i] * moves[i] for i in range(N))
         for i in range(N):
@@ -119,7 +123,9 @@ def test_complementary_subspaces_keep_both_models(step: float) -> None:
     space = NullSpace(local, K, torch.stack(local).mean(0), replace(RELEASED, eta=step, step=step))
     for _ in range(400):
         space.iterate()
-    torch.testing.assert_close(space.mean_v(), local[0] @ K[0] @ K[0].T + local[1] @ K[1] @ K[1].T, rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        space.mean_v(), local[0] @ K[0] @ K[0].T + local[1] @ K[1] @ K[1].T, rtol=0, atol=1e-13
+    )
     for W_i, K_i in zip(local, K, strict=True):
         torch.testing.assert_close(space.mean_v() @ K_i, W_i @ K_i)
 
@@ -141,7 +147,12 @@ def test_rotated_inputs_rotate_the_result(name: str) -> None:
     factors = [factor(6, r, seed=r) for r in (2, 4, 6)]
     start = torch.stack(local).mean(0)
     straight = NullSpace(local, factors, start, RULES[name])
-    rotated = NullSpace([w @ rotation for w in local], [rotation.T @ K for K in factors], start @ rotation, RULES[name])
+    rotated = NullSpace(
+        [w @ rotation for w in local],
+        [rotation.T @ K for K in factors],
+        start @ rotation,
+        RULES[name],
+    )
     for _ in range(12):
         straight.iterate()
         rotated.iterate()
@@ -151,10 +162,14 @@ def test_rotated_inputs_rotate_the_result(name: str) -> None:
 def test_norm_moves_every_row_by_the_step() -> None:
     local = [random(4, 6, seed=i) for i in range(3)]
     rule = replace(RELEASED, norm=True, eta=0.05, step=0.05)
-    space = NullSpace(local, [factor(6, 2, seed=i) for i in range(3)], torch.stack(local).mean(0), rule)
+    space = NullSpace(
+        local, [factor(6, 2, seed=i) for i in range(3)], torch.stack(local).mean(0), rule
+    )
     space.iterate()
     for i in range(3):
-        torch.testing.assert_close((space.v(i) - local[i]).norm(dim=1), torch.full((4,), 0.05, dtype=torch.float64))
+        torch.testing.assert_close(
+            (space.v(i) - local[i]).norm(dim=1), torch.full((4,), 0.05, dtype=torch.float64)
+        )
 
 
 class TestQuadraticProgram:
@@ -175,7 +190,9 @@ class TestQuadraticProgram:
         a = capped_simplex_qp(G, C)
         grid = np.linspace(0, 1, 201)
         candidates = [
-            (x, y, 1 - x - y) for x, y in itertools.product(grid, grid) if x <= C and y <= C and 0 <= 1 - x - y <= C
+            (x, y, 1 - x - y)
+            for x, y in itertools.product(grid, grid)
+            if x <= C and y <= C and 0 <= 1 - x - y <= C
         ]
         points = torch.tensor(candidates, dtype=torch.float64)
         best = float(((points @ G) * points).sum(1).min())
@@ -185,8 +202,12 @@ class TestQuadraticProgram:
     def test_the_smallest_bound_is_uniform_and_scale_does_not_matter(self) -> None:
         g = random(4, 7)
         G = g @ g.T
-        torch.testing.assert_close(capped_simplex_qp(G, 0.25), torch.full((4,), 0.25, dtype=torch.float64))
-        torch.testing.assert_close(capped_simplex_qp(G * 1e-8, 0.5), capped_simplex_qp(G, 0.5), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            capped_simplex_qp(G, 0.25), torch.full((4,), 0.25, dtype=torch.float64)
+        )
+        torch.testing.assert_close(
+            capped_simplex_qp(G * 1e-8, 0.5), capped_simplex_qp(G, 0.5), rtol=1e-5, atol=1e-6
+        )
         assert torch.equal(capped_simplex_qp(torch.zeros(3, 3), 1.0), torch.full((3,), 1 / 3))
 
 
@@ -210,12 +231,16 @@ def batch_means(world: World, name: str, batch_size: int) -> Tensor:
     index = index[torch.randperm(len(index), generator=torch_generator(0, "order"))]
     rows = []
     for part in index.split(batch_size):
-        x = net.observe(weights.params, weights.buffers, world.data.train.inputs(part), layers=[name]).layers[name]
+        x = net.observe(
+            weights.params, weights.buffers, world.data.train.inputs(part), layers=[name]
+        ).layers[name]
         rows.append(torch.cat([x.mean(0), torch.ones(1, dtype=torch.float64)]))
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize(("hidden", "batch_size"), [(40, 8), (4, 8), (40, 3)], ids=["low rank", "dense", "unequal"])
+@pytest.mark.parametrize(
+    ("hidden", "batch_size"), [(40, 8), (4, 8), (40, 3)], ids=["low rank", "dense", "unequal"]
+)
 @pytest.mark.parametrize("damping", [1.0, 0.5])
 def test_the_recursion_is_its_plain_form(hidden: int, batch_size: int, damping: float) -> None:
     world = make_world("method=ma_echo", model={**MLP, "hidden": [hidden, 5]})
@@ -231,7 +256,9 @@ def test_the_recursion_is_its_plain_form(hidden: int, batch_size: int, damping: 
     values = torch.linalg.eigvalsh(K @ K.T)
     assert float(values.min()) > -1e-12 and float(values.max()) < 1 + 1e-12
     if damping == 1.0:  # the closed form of the stacked means
-        closed = X.T @ torch.linalg.solve(X @ X.T + alpha * torch.eye(len(X), dtype=torch.float64), X)
+        closed = X.T @ torch.linalg.solve(
+            X @ X.T + alpha * torch.eye(len(X), dtype=torch.float64), X
+        )
         torch.testing.assert_close(K @ K.T, closed, rtol=0, atol=1e-9)
 
 
@@ -269,7 +296,9 @@ def test_the_exact_projector_of_a_convolution_sees_what_it_multiplies() -> None:
     K = gram.factor()
     kept = (weight.flatten(1) @ K @ K.T).reshape(weight.shape)
     args = {"stride": 2, "padding": 1}
-    torch.testing.assert_close(F.conv2d(x, kept, **args), F.conv2d(x, weight, **args), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        F.conv2d(x, kept, **args), F.conv2d(x, weight, **args), rtol=1e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("rank", [1, 3, 100])
@@ -290,11 +319,14 @@ def cohort(world: World) -> list[ClientResult]:
     engine = Serial()
     results = engine.map(jobs, world.data)
     return [
-        replace(r, probes=answers(engine, job, r.weights, world.data)) for job, r in zip(jobs, results, strict=True)
+        replace(r, probes=answers(engine, job, r.weights, world.data))
+        for job, r in zip(jobs, results, strict=True)
     ]
 
 
-@pytest.mark.parametrize(("method", "rule"), [("ma_echo", RELEASED), ("ma_echo_algorithm1", PRINTED)])
+@pytest.mark.parametrize(
+    ("method", "rule"), [("ma_echo", RELEASED), ("ma_echo_algorithm1", PRINTED)]
+)
 def test_a_whole_fusion_is_the_plain_form(method: str, rule: Rule) -> None:
     """Every hidden layer by the dense iteration with its bias as a column; the output layer over clients that have a class.
 
@@ -305,17 +337,24 @@ def test_a_whole_fusion_is_the_plain_form(method: str, rule: Rule) -> None:
     fused, _ = world.aggregator.fuse(results, world.env)  # type: ignore[attr-defined]
     for layer in world.env.layers[:-1]:
         assert layer.bias is not None
-        local = [torch.cat([r.weights.params[layer.weight], r.weights.params[layer.bias][:, None]], 1) for r in results]
+        local = [
+            torch.cat([r.weights.params[layer.weight], r.weights.params[layer.bias][:, None]], 1)
+            for r in results
+        ]
         P = [K @ K.T for K in (r.probes["projections"][layer.weight] for r in results)]
         W, V = plain(local, P, torch.stack(local).mean(0), rule, 7)
         expected = W if rule is PRINTED else torch.stack(V).mean(0)
-        torch.testing.assert_close(fused.params[layer.weight], expected[:, :-1], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            fused.params[layer.weight], expected[:, :-1], rtol=1e-9, atol=1e-9
+        )
         torch.testing.assert_close(fused.params[layer.bias], expected[:, -1], rtol=1e-9, atol=1e-9)
     counts = world.data.class_counts()
     output = world.env.layers[-1].weight
     for c in range(world.data.num_classes):
         rows = [
-            r.weights.params[output][c] for r, n in zip(results, counts, strict=True) if n[c] > 1 or rule is PRINTED
+            r.weights.params[output][c]
+            for r, n in zip(results, counts, strict=True)
+            if n[c] > 1 or rule is PRINTED
         ]
         expected = torch.stack(rows).mean(0) if rows else torch.zeros_like(fused.params[output][c])
         torch.testing.assert_close(fused.params[output][c], expected)
@@ -342,7 +381,9 @@ def test_last_layer_rules() -> None:
 def test_start_and_returned_model() -> None:
     """Without an iteration W is where it starts, and the mean of V is the average."""
     for start in ("average", "first", "random"):
-        world = make_world("method=ma_echo", "aggregator.T=0", "aggregator.returns=W", f"aggregator.start={start}")
+        world = make_world(
+            "method=ma_echo", "aggregator.T=0", "aggregator.returns=W", f"aggregator.start={start}"
+        )
         results = cohort(world)
         fused, _ = world.aggregator.fuse(results, world.env)  # type: ignore[attr-defined]
         name = world.env.layers[0].weight
@@ -362,7 +403,9 @@ def test_layers_that_match_no_pattern_are_averaged() -> None:
     fused, _ = part.aggregator.fuse(results, part.env)  # type: ignore[attr-defined]
     whole, _ = world.aggregator.fuse(cohort(world), world.env)  # type: ignore[attr-defined]
     first = world.env.layers[0].weight
-    torch.testing.assert_close(fused.params[first], torch.stack([r.weights.params[first] for r in results]).mean(0))
+    torch.testing.assert_close(
+        fused.params[first], torch.stack([r.weights.params[first] for r in results]).mean(0)
+    )
     torch.testing.assert_close(fused.params[second], whole.params[second])
 
 
@@ -379,9 +422,14 @@ def test_permuted_models_give_the_permuted_model() -> None:
         params |= {first.weight: params[first.weight][order], first.bias: params[first.bias][order]}
         params[second.weight] = params[second.weight][:, order]
         K = result.probes["projections"][second.weight]
-        probes = {**result.probes["projections"], second.weight: K[torch.cat([order, torch.tensor([9])])]}
+        probes = {
+            **result.probes["projections"],
+            second.weight: K[torch.cat([order, torch.tensor([9])])],
+        }
         weights = replace(result.weights, params=params)
-        moved.append(replace(result, weights=weights, probes={**result.probes, "projections": probes}))
+        moved.append(
+            replace(result, weights=weights, probes={**result.probes, "projections": probes})
+        )
     fused, _ = world.aggregator.fuse(results, world.env)  # type: ignore[attr-defined]
     other, _ = world.aggregator.fuse(moved, world.env)  # type: ignore[attr-defined]
     torch.testing.assert_close(other.params[first.weight], fused.params[first.weight][order])
@@ -440,7 +488,10 @@ def test_frozen_layers_keep_their_bits(norm: bool) -> None:
     assert list(results[0].probes["projections"]) == ["hidden.1.weight"]
     fused, _ = world.aggregator.fuse(results, world.env)  # type: ignore[attr-defined]
     start = world.env.initial_weights().params
-    assert all(torch.equal(fused.params[name], start[name]) for name in ("hidden.0.weight", "hidden.0.bias"))
+    assert all(
+        torch.equal(fused.params[name], start[name])
+        for name in ("hidden.0.weight", "hidden.0.bias")
+    )
 
 
 class BiasFrozen(mlp.MLP):
@@ -455,14 +506,24 @@ class BiasFrozen(mlp.MLP):
 def test_layers_that_cannot_be_iterated_are_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as error:
         Experiment.of(
-            compose(["method=ma_echo", "rounds=1", "model.bias=true", "aggregator.last_layer=masked", *overrides])
+            compose(
+                [
+                    "method=ma_echo",
+                    "rounds=1",
+                    "model.bias=true",
+                    "aggregator.last_layer=masked",
+                    *overrides,
+                ]
+            )
         )
     assert said in str(error.value)
 
 
 def test_mistakes_are_refused_before_training() -> None:
     with pytest.raises(ConfigError, match="norm goes with"):
-        Experiment.of(compose(["method=ma_echo", "aggregator.norm=true", "aggregator.v_update=anchored"]))
+        Experiment.of(
+            compose(["method=ma_echo", "aggregator.norm=true", "aggregator.v_update=anchored"])
+        )
     with pytest.raises(ConfigError, match="a rank is needed for every layer"):
         Experiment.of(compose(["method=ma_echo", "aggregator.rank=[3]"]))
 
@@ -488,7 +549,9 @@ def test_alignment_first_is_fusing_the_aligned_models() -> None:
     results = cohort(world)
     moved, *_ = aligned([r.weights for r in results], world.env, Alignment())
     assert any(
-        not torch.equal(a.params[n], r.weights.params[n]) for a, r in zip(moved, results, strict=True) for n in a.params
+        not torch.equal(a.params[n], r.weights.params[n])
+        for a, r in zip(moved, results, strict=True)
+        for n in a.params
     )
     plain_world = make_world("method=ma_echo", model=model)
     jobs = world.aggregator.plan(world.aggregator.init(world.env), world.env)
@@ -505,7 +568,9 @@ def test_alignment_first_is_fusing_the_aligned_models() -> None:
 
 def test_alignment_of_models_that_agree_changes_nothing() -> None:
     data = make_data((20, 12, 9), copies=True)
-    aligned_first, straight = (make_world(f"method={m}", data=data, m=3) for m in ("ma_echo_ot", "ma_echo"))
+    aligned_first, straight = (
+        make_world(f"method={m}", data=data, m=3) for m in ("ma_echo_ot", "ma_echo")
+    )
     a, _ = aligned_first.aggregator.fuse(cohort(aligned_first), aligned_first.env)  # type: ignore[attr-defined]
     b, _ = straight.aggregator.fuse(cohort(straight), straight.env)  # type: ignore[attr-defined]
     assert_same([a.params], [b.params], 1e-9)

@@ -53,9 +53,12 @@ def same(a, b) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kind", "frequency", "threads"), [("paper", True, 1), ("code2020", False, 3), ("code2022", True, 3)]
+    ("kind", "frequency", "threads"),
+    [("paper", True, 1), ("code2020", False, 3), ("code2022", True, 3)],
 )
-def test_each_lambda_is_to_the_bit_what_it_is_alone(kind: str, frequency: bool, threads: int, monkeypatch) -> None:
+def test_each_lambda_is_to_the_bit_what_it_is_alone(
+    kind: str, frequency: bool, threads: int, monkeypatch
+) -> None:
     """They part from each other at different places; orders of visits are common, or each has its own."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     models, q, mu0 = problem(frequency)
@@ -85,7 +88,9 @@ def test_lambdas_that_agree_cost_one_posterior(monkeypatch) -> None:
     counts = []
     for strengths in ([0.0], [0.0, 1e-12, 1e-11, 0.0]):
         calls.clear()
-        match_each(models, q, mu0, BetaBernoulli(caps=False), strengths, orders.repeat(len(strengths), 0))
+        match_each(
+            models, q, mu0, BetaBernoulli(caps=False), strengths, orders.repeat(len(strengths), 0)
+        )
         counts.append(len(calls))
     assert counts[0] == counts[1]
 
@@ -95,13 +100,19 @@ def test_lambdas_that_agree_again_have_one_state_whose_sums_are_new() -> None:
     models, q, mu0 = problem(True)
     pool = beta_bernoulli._Pool(models, q, mu0, BetaBernoulli(caps=False))
     state = pool.recomputed({s: torch.arange(len(w)) for s, w in enumerate(models)})
-    drifted = replace(state, posterior=replace(state.posterior, square=state.posterior.square * (1 + 1e-9)))
+    drifted = replace(
+        state, posterior=replace(state.posterior, square=state.posterior.square * (1 + 1e-9))
+    )
     other = pool.recomputed({s: torch.arange(len(w)).flip(0) for s, w in enumerate(models)})
-    branches = [beta_bernoulli._Branch(n, s) for n, s in (((0, 3), drifted), ((1,), other), ((2,), state))]
+    branches = [
+        beta_bernoulli._Branch(n, s) for n, s in (((0, 3), drifted), ((1,), other), ((2,), state))
+    ]
     first, second = beta_bernoulli._joined(branches, pool)
     assert (first.numbers, second.numbers) == ((0, 3, 2), (1,))
     for branch, expected in ((first, state), (second, other)):
-        pairs = zip(vars(branch.state.posterior).values(), vars(expected.posterior).values(), strict=True)
+        pairs = zip(
+            vars(branch.state.posterior).values(), vars(expected.posterior).values(), strict=True
+        )
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
@@ -196,7 +207,9 @@ def after(seed: int) -> dict:
 def test_raw_orders_are_the_legacy_generators_next_permutations() -> None:
     """Layer after layer, the last hidden one first; of a grid, one lambda after the other, or all from the beginning."""
     for continued in (True, False):
-        world = matching(MLPS["two"], "nafi", visits="raw", lam=[0.0, 0.1, 1.0], continued=continued, sweeps=3)
+        world = matching(
+            MLPS["two"], "nafi", visits="raw", lam=[0.0, 0.1, 1.0], continued=continued, sweeps=3
+        )
         env = replace(world.env, rounds=1, legacy=after(5))
         rng = np.random.RandomState(5)
         stream = [rng.permutation(4) for _ in range(3 * 2 * 3)]
@@ -205,10 +218,16 @@ def test_raw_orders_are_the_legacy_generators_next_permutations() -> None:
         assert np.array_equal(found, expected[[0, 2]] if continued else expected[[0, 0]])
     plain = matching(MLPS["one"], "pfnm", visits="raw")
     env = replace(plain.env, rounds=1, legacy=after(5))
-    a, b = (plain.aggregator._orders(env, 4, [0], False) for _ in range(2))  # asking takes nothing from the stream
-    assert np.array_equal(a, b) and np.array_equal(a[0, 0, 0], np.random.RandomState(5).permutation(4))
+    a, b = (
+        plain.aggregator._orders(env, 4, [0], False) for _ in range(2)
+    )  # asking takes nothing from the stream
+    assert np.array_equal(a, b) and np.array_equal(
+        a[0, 0, 0], np.random.RandomState(5).permutation(4)
+    )
     ascending = matching(MLPS["one"], "pfnm", visits="ascending")
-    assert np.array_equal(ascending.aggregator._orders(env, 4, [0], False), np.tile(np.arange(4), (1, 1, 5, 1)))
+    assert np.array_equal(
+        ascending.aggregator._orders(env, 4, [0], False), np.tile(np.arange(4), (1, 1, 5, 1))
+    )
 
 
 def test_raw_orders_need_one_round_and_a_split() -> None:
@@ -238,7 +257,9 @@ def test_class_counts_from_a_file_are_those_of_the_clients_that_take_part(tmp_pa
 
 @pytest.mark.parametrize("kind", ["paper", "code2022"])
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_given_models_orders_and_counts_decide_everything(name: str, kind: str, tmp_path: Path) -> None:
+def test_given_models_orders_and_counts_decide_everything(
+    name: str, kind: str, tmp_path: Path
+) -> None:
     """Against the loop form, to 1e-9 in float64; seeds, the split and what clients would answer do not matter."""
     spec, models, depth = MLPS[name], models_of(MLPS[name], 4), 1 if name == "one" else 2
     orders, counts = visits(depth, 5, 4), np.array(COUNTS)
@@ -247,14 +268,19 @@ def test_given_models_orders_and_counts_decide_everything(name: str, kind: str, 
     files = {"orders": str(tmp_path / "orders.npy"), "class_counts": str(tmp_path / "counts.npy")}
     world = matching(spec, "nafi", **files, lam=0.3, penalty=kind, class_frequency=True)
     layers = [f"hidden.{layer}" for layer in range(depth)] + ["output"]
-    plain = [[(m.params[f"{x}.weight"].numpy(), m.params[f"{x}.bias"].numpy()) for x in layers] for m in models]
+    plain = [
+        [(m.params[f"{x}.weight"].numpy(), m.params[f"{x}.bias"].numpy()) for x in layers]
+        for m in models
+    ]
     constants = Constants(penalty=kind, lam=0.3)
     expected = looped(plain, class_shares(torch.tensor(COUNTS)).numpy(), True, constants, orders)
     for seed in (0, 7):
         env = replace(world.env, seed=seed, sizes=np.full(4, 3 + seed))
         found = world.aggregator.fuse(results_of(models), env)[0].params
         for layer, (weight, bias) in zip(layers, expected, strict=True):
-            np.testing.assert_allclose(found[f"{layer}.weight"].numpy(), weight, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(
+                found[f"{layer}.weight"].numpy(), weight, rtol=1e-9, atol=1e-12
+            )
             np.testing.assert_allclose(found[f"{layer}.bias"].numpy(), bias, rtol=1e-9, atol=1e-12)
 
 
@@ -269,7 +295,9 @@ def test_given_models_orders_and_counts_decide_everything(name: str, kind: str, 
         (None, "cannot be read"),
     ],
 )
-def test_class_counts_that_are_none_are_refused_before_training(counts, words: str, tmp_path: Path) -> None:
+def test_class_counts_that_are_none_are_refused_before_training(
+    counts, words: str, tmp_path: Path
+) -> None:
     file = tmp_path / "counts.npy"
     if counts is not None:
         np.save(file, counts)

@@ -26,7 +26,10 @@ def test_matching_from_assignments_is_the_loop_forms(sweeps: int, strength: floa
     rng = generator(3)
     models = [torch.randn(n, 4, generator=rng, dtype=torch.float64) for n in (3, 4, 2)]
     start = [torch.tensor([7, 2, 4]), torch.tensor([2, 9, 3, 7]), torch.tensor([0, 9])]
-    q, mu0 = torch.rand(3, 4, generator=rng, dtype=torch.float64) + 0.5, torch.full((4,), 0.1).double()
+    q, mu0 = (
+        torch.rand(3, 4, generator=rng, dtype=torch.float64) + 0.5,
+        torch.full((4,), 0.1).double(),
+    )
     orders = visits(1, sweeps, 3)[0]
     options = BetaBernoulli(0.9, 3.0, caps=False, strength=strength)
     found = match(models, q, mu0, options, orders, start)
@@ -43,10 +46,14 @@ def test_matching_from_assignments_is_the_loop_forms(sweeps: int, strength: floa
 @pytest.mark.parametrize("method", ["pfnm", "nafi"])
 def test_clients_train_their_parts_and_matching_goes_on_from_them(method: str, monkeypatch) -> None:
     """Of the network of the round before: widths are those of the config, whoever was not there gets what most have."""
-    world = make_world(f"method={method}", "rounds=3", "init=different", "aggregator.gamma=20", model=WIDE, m=3)
+    world = make_world(
+        f"method={method}", "rounds=3", "init=different", "aggregator.gamma=20", model=WIDE, m=3
+    )
     snapshots = [step.after for step in run(world.aggregator, world.env, Serial(), world.data)]
     seen, fuse_chains = [], __import__("fedexp.matching.chains", fromlist=["x"]).fuse_chains
-    monkeypatch.setattr("fedexp.methods.pfnm.fuse_chains", lambda *a: seen.append(a[5:]) or fuse_chains(*a))
+    monkeypatch.setattr(
+        "fedexp.methods.pfnm.fuse_chains", lambda *a: seen.append(a[5:]) or fuse_chains(*a)
+    )
     absent = 0
     for number, snapshot in enumerate(snapshots[:2], start=1):
         env, state = world.env.at(number), snapshot.state
@@ -56,7 +63,9 @@ def test_clients_train_their_parts_and_matching_goes_on_from_them(method: str, m
         parts = {}
         for job in jobs:
             if job.client in state["cohort"]:
-                own = [units[state["cohort"].index(job.client)] for units in state["units"].values()]
+                own = [
+                    units[state["cohort"].index(job.client)] for units in state["units"].values()
+                ]
             else:
                 absent += 1
                 own = []
@@ -84,7 +93,8 @@ def test_clients_train_their_parts_and_matching_goes_on_from_them(method: str, m
         assert orders.shape == (1, 2, 3, 3)  # three later sweeps
         for layer in range(2):
             assert all(
-                torch.equal(units, parts[job.client][layer]) for units, job in zip(begin[layer], jobs, strict=True)
+                torch.equal(units, parts[job.client][layer])
+                for units, job in zip(begin[layer], jobs, strict=True)
             )
     assert absent
 
@@ -101,10 +111,14 @@ def test_a_round_in_which_everyone_was_skipped_changes_nothing() -> None:
     world = matching(MLPS["two"], "nafi")
     state = world.aggregator.init(world.env)
     assert world.aggregator.update(state, [], world.env) == (state, {"clients": 0})
-    after, metrics = world.aggregator.update(state, results_of(models_of(MLPS["two"], 3), [[1, 2, 3]] * 3), world.env)
+    after, metrics = world.aggregator.update(
+        state, results_of(models_of(MLPS["two"], 3), [[1, 2, 3]] * 3), world.env
+    )
     assert metrics["clients"] == 3 and after["cohort"] == [0, 1, 2]
     for name, units in after["units"].items():
-        assert sorted(set(units.flatten().tolist())) == list(range(len(after["weights"].params[name])))
+        assert sorted(set(units.flatten().tolist())) == list(
+            range(len(after["weights"].params[name]))
+        )
     assert world.aggregator.update(after, [], world.env.at(1)) == (after, {"clients": 0})
 
 
@@ -112,7 +126,10 @@ def test_weights_and_assignments_survive_the_dtype(monkeypatch) -> None:
     """Parts are cut in the model's own numbers."""
     world = matching(MLPS["one"], "pfnm")
     results = [
-        replace(r, weights=replace(r.weights, params={k: v.float() for k, v in r.weights.params.items()}))
+        replace(
+            r,
+            weights=replace(r.weights, params={k: v.float() for k, v in r.weights.params.items()}),
+        )
         for r in results_of(models_of(MLPS["one"], 3), [[1, 2, 3]] * 3)
     ]
     state, _ = world.aggregator.update(world.aggregator.init(world.env), results, world.env)

@@ -36,7 +36,13 @@ def features(params: dict[str, Tensor], x: Tensor) -> Tensor:
     return torch.relu(x.flatten(1) @ params["hidden.0.weight"].T + params["hidden.0.bias"])
 
 
-def written_out(params: dict[str, Tensor], received: dict[str, Tensor], last: dict[str, Tensor], x: Tensor, y: Tensor):
+def written_out(
+    params: dict[str, Tensor],
+    received: dict[str, Tensor],
+    last: dict[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+):
     """Cross-entropy and Eq. 3, with exponentials and a ratio as printed."""
     z = features(params, x)
     p = (z @ params["output.weight"].T + params["output.bias"]).softmax(1)
@@ -75,7 +81,9 @@ def test_rounds_are_those_of_the_loss_written_out() -> None:
                 at = {name: value.clone().requires_grad_() for name, value in params.items()}
                 loss, contrast = written_out(at, received, last[client], x, y)
                 grads = torch.autograd.grad(loss, list(at.values()))
-                params = {n: v.detach() - LR * g for (n, v), g in zip(at.items(), grads, strict=True)}
+                params = {
+                    n: v.detach() - LR * g for (n, v), g in zip(at.items(), grads, strict=True)
+                }
                 contrasts.append(float(contrast.detach()))
             last[client] = params
         w = {name: (last[0][name] + last[1][name]) / 2 for name in w}
@@ -102,7 +110,9 @@ def test_the_first_round_is_fedavgs_and_later_ones_are_not() -> None:
 
 
 def test_with_mu_zero_nothing_is_kept() -> None:
-    world = make_world("method=moon", "trainer.mu=0.0", model={"_target_": "tests.methods.test_moon.Headless"})
+    world = make_world(
+        "method=moon", "trainer.mu=0.0", model={"_target_": "tests.methods.test_moon.Headless"}
+    )
     assert not world.run().clients
 
 
@@ -111,7 +121,9 @@ def test_other_models_leave_the_statistics_alone() -> None:
     world = make_world("method=moon", "rounds=2", model=NORMALISED)
     plain = make_world("method=fedavg", "rounds=2", model=NORMALISED)
     after = world.run()
-    counters = [w.run().state["weights"].buffers["norm.num_batches_tracked"] for w in (world, plain)]
+    counters = [
+        w.run().state["weights"].buffers["norm.num_batches_tracked"] for w in (world, plain)
+    ]
     assert torch.equal(*counters)
     kept = [own["buffers"]["norm.num_batches_tracked"] for own in after.clients.values()]
     assert max(kept) == counters[0]  # those after its training, not the received ones
@@ -126,7 +138,9 @@ def test_stacked_is_serial() -> None:
 
 @pytest.mark.parametrize("method", ["local", "ensemble", "centralized"])
 def test_clients_that_get_their_own_model_back_are_refused(method: str) -> None:
-    with pytest.raises(ConfigError, match="trainer Moon sets a client's model against the one it receives"):
+    with pytest.raises(
+        ConfigError, match="trainer Moon sets a client's model against the one it receives"
+    ):
         Experiment.of(compose([f"method={method}", "trainer=moon"]))
     assert Experiment.of(compose([f"method={method}", "trainer=moon", "trainer.mu=0.0"]))
 

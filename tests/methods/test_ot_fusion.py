@@ -12,7 +12,13 @@ from fedexp.matching.structure import structure_of
 from fedexp.methods.ot_fusion import aligned
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, spec_of
-from tests.methods.fusion_world import average_of_units_that_stay, fused, models_of, tensors, world_of
+from tests.methods.fusion_world import (
+    average_of_units_that_stay,
+    fused,
+    models_of,
+    tensors,
+    world_of,
+)
 from tests.world import assert_same
 
 VARIANTS = {
@@ -37,7 +43,11 @@ def test_copies_give_the_model(name: str, variant: str) -> None:
 @pytest.mark.parametrize("name", NETS)
 def test_a_common_permutation_permutes_the_result(name: str, variant: str) -> None:
     spec = MODELS[name]
-    world, structure, models = world_of(spec, *VARIANTS[variant]), structure_of(spec, IMAGE), models_of(spec, 4)
+    world, structure, models = (
+        world_of(spec, *VARIANTS[variant]),
+        structure_of(spec, IMAGE),
+        models_of(spec, 4),
+    )
     maps = structure.random(2)
     moved = [structure.permute_weights(model, maps) for model in models]
     expected = structure.permute_weights(fused(world, models, COUNTS), maps)
@@ -47,11 +57,20 @@ def test_a_common_permutation_permutes_the_result(name: str, variant: str) -> No
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", NETS)
-def test_the_order_of_units_matters_in_the_reference_alone(name: str, variant: str, count: int) -> None:
+def test_the_order_of_units_matters_in_the_reference_alone(
+    name: str, variant: str, count: int
+) -> None:
     spec = MODELS[name]
-    world, structure, models = world_of(spec, *VARIANTS[variant]), structure_of(spec, IMAGE), models_of(spec, count)
+    world, structure, models = (
+        world_of(spec, *VARIANTS[variant]),
+        structure_of(spec, IMAGE),
+        models_of(spec, count),
+    )
     reference = 1 if count == 2 and world.aggregator.fold == "reference" else 0
-    moved = [m if i == reference else structure.permute_weights(m, structure.random(i)) for i, m in enumerate(models)]
+    moved = [
+        m if i == reference else structure.permute_weights(m, structure.random(i))
+        for i, m in enumerate(models)
+    ]
     expected = fused(world, models, COUNTS[:count])
     assert_same(tensors(fused(world, moved, COUNTS[:count])), tensors(expected), 1e-12)
     mean = world_of(spec, "method=average")  # which, without alignment, does depend on it
@@ -63,8 +82,15 @@ def test_the_order_of_units_matters_in_the_reference_alone(name: str, variant: s
 @pytest.mark.parametrize("name", NETS)
 def test_permuted_copies_are_recovered(name: str, variant: str) -> None:
     spec = MODELS[name]
-    world, structure, model = world_of(spec, *VARIANTS[variant]), structure_of(spec, IMAGE), models_of(spec, 1)[0]
-    copies = [model, *(structure.permute_weights(model, structure.random(seed)) for seed in range(3))]
+    world, structure, model = (
+        world_of(spec, *VARIANTS[variant]),
+        structure_of(spec, IMAGE),
+        models_of(spec, 1)[0],
+    )
+    copies = [
+        model,
+        *(structure.permute_weights(model, structure.random(seed)) for seed in range(3)),
+    ]
     assert_same(tensors(fused(world, copies, [[2, 2, 2]] * 4)), tensors(model), 1e-13)
 
 
@@ -78,7 +104,9 @@ def test_running_fusion_halves_and_later_models_weigh_more() -> None:
     models = models_of(spec, 4)
     result = fused(world_of(spec, "method=ot_fusion", "aggregator.fold=running"), models)
     for name, value in result.params.items():
-        expected = sum(w * m.params[name] for w, m in zip((1 / 8, 1 / 8, 1 / 4, 1 / 2), models, strict=True))
+        expected = sum(
+            w * m.params[name] for w, m in zip((1 / 8, 1 / 8, 1 / 4, 1 / 2), models, strict=True)
+        )
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
 
 
@@ -101,7 +129,9 @@ def test_nafis_two_models_written_out() -> None:
     }
     result = fused(world_of(spec, "method=ot_fusion_nafi"), models_of(spec, 2)).params
     for name in a:
-        torch.testing.assert_close(result[name], (a[name] + expected.get(name, b[name])) / 2, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            result[name], (a[name] + expected.get(name, b[name])) / 2, rtol=1e-12, atol=1e-14
+        )
 
 
 @pytest.mark.parametrize(("count", "reference"), [(1, 0), (2, 1), (3, 0)])
@@ -120,8 +150,14 @@ def test_share_of_moved_units_is_logged() -> None:
     from tests.methods.fusion_world import results_of
 
     spec = MODELS["mlp"]
-    world, structure, model = world_of(spec, "method=ot_fusion"), structure_of(spec, IMAGE), models_of(spec, 1)[0]
-    turned = structure.permute_weights(model, {g.name: torch.arange(g.size).roll(1) for g in structure.groups})
+    world, structure, model = (
+        world_of(spec, "method=ot_fusion"),
+        structure_of(spec, IMAGE),
+        models_of(spec, 1)[0],
+    )
+    turned = structure.permute_weights(
+        model, {g.name: torch.arange(g.size).roll(1) for g in structure.groups}
+    )
     metrics = world.aggregator.fuse(results_of([model, model, turned]), world.env)[1]
     assert metrics["ot/moved"] == pytest.approx(1 / 2)
 
@@ -145,7 +181,11 @@ def test_settings_without_meaning_are_refused(overrides: tuple[str, ...]) -> Non
 def test_frozen_layers_keep_their_bits_and_their_order(variant: str) -> None:
     """The mean of seven equal numbers may differ from them in the last bit."""
     spec = spec_of("PartlyFrozen")
-    world, structure, base = world_of(spec, *VARIANTS[variant]), structure_of(spec, IMAGE), models_of(spec, 1)[0]
+    world, structure, base = (
+        world_of(spec, *VARIANTS[variant]),
+        structure_of(spec, IMAGE),
+        models_of(spec, 1)[0],
+    )
     models = []
     for number, other in enumerate(models_of(spec, 7)):
         tuned = {k: base.params[k] if k in base.frozen else v for k, v in other.params.items()}

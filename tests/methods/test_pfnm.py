@@ -71,7 +71,9 @@ def composed() -> World:
 def matching(spec: ModelSpec, method: str, **options) -> World:
     """A world of `spec` and `method`, without composing it again."""
     world = composed()
-    experiment = replace(world.experiment, aggregator=build(AGGREGATORS[method], options, "aggregator"))
+    experiment = replace(
+        world.experiment, aggregator=build(AGGREGATORS[method], options, "aggregator")
+    )
     return World(experiment, replace(world.env, specs=Specs(spec)), world.data)
 
 
@@ -83,7 +85,9 @@ def chains(widths: list[tuple[int, ...]], biased: bool = True, scale: float = 1.
     """Random networks with 4 inputs and 3 classes, hidden units half alike from model to model."""
     rng = generator(seed)
     top = [max(w) for w in zip(*widths, strict=True)]
-    common = [torch.randn(b, a, generator=rng).double() for a, b in itertools.pairwise([4, *top, 3])]
+    common = [
+        torch.randn(b, a, generator=rng).double() for a, b in itertools.pairwise([4, *top, 3])
+    ]
     models = []
     for hidden in widths:
         model = []
@@ -97,9 +101,9 @@ def chains(widths: list[tuple[int, ...]], biased: bool = True, scale: float = 1.
 
 def visits(layers: int, sweeps: int, models: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return np.array([[rng.permutation(models) for _ in range(sweeps)] for _ in range(layers)]).reshape(
-        layers, sweeps, models
-    )
+    return np.array(
+        [[rng.permutation(models) for _ in range(sweeps)] for _ in range(layers)]
+    ).reshape(layers, sweeps, models)
 
 
 def fuse_one(models, shares, frequency: bool, options: BetaBernoulli, orders: np.ndarray) -> Fused:
@@ -107,7 +111,9 @@ def fuse_one(models, shares, frequency: bool, options: BetaBernoulli, orders: np
     return fuse_chains(models, shares, frequency, options, [options.strength], orders[None])[0]
 
 
-def pool_of(models, q: torch.Tensor, mu0: torch.Tensor, options: BetaBernoulli, *assigned: int) -> tuple[_Pool, _State]:
+def pool_of(
+    models, q: torch.Tensor, mu0: torch.Tensor, options: BetaBernoulli, *assigned: int
+) -> tuple[_Pool, _State]:
     """With these models assigned one after the other."""
     pool = _Pool(models, q, mu0, options)
     state = pool.begun(None)
@@ -129,7 +135,10 @@ def values_of(pool: _Pool, form: Form, posterior: Posterior, units, s: int) -> t
 
 def sums_of(pool: _Pool, units, known: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(K, D) G and S, from the members one by one."""
-    G, S = pool.space.a0.repeat(known, 1), torch.full((known, len(pool.space.a0)), pool.space.p0, dtype=torch.float64)
+    G, S = (
+        pool.space.a0.repeat(known, 1),
+        torch.full((known, len(pool.space.a0)), pool.space.p0, dtype=torch.float64),
+    )
     for s, places in units.items():
         for j, k in enumerate(places.tolist()):
             G[k] += pool.v[s][j]
@@ -178,14 +187,22 @@ def test_the_loop_form_agrees(widths, biased, options, frequency) -> None:
     shares = class_shares(torch.tensor(COUNTS[: len(models)]))
     own = BetaBernoulli(**{"sigma": 0.9, "sigma0": 3.0, "caps": False, "sweeps": 3, **options})
     constants = Constants(
-        own.sigma, own.sigma0, own.gamma, own.popularity, own.caps, own.penalty, options.get("strength", 0.0)
+        own.sigma,
+        own.sigma0,
+        own.gamma,
+        own.popularity,
+        own.caps,
+        own.penalty,
+        options.get("strength", 0.0),
     )
     orders = visits(len(widths[0]), 3, len(models))
     plain = [[(w.numpy(), None if b is None else b.numpy()) for w, b in model] for model in models]
     expected = looped(plain, shares.numpy(), frequency, constants, orders)
     found = fuse_one(models, shares, frequency, own, orders)
     if own.gamma == 1 and len(models) > 1:
-        assert any(len(layer.members) < sum(w[i] for w in widths) for i, layer in enumerate(found.matched))
+        assert any(
+            len(layer.members) < sum(w[i] for w in widths) for i, layer in enumerate(found.matched)
+        )
     for (weight, bias), (weight_, bias_) in zip(found.chain, expected, strict=True):
         np.testing.assert_allclose(weight.numpy(), weight_, rtol=1e-9, atol=1e-12)
         assert (bias is None) == (bias_ is None)
@@ -202,9 +219,14 @@ def test_no_other_assignment_is_better(seed: int, strength: float) -> None:
     q = torch.full((2, 2), 1 / 0.9, dtype=torch.float64)
     pool, state = pool_of(models, q, torch.zeros(2).double(), options, 0)
     products = pool.products(state.units, 3, 1)
-    values = gains(pool.local[1], state.posterior, products, pool.space, 2, options, True).at(strength)
+    values = gains(pool.local[1], state.posterior, products, pool.space, 2, options, True).at(
+        strength
+    )
     assert values.shape == (6, 3)
-    best = max(sum(float(values[k, j]) for j, k in enumerate(choice)) for choice in itertools.permutations(range(6), 3))
+    best = max(
+        sum(float(values[k, j]) for j, k in enumerate(choice))
+        for choice in itertools.permutations(range(6), 3)
+    )
     found = assign(values, 3)
     assert len(set(found.tolist())) == 3
     assert float(values[found, torch.arange(3)].sum()) == pytest.approx(best, abs=1e-12)
@@ -218,7 +240,9 @@ def test_units_left_out_of_the_problem_would_not_have_been_chosen() -> None:
         rows, columns = linear_sum_assignment(values, maximize=True)
         found = assign(torch.from_numpy(values.T.copy()), known)
         assert len(set(found.tolist())) == 6
-        assert values[np.arange(6), found].sum() == pytest.approx(values[rows, columns].sum(), abs=1e-12)
+        assert values[np.arange(6), found].sum() == pytest.approx(
+            values[rows, columns].sum(), abs=1e-12
+        )
         if known == 40:
             assert (found < known).any() and (found >= known).any()
 
@@ -228,7 +252,9 @@ def test_rewards_are_distances_to_posterior_means() -> None:
     options, rng = BetaBernoulli(0.9, 3.0, gamma=2.0, caps=False), generator()
     q = torch.tensor([[1, 1, 0.3, 0.5], [1, 1, 0.7, 0.4], [1, 1, 0.1, 0.6]], dtype=torch.float64)
     mu0 = torch.tensor([0, 0.1, 0, 0], dtype=torch.float64)
-    pool, state = pool_of([torch.randn(n, 4, generator=rng).double() for n in (3, 2, 4)], q, mu0, options, 0, 1)
+    pool, state = pool_of(
+        [torch.randn(n, 4, generator=rng).double() for n in (3, 2, 4)], q, mu0, options, 0, 1
+    )
     w, (G, S) = pool.v[2] / q[2], sums_of(pool, state.units, len(state.posterior.c))
     S = torch.cat([S, torch.full((4, 4), 1 / 3, dtype=torch.float64)])
     G = torch.cat([G, (mu0 / 3).expand(4, 4)])
@@ -236,7 +262,9 @@ def test_rewards_are_distances_to_posterior_means() -> None:
     distances = (kappa * (w[:, None] - G / S).square()).sum(2)  # (4, K + T)
     expected = (q[2] * w.square()).sum(1)[:, None] - distances
     c = state.posterior.c
-    bonus = torch.cat([(c / (3 - c)).log(), 2 * np.log(2 / 3) - 2 * torch.arange(1, 5).double().log()])
+    bonus = torch.cat(
+        [(c / (3 - c)).log(), 2 * np.log(2 / 3) - 2 * torch.arange(1, 5).double().log()]
+    )
     products = pool.products(state.units, len(c), 2)
     found = gains(pool.local[2], state.posterior, products, pool.space, 3, options, False).at(0.0).T
     torch.testing.assert_close(found, expected + bonus, rtol=1e-12, atol=1e-12)
@@ -252,7 +280,10 @@ def test_the_papers_penalty_is_the_divergence() -> None:
     models = [torch.randn(n, 5, generator=rng).double() for n in (2, 3, 2, 4)]
     pool, state = pool_of(models, q, mu0, options, 0, 1, 2)
     v, own = pool.v[3], pool.q[3]
-    for before, units in ((state.posterior, state.units), (Posterior.without_members(pool.space, 1), {})):
+    for before, units in (
+        (state.posterior, state.units),
+        (Posterior.without_members(pool.space, 1), {}),
+    ):
         found = values_of(pool, penalty("paper", before, own, pool.space), before, units, 3)
         G, S = sums_of(pool, units, len(before.c))
         for j, k in itertools.product(range(4), range(len(S))):
@@ -280,10 +311,17 @@ def test_penalties_pair_by_pair(kind: str) -> None:
     mu0 = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
     q = torch.rand(14, 3, generator=rng, dtype=torch.float64) + 0.2
     sizes = [3, *[1] * 11, 3, 3]
-    pool = _Pool([torch.randn(n, 3, generator=rng, dtype=torch.float64) for n in sizes], q, mu0, options)
-    known = pool.recomputed({0: torch.arange(3), **{s: torch.zeros(1).long() for s in range(1, 12)}})
+    pool = _Pool(
+        [torch.randn(n, 3, generator=rng, dtype=torch.float64) for n in sizes], q, mu0, options
+    )
+    known = pool.recomputed(
+        {0: torch.arange(3), **{s: torch.zeros(1).long() for s in range(1, 12)}}
+    )
     v, w, a0 = pool.v[13].numpy(), (pool.v[13] / q[13]).numpy(), (mu0 / 3).numpy()
-    for state, units in ((known.posterior, known.units), (Posterior.without_members(pool.space, 1), {})):
+    for state, units in (
+        (known.posterior, known.units),
+        (Posterior.without_members(pool.space, 1), {}),
+    ):
         found = values_of(pool, penalty(kind, state, pool.q[13], pool.space), state, units, 13)
         G, S = (sums.numpy() for sums in sums_of(pool, units, len(state.c)))
         for j, k in itertools.product(range(3), range(len(S))):
@@ -292,14 +330,34 @@ def test_penalties_pair_by_pair(kind: str) -> None:
     c, products = known.posterior.c, pool.products(known.units, 3, 13)
     assert c.tolist() == [12, 1, 1]
     off, on = (
-        gains(pool.local[13], known.posterior, products, pool.space, 14, replace(options, penalty=kind), asked)
+        gains(
+            pool.local[13],
+            known.posterior,
+            products,
+            pool.space,
+            14,
+            replace(options, penalty=kind),
+            asked,
+        )
         for asked in (False, True)
     )
     assert torch.equal(off.at(0.0), on.at(0.0))  # at 0 nothing is added, to the bit
-    values = values_of(pool, reward(known.posterior, pool.q[13], pool.space), known.posterior, known.units, 13)
-    torch.testing.assert_close(off.at(0.0).T[:, :3], values + (c / (14 - c)).log(), rtol=1e-13, atol=1e-13)
-    values = values_of(pool, penalty(kind, known.posterior, pool.q[13], pool.space), known.posterior, known.units, 13)
-    torch.testing.assert_close(on.at(0.3).T[:, :3], off.at(0.0).T[:, :3] - 0.3 * values, rtol=1e-13, atol=1e-13)
+    values = values_of(
+        pool, reward(known.posterior, pool.q[13], pool.space), known.posterior, known.units, 13
+    )
+    torch.testing.assert_close(
+        off.at(0.0).T[:, :3], values + (c / (14 - c)).log(), rtol=1e-13, atol=1e-13
+    )
+    values = values_of(
+        pool,
+        penalty(kind, known.posterior, pool.q[13], pool.space),
+        known.posterior,
+        known.units,
+        13,
+    )
+    torch.testing.assert_close(
+        on.at(0.3).T[:, :3], off.at(0.0).T[:, :3] - 0.3 * values, rtol=1e-13, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("widths", [(4, 6, 3), (5, 5, 5)])
@@ -318,7 +376,9 @@ def test_sums_after_many_moves_are_those_of_the_members() -> None:
     rng = generator()
     models = [torch.randn(n, 6, generator=rng).double() for n in (4, 7, 5, 6)]
     q = torch.rand(4, 6, generator=rng).double() + 0.2
-    pool, state = pool_of(models, q, torch.full((6,), 0.1, dtype=torch.float64), options, 0, 1, 2, 3)
+    pool, state = pool_of(
+        models, q, torch.full((6,), 0.1, dtype=torch.float64), options, 0, 1, 2, 3
+    )
     for number in range(40):
         state = add(pool, state, number * 3 % 4)
         fresh = pool.recomputed(state.units).posterior
@@ -337,20 +397,41 @@ def test_caps() -> None:
     """c_k counts as 10 at most; beyond 700 units one more, but as many as a model needs."""
     capped, free = BetaBernoulli(caps=True), BetaBernoulli(caps=False)
 
-    def values(known: int, units: int, options: BetaBernoulli, c: float = 12.0, N: int = 30) -> torch.Tensor:
-        pool = _Pool([torch.zeros(units, 1).double()], torch.ones(1, 1).double(), torch.zeros(1).double(), options)
+    def values(
+        known: int, units: int, options: BetaBernoulli, c: float = 12.0, N: int = 30
+    ) -> torch.Tensor:
+        pool = _Pool(
+            [torch.zeros(units, 1).double()],
+            torch.ones(1, 1).double(),
+            torch.zeros(1).double(),
+            options,
+        )
         state = Posterior.without_members(pool.space, known)
         state = replace(state, c=state.c + c)
-        return gains(pool.local[0], state, pool.products({}, known, 0), pool.space, N, options, False).at(0.0).T
+        return (
+            gains(pool.local[0], state, pool.products({}, known, 0), pool.space, N, options, False)
+            .at(0.0)
+            .T
+        )
 
     difference = values(3, 2, free)[:, :3] - values(3, 2, capped)[:, :3]
-    torch.testing.assert_close(difference, torch.full_like(difference, np.log(12 / 18) - np.log(10 / 20)))
-    for known, units, new in ((3, 5, 5), (690, 20, 10), (700, 20, 1), (800, 20, 1), (100, 800, 700)):
+    torch.testing.assert_close(
+        difference, torch.full_like(difference, np.log(12 / 18) - np.log(10 / 20))
+    )
+    for known, units, new in (
+        (3, 5, 5),
+        (690, 20, 10),
+        (700, 20, 1),
+        (800, 20, 1),
+        (100, 800, 700),
+    ):
         assert values(known, units, capped).shape == (units, known + new)
         assert values(known, units, free).shape == (units, known + units)
 
 
-def shrunk(model: Weights, copies: int, sigma: float, sigma0: float, frequency: bool) -> list[dict[str, torch.Tensor]]:
+def shrunk(
+    model: Weights, copies: int, sigma: float, sigma0: float, frequency: bool
+) -> list[dict[str, torch.Tensor]]:
     """What N copies with equal class counts make of a model."""
     last = f"output.{'weight'}"
     params = {}
@@ -382,11 +463,16 @@ def test_permuted_copies_are_recovered(name: str, method: str) -> None:
     spec, model = MLPS[name], models_of(MLPS[name], 1)[0]
     structure = structure_of(spec, IMAGE)
     world = matching(spec, method, class_frequency=False)
-    copies = [model, *(structure.permute_weights(model, structure.random(seed)) for seed in range(3))]
+    copies = [
+        model,
+        *(structure.permute_weights(model, structure.random(seed)) for seed in range(3)),
+    ]
     result, metrics = world.aggregator.fuse(results_of(copies, [[2, 3, 4]] * 4), world.env)
     options = world.aggregator
     (params,) = shrunk(model, 4, options.sigma, options.sigma0, False)
-    torch.testing.assert_close(function_of(result), function_of(Weights(spec, params, {})), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        function_of(result), function_of(Weights(spec, params, {})), rtol=1e-12, atol=1e-12
+    )
     assert result.spec == spec and metrics["fusion/matched"] == 1
     assert metrics["fusion/log_ratio"] == pytest.approx(-np.log(4))
 
@@ -397,7 +483,10 @@ def test_the_order_of_units_does_not_matter(name: str, method: str) -> None:
     """Whatever each model's own order of hidden units, the fused network computes the same."""
     spec = MLPS[name]
     world, structure, models = matching(spec, method), structure_of(spec, IMAGE), models_of(spec, 4)
-    moved = [structure.permute_weights(model, structure.random(seed)) for seed, model in enumerate(models)]
+    moved = [
+        structure.permute_weights(model, structure.random(seed))
+        for seed, model in enumerate(models)
+    ]
     a, b = (fused(world, these, COUNTS) for these in (models, moved))
     assert a.spec == b.spec
     torch.testing.assert_close(function_of(a), function_of(b), rtol=1e-11, atol=1e-11)
@@ -420,17 +509,23 @@ def test_other_numbers_for_the_models_and_their_visits_change_nothing() -> None:
 
 @pytest.mark.parametrize("kind", PENALTIES)
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_lambda_0_is_pfnm_to_the_bit_and_a_small_one_changes_no_assignment(name: str, kind: str) -> None:
+def test_lambda_0_is_pfnm_to_the_bit_and_a_small_one_changes_no_assignment(
+    name: str, kind: str
+) -> None:
     spec, models = MLPS[name], models_of(MLPS[name], 4)
     shared = {"sigma": 0.8, "sigma0": 2.0, "caps": False, "class_frequency": True, "gamma": 3.0}
     plain = fused(matching(spec, "pfnm", **shared), models, COUNTS)
-    penalised, tiny, large = (matching(spec, "nafi", **shared, penalty=kind, lam=lam) for lam in (0.0, 1e-12, 30.0))
+    penalised, tiny, large = (
+        matching(spec, "nafi", **shared, penalty=kind, lam=lam) for lam in (0.0, 1e-12, 30.0)
+    )
     for world in (penalised, tiny):
         result = fused(world, models, COUNTS)
         assert result.spec == plain.spec
         assert_same(tensors(result), tensors(plain))
     other = fused(large, models, COUNTS)
-    assert other.spec != plain.spec or not torch.equal(other.params["output.weight"], plain.params["output.weight"])
+    assert other.spec != plain.spec or not torch.equal(
+        other.params["output.weight"], plain.params["output.weight"]
+    )
 
 
 def test_a_large_literal_divergence_forbids_new_units() -> None:
@@ -440,7 +535,9 @@ def test_a_large_literal_divergence_forbids_new_units() -> None:
     widths = []
     for strength in (0.0, 1.0, 100.0):
         options = BetaBernoulli(0.9, 3.0, caps=False, strength=strength)
-        widths.append(len(fuse_one(models, shares, False, options, visits(1, 5, 3)).matched[0].members))
+        widths.append(
+            len(fuse_one(models, shares, False, options, visits(1, 5, 3)).matched[0].members)
+        )
     assert widths[0] > widths[1] >= widths[2] == 6
 
 
@@ -449,12 +546,17 @@ def test_without_hidden_layers_and_prior_it_is_the_average() -> None:
     spec = MODELS["linear"]
     models = models_of(spec, 4)
     mean = fused(world_of(spec, "method=average"), models)
-    result = fused(matching(spec, "pfnm", sigma0=1e14, class_frequency=False), models, [[2, 3, 4]] * 4)
+    result = fused(
+        matching(spec, "pfnm", sigma0=1e14, class_frequency=False), models, [[2, 3, 4]] * 4
+    )
     assert_same(tensors(result), tensors(mean), 1e-11)
     shares = class_shares(torch.tensor(COUNTS))
     result = fused(matching(spec, "pfnm", sigma0=1e14), models, COUNTS)
     for name, value in result.params.items():
-        expected = sum(torch.einsum("c,c...->c...", f, m.params[name]) for f, m in zip(shares, models, strict=True))
+        expected = sum(
+            torch.einsum("c,c...->c...", f, m.params[name])
+            for f, m in zip(shares, models, strict=True)
+        )
         torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-11)
 
 
@@ -496,9 +598,19 @@ def test_what_is_logged() -> None:
     spec = MLPS["two"]
     world, models = matching(spec, "nafi", gamma=1e200), models_of(spec, 3)
     metrics = world.aggregator.fuse(results_of(models, COUNTS[:3]), world.env)[1]
-    assert metrics == {"fusion/width_1": 21, "fusion/width_2": 15, "fusion/log_ratio": 0.0, "fusion/matched": 0.0}
+    assert metrics == {
+        "fusion/width_1": 21,
+        "fusion/width_2": 15,
+        "fusion/log_ratio": 0.0,
+        "fusion/matched": 0.0,
+    }
     linear = matching(MODELS["linear"], "nafi")
-    assert linear.aggregator.fuse(results_of(models_of(MODELS["linear"], 2), COUNTS[:2]), linear.env)[1] == {}
+    assert (
+        linear.aggregator.fuse(results_of(models_of(MODELS["linear"], 2), COUNTS[:2]), linear.env)[
+            1
+        ]
+        == {}
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -515,12 +627,16 @@ def test_float32_models_are_matched_in_float64(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_grown_model_is_evaluated_stored_and_trained_on(method: str, tmp_path: Path) -> None:
     """Three rounds from different starts, with parts of a network that grew; what is stored is what was evaluated."""
-    world = make_world(f"method={method}", "init=different", "aggregator.gamma=1e30", data=make_data((20, 12, 17)))
+    world = make_world(
+        f"method={method}", "init=different", "aggregator.gamma=1e30", data=make_data((20, 12, 17))
+    )
     grown = world.run().state["weights"]
     (width,) = dict(grown.spec.kwargs)["hidden"]
     assert width == 8 * 3
     test = world.data.test
-    measured = Evaluator(world.env.task, 7)(Outcome((grown,), "model"), test, "test")["test/global/loss"]
+    measured = Evaluator(world.env.task, 7)(Outcome((grown,), "model"), test, "test")[
+        "test/global/loss"
+    ]
     with torch.no_grad():
         output = grown.module()(test.inputs(slice(None)))
     assert measured == pytest.approx(float(torch.nn.functional.cross_entropy(output, test.y)))
@@ -530,11 +646,16 @@ def test_a_grown_model_is_evaluated_stored_and_trained_on(method: str, tmp_path:
     assert_same(tensors(stored), tensors(grown))
 
 
-def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(tmp_path: Path) -> None:
+def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(
+    tmp_path: Path,
+) -> None:
     spec, file, counts = MLPS["two"], tmp_path / "orders.npy", [[2, 3, 4]] * 6
     rng = generator()
     like = weights_of(spec).params.items()
-    draws = [{k: torch.randn(v.shape, generator=rng, dtype=torch.float64) for k, v in like} for _ in range(6)]
+    draws = [
+        {k: torch.randn(v.shape, generator=rng, dtype=torch.float64) for k, v in like}
+        for _ in range(6)
+    ]
     models = [Weights(spec, params, {}) for params in draws]
     drawn = matching(spec, "pfnm")
     (orders,) = drawn.aggregator._orders(drawn.env, 6, [0], False)
@@ -553,7 +674,9 @@ def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(tm
     }  # what is in it is part of the run's name
     np.save(file, orders[:, :, ::-1])
     other = fused(given, models, counts).params
-    assert any(v.shape != other[k].shape or not torch.equal(v, other[k]) for k, v in expected[0].items())
+    assert any(
+        v.shape != other[k].shape or not torch.equal(v, other[k]) for k, v in expected[0].items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -637,11 +760,20 @@ CHAINLESS = {
     "BatchNorm": (MODELS["cnn, BatchNorm"], "is a norm layer"),
     "resnet": (MODELS["resnet, BatchNorm"], "is a norm layer"),
     "LayerNorm": (MODELS["gated"], "is a norm layer"),
-    "residual": (spec_of(f"{HERE}Residual"), "only chains of linear layers.*others than the one before"),
-    "skip": (spec_of(f"{HERE}Skipping"), "only chains of linear layers.*more than the layer before"),
+    "residual": (
+        spec_of(f"{HERE}Residual"),
+        "only chains of linear layers.*others than the one before",
+    ),
+    "skip": (
+        spec_of(f"{HERE}Skipping"),
+        "only chains of linear layers.*more than the layer before",
+    ),
     "slope": (spec_of(f"{HERE}Rectified"), "only chains of linear layers.*belongs to no layer"),
     "fixed": (spec_of(f"{HERE}Fixed"), "widths cannot be changed"),
-    **{name: (spec, name if "groups" not in name else "is a norm layer") for name, spec in REFUSED.items()},
+    **{
+        name: (spec, name if "groups" not in name else "is a norm layer")
+        for name, spec in REFUSED.items()
+    },
 }
 
 

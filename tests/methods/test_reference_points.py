@@ -42,7 +42,9 @@ def test_a_full_batch_step_of_the_pool_is_fedavgs() -> None:
 @pytest.mark.parametrize("combine", ["logits", "probs"])
 def test_ensemble_of_copies_is_the_model(combine: str) -> None:
     data = make_data((14,) * 3, copies=True)
-    world = make_world("method=ensemble", f"aggregator.combine={combine}", "local.batch_size=100", data=data)
+    world = make_world(
+        "method=ensemble", f"aggregator.combine={combine}", "local.batch_size=100", data=data
+    )
     alone = make_world("method=local", "local.batch_size=100", data=data)
     evaluate = Evaluator(world.experiment.task, 7)
     together = evaluate(world.aggregator.outcome(world.run().state), data.test, "test")
@@ -64,19 +66,29 @@ def test_an_ensembles_loss_stays_finite_where_probabilities_underflow() -> None:
 def test_evaluation_does_not_depend_on_its_batches() -> None:
     world = make_world("method=fedavg")
     outcome = world.aggregator.outcome(world.run().state)
-    results = [Evaluator(world.experiment.task, size)(outcome, world.data.test, "test") for size in (1, 7, 1000)]
+    results = [
+        Evaluator(world.experiment.task, size)(outcome, world.data.test, "test")
+        for size in (1, 7, 1000)
+    ]
     for name in results[0]:
-        assert results[0][name] == pytest.approx(results[1][name]) == pytest.approx(results[2][name])
+        assert (
+            results[0][name] == pytest.approx(results[1][name]) == pytest.approx(results[2][name])
+        )
 
 
 def test_different_starts_average_the_models() -> None:
     """The mean of local models that began apart, by samples; from the second round on all begin with it."""
-    mean, alone = (make_world(f"method={method}", "init=different", "rounds=1") for method in ("fedavg", "local"))
+    mean, alone = (
+        make_world(f"method={method}", "init=different", "rounds=1")
+        for method in ("fedavg", "local")
+    )
     starts = [mean.env.initial_weights(client).params["hidden.0.weight"] for client in (None, 0, 1)]
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(starts, 2))
     shares = [float(n) / 58 for n in mean.env.sizes]
     models, snapshot = alone.models(alone.run()), mean.run()
-    expected = {name: sum(p * m[name] for p, m in zip(shares, models, strict=True)) for name in models[0]}
+    expected = {
+        name: sum(p * m[name] for p, m in zip(shares, models, strict=True)) for name in models[0]
+    }
     assert_same(mean.models(snapshot), [expected], 1e-12)
     for job in mean.aggregator.plan(snapshot.state, mean.env.at(1)):
         assert_same([job.start.params], mean.models(snapshot))
@@ -110,7 +122,8 @@ def test_fedprox_hook_is_the_gradient_of_its_quadratic() -> None:
 
 
 @pytest.mark.parametrize(
-    "overrides", [("method=local", "trainer=scaffold"), ("method=ensemble", "server_optimizer=fedadam")]
+    "overrides",
+    [("method=local", "trainer=scaffold"), ("method=ensemble", "server_optimizer=fedadam")],
 )
 def test_parts_without_effect_are_refused(overrides: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError):

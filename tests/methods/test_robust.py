@@ -25,7 +25,8 @@ from tests.world import SOFTMAX, make_data, make_world
 def updates(n: int) -> list[Tree]:
     rng = np.random.default_rng(n)
     return [
-        {"a": torch.from_numpy(rng.normal(size=(2, 3))), "b": torch.from_numpy(rng.normal(size=4))} for _ in range(n)
+        {"a": torch.from_numpy(rng.normal(size=(2, 3))), "b": torch.from_numpy(rng.normal(size=4))}
+        for _ in range(n)
     ]
 
 
@@ -41,7 +42,10 @@ def krum(u: np.ndarray, f: int, m: int) -> np.ndarray:
     """Each score as the least sum over all sets of n - f - 2 others."""
     others = [[j for j in range(len(u)) if j != i] for i in range(len(u))]
     scores = [
-        min(sum(((u[i] - u[j]) ** 2).sum() for j in near) for near in combinations(others[i], len(u) - f - 2))
+        min(
+            sum(((u[i] - u[j]) ** 2).sum() for j in near)
+            for near in combinations(others[i], len(u) - f - 2)
+        )
         for i in range(len(u))
     ]
     return u[sorted(range(len(u)), key=scores.__getitem__)[:m]].mean(0)
@@ -68,7 +72,9 @@ def test_merging_is_the_plain_formula(case: str) -> None:
     expected = plain(np.stack([flat(tree) for tree in trees]))
     p = [(i + 1) / (n * (n + 1) / 2) for i in range(n)]
     for order in list(permutations(range(n)))[:: 7 if n > 4 else 1][:40]:
-        np.testing.assert_allclose(flat(rule.merge([trees[i] for i in order], p)), expected, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(
+            flat(rule.merge([trees[i] for i in order], p)), expected, rtol=1e-12, atol=1e-15
+        )
 
 
 @pytest.mark.parametrize("method", ["median", "trimmed_mean", "krum"])
@@ -81,8 +87,12 @@ def test_one_client_gone_astray_moves_the_model_no_further_than_the_others_do(me
     for far in (1e9, -1e9):
         params = {"fc.weight": torch.full((3, 4), far).double()}
         astray = replace(results[0], weights=replace(results[0].weights, params=params))
-        after = world.aggregator.update(state, [astray, *results[1:]], world.env)[0]["weights"].params["fc.weight"]
-        assert (after >= honest.min(0).values - 1e-12).all() and (after <= honest.max(0).values + 1e-12).all()
+        after = world.aggregator.update(state, [astray, *results[1:]], world.env)[0][
+            "weights"
+        ].params["fc.weight"]
+        assert (after >= honest.min(0).values - 1e-12).all() and (
+            after <= honest.max(0).values + 1e-12
+        ).all()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +112,9 @@ def test_what_cannot_be_withstood_is_refused_before_training(overrides: str, sai
         Experiment.of(compose(overrides.split()))
 
 
-def test_the_last_that_fits_is_accepted_and_a_split_with_empty_clients_counts_those_who_have_data() -> None:
+def test_the_last_that_fits_is_accepted_and_a_split_with_empty_clients_counts_those_who_have_data() -> (
+    None
+):
     for fits in (
         "method=krum clients=7 aggregator.f=2",
         "method=trimmed_mean clients_per_round=3",

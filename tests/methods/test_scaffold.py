@@ -19,7 +19,9 @@ def mean_gradient_norm(world, weight: torch.Tensor, by_samples: bool = False) ->
     for client, n in enumerate(world.env.sizes):
         at = weight.clone().requires_grad_()
         index = torch.from_numpy(world.data.partition.of(client))
-        loss = F.cross_entropy(world.data.train.x[index].flatten(1) @ at.T, world.data.train.y[index])
+        loss = F.cross_entropy(
+            world.data.train.x[index].flatten(1) @ at.T, world.data.train.y[index]
+        )
         share = n / world.env.sizes.sum() if by_samples else 1 / len(world.env.sizes)
         total += torch.autograd.grad(loss, at)[0] * float(share)
     return float(total.norm())
@@ -61,14 +63,18 @@ def test_option_one_reaches_the_optimum() -> None:
 
 @pytest.mark.parametrize("momentum", ["0.0", "0.5"])
 def test_correction_after_the_step_beats_fedavg_with_momentum(momentum: str) -> None:
-    world = two_clients("scaffold", "trainer.correction=step", f"local.momentum={momentum}", "local.lr=0.2")
+    world = two_clients(
+        "scaffold", "trainer.correction=step", f"local.momentum={momentum}", "local.lr=0.2"
+    )
     plain = two_clients("fedavg", f"local.momentum={momentum}", "local.lr=0.2")
     corrected = mean_gradient_norm(world, world.models(world.run())[0]["fc.weight"])
     assert corrected < 0.5 * mean_gradient_norm(plain, plain.models(plain.run())[0]["fc.weight"])
 
 
 def test_correction_after_the_step_stays_bounded_where_the_gradients_would_diverge() -> None:
-    world = two_clients("scaffold", "trainer.correction=step", "local.momentum=0.9", "local.lr=0.05")
+    world = two_clients(
+        "scaffold", "trainer.correction=step", "local.momentum=0.9", "local.lr=0.05"
+    )
     start = mean_gradient_norm(world, torch.zeros(2, 4, dtype=torch.float64))
     assert mean_gradient_norm(world, world.models(world.run())[0]["fc.weight"]) < 0.2 * start
 
@@ -133,7 +139,13 @@ def test_one_client_is_fedavg() -> None:
 
 
 def test_one_full_batch_step_makes_both_options_the_gradient() -> None:
-    one = ("local.batch_size=100", "local.epochs=null", "local.steps=1", "rounds=1", "method=scaffold")
+    one = (
+        "local.batch_size=100",
+        "local.epochs=null",
+        "local.steps=1",
+        "rounds=1",
+        "method=scaffold",
+    )
     first, second = make_world(*one, "trainer.option=I"), make_world(*one, "trainer.option=II")
     a, b = first.run(), second.run()
     for client in a.clients:
@@ -141,16 +153,31 @@ def test_one_full_batch_step_makes_both_options_the_gradient() -> None:
 
 
 def test_one_step_with_everyone_is_fedavg_because_corrections_cancel() -> None:
-    one = ("local.batch_size=100", "local.epochs=null", "local.steps=1", "rounds=5", "aggregator.weights=uniform")
+    one = (
+        "local.batch_size=100",
+        "local.epochs=null",
+        "local.steps=1",
+        "rounds=5",
+        "aggregator.weights=uniform",
+    )
     for sizes in ((20, 20, 20, 20), (20, 0, 13, 0, 20)):  # a client without data never takes part
         data = make_data(sizes)
-        a, b = make_world("method=scaffold", *one, data=data), make_world("method=fedavg", *one, data=data)
+        a, b = (
+            make_world("method=scaffold", *one, data=data),
+            make_world("method=fedavg", *one, data=data),
+        )
         assert_same(a.models(a.run()), b.models(b.run()), 1e-10)
 
 
 def test_option_two_divides_by_the_lr_of_its_own_round() -> None:
     """After rounds of one full-batch step its controls are option I's gradients, whatever the schedule of the step size."""
-    one = ("local.batch_size=100", "local.epochs=null", "local.steps=1", "local.lr_decay=0.5", "method=scaffold")
+    one = (
+        "local.batch_size=100",
+        "local.epochs=null",
+        "local.steps=1",
+        "local.lr_decay=0.5",
+        "method=scaffold",
+    )
     first, second = make_world(*one, "trainer.option=I"), make_world(*one, "trainer.option=II")
     assert second.env.at(2).budget_now.lr == pytest.approx(second.env.budget.lr_0 / 4)
     a, b = first.run(), second.run()

@@ -32,7 +32,17 @@ def budget(lr: float = 0.1, momentum: float = 0.0) -> Budget:
 
 def stats(norms: tuple[float, ...] = (), lr: float = 0.1, lr_0: float = 0.1) -> RoundStats:
     m = max(1, len(norms))
-    return RoundStats(round=0, N=m, m=m, share=1.0, lr=lr, lr_0=lr_0, p=(1 / m,) * m, tau=(1,) * m, squared_norms=norms)
+    return RoundStats(
+        round=0,
+        N=m,
+        m=m,
+        share=1.0,
+        lr=lr,
+        lr_0=lr_0,
+        p=(1 / m,) * m,
+        tau=(1,) * m,
+        squared_norms=norms,
+    )
 
 
 def tree(*values: float) -> dict[str, torch.Tensor]:
@@ -57,7 +67,9 @@ DIRECTIONS = np.random.default_rng(0).normal(size=(6, 5)) * 0.01
 def test_fedavgm_is_torch_sgd_with_momentum(nesterov: bool) -> None:
     w = torch.zeros(5, dtype=torch.float64, requires_grad=True)
     reference = torch.optim.SGD([w], lr=0.7, momentum=0.9, nesterov=nesterov)
-    for direction, ours in zip(DIRECTIONS, drive(FedAvgM(lr=0.7, nesterov=nesterov), DIRECTIONS), strict=True):
+    for direction, ours in zip(
+        DIRECTIONS, drive(FedAvgM(lr=0.7, nesterov=nesterov), DIRECTIONS), strict=True
+    ):
         w.grad = torch.tensor(-direction)
         reference.step()
         np.testing.assert_allclose(ours, w.detach().numpy(), rtol=1e-12)
@@ -131,9 +143,14 @@ def test_fedexp_in_a_round_uses_the_updates_norms_and_evaluates_the_mean_of_two(
     ]
     p = world.data.partition.sizes / world.data.partition.sizes.sum()
     mean = sum(pi * u for pi, u in zip(p, updates, strict=True))
-    eta = max(1.0, sum(pi * (u @ u) for pi, u in zip(p, updates, strict=True)) / (2 * (mean @ mean)))
+    eta = max(
+        1.0, sum(pi * (u @ u) for pi, u in zip(p, updates, strict=True)) / (2 * (mean @ mean))
+    )
     state = world.run().state
-    flat = {k: np.concatenate([state[k].params[n].numpy().ravel() for n in start]) for k in ("weights", "evaluated")}
+    flat = {
+        k: np.concatenate([state[k].params[n].numpy().ravel() for n in start])
+        for k in ("weights", "evaluated")
+    }
     begin = np.concatenate([v.numpy().ravel() for v in start.values()])
     np.testing.assert_allclose(flat["weights"], begin + eta * mean, rtol=1e-9)
     np.testing.assert_allclose(flat["evaluated"], begin + eta * mean / 2, rtol=1e-9)
@@ -154,7 +171,9 @@ def test_fednova_normaliser_with_a_proximal_pull() -> None:
     closed = (1 - (1 - lr * mu) ** tau) / (lr * mu)
     assert FedProx(mu=mu).normalizer(tau, budget(lr)) == pytest.approx(closed, rel=1e-12)
     assert FedProx(mu=0.0).normalizer(tau, budget(lr)) == tau
-    assert FedProx(mu=1e-9).normalizer(tau, budget(lr, 0.5)) == pytest.approx(PlainTrainer().normalizer(tau, budget(lr, 0.5)))
+    assert FedProx(mu=1e-9).normalizer(tau, budget(lr, 0.5)) == pytest.approx(
+        PlainTrainer().normalizer(tau, budget(lr, 0.5))
+    )
 
 
 @pytest.mark.parametrize("momentum", ["0.0", "0.5"])
@@ -169,7 +188,10 @@ def test_fednova_round_is_the_formula(momentum: str) -> None:
     effective = float(sum(p * a))
     after = world.run().state["weights"].params
     for name, old in state["weights"].params.items():
-        step = sum(pi * (r.weights.params[name] - old) / ai for pi, ai, r in zip(p, a, results, strict=True))
+        step = sum(
+            pi * (r.weights.params[name] - old) / ai
+            for pi, ai, r in zip(p, a, results, strict=True)
+        )
         torch.testing.assert_close(after[name], old + effective * step, rtol=1e-10, atol=1e-12)
 
 
@@ -197,7 +219,9 @@ def test_fednova_direction_ignores_how_many_steps_a_client_took() -> None:
             weights = dataclasses.replace(old, params=moved)
             results.append(ClientResult(client, weights, 10, steps, {}, None, {"loss": 0.0}))
         after, _ = world.aggregator.update(state, results, world.env)
-        step = torch.cat([(after["weights"].params[k] - v).flatten() for k, v in old.params.items()])
+        step = torch.cat(
+            [(after["weights"].params[k] - v).flatten() for k, v in old.params.items()]
+        )
         directions[tau] = step / step.norm()
     torch.testing.assert_close(directions[5], directions[10], rtol=1e-10, atol=1e-12)
     assert math.isclose(float(directions[5].norm()), 1.0, rel_tol=1e-9)
@@ -206,7 +230,11 @@ def test_fednova_direction_ignores_how_many_steps_a_client_took() -> None:
 def test_updates_are_as_long_as_they_entered_fednovas_mean() -> None:
     """u_i / a_i orthogonal and equally long for four clients: eta_g is half their number, whatever their steps."""
     world = make_world(
-        "method=fednova", "server_optimizer=fedexp", "server_optimizer.eps=0", "rounds=1", data=make_data((10,) * 4)
+        "method=fednova",
+        "server_optimizer=fedexp",
+        "server_optimizer.eps=0",
+        "rounds=1",
+        data=make_data((10,) * 4),
     )
     state = world.aggregator.init(world.env)
     old = state["weights"]
@@ -220,4 +248,6 @@ def test_updates_are_as_long_as_they_entered_fednovas_mean() -> None:
         weights = dataclasses.replace(old, params={**old.params, **moved})
         results.append(ClientResult(client, weights, 10, steps, {}, None, {"loss": 0.0}))
     _, metrics = world.aggregator.update(state, results, world.env)
-    assert metrics["server/factor"] == pytest.approx(8.75) and metrics["server/eta_g"] == pytest.approx(2.0)
+    assert metrics["server/factor"] == pytest.approx(8.75) and metrics[
+        "server/eta_g"
+    ] == pytest.approx(2.0)

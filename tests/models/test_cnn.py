@@ -33,8 +33,13 @@ def count(**arguments):
 def test_parameter_counts():
     assert count(**MNIST) == 1_663_370
     assert count(**MNIST, padding="valid") == 582_026
-    assert count(**MAECHO) == 27 * 64 + 9 * (64 * 128 + 128 * 256) + 4096 * 1000 + 1000 * 500 + 500 * 10
-    assert count(**MNIST, channels=(20, 50), padding="valid", hidden=(500,)) == 431_080  # LeNet, 800-500-10
+    assert (
+        count(**MAECHO)
+        == 27 * 64 + 9 * (64 * 128 + 128 * 256) + 4096 * 1000 + 1000 * 500 + 500 * 10
+    )
+    assert (
+        count(**MNIST, channels=(20, 50), padding="valid", hidden=(500,)) == 431_080
+    )  # LeNet, 800-500-10
 
 
 def test_lenets_reach_their_linear_parts_with_the_papers_widths():
@@ -46,7 +51,14 @@ def test_lenets_reach_their_linear_parts_with_the_papers_widths():
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
 def test_forward_is_the_formula(padding):
-    model = ConvNet(input_shape=(2, 12, 10), num_classes=4, channels=(3, 5), kernel=3, padding=padding, hidden=(7,))
+    model = ConvNet(
+        input_shape=(2, 12, 10),
+        num_classes=4,
+        channels=(3, 5),
+        kernel=3,
+        padding=padding,
+        hidden=(7,),
+    )
     x = torch.randn(6, 2, 12, 10, generator=torch_generator("x"))
     h = x
     for conv in model.convs:
@@ -62,10 +74,17 @@ def test_forward_is_the_formula(padding):
 
 def test_gradients_are_those_of_relu_dropout_and_pooling_in_the_documented_order():
     model = ConvNet(
-        input_shape=(1, 8, 8), num_classes=3, channels=(4, 5), kernel=3, hidden=(6,), conv_dropout=0.4
+        input_shape=(1, 8, 8),
+        num_classes=3,
+        channels=(4, 5),
+        kernel=3,
+        hidden=(6,),
+        conv_dropout=0.4,
     ).double()
     for drop in model.dropouts:
-        drop.noise = lambda name, shape: torch.rand(shape, dtype=torch.float64, generator=torch_generator(name, *shape))
+        drop.noise = lambda name, shape: torch.rand(
+            shape, dtype=torch.float64, generator=torch_generator(name, *shape)
+        )
     x = torch.randn(7, 1, 8, 8, dtype=torch.float64, generator=torch_generator("x"))
     h = x
     for conv, drop in zip(model.convs, model.dropouts, strict=True):
@@ -82,13 +101,23 @@ def test_feature_maps_lie_channels_innermost(channels):
     model = ConvNet(input_shape=(channels, 8, 8), num_classes=3, channels=(4, 5), kernel=3)
     laid = []
     for conv in model.convs:
-        conv.register_forward_hook(lambda conv, x, y: laid.append(y.is_contiguous(memory_format=torch.channels_last)))
+        conv.register_forward_hook(
+            lambda conv, x, y: laid.append(y.is_contiguous(memory_format=torch.channels_last))
+        )
     model(torch.randn(2, channels, 8, 8))
     assert laid == [True, True]
 
 
 def test_without_pooling_or_hidden_layers():
-    model = ConvNet(input_shape=(1, 6, 6), num_classes=3, channels=(4,), kernel=3, padding="valid", pool=1, hidden=())
+    model = ConvNet(
+        input_shape=(1, 6, 6),
+        num_classes=3,
+        channels=(4,),
+        kernel=3,
+        padding="valid",
+        pool=1,
+        hidden=(),
+    )
     assert model.output.in_features == 4 * 4 * 4
     assert model(torch.zeros(2, 1, 6, 6)).shape == (2, 3)
 
@@ -96,22 +125,33 @@ def test_without_pooling_or_hidden_layers():
 def test_each_convolution_may_have_its_own_pooling():
     """DENSE's CNN2 without pooling after the last convolution: 128 maps of 4x4."""
     with torch.device("meta"):
-        model = ConvNet(**CIFAR, channels=(128,) * 3, kernel=3, padding="valid", pool=(2, 2, 1), hidden=())
+        model = ConvNet(
+            **CIFAR, channels=(128,) * 3, kernel=3, padding="valid", pool=(2, 2, 1), hidden=()
+        )
         assert model(torch.empty(2, 3, 32, 32)).shape == (2, 10)
     assert model.output.in_features == 2048
-    small = ConvNet(input_shape=(1, 8, 8), num_classes=3, channels=(4, 5), kernel=3, pool=(1, 4), hidden=())
+    small = ConvNet(
+        input_shape=(1, 8, 8), num_classes=3, channels=(4, 5), kernel=3, pool=(1, 4), hidden=()
+    )
     x = torch.randn(3, 1, 8, 8, generator=torch_generator("x"))
     h = functional.max_pool2d(torch.relu(small.convs[1](torch.relu(small.convs[0](x)))), 4)
     torch.testing.assert_close(small(x), small.output(h.flatten(1)))
 
 
 def test_parameters_of_denses_cnn_for_100_classes():
-    arguments = CIFAR | {"num_classes": 100, "channels": (256, 256, 128), "kernel": 3, "padding": "valid"}
+    arguments = CIFAR | {
+        "num_classes": 100,
+        "channels": (256, 256, 128),
+        "kernel": 3,
+        "padding": "valid",
+    }
     assert count(**arguments, pool=(2, 2, 1), hidden=()) == 1_097_188
 
 
 def test_no_biases_means_homogeneous():
-    model = ConvNet(input_shape=(1, 8, 8), num_classes=3, channels=(4, 4), kernel=3, hidden=(8,), bias=False).double()
+    model = ConvNet(
+        input_shape=(1, 8, 8), num_classes=3, channels=(4, 4), kernel=3, hidden=(8,), bias=False
+    ).double()
     x = torch.randn(5, 1, 8, 8, dtype=torch.float64, generator=torch_generator("x"))
     torch.testing.assert_close(model(3 * x), 3 * model(x))
 
@@ -121,7 +161,9 @@ def test_maecho_linear_weights_are_xavier_normal_and_convolutions_default():
     for layer in (*model.hidden, model.output):
         n, expected = layer.weight.numel(), (2 / sum(layer.weight.shape)) ** 0.5
         assert abs(layer.weight.std().item() / expected - 1) < 5 / (2 * n) ** 0.5
-        assert layer.weight.abs().max().item() > 3 * expected  # a normal has tails, a uniform of this std ends at 1.73
+        assert (
+            layer.weight.abs().max().item() > 3 * expected
+        )  # a normal has tails, a uniform of this std ends at 1.73
     for conv in model.convs:
         bound = conv.weight[0].numel() ** -0.5
         assert 0.95 * bound < conv.weight.abs().max().item() <= bound
@@ -129,7 +171,12 @@ def test_maecho_linear_weights_are_xavier_normal_and_convolutions_default():
 
 def test_dropout_follows_each_convolution_and_the_linear_part_has_none():
     model = ConvNet(
-        input_shape=(1, 8, 8), num_classes=3, channels=(4, 6), kernel=3, hidden=(8,), conv_dropout=0.2
+        input_shape=(1, 8, 8),
+        num_classes=3,
+        channels=(4, 6),
+        kernel=3,
+        hidden=(8,),
+        conv_dropout=0.2,
     ).train()
     asked = []
     layers = [(name, m) for name, m in model.named_modules() if isinstance(m, Dropout)]
@@ -142,7 +189,9 @@ def test_dropout_follows_each_convolution_and_the_linear_part_has_none():
 
 
 def test_evaluation_is_pure_even_with_dropout():
-    model = ConvNet(input_shape=(1, 8, 8), num_classes=3, channels=(4,), hidden=(8,), conv_dropout=0.2).eval()
+    model = ConvNet(
+        input_shape=(1, 8, 8), num_classes=3, channels=(4,), hidden=(8,), conv_dropout=0.2
+    ).eval()
     x = torch.randn(4, 1, 8, 8, generator=torch_generator("x"))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert torch.equal(model(x), model(x))
@@ -152,7 +201,10 @@ def test_evaluation_is_pure_even_with_dropout():
 def test_images_too_small_for_the_pools():
     small = {"input_shape": (1, 8, 8), "num_classes": 10}
     ConvNet(**small)
-    with pytest.raises(ValueError, match=r"8x8 are too small.*convolution 2 of 2 \(kernel 5, padding valid, pool 2\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"8x8 are too small.*convolution 2 of 2 \(kernel 5, padding valid, pool 2\)",
+    ):
         ConvNet(**small, padding="valid")
     with pytest.raises(ValueError, match=r"28x3 are too small.*convolution 1 of 2"):
         ConvNet(input_shape=(1, 28, 3), num_classes=10, padding="valid")
@@ -178,13 +230,17 @@ def test_impossible_networks(arguments, message):
 
 
 def test_batch_norm_follows_each_convolution() -> None:
-    model = ConvNet(input_shape=(2, 8, 8), num_classes=3, channels=(4, 5), kernel=3, norm="batch").double()
+    model = ConvNet(
+        input_shape=(2, 8, 8), num_classes=3, channels=(4, 5), kernel=3, norm="batch"
+    ).double()
     assert not any(name.startswith("norms") for name, _ in ConvNet(**MNIST).named_parameters())
     x = torch.randn(6, 2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = x
     for conv in model.convs:
         y = functional.conv2d(expected, conv.weight, conv.bias, padding=1)
-        y = (y - y.mean((0, 2, 3), keepdim=True)) / (y.var((0, 2, 3), keepdim=True, correction=0) + 1e-5).sqrt()
+        y = (y - y.mean((0, 2, 3), keepdim=True)) / (
+            y.var((0, 2, 3), keepdim=True, correction=0) + 1e-5
+        ).sqrt()
         expected = functional.max_pool2d(y.relu(), 2)  # scale 1, shift 0
     h = torch.relu(model.hidden[0](expected.flatten(1)))
     torch.testing.assert_close(model.train()(x), model.output(h))

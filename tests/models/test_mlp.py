@@ -28,7 +28,9 @@ def test_forward_is_the_formula():
     x = torch.randn(9, 2, 3, 4, dtype=torch.float64, generator=torch_generator("x"))
     h = x.reshape(9, 24)
     for name in ("hidden.0", "hidden.1"):
-        h = (h @ model.get_parameter(f"{name}.weight").T + model.get_parameter(f"{name}.bias")).clamp(min=0)
+        h = (
+            h @ model.get_parameter(f"{name}.weight").T + model.get_parameter(f"{name}.bias")
+        ).clamp(min=0)
     expected = h @ model.output.weight.T + model.output.bias
     torch.testing.assert_close(model(x), expected)
     assert model(x).shape == (9, 5)
@@ -82,7 +84,13 @@ def test_each_hidden_layer_drops_on_its_own():
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"hidden": (0,)}, {"hidden": (8, -1)}, {"dropout": 1.0}, {"dropout": -0.5}, {"input_shape": (1, 0, 8)}],
+    [
+        {"hidden": (0,)},
+        {"hidden": (8, -1)},
+        {"dropout": 1.0},
+        {"dropout": -0.5},
+        {"input_shape": (1, 0, 8)},
+    ],
 )
 def test_impossible_networks(arguments):
     with pytest.raises(ValueError, match="at least"):

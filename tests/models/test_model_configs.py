@@ -27,7 +27,11 @@ EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffer
     "lenet": (MNIST, 431_080, 0),
     "lenet5": (MNIST, 44_426, 0),
     "unet": (CIFAR, 13_383_360 + 7_936 + 650, 54),  # 18 convolutions, their norms, the 1x1
-    "cvae": (MNIST, 541_712 + (794 * 512 + 512) + (512 * 256 + 256) + 2 * (256 * 20 + 20), 0),  # decoder, encoder
+    "cvae": (
+        MNIST,
+        541_712 + (794 * 512 + 512) + (512 * 256 + 256) + 2 * (256 * 20 + 20),
+        0,
+    ),  # decoder, encoder
     "wrn_16_1": (CIFAR, 175_066, 39),
     "wrn_40_1": (CIFAR, 563_930, 111),
     "resnet18_gn": (CIFAR, 11_181_642, 0),
@@ -42,7 +46,16 @@ EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffer
     "resnet34_features": (CIFAR, 21_284_672 + 512 * 256 + 2_560, 108),
 }
 # bare 5x5 convolutions, three bare 3x3 ones, four poolings: 16x16
-NO_DIGITS = {"cnn_mcmahan_valid", "convnet_nafi", "lenet", "lenet5", "unet", "cnn1", "cnn2", "cnn_cifar100"}
+NO_DIGITS = {
+    "cnn_mcmahan_valid",
+    "convnet_nafi",
+    "lenet",
+    "lenet5",
+    "unet",
+    "cnn1",
+    "cnn2",
+    "cnn_cifar100",
+}
 
 
 def spec(name, shape):
@@ -64,7 +77,11 @@ def test_parameters_and_buffers(name):
     shape, parameters, buffers = EXPECTED[name]
     with torch.device("meta"):
         model = spec(name, shape).module()
-        assert model.eval()(torch.empty(2, *shape)).shape == (2, 10, *(shape[1:] if name == "unet" else ()))
+        assert model.eval()(torch.empty(2, *shape)).shape == (
+            2,
+            10,
+            *(shape[1:] if name == "unet" else ()),
+        )
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert len(list(model.buffers())) == buffers
 

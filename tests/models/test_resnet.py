@@ -59,7 +59,9 @@ def test_feature_map_sizes(stem, side, sides):
     model = on_meta(input_shape=(3, side, side), num_classes=10, stem=stem)
     seen = []
     for module in (model.conv, model.pool, *model.stages):
-        module.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape[1:])))
+        module.register_forward_hook(
+            lambda module, inputs, output: seen.append(tuple(output.shape[1:]))
+        )
     logits = model(torch.empty(2, 3, side, side, device="meta"))
     channels = [64, 64, 64, 128, 256, 512]
     assert seen == [(c, s, s) for c, s in zip(channels, sides, strict=True)]
@@ -72,7 +74,9 @@ def test_multiplications_of_a_32x32_image(stem, expected):
     total = []
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
-            module.register_forward_hook(lambda m, inputs, out: total.append(m.weight.numel() * out[0, 0].numel()))
+            module.register_forward_hook(
+                lambda m, inputs, out: total.append(m.weight.numel() * out[0, 0].numel())
+            )
     model(torch.empty(1, 3, 32, 32, device="meta"))
     assert sum(total) == pytest.approx(expected, rel=0.02)
 
@@ -80,7 +84,9 @@ def test_multiplications_of_a_32x32_image(stem, expected):
 @pytest.mark.parametrize(("norm", "kind"), [("group", nn.GroupNorm), ("batch", nn.BatchNorm2d)])
 def test_one_norm_of_the_asked_kind_after_each_convolution(norm, kind):
     model = on_meta(**CIFAR, norm=norm)
-    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.GroupNorm | nn.BatchNorm2d)]
+    layers = [
+        m for m in model.modules() if isinstance(m, nn.Conv2d | nn.GroupNorm | nn.BatchNorm2d)
+    ]
     assert len(layers) == 40
     for conv, following in zip(layers[::2], layers[1::2], strict=True):
         assert isinstance(conv, nn.Conv2d)
@@ -101,7 +107,9 @@ def test_every_convolution_is_followed_by_its_norm_so_its_scale_cancels():
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
                 module.weight.mul_(7)
-        torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-4)  # eps 1e-5 does not scale along
+        torch.testing.assert_close(
+            model(x), before, rtol=1e-3, atol=1e-4
+        )  # eps 1e-5 does not scale along
 
 
 def test_group_norm_treats_samples_alone_and_groups_together():
@@ -112,8 +120,12 @@ def test_group_norm_treats_samples_alone_and_groups_together():
     model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
     model(x)
     groups = seen[0].reshape(4, 4, -1)
-    torch.testing.assert_close(groups.mean(2), torch.zeros(4, 4, dtype=torch.float64), rtol=0, atol=1e-9)
-    torch.testing.assert_close(groups.var(2, correction=0), torch.ones(4, 4, dtype=torch.float64), rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        groups.mean(2), torch.zeros(4, 4, dtype=torch.float64), rtol=0, atol=1e-9
+    )
+    torch.testing.assert_close(
+        groups.var(2, correction=0), torch.ones(4, 4, dtype=torch.float64), rtol=0, atol=1e-3
+    )
 
 
 def test_batch_norm_normalises_channels_in_training_and_updates_buffers_only_there():
@@ -125,7 +137,9 @@ def test_batch_norm_normalises_channels_in_training_and_updates_buffers_only_the
     assert torch.equal(model.eval()(x), model(x))
     assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
     model.train()(x)
-    torch.testing.assert_close(seen[-1].mean((0, 2, 3)), torch.zeros(8, dtype=torch.float64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        seen[-1].mean((0, 2, 3)), torch.zeros(8, dtype=torch.float64), rtol=0, atol=1e-9
+    )
     assert not any(torch.equal(value, before[name]) for name, value in model.named_buffers())
 
 

@@ -30,7 +30,15 @@ from fedexp.storage.identity import config_hash
 from tests.world import CPU, assert_same
 
 TINY = ["model=resnet18_features", "model.random_features=true", "model.width=2", "model.hidden=5"]
-WORLD = [*TINY, "clients=3", "partition=iid", "limit.train=60", "limit.test=40", "rounds=2", "local.batch_size=10"]
+WORLD = [
+    *TINY,
+    "clients=3",
+    "partition=iid",
+    "limit.train=60",
+    "limit.test=40",
+    "rounds=2",
+    "local.batch_size=10",
+]
 
 
 def torchvision_state(depth: int, seed: int = 0) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
@@ -68,11 +76,19 @@ def test_features_are_torchvisions(tmp_path: Path, depth: int, suffix: str) -> N
     x = torch.randn(2, 3, 40, 40, generator=torch_generator("x"))
     with torch.no_grad():
         expected = network(x)
-        torch.testing.assert_close(net(weights.params, weights.buffers, x), expected, rtol=1e-4, atol=1e-5)
-        larger, weights = extractor(depth=depth, pretrained=str(file), resize=40, input_shape=(1, 20, 20))
+        torch.testing.assert_close(
+            net(weights.params, weights.buffers, x), expected, rtol=1e-4, atol=1e-5
+        )
+        larger, weights = extractor(
+            depth=depth, pretrained=str(file), resize=40, input_shape=(1, 20, 20)
+        )
         grey = x[:, :1, ::2, ::2].contiguous()
-        scaled = torch.nn.functional.interpolate(grey, (40, 40), mode="bilinear", antialias=True).repeat(1, 3, 1, 1)
-        torch.testing.assert_close(larger(weights.params, weights.buffers, grey), network(scaled), rtol=1e-4, atol=1e-5)
+        scaled = torch.nn.functional.interpolate(
+            grey, (40, 40), mode="bilinear", antialias=True
+        ).repeat(1, 3, 1, 1)
+        torch.testing.assert_close(
+            larger(weights.params, weights.buffers, grey), network(scaled), rtol=1e-4, atol=1e-5
+        )
 
 
 def refused(*overrides: str) -> str:
@@ -85,7 +101,9 @@ def test_files_that_will_not_do_are_refused_before_training(tmp_path: Path) -> N
     said = refused()
     assert "model.pretrained=/path/to/resnet18.pth" in said and "model.random_features=true" in said
     assert "is not there" in refused(f"model.pretrained={tmp_path}/none.pth")
-    assert "not both" in refused(f"model.pretrained={tmp_path}/none.pth", "model.random_features=true")
+    assert "not both" in refused(
+        f"model.pretrained={tmp_path}/none.pth", "model.random_features=true"
+    )
     (tmp_path / "broken.pth").write_bytes(b"not a file of torch's")
     assert "cannot be read" in refused(f"model.pretrained={tmp_path}/broken.pth")
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
@@ -101,7 +119,9 @@ def test_files_that_will_not_do_are_refused_before_training(tmp_path: Path) -> N
 
 def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
     def hash_of(name: str) -> str:
-        return config_hash(compose(["model=resnet18_features", f"model.pretrained={tmp_path}/{name}.pth"]))
+        return config_hash(
+            compose(["model=resnet18_features", f"model.pretrained={tmp_path}/{name}.pth"])
+        )
 
     for name, content in (("a", b"one"), ("b", b"one"), ("c", b"two")):
         (tmp_path / f"{name}.pth").write_bytes(content)
@@ -143,7 +163,9 @@ def replace_memo(experiment: Experiment) -> Experiment:
 
 
 def head_of(weights: Weights) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in weights.params.items() if not name.startswith("extractor.")}
+    return {
+        name: value for name, value in weights.params.items() if not name.startswith("extractor.")
+    }
 
 
 def train(world, engine) -> list[Weights]:
@@ -151,7 +173,10 @@ def train(world, engine) -> list[Weights]:
     env = experiment.env(data, CPU)
     state = experiment.aggregator.init(env)
     snapshot = Snapshot(0, {**state, "weights": start})
-    return [step.after.state["weights"] for step in run(experiment.aggregator, env, engine, data, snapshot)]
+    return [
+        step.after.state["weights"]
+        for step in run(experiment.aggregator, env, engine, data, snapshot)
+    ]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
@@ -163,7 +188,9 @@ def test_a_frozen_model_trains_like_its_head_on_features(method: str, engine: ty
     for one, head in zip(ones, heads, strict=True):
         assert_same([head_of(one)], [head.params], tolerance=1e-9)
         for name in start.frozen:  # to the bit, BatchNorm's statistics included
-            assert torch.equal({**one.params, **one.buffers}[name], {**start.params, **start.buffers}[name]), name
+            assert torch.equal(
+                {**one.params, **one.buffers}[name], {**start.params, **start.buffers}[name]
+            ), name
     assert not torch.allclose(heads[-1].params["output.weight"], split[2].params["output.weight"])
 
 
@@ -171,31 +198,49 @@ def test_control_variates_cover_what_is_trained(tmp_path: Path) -> None:
     (experiment, data, start), _ = whole_and_split("method=scaffold")
     state = experiment.aggregator.init(experiment.env(data, CPU))
     assert set(state["shared"]["c"]) == {"hidden.0.weight", "output.weight"}
-    assert set(start.trainable) == {"hidden.0.weight", "output.weight"} and len(start.frozen) == 60 + 60
+    assert (
+        set(start.trainable) == {"hidden.0.weight", "output.weight"}
+        and len(start.frozen) == 60 + 60
+    )
 
 
 def test_augmented_batches_are_trained_through_the_whole_network() -> None:
-    experiment = Experiment.of(compose([*WORLD, "dataset.augment={flip: 0.5, crop_padding: 1, crop_probability: 1.0}"]))
+    experiment = Experiment.of(
+        compose([*WORLD, "dataset.augment={flip: 0.5, crop_padding: 1, crop_probability: 1.0}"])
+    )
     assert experiment.extractor is None and experiment.specs.server.arch.endswith("ResNetFeatures")
     env = experiment.env(experiment.load(CPU), CPU)
     net = Net(env.server_spec, CPU, torch.float32)
     assert not net.has_batch_norm
     weights = env.initial_weights()
-    assert env.job(0, weights, {}).frozen == {name for name in weights.params if name.startswith("extractor.")}
-    assert env.job(0, weights, {}, frozenset({"output.weight"})).frozen > env.job(0, weights, {}).frozen
+    assert env.job(0, weights, {}).frozen == {
+        name for name in weights.params if name.startswith("extractor.")
+    }
+    assert (
+        env.job(0, weights, {}, frozenset({"output.weight"})).frozen
+        > env.job(0, weights, {}).frozen
+    )
 
 
 def test_all_clients_have_the_same_random_features() -> None:
     experiment = Experiment.of(compose([*WORLD, "init=different", "dataset.augment={flip: 0.5}"]))
     env = experiment.env(experiment.load(CPU), CPU)
     one, two = env.initial_weights(0), env.initial_weights(1)
-    assert all(torch.equal(one.params[name], two.params[name]) for name in one.frozen & one.params.keys())
+    assert all(
+        torch.equal(one.params[name], two.params[name]) for name in one.frozen & one.params.keys()
+    )
     assert not torch.equal(one.params["output.weight"], two.params["output.weight"])
 
 
 def test_runs_share_features_and_keep_the_head_alone(tmp_path: Path) -> None:
     said: list[str] = []
-    common = [*WORLD, f"output_root={tmp_path}/out", "proxy.source=test", "proxy.size=10", "partition.val_fraction=0.2"]
+    common = [
+        *WORLD,
+        f"output_root={tmp_path}/out",
+        "proxy.source=test",
+        "proxy.size=10",
+        "partition.val_fraction=0.2",
+    ]
     results = [execute(compose([*common, f"local.lr={lr}"]), say=said.append) for lr in (0.1, 0.2)]
     assert sum("features of" in line for line in said) == 1
     assert all(0 <= result["metrics"]["test/global/acc"] <= 1 for result in results)
@@ -229,7 +274,11 @@ def test_statistics_of_a_frozen_extractor_never_move() -> None:
     net(start.params, used, data.train.inputs(slice(0, 4)))
     assert all(torch.equal(used[name], odd[name]) for name in odd)
     state = {**experiment.aggregator.init(env), "weights": start}
-    results = [ClientResult(c, start, n, 1, {}, None, {"loss": 0.0}) for c, n in enumerate((7, 11, 13))]
+    results = [
+        ClientResult(c, start, n, 1, {}, None, {"loss": 0.0}) for c, n in enumerate((7, 11, 13))
+    ]
     after, _ = experiment.aggregator.update(state, results, env)
     assert all(torch.equal(after["weights"].buffers[name], odd[name]) for name in odd)
-    assert all(torch.equal(after["weights"].params[name], start.params[name]) for name in start.params)
+    assert all(
+        torch.equal(after["weights"].params[name], start.params[name]) for name in start.params
+    )

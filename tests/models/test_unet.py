@@ -30,7 +30,11 @@ def doubled(x: Tensor, axis: int) -> Tensor:
     """Linear interpolation at a quarter and three quarters between the centres of neighbours, the edge's own value outside."""
     x = x.movedim(axis, 0)
     before, after = torch.cat([x[:1], x[:-1]]), torch.cat([x[1:], x[-1:]])
-    return torch.stack([0.25 * before + 0.75 * x, 0.75 * x + 0.25 * after], 1).flatten(0, 1).movedim(0, axis)
+    return (
+        torch.stack([0.25 * before + 0.75 * x, 0.75 * x + 0.25 * after], 1)
+        .flatten(0, 1)
+        .movedim(0, axis)
+    )
 
 
 def test_forward_is_the_network_written_out() -> None:
@@ -41,8 +45,12 @@ def test_forward_is_the_network_written_out() -> None:
         for i in range(count):
             columns = nn.functional.unfold(nn.functional.pad(x, (1, 1, 1, 1)), 3)
             x = (w[f"{name}.convs.{i}.weight"].flatten(1) @ columns).unflatten(2, x.shape[2:])
-            mean, var = (s[f"{name}.norms.{i}.running_{what}"][:, None, None] for what in ("mean", "var"))
-            scale, shift = (w[f"{name}.norms.{i}.{what}"][:, None, None] for what in ("weight", "bias"))
+            mean, var = (
+                s[f"{name}.norms.{i}.running_{what}"][:, None, None] for what in ("mean", "var")
+            )
+            scale, shift = (
+                w[f"{name}.norms.{i}.{what}"][:, None, None] for what in ("weight", "bias")
+            )
             x = ((x - mean) / (var + 1e-5).sqrt() * scale + shift).clamp(min=0)
         return x
 
@@ -55,7 +63,10 @@ def test_forward_is_the_network_written_out() -> None:
     c = block(halved(b), "down.2", 1)
     d = block(torch.cat([b, doubled(doubled(c, 2), 3)], 1), "up.0", 1)
     e = block(torch.cat([a, doubled(doubled(d, 2), 3)], 1), "up.1", 2)
-    expected = torch.einsum("oi,bihw->bohw", w["output.weight"][:, :, 0, 0], e) + w["output.bias"][:, None, None]
+    expected = (
+        torch.einsum("oi,bihw->bohw", w["output.weight"][:, :, 0, 0], e)
+        + w["output.bias"][:, None, None]
+    )
     with torch.no_grad():
         torch.testing.assert_close(weights.module()(x), expected, rtol=1e-10, atol=1e-10)
 
@@ -70,6 +81,8 @@ def test_forward_is_the_network_written_out() -> None:
         ((3, 32, 32), {"down": [[4], [0]], "up": [[4]]}, "every convolution a channel"),
     ],
 )
-def test_what_cannot_be_built_is_said(shape: tuple[int, int, int], kwargs: dict[str, object], said: str) -> None:
+def test_what_cannot_be_built_is_said(
+    shape: tuple[int, int, int], kwargs: dict[str, object], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         spec(shape, **kwargs).module()

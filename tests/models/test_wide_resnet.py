@@ -35,7 +35,9 @@ def test_multiplications_of_an_image():
     total = []
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
-            module.register_forward_hook(lambda m, inputs, out: total.append(m.weight.numel() * out[0, 0].numel()))
+            module.register_forward_hook(
+                lambda m, inputs, out: total.append(m.weight.numel() * out[0, 0].numel())
+            )
     model(torch.empty(1, 3, 32, 32, device="meta"))
     assert 2 * sum(total) == pytest.approx(53e6, rel=0.02)
 
@@ -63,7 +65,9 @@ def test_a_block_is_the_formula():
         for place, block in enumerate(group):
             stride = 2 if index and not place else 1
             a = norm(block.norm1, h).clamp(min=0)
-            body = conv(block.conv2, norm(block.norm2, conv(block.conv1, a, stride)).clamp(min=0), 1)
+            body = conv(
+                block.conv2, norm(block.norm2, conv(block.conv1, a, stride)).clamp(min=0), 1
+            )
             h = body + (conv(block.shortcut, a, stride) if stride == 2 else h)
     features = norm(model.norm, h).clamp(min=0).mean((2, 3))
     torch.testing.assert_close(model(x), features @ model.output.weight.T + model.output.bias)
@@ -83,7 +87,9 @@ def test_a_head_of_cosines_is_their_scaled_values():
     model = WideResNet(input_shape=(1, 8, 8), num_classes=4, depth=10, cosine_scale=30.0).eval()
     assert isinstance(model.output, CosineHead) and model.output.bias is None
     h = torch.randn(5, 64, generator=torch_generator("h"))
-    expected = torch.stack([30 * functional.cosine_similarity(h, row[None]) for row in model.output.weight], 1)
+    expected = torch.stack(
+        [30 * functional.cosine_similarity(h, row[None]) for row in model.output.weight], 1
+    )
     torch.testing.assert_close(model.output(h), expected)
 
 

@@ -48,12 +48,20 @@ def test_the_memo_answers_again_and_tells_probes_models_and_clients_apart(tmp_pa
     memo = Memo(inner, tmp_path, 1.0, NUMERICS, "code")
     first = [answers(memo, job, job.start, world.data) for job in jobs]
     assert inner.asked == 2 * len(jobs)
-    second = [answers(Memo(inner, tmp_path, 1.0, NUMERICS, "code"), job, job.start, world.data) for job in jobs]
+    second = [
+        answers(Memo(inner, tmp_path, 1.0, NUMERICS, "code"), job, job.start, world.data)
+        for job in jobs
+    ]
     assert inner.asked == 2 * len(jobs)
     for a, b in zip(first, second, strict=True):
         for name, tree in a.items():
             assert all(torch.equal(b[name][key], value) for key, value in tree.items())
-    answers(memo, replace(jobs[0], probes=(Projections(names, damping=0.25),)), jobs[0].start, world.data)
+    answers(
+        memo,
+        replace(jobs[0], probes=(Projections(names, damping=0.25),)),
+        jobs[0].start,
+        world.data,
+    )
     other = world.env.initial_weights()
     changed = replace(other, params={name: value + 1 for name, value in other.params.items()})
     answers(memo, replace(jobs[0], probes=(Projections(names),)), changed, world.data)

@@ -64,13 +64,19 @@ class Distiller(Aggregator):
     batch_size: int = 16
     student_lr: float = 0.1
     temperature: float = 2.0
-    student: Optimizer = field(default_factory=lambda: Sgd(momentum=0.9, nesterov=True, weight_decay=1e-4))
+    student: Optimizer = field(
+        default_factory=lambda: Sgd(momentum=0.9, nesterov=True, weight_decay=1e-4)
+    )
     generator: Optimizer = field(default_factory=lambda: Adam(betas=(0.5, 0.999)))
 
     def init(self, env: Env) -> State:
         if env.domain.pixel_range != (0.0, 1.0):
-            raise ConfigError("generated images need a range of pixels", where="dataset", expected="8-bit images")
-        student = Weights.init(env.initial_weights().spec, seed_of(env.seed, "student"), env.device, env.dtype)
+            raise ConfigError(
+                "generated images need a range of pixels", where="dataset", expected="8-bit images"
+            )
+        student = Weights.init(
+            env.initial_weights().spec, seed_of(env.seed, "student"), env.device, env.dtype
+        )
         optimizer = self.student.init(student.params)
         return {"student": student, "optimizer": optimizer, "taken": 0, "teachers": [], "bank": []}
 
@@ -81,9 +87,13 @@ class Distiller(Aggregator):
         return env.step > env.server_steps(self.epochs)
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
-        return [env.job(c, env.initial_weights(c), {}) for c in env.sample()] if env.step == 0 else []
+        return (
+            [env.job(c, env.initial_weights(c), {}) for c in env.sample()] if env.step == 0 else []
+        )
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         if env.step == 0:
             return {**state, "teachers": [result.weights for result in results]}, {}
         ensemble = _Ensemble(state["teachers"])
@@ -91,7 +101,11 @@ class Distiller(Aggregator):
         bank = [*state["bank"], images]
         student, optimizer, taken, loss = self._distil(state, torch.cat(bank), ensemble, env)
         after = {**state, "student": student, "optimizer": optimizer, "taken": taken, "bank": bank}
-        return after, {"generator/loss": synthesis, "student/loss": loss, "bank": sum(map(len, bank))}
+        return after, {
+            "generator/loss": synthesis,
+            "student/loss": loss,
+            "bank": sum(map(len, bank)),
+        }
 
     def outcome(self, state: State) -> Outcome:
         return Outcome((state["student"],), "model")
@@ -101,7 +115,9 @@ class Distiller(Aggregator):
         random = torch_generator(env.seed, "synthesis", env.step)
         noise = torch.randn(self.images, self.noise, generator=random).to(env.device, env.dtype)
         labels = torch.randint(env.num_classes, (self.images,), generator=random).to(env.device)
-        spec = ModelSpec(f"{__name__}.Generator", (("noise", self.noise), ("shape", env.input_shape)))
+        spec = ModelSpec(
+            f"{__name__}.Generator", (("noise", self.noise), ("shape", env.input_shape))
+        )
         fresh = Weights.init(spec, seed_of(env.seed, "generator", env.step), env.device, env.dtype)
         net, view = Net(spec, env.device, env.dtype), _view(env, "synthesis")
         learned = {**fresh.params, "z": noise}
@@ -121,7 +137,9 @@ class Distiller(Aggregator):
         with torch.no_grad():
             return images_of(learned), float(loss)
 
-    def _distil(self, state: State, bank: Tensor, ensemble: _Ensemble, env: Env) -> tuple[Weights, State, int, float]:
+    def _distil(
+        self, state: State, bank: Tensor, ensemble: _Ensemble, env: Env
+    ) -> tuple[Weights, State, int, float]:
         """One pass over the bank: the student, its optimizer's state, its steps so far and the mean loss."""
         student: Weights = state["student"]
         params, buffers, optimizer, taken = (
@@ -135,20 +153,32 @@ class Distiller(Aggregator):
         passes = range(1, env.server_steps(self.epochs) + 1)
         total = sum(math.ceil(self.images * epoch / self.batch_size) for epoch in passes)
         losses = []
-        for step, at in enumerate(batches(len(bank), self.batch_size, env.seed, "student", env.step)):
+        for step, at in enumerate(
+            batches(len(bank), self.batch_size, env.seed, "student", env.step)
+        ):
             inputs = view(bank[at.to(bank.device)], step)
             with torch.no_grad():
                 target = F.log_softmax(ensemble(inputs) / self.temperature, 1)
 
             def loss_of(params: Tree, inputs: Tensor = inputs, target: Tensor = target) -> Tensor:
                 q = F.log_softmax(net(params, buffers, inputs) / self.temperature, 1)
-                return F.kl_div(q, target, log_target=True, reduction="batchmean") * self.temperature**2
+                return (
+                    F.kl_div(q, target, log_target=True, reduction="batchmean")
+                    * self.temperature**2
+                )
 
             loss, (grads,) = value_and_grad(loss_of, params)
-            params, optimizer = self.student.step(params, grads, optimizer, cosine(self.student_lr, taken, total))
+            params, optimizer = self.student.step(
+                params, grads, optimizer, cosine(self.student_lr, taken, total)
+            )
             taken += 1
             losses.append(loss)
-        return Weights(student.spec, params, buffers), optimizer, taken, float(torch.stack(losses).mean())
+        return (
+            Weights(student.spec, params, buffers),
+            optimizer,
+            taken,
+            float(torch.stack(losses).mean()),
+        )
 
 
 class _Ensemble:
@@ -157,7 +187,9 @@ class _Ensemble:
     def __init__(self, teachers: list[Weights]) -> None:
         self._teachers = teachers
         first = next(iter(teachers[0].params.values()))
-        self._nets = {spec: Net(spec, first.device, first.dtype) for spec in {t.spec: None for t in teachers}}
+        self._nets = {
+            spec: Net(spec, first.device, first.dtype) for spec in {t.spec: None for t in teachers}
+        }
         for net in self._nets.values():
             net.train(False)
 

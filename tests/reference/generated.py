@@ -55,4 +55,6 @@ class Generated(Trainer):
         extra = F.cross_entropy(net(params, buffers, x), y)
         loss = super().loss(net, params, buffers, batch, ctx)
         assert isinstance(loss, Tensor)
-        return Measured(loss + self.weight * 0.5**ctx.epoch / (1 + ctx.step) * extra, {"generated": extra})
+        return Measured(
+            loss + self.weight * 0.5**ctx.epoch / (1 + ctx.step) * extra, {"generated": extra}
+        )

@@ -39,7 +39,9 @@ class KeepLast(Aggregator):
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         return [env.job(client, state["weights"], {}) for client in env.sample()]
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         old: Weights = state["weights"]
         kept: dict[str, list[Kept]] = dict(state["kept"])
         total = trees.scale(old.params, sum(map(len, kept.values())))

@@ -33,13 +33,24 @@ PLUGINS: dict[str, tuple[list[str], dict[str, dict[str, Any]]]] = {
         {"aggregator": {"_target_": f"{TARGET}layerwise.Layerwise"}},
     ),
     "distiller": (
-        ["method=local", "rounds=1", "architectures.clients=[mlp,mlp_nafi_100]", "limit.server_steps=3"],
+        [
+            "method=local",
+            "rounds=1",
+            "architectures.clients=[mlp,mlp_nafi_100]",
+            "limit.server_steps=3",
+        ],
         {"aggregator": {"_target_": f"{TARGET}distiller.Distiller"}},
     ),
-    "keeper": ([*TRAINED, "state.memory_gb=0"], {"aggregator": {"_target_": f"{TARGET}keeper.KeepLast"}}),
+    "keeper": (
+        [*TRAINED, "state.memory_gb=0"],
+        {"aggregator": {"_target_": f"{TARGET}keeper.KeepLast"}},
+    ),
     "sam": (TRAINED, {"trainer": {"_target_": f"{TARGET}sam.Sam", "rho": 0.05}}),
     "moon_like": (TRAINED, {"trainer": {"_target_": f"{TARGET}moon_like.MoonLike"}}),
-    "server_momentum": (TRAINED, {"trainer": {"_target_": f"{TARGET}server_momentum.ServerMomentum"}}),
+    "server_momentum": (
+        TRAINED,
+        {"trainer": {"_target_": f"{TARGET}server_momentum.ServerMomentum"}},
+    ),
 }
 
 
@@ -86,5 +97,7 @@ def facts(folder: Path) -> dict[str, Any]:
         "steps": [row["step"] for row in read_jsonl(run / "metrics.jsonl")],
         "attempts": json.loads((run / "result.json").read_text())["attempts"],
         "sha256": [hashlib.sha256((run / name).read_bytes()).hexdigest() for name in names],
-        "values": {k: v for k, v in read_jsonl(run / "metrics.jsonl")[-1].items() if isinstance(v, float)},
+        "values": {
+            k: v for k, v in read_jsonl(run / "metrics.jsonl")[-1].items() if isinstance(v, float)
+        },
     }

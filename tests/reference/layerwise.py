@@ -48,15 +48,24 @@ class Layerwise(Aggregator):
         clients, start = env.sample(), state["weights"]
         if env.step == 0:
             return [env.job(c, start, {}) for c in clients]
-        return [env.job(c, start, {}, frozen=FROZEN, budget=replace(env.budget_now, epochs=1)) for c in clients]
+        return [
+            env.job(c, start, {}, frozen=FROZEN, budget=replace(env.budget_now, epochs=1))
+            for c in clients
+        ]
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         if env.step == 1:
             grown = widened(state["weights"], self.grow, env)
             return {"weights": grown}, {"layerwise/width": len(grown.params["hidden.0.bias"])}
         models = [result.weights for result in results]
-        mean = {name: torch.stack([m.params[name] for m in models]).mean(0) for name in models[0].params}
-        return {"weights": Weights(models[0].spec, mean, models[0].buffers)}, {"clients": len(models)}
+        mean = {
+            name: torch.stack([m.params[name] for m in models]).mean(0) for name in models[0].params
+        }
+        return {"weights": Weights(models[0].spec, mean, models[0].buffers)}, {
+            "clients": len(models)
+        }
 
     def outcome(self, state: State) -> Outcome:
         return Outcome((state["weights"],), self.delivers)
@@ -70,7 +79,9 @@ def widened(old: Weights, grow: int, env: Env) -> Weights:
     params = {}
     for name, drawn in fresh.params.items():
         before = old.params[name]
-        value = torch.zeros_like(drawn) if name == "hidden.1.weight" else drawn  # its new columns are zero
+        value = (
+            torch.zeros_like(drawn) if name == "hidden.1.weight" else drawn
+        )  # its new columns are zero
         value[tuple(slice(0, size) for size in before.shape)] = before
         params[name] = value
     return Weights(spec, params, fresh.buffers)

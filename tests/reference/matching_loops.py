@@ -46,7 +46,9 @@ def matched(models, q, mu0, k: Constants, orders, start=None):
                     value += k.b * math.log(counted / (N - counted))
                 else:
                     value += 2 * math.log(k.gamma / N) - 2 * math.log(i - K + 1)
-                table[j, i] = value - k.lam * PENALTIES[k.penalty](v, models[s][j], q[s], G, S, c, a0)
+                table[j, i] = value - k.lam * PENALTIES[k.penalty](
+                    v, models[s][j], q[s], G, S, c, a0
+                )
         for j, i in zip(*linear_sum_assignment(-table), strict=True):
             if i < K:
                 groups[i].append((s, j))
@@ -54,7 +56,9 @@ def matched(models, q, mu0, k: Constants, orders, start=None):
                 groups.append([(s, j)])
 
     for unit in sorted({int(u) for units in start or () for u in units}):
-        groups.append([(s, j) for s, units in enumerate(start) for j, u in enumerate(units) if u == unit])
+        groups.append(
+            [(s, j) for s, units in enumerate(start) for j, u in enumerate(units) if u == unit]
+        )
     for s in sorted(range(N), key=lambda s: (-len(models[s]), s)) if start is None else []:
         if groups:
             place(s)

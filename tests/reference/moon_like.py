@@ -28,7 +28,9 @@ class MoonLike(Trainer):
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Measured:
         z = net(params, buffers, batch.x)
-        near = F.cosine_similarity(z, ctx.reference(*ctx.received, batch.x), dim=-1) / self.temperature
+        near = (
+            F.cosine_similarity(z, ctx.reference(*ctx.received, batch.x), dim=-1) / self.temperature
+        )
         last = ctx.reference(ctx.state["params"], ctx.state["buffers"], batch.x)
         far = F.cosine_similarity(z, last, dim=-1) / self.temperature
         term: Tensor = F.softplus(far - near).mean()

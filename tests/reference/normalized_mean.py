@@ -24,5 +24,8 @@ class NormalizedMean(Mean):
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
         length = math.sqrt(trees.squared_norm(merged))
         return (
-            sum(p * math.sqrt(s) for p, s in zip(stats.p, stats.squared_norms, strict=True)) / length if length else 1.0
+            sum(p * math.sqrt(s) for p, s in zip(stats.p, stats.squared_norms, strict=True))
+            / length
+            if length
+            else 1.0
         )

@@ -26,6 +26,8 @@ class ServerMomentum(Trainer):
     def adjustment(self, ctx: Ctx) -> Adjustment:
         return Adjustment(gradient=self.alpha, shift=trees.scale(ctx.shared["m"], self.alpha - 1))
 
-    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+    def update_shared(
+        self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
+    ) -> Trees:
         tau = sum(p * tau for p, tau in zip(stats.p, stats.tau, strict=True))
         return {"m": trees.scale(update.applied, 1 / (tau * stats.lr))}

@@ -38,12 +38,16 @@ class Widening(Aggregator):
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         return [env.job(client, state["weights"], {}) for client in env.sample()]
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         models = [result.weights for result in results]
         spec = models[0].spec
         params = {k: torch.stack([m.params[k] for m in models]).mean(0) for k in models[0].params}
         groups = structure_of(spec, env.input_shape).groups
-        grown = with_widths(spec, env.input_shape, {group.name: group.size + self.more for group in groups})
+        grown = with_widths(
+            spec, env.input_shape, {group.name: group.size + self.more for group in groups}
+        )
         mean = Weights(spec, params, models[0].buffers)
         return {"weights": widened(mean, grown, env.input_shape, seed_of(env.seed, "widen"))}, {}
 
@@ -60,7 +64,9 @@ def widened(old: Weights, grown: ModelSpec, input_shape: tuple[int, ...], seed: 
     def placed(name: str, value: Tensor, fresh: Tensor) -> Tensor:
         result = fresh.clone()
         indices = [torch.arange(size) for size in value.shape]
-        pairs: list[tuple[Slot, Slot]] = list(zip(before.slots.get(name, ()), after.slots.get(name, ()), strict=True))
+        pairs: list[tuple[Slot, Slot]] = list(
+            zip(before.slots.get(name, ()), after.slots.get(name, ()), strict=True)
+        )
         for a, b in pairs:
             indices[a.axis][a.positions.flatten()] = b.positions[: len(a.positions)].flatten()
         if value.dim() > 1:
@@ -72,5 +78,7 @@ def widened(old: Weights, grown: ModelSpec, input_shape: tuple[int, ...], seed: 
         return result
 
     params = {name: placed(name, value, start.params[name]) for name, value in old.params.items()}
-    buffers = {name: placed(name, value, start.buffers[name]) for name, value in old.buffers.items()}
+    buffers = {
+        name: placed(name, value, start.buffers[name]) for name, value in old.buffers.items()
+    }
     return Weights(grown, params, buffers)

@@ -33,13 +33,20 @@ class Witness(Probe):
 
     name: ClassVar[str] = "witness"
 
-    def __call__(self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int) -> Tree:
+    def __call__(
+        self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int
+    ) -> Tree:
         if len(index) == self.fails_on:
             raise ArithmeticError("no answer")
         batch = Batch(samples.inputs(index), samples.y.index_select(0, index))
         output = net(weights.params, weights.buffers, *task.inputs(batch))
         noise = torch.randn(3, generator=torch_generator(seed, "noise"), dtype=torch.float64)
-        return {"pid": torch.tensor(os.getpid()), "output": output, "labels": batch.y, "noise": noise + self.note}
+        return {
+            "pid": torch.tensor(os.getpid()),
+            "output": output,
+            "labels": batch.y,
+            "noise": noise + self.note,
+        }
 
     def from_record(self, record: Record) -> Tree | None:
         if not self.records or record.num_examples is None:

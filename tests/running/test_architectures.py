@@ -61,7 +61,8 @@ def archs(*overrides: str, clients: int = 5) -> list[int]:
 
 def same(a: Weights, b: Weights) -> bool:
     return a.spec == b.spec and all(
-        torch.equal(value, {**b.params, **b.buffers}[name]) for name, value in {**a.params, **a.buffers}.items()
+        torch.equal(value, {**b.params, **b.buffers}[name])
+        for name, value in {**a.params, **a.buffers}.items()
     )
 
 
@@ -69,14 +70,22 @@ def test_who_has_which() -> None:
     assert archs(CYCLE) == [0, 1, 2, 0, 1]
     ranges = "architectures.clients={tiny_cnn:0-1,tiny_mlp:[4,2-2],tiny_bn:3}"
     assert archs(ranges) == [1, 1, 0, 2, 0]
-    assert archs(ranges, "limit.clients=3", clients=3) == archs(ranges, "debug=smoke", clients=3) == [1, 1, 0]
-    Path("who.json").write_text(json.dumps(["tiny_bn", "tiny_mlp", "tiny_mlp", "tiny_cnn", "tiny_bn"]))
+    assert (
+        archs(ranges, "limit.clients=3", clients=3)
+        == archs(ranges, "debug=smoke", clients=3)
+        == [1, 1, 0]
+    )
+    Path("who.json").write_text(
+        json.dumps(["tiny_bn", "tiny_mlp", "tiny_mlp", "tiny_cnn", "tiny_bn"])
+    )
     assert archs("architectures.clients=who.json") == [2, 0, 0, 1, 2]
     Path("who.yaml").write_text("tiny_cnn: 0-3\ntiny_bn: 4\n")
     assert archs("architectures.clients=who.yaml") == [1, 1, 1, 1, 2]
     node = "+architectures.models.own={_target_:tests.engines.plugins.Normalised}"
     assert archs("architectures.clients=[own,tiny_mlp]", node) == [2, 0, 2, 0, 2]
-    experiment = Experiment.of(compose([*QUICK, "method=local", CYCLE, "architectures.server=tiny_cnn"]))
+    experiment = Experiment.of(
+        compose([*QUICK, "method=local", CYCLE, "architectures.server=tiny_cnn"])
+    )
     assert experiment.specs.server == experiment.specs.of(1)
     assert dict(experiment.specs.server.kwargs)["channels"] == (3,)
     wider = compose([*QUICK, "method=local", CYCLE, "+architectures.models.tiny_mlp.hidden=[7]"])
@@ -118,7 +127,9 @@ def test_content_counts_and_not_the_place_of_a_file() -> None:
 ])  # fmt: skip
 def test_mistakes_are_refused(overrides: list[str], said: list[str]) -> None:
     Path("short.json").write_text('["tiny_mlp"]')
-    Path("conf/model/broken.yaml").write_text("_target_: torch.nn.Linear\nin_features: 3\nout_features: 10\n")
+    Path("conf/model/broken.yaml").write_text(
+        "_target_: torch.nn.Linear\nin_features: 3\nout_features: 10\n"
+    )
     Path("conf/model/five.yaml").write_text("_target_: tests.running.test_architectures.Padded\n")
     method = [] if any(o.startswith("method=") for o in overrides) else ["method=local"]
     with pytest.raises(ConfigError) as refused:
@@ -139,14 +150,27 @@ class Padded(torch.nn.Module):
         return self.fc(x.flatten(1))[:, : self.classes]
 
 
-@pytest.mark.parametrize("method", sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "method", sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
+)
 def test_what_averages_or_matches_needs_one_architecture(method: str) -> None:
     """Refused although the data are not even there; what distils without data takes any in one shot."""
     free = method.startswith(("local", "ensemble", "dense", "fed_dafl", "fed_adi", "co_boosting"))
     error, words = (DataError, "nowhere") if free else (ConfigError, "one architecture")
     with pytest.raises(error, match=words):
         shots = ["rounds=1"] if free else []
-        Experiment.of(compose([f"method={method}", "dataset=mnist", "data_root=nowhere", "clients=5", CYCLE, *shots]))
+        Experiment.of(
+            compose(
+                [
+                    f"method={method}",
+                    "dataset=mnist",
+                    "data_root=nowhere",
+                    "clients=5",
+                    CYCLE,
+                    *shots,
+                ]
+            )
+        )
 
 
 def test_fedsyns_five_networks() -> None:
@@ -161,7 +185,9 @@ def test_fedsyns_five_networks() -> None:
     assert sizes == [11_173_962, 122_570, 319_242, 175_066, 563_930, 11_173_962]
     for method in ("average", "fedavg"):
         with pytest.raises(ConfigError, match="one architecture"):
-            Experiment.of(compose(["experiment=fedsyn/table3", f"method={method}", "data_root=nowhere"]))
+            Experiment.of(
+                compose(["experiment=fedsyn/table3", f"method={method}", "data_root=nowhere"])
+            )
     with pytest.raises(DataError, match="nowhere"):
         fresh = ["method=feddf_matched", "aggregator.student_start=fresh"]
         Experiment.of(compose(["experiment=fedsyn/table3", *fresh, "data_root=nowhere"]))
@@ -180,7 +206,9 @@ def test_one_architecture_is_one_however_it_is_named() -> None:
 def test_each_client_trains_as_if_all_had_its_architecture(init: str) -> None:
     mixed = fedexp.run([*QUICK, "method=local", CYCLE, f"init={init}"])
     names = list(MODELS)
-    alone = [fedexp.run([*QUICK, "method=local", f"model={name}", f"init={init}"]) for name in names]
+    alone = [
+        fedexp.run([*QUICK, "method=local", f"model={name}", f"init={init}"]) for name in names
+    ]
     for client in range(5):
         assert same(mixed.models[client], alone[client % 3].models[client])
         module = mixed.module(client)
@@ -211,13 +239,17 @@ def test_stacks_are_of_one_spec_and_match_serial(method: str) -> None:
 
 def test_workers_train_them_to_the_same_bits() -> None:
     serial = fedexp.run([*QUICK, "method=local", CYCLE])
-    workers = fedexp.run([*QUICK, "method=local", CYCLE, "engine=workers", "engine.workers=2", "output_root=other"])
+    workers = fedexp.run(
+        [*QUICK, "method=local", CYCLE, "engine=workers", "engine.workers=2", "output_root=other"]
+    )
     assert all(same(a, b) for a, b in zip(serial.models, workers.models, strict=True))
     assert serial.result["per_client"] == workers.result["per_client"]
 
 
 def test_resumed_from_disk_is_straight(tmp_path: Path) -> None:
-    experiment = Experiment.of(compose([*QUICK, CYCLE, "method=ensemble", "aggregator.combine=masked", "rounds=3"]))
+    experiment = Experiment.of(
+        compose([*QUICK, CYCLE, "method=ensemble", "aggregator.combine=masked", "rounds=3"])
+    )
     data = experiment.load(CPU)
     env, aggregator = experiment.env(data, CPU), experiment.aggregator
     straight = Snapshot(0, aggregator.init(env))
@@ -231,10 +263,14 @@ def test_resumed_from_disk_is_straight(tmp_path: Path) -> None:
         assert loaded is not None
         snapshot = loaded[0]
     mine, theirs = aggregator.outcome(snapshot.state), aggregator.outcome(straight.state)
-    assert snapshot.step == 3 and all(same(a, b) for a, b in zip(mine.models, theirs.models, strict=True))
+    assert snapshot.step == 3 and all(
+        same(a, b) for a, b in zip(mine.models, theirs.models, strict=True)
+    )
 
 
-def test_stored_models_stand_for_training_and_the_memo_recalls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_models_stand_for_training_and_the_memo_recalls_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     quick = [o for o in QUICK if not o.startswith(("memo", "rounds"))] + ["rounds=1", CYCLE]
     local = fedexp.run([*quick, "method=local"])
 
@@ -247,9 +283,14 @@ def test_stored_models_stand_for_training_and_the_memo_recalls_it(monkeypatch: p
     assert len(stored.models) == len(recalled.models) == 5
     for ran in (recalled, stored):
         assert all(same(a, b) for a, b in zip(local.models, ran.models, strict=True))
-    assert stored.result["metrics"]["test/ensemble/acc"] == recalled.result["metrics"]["test/ensemble/acc"]
+    assert (
+        stored.result["metrics"]["test/ensemble/acc"]
+        == recalled.result["metrics"]["test/ensemble/acc"]
+    )
     shifted = CYCLE.replace("tiny_mlp,tiny_cnn", "tiny_cnn,tiny_mlp")
-    with pytest.raises(ConfigError, match="model 0 of the folder, client 0's, is another network") as refused:
+    with pytest.raises(
+        ConfigError, match="model 0 of the folder, client 0's, is another network"
+    ) as refused:
         fedexp.run([*quick, "method=ensemble", f"client_models.path={local.folder}", shifted])
     assert "architectures.clients" in str(refused.value)
 
@@ -263,7 +304,9 @@ def test_models_of_several_architectures_are_brought_in() -> None:
     fedexp.save_models("mine", states, nodes, **shape)
     quick = [o for o in QUICK if not o.startswith("rounds")] + ["rounds=1", CYCLE]
     asked = fedexp.run([*quick, "method=ensemble", "client_models.path=mine"])
-    assert all(same(a, replace(b, spec=a.spec)) for a, b in zip(ran.models, asked.models, strict=True))
+    assert all(
+        same(a, replace(b, spec=a.spec)) for a, b in zip(ran.models, asked.models, strict=True)
+    )
     with pytest.raises(ConfigError, match="every model needs its network"):
         fedexp.save_models("less", states, nodes[:2], **shape)
     with pytest.raises(ConfigError, match="does not fit the network"):

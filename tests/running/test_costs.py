@@ -31,7 +31,15 @@ from fedexp.running.peak_memory import (
 from fedexp.storage.files import read_jsonl
 from tests.world import CPU, World, make_data, make_world
 
-SMALL = ["rounds=3", "clients=4", "limit.train=200", "limit.test=100", "threads=1", "device=cpu", "engine=serial"]
+SMALL = [
+    "rounds=3",
+    "clients=4",
+    "limit.train=200",
+    "limit.test=100",
+    "threads=1",
+    "device=cpu",
+    "engine=serial",
+]
 
 
 def run(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[str]]:
@@ -49,7 +57,9 @@ def test_every_result_says_what_it_cost(stored: tuple[dict[str, Any], list[str]]
     result, _ = stored
     seconds, timing = result["seconds"], read_jsonl(Path(result["folder"]) / "timing.jsonl")
     assert set(seconds) == {"setup", "train", "aggregate", "evaluate", "checkpoint", "log", "total"}
-    assert seconds["total"] == pytest.approx(sum(s for phase, s in seconds.items() if phase != "total"), abs=0.01)
+    assert seconds["total"] == pytest.approx(
+        sum(s for phase, s in seconds.items() if phase != "total"), abs=0.01
+    )
     assert sum(row["executed"] for row in timing) == result["local_steps"] > 0
     trained = sum(row["seconds"]["train"] for row in timing)
     assert result["steps_per_second"] == pytest.approx(result["local_steps"] / trained, abs=1e-3)
@@ -77,7 +87,12 @@ def test_costs_add_up_over_attempts_and_repeated_rounds_count_once() -> None:
             **more,
         }
 
-    timing = [row(1, 9.0, 0, 0), row(2, 50.0, 10, 10, peak_memory={"ram": 7}), row(2, 2.0, 10, 4), row(3, 3.0, 10, 6)]
+    timing = [
+        row(1, 9.0, 0, 0),
+        row(2, 50.0, 10, 10, peak_memory={"ram": 7}),
+        row(2, 2.0, 10, 4),
+        row(3, 3.0, 10, 6),
+    ]
     found = costs(timing, {"setup": 0.5, "log": 0.25}, {"ram": 5, "gpu": 1})
     assert found == {
         "seconds": {"setup": 0.5, "log": 3.25, "train": 14.0, "total": 17.75},
@@ -123,7 +138,10 @@ def test_a_meter_counts_from_round_to_round_through_the_memo(tmp_path: Path) -> 
     for asked, fresh in ((jobs[:1], jobs[:1]), (jobs, jobs[1:]), (jobs, [])):
         steps = {result.client: result.num_steps for result in memo.map(asked, world.data)}
         executed = [steps[job.client] for job in fresh]
-        assert meter.step(sum(steps.values())) == {"executed": sum(executed), "stacked": sum(executed) - len(executed)}
+        assert meter.step(sum(steps.values())) == {
+            "executed": sum(executed),
+            "stacked": sum(executed) - len(executed),
+        }
     assert meter.step(0) == {"executed": 0, "stacked": 0}
 
 
@@ -178,7 +196,9 @@ def test_the_probe_runs_the_largest_client_two_steps() -> None:
     assert sizes == [2]
     assert (found["clients"], found["steps"]) == ([2], 2)
     assert "2 steps of the 1 largest of round 1's 4 jobs, one evaluation batch" in found["text"]
-    assert probe(make_world("limit.steps=1", data=make_data((20, 12, 57, 9))), Serial())["steps"] == 1
+    assert (
+        probe(make_world("limit.steps=1", data=make_data((20, 12, 57, 9))), Serial())["steps"] == 1
+    )
 
 
 def test_an_engine_that_stacks_is_probed_with_a_stack() -> None:
@@ -198,7 +218,9 @@ def test_an_estimate_is_the_formulas(overrides: list[str], trees: int) -> None:
     jobs = jobs_of(world)
     for at_once, s in ((1, 1), (3, 3), (32, 4)):
         for e in (4, 400):
-            assert estimate(jobs, world.data, at_once, e) == d + p * (4 + 4 * s) + a * max(8 * s, e // 4)
+            assert estimate(jobs, world.data, at_once, e) == d + p * (4 + 4 * s) + a * max(
+                8 * s, e // 4
+            )
 
 
 def test_half_of_the_free_memory_is_near_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +231,9 @@ def test_half_of_the_free_memory_is_near_the_limit(monkeypatch: pytest.MonkeyPat
         for free, near in ((2 * needed, False), (2 * needed - 2, True)):
             monkeypatch.setattr(peak_memory_module, "free_memory", lambda device, free=free: free)
             assert near_limit(jobs, world.data, engine, 8) is near
-    assert not near_limit([], world.data, Serial(), 8)  # nothing is trained: the models are stored ones
+    assert not near_limit(
+        [], world.data, Serial(), 8
+    )  # nothing is trained: the models are stored ones
 
 
 def test_free_memory_is_what_the_machine_and_the_control_group_leave(
@@ -225,7 +249,9 @@ def test_free_memory_is_what_the_machine_and_the_control_group_leave(
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(peak_memory_module, "Path", lambda first, *rest: Path(f"{tmp_path}{first}", *rest))
+    monkeypatch.setattr(
+        peak_memory_module, "Path", lambda first, *rest: Path(f"{tmp_path}{first}", *rest)
+    )
     assert free_memory(CPU) == 3_000_000  # the outer group's
     (tmp_path / "sys/fs/cgroup/slurm/memory.max").write_text("9000000\n")
     assert free_memory(CPU) == 5000 * 1024  # the machine's
@@ -243,7 +269,12 @@ def test_where_memory_is_plenty_nothing_is_probed(stored: tuple[dict[str, Any], 
 
 @pytest.mark.parametrize(
     "overrides",
-    [["method=fedavg"], ["method=scaffold", "clients_per_round=2"], ["method=local"], ["method=centralized"]],
+    [
+        ["method=fedavg"],
+        ["method=scaffold", "clients_per_round=2"],
+        ["method=local"],
+        ["method=centralized"],
+    ],
 )
 def test_near_the_limit_the_probe_is_reported_and_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
@@ -255,10 +286,14 @@ def test_near_the_limit_the_probe_is_reported_and_changes_no_bit(
     assert result["memory_probe"]["text"] in (Path(result["folder"]) / "run.log").read_text()
     assert result["memory_probe"]["ram"] > 50e6
     for name in ("metrics.jsonl", "model.safetensors"):
-        assert (Path(result["folder"]) / name).read_bytes() == (Path(plain["folder"]) / name).read_bytes()
+        assert (Path(result["folder"]) / name).read_bytes() == (
+            Path(plain["folder"]) / name
+        ).read_bytes()
 
 
-def test_an_interrupted_run_reports_the_costs_of_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_reports_the_costs_of_all_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedexp.tracking.progress import Progress
 
     show = Progress.step
@@ -279,29 +314,45 @@ def test_an_interrupted_run_reports_the_costs_of_all_attempts(tmp_path: Path, mo
     assert result["numerics"]["deterministic"] is True
     timing = read_jsonl(Path(result["folder"]) / "timing.jsonl")
     assert {row["attempt"] for row in timing} == {1, 2}
-    assert result["seconds"]["train"] == pytest.approx(sum(row["seconds"]["train"] for row in timing), abs=0.002)
+    assert result["seconds"]["train"] == pytest.approx(
+        sum(row["seconds"]["train"] for row in timing), abs=0.002
+    )
 
 
 # ---------------------------------------------------------------- profile
 
 
-def test_a_profile_is_a_trace_with_the_phases_and_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_a_trace_with_the_phases_and_a_table(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     result, _ = run(tmp_path, "debug=profile", "checkpoint.every=1")
     report = result["profile"]
     trace = json.loads(gzip.decompress(Path(report["trace"]).read_bytes()))
     names = {event.get("name") for event in trace["traceEvents"]}
-    assert {f"fedexp: {name}" for name in ("train", "aggregate", "evaluate", "checkpoint", "log")} <= names
+    assert {
+        f"fedexp: {name}" for name in ("train", "aggregate", "evaluate", "checkpoint", "log")
+    } <= names
     assert "aten::addmm" in names
     assert Path(report["trace"]).parent == Path(result["folder"])
-    assert {row["name"] for row in report["phases"]} == {"train", "aggregate", "evaluate", "checkpoint", "log"}
+    assert {row["name"] for row in report["phases"]} == {
+        "train",
+        "aggregate",
+        "evaluate",
+        "checkpoint",
+        "log",
+    }
     assert sum(row["share"] for row in report["phases"]) == pytest.approx(1, abs=0.001)
     assert all(row["seconds"] > 0 for row in report["phases"])
     seconds = [row["seconds"] for row in report["phases"]]
     assert seconds == sorted(seconds, reverse=True)
     assert report["ops"]
-    measured = sum(row["seconds"]["train"] for row in read_jsonl(Path(result["folder"]) / "timing.jsonl"))
+    measured = sum(
+        row["seconds"]["train"] for row in read_jsonl(Path(result["folder"]) / "timing.jsonl")
+    )
     (train,) = [row["seconds"] for row in report["phases"] if row["name"] == "train"]
-    assert train <= (measured + result["seconds"]["setup"]) * 1.05  # settling the engine is counted there
+    assert (
+        train <= (measured + result["seconds"]["setup"]) * 1.05
+    )  # settling the engine is counted there
 
 
 def test_a_profile_trains_the_same_bits_at_an_address_of_its_own(
@@ -312,4 +363,6 @@ def test_a_profile_trains_the_same_bits_at_an_address_of_its_own(
     assert profiled["folder"] != plain["folder"]
     assert "profile" not in plain
     for name in ("metrics.jsonl", "model.safetensors"):
-        assert (Path(profiled["folder"]) / name).read_bytes() == (Path(plain["folder"]) / name).read_bytes()
+        assert (Path(profiled["folder"]) / name).read_bytes() == (
+            Path(plain["folder"]) / name
+        ).read_bytes()

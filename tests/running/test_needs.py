@@ -93,13 +93,16 @@ def test_a_trainer_without_its_server_optimizer_is_refused() -> None:
 def test_a_rule_of_aggregation_is_asked_for() -> None:
     said = refused(TRAINER, *SERVER)
     assert (
-        "server optimizer FedDynServer counts every client alike" in said and "set aggregator.weights=uniform" in said
+        "server optimizer FedDynServer counts every client alike" in said
+        and "set aggregator.weights=uniform" in said
     )
     assert "set another aggregator" in refused("method=local", *SERVER)
 
 
 def test_two_plugins_that_want_different_things_are_refused_by_name() -> None:
-    said = refused(TRAINER, *SERVER, f"aggregator._target_={HERE}.Asking", "aggregator.weights=uniform")
+    said = refused(
+        TRAINER, *SERVER, f"aggregator._target_={HERE}.Asking", "aggregator.weights=uniform"
+    )
     for words in (
         "trainer FedDyn and aggregator Asking exclude each other",
         "needs the server that corrects its drift",
@@ -119,7 +122,9 @@ def checked(*needs: Needs, server_optimizer=None, proxy=None, validation=False, 
     plugins = []
     for number, kind in enumerate(kinds):
         wanted = needs[number] if number < len(needs) else Needs()
-        plugins.append(type(kind.__name__, (kind,), {"needs": property(lambda self, wanted=wanted: wanted)})())
+        plugins.append(
+            type(kind.__name__, (kind,), {"needs": property(lambda self, wanted=wanted: wanted)})()
+        )
     base = Experiment.of(compose([]))
     check_needs(
         replace(base.config, **config),
@@ -134,17 +139,23 @@ def checked(*needs: Needs, server_optimizer=None, proxy=None, validation=False, 
 
 
 def test_needs_that_agree_unite() -> None:
-    derived, base = (Demand("server_optimizer", kind, "adapts") for kind in (FedYogi, fedadam.FedAdam))
+    derived, base = (
+        Demand("server_optimizer", kind, "adapts") for kind in (FedYogi, fedadam.FedAdam)
+    )
     checked(Needs((SGD,)), Needs((SGD, SAME_INIT)), Needs((SGD,)))
     checked(Needs((derived,)), Needs((base,)), server_optimizer=FedYogi())
     with pytest.raises(ConfigError, match="adapts"):
         checked(Needs((derived,)), Needs((base,)), server_optimizer=fedadam.FedAdam())
     with pytest.raises(ConfigError, match="exclude each other"):
-        checked(Needs((derived,)), Needs((Demand("server_optimizer", fedexp.FedExP, "extrapolates"),)))
+        checked(
+            Needs((derived,)), Needs((Demand("server_optimizer", fedexp.FedExP, "extrapolates"),))
+        )
 
 
 def test_data_that_a_plugin_needs() -> None:
-    for number, name in enumerate(("trainer PlainTrainer", "aggregator Mean", "server optimizer PlainServerStep")):
+    for number, name in enumerate(
+        ("trainer PlainTrainer", "aggregator Mean", "server optimizer PlainServerStep")
+    ):
 
         def only(needs: Needs, number: int = number) -> list[Needs]:
             return [Needs()] * number + [needs]
@@ -171,7 +182,9 @@ def test_samples_held_out_before_the_split_are_validation_samples() -> None:
 def test_numbers_of_local_steps_are_not_in_a_folder_of_models() -> None:
     stored = Experiment.of(compose([])).config.client_models
     checked(Needs(), Needs(local_steps=True))
-    with pytest.raises(ConfigError, match="aggregator Mean weighs models by their numbers of local steps"):
+    with pytest.raises(
+        ConfigError, match="aggregator Mean weighs models by their numbers of local steps"
+    ):
         checked(Needs(), Needs(local_steps=True), client_models=replace(stored, path="somewhere"))
 
 
@@ -186,12 +199,18 @@ def test_what_has_no_effect_or_another_one_is_said() -> None:
     (more,) = said("trainer=fedprox", given=True)
     assert "from the second round on" in more
     (few,) = said("clients_per_round=0.04")
-    assert few == "clients_per_round=0.04 of 10 clients is less than one client: one client takes part in every round"
+    assert (
+        few
+        == "clients_per_round=0.04 of 10 clients is less than one client: one client takes part in every round"
+    )
     assert Experiment.of(compose(["clients_per_round=0.04"])).extent.sampling.m == 1
     assert "drawn again until" in said("clients_per_round=0.04", "sampling=bernoulli")[0]
 
 
 def test_hints_name_what_the_plugin_says() -> None:
     said = refused("method=scaffold", "local.momentum=0.9")
-    assert "set local.momentum=0, or trainer.correction=step, which corrects outside the buffer" in said
+    assert (
+        "set local.momentum=0, or trainer.correction=step, which corrects outside the buffer"
+        in said
+    )
     assert "trainer Scaffold corrects the gradient itself" in said

@@ -20,7 +20,10 @@ def summary(values: list[float], *overrides: str) -> dict[str, Any]:
     """Of a run that was evaluated in every second round."""
     rows: list[dict[str, Any]] = []
     for number, value in enumerate(values, 1):
-        rows += [{"round": 2 * number - 1, "step": 0}, {"round": 2 * number, "step": 0, ACC: value, LOSS: 1 - value}]
+        rows += [
+            {"round": 2 * number - 1, "step": 0},
+            {"round": 2 * number, "step": 0, ACC: value, LOSS: 1 - value},
+        ]
     return summarise(rows, Experiment.of(compose(list(overrides))))
 
 
@@ -30,7 +33,9 @@ def test_the_last_ten_can_be_pooled_over_runs() -> None:
     found = [summary(values) for values in runs]
     assert [run["last_10"][ACC] for run in found] == [runs[0][2:], runs[1]]
     assert found[0]["mean_last_10"][ACC] == pytest.approx(0.45)
-    assert found[0]["std_last_10"][ACC] == pytest.approx(0.1 * math.sqrt((10**2 - 1) / 12))  # of equidistant values
+    assert found[0]["std_last_10"][ACC] == pytest.approx(
+        0.1 * math.sqrt((10**2 - 1) / 12)
+    )  # of equidistant values
     assert found[0]["best"][ACC] == 0.9 and found[0]["metrics"][ACC] == pytest.approx(0.9)
     pooled = [value for run in found for value in run["last_10"][ACC]]
     mean = sum(pooled) / 20
@@ -45,7 +50,15 @@ def test_of_what_was_traced_within_rounds_the_last_and_the_best() -> None:
     """Per series and share; those on test data are oracles, numbers of other names and of single clients are not looked at."""
     curve = [(1, 1, 0.2), (1, 2, 0.7), (2, 1, 0.6), (2, 2, 0.7), (2, 3, 0.4)]
     traced = [
-        {"round": r, "iteration": i, "a/acc": v, "a/loss": 1 - v, "a/val/acc": 1 - v, "a/val/loss": v, "b/loss": 0.1}
+        {
+            "round": r,
+            "iteration": i,
+            "a/acc": v,
+            "a/loss": 1 - v,
+            "a/val/acc": 1 - v,
+            "a/val/loss": v,
+            "b/loss": 0.1,
+        }
         | {"locals/acc": [0.9, v], "locals/loss": [0.1, v]}
         for r, i, v in curve
     ]
@@ -73,7 +86,14 @@ def test_rounds_to_several_targets() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["headline.targets=[0.5]", "partition.val_fraction=0.1", "headline.metric=val/global/acc"], "of the test set"),
+        (
+            [
+                "headline.targets=[0.5]",
+                "partition.val_fraction=0.1",
+                "headline.metric=val/global/acc",
+            ],
+            "of the test set",
+        ),
         (["headline.targets=[0.5]", "stop.target=0.9"], "stops early"),
         (["headline.targets=[0.5,0.5]"], "each once"),
         (["headline.targets=[1.01]"], "never reaches 1.01"),
@@ -81,19 +101,33 @@ def test_rounds_to_several_targets() -> None:
         (["stop.target=40"], "stop.target"),
     ],
 )
-def test_targets_that_cannot_be_told_are_refused_before_training(overrides: list[str], said: str) -> None:
+def test_targets_that_cannot_be_told_are_refused_before_training(
+    overrides: list[str], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         Experiment.of(compose(overrides))
 
 
 def test_a_target_may_be_as_high_as_its_metric() -> None:
     assert Experiment.of(compose(["headline.targets=[1]"])).config.headline.targets == (1.0,)
-    assert Experiment.of(compose(["stop.target=40", f"stop.metric={LOSS}"])).config.stop.target == 40  # a loss
+    assert (
+        Experiment.of(compose(["stop.target=40", f"stop.metric={LOSS}"])).config.stop.target == 40
+    )  # a loss
 
 
 def test_a_step_has_the_finite_numbers_of_the_iteration_that_it_is() -> None:
-    row = {"iteration": 2, "student/acc": 0.4, "student/loss": math.inf, "local/acc": [0.1, 0.2], "ce": math.nan}
+    row = {
+        "iteration": 2,
+        "student/acc": 0.4,
+        "student/loss": math.inf,
+        "local/acc": [0.1, 0.2],
+        "ce": math.nan,
+    }
     assert Traced([row], {}, 0.0).of_step(2) == {"student/acc": 0.4}
     assert Traced([row], {}, 0.0).of_step(1) == Traced([], {}, 0.0).of_step(1) == {}
     start = {"iteration": 0, "student/acc": 0.4}  # of a method that iterates within one step
-    assert Traced([start], {}, 0.0).of_step(0) == Traced([row, {**row, "iteration": 3}], {}, 0.0).of_step(2) == {}
+    assert (
+        Traced([start], {}, 0.0).of_step(0)
+        == Traced([row, {**row, "iteration": 3}], {}, 0.0).of_step(2)
+        == {}
+    )

@@ -75,7 +75,9 @@ AGGREGATOR = """
 @pytest.mark.parametrize(("draw", "whose"), [
     ("torch.rand(())", "torch"), ("numpy.random.rand()", "NumPy"), ("random.random()", "Python"),
 ])  # fmt: skip
-def test_a_trainer_that_draws_from_a_global_generator_is_refused(draw: str, whose: str, capsys) -> None:
+def test_a_trainer_that_draws_from_a_global_generator_is_refused(
+    draw: str, whose: str, capsys
+) -> None:
     mine = plugin("trainer", f"draws_{whose.lower()}", TRAINER.format(draw=draw))
     with restored():
         assert run_command([mine, *QUICK]) == 1
@@ -88,7 +90,10 @@ def test_a_trainer_that_draws_from_a_global_generator_is_refused(draw: str, whos
 def test_one_that_would_be_stacked_too(capsys) -> None:
     mine = plugin("trainer", "draws_stacked", TRAINER.format(draw="torch.rand(())"))
     with restored():
-        assert run_command([mine, *QUICK, "engine=vectorized", "engine.kernel=vmap", "partition=iid"]) == 1
+        assert (
+            run_command([mine, *QUICK, "engine=vectorized", "engine.kernel=vmap", "partition=iid"])
+            == 1
+        )
     assert "error: trainer Mine draws from torch" in capsys.readouterr().err
 
 
@@ -96,11 +101,15 @@ def test_one_that_would_be_stacked_too(capsys) -> None:
     ("init", "env"), ("update", "state, results, env"),
 ])  # fmt: skip
 def test_an_aggregator_that_does_is_named(method: str, arguments: str, capsys) -> None:
-    mine = plugin("aggregator", f"draws_in_{method}", AGGREGATOR.format(method=method, arguments=arguments))
+    mine = plugin(
+        "aggregator", f"draws_in_{method}", AGGREGATOR.format(method=method, arguments=arguments)
+    )
     with restored():
         assert run_command([mine, *QUICK]) == 1
     told = capsys.readouterr().err
-    assert "error: aggregator Mine draws from torch" in told and "torch_generator(env.seed" in told, told
+    assert (
+        "error: aggregator Mine draws from torch" in told and "torch_generator(env.seed" in told
+    ), told
 
 
 HOOKS = """
@@ -147,7 +156,11 @@ def test_hooks_are_checked_before_anything_starts(
 
 def test_arguments_may_have_other_names_and_more_with_defaults() -> None:
     body = "def correct(self, g, w, context, scale=1.0): return g"
-    mine = plugin("trainer", "renamed", HOOKS.format(module="fedexp.methods.fedavg", base="PlainTrainer", body=body))
+    mine = plugin(
+        "trainer",
+        "renamed",
+        HOOKS.format(module="fedexp.methods.fedavg", base="PlainTrainer", body=body),
+    )
     assert run_command([mine, *QUICK, "engine=serial"]) == 0
 
 
@@ -158,7 +171,9 @@ def test_a_data_set_that_cannot_be_read_is_told_with_its_line(capsys) -> None:
     assert run_command([mine, *QUICK]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: your code raised IndexError") and "Traceback" not in told
-    assert "unreadable.py:7" in told and "HYDRA_FULL_ERROR=1" in told and not Path("outputs").exists()
+    assert (
+        "unreadable.py:7" in told and "HYDRA_FULL_ERROR=1" in told and not Path("outputs").exists()
+    )
 
 
 def test_a_faulty_loss_names_its_line(capsys) -> None:
@@ -187,7 +202,11 @@ def test_clients_that_are_not_stacked_are_told_once_and_in_the_result(
 
 
 def test_sources_are_kept_once_and_a_difference_is_shown(capsys) -> None:
-    subprocess.run("git init -q . && git config user.name a && git config user.email a@b.c", shell=True, check=True)
+    subprocess.run(
+        "git init -q . && git config user.name a && git config user.email a@b.c",
+        shell=True,
+        check=True,
+    )
     Path("helpers.py").write_text("SHARE = 1.0\n")
     source = """
         from dataclasses import dataclass
@@ -208,12 +227,17 @@ def test_sources_are_kept_once_and_a_difference_is_shown(capsys) -> None:
     plugin("trainer", "kept", source.format(share="2"))
     assert run_command([mine, *QUICK]) == 0
 
-    folders = sorted(Path().glob("outputs/runs/*/*"), key=lambda folder: (folder / "sources.json").stat().st_mtime_ns)
+    folders = sorted(
+        Path().glob("outputs/runs/*/*"),
+        key=lambda folder: (folder / "sources.json").stat().st_mtime_ns,
+    )
     before, after = (json.loads((folder / "sources.json").read_text()) for folder in folders)
     assert list(before["modules"]) == ["helpers", "kept"]
     assert len(list(Path("outputs/sources").iterdir())) == 3  # helpers once
     commits = [next(iter(facts["commits"].values())) for facts in (before, after)]
-    head = subprocess.run("git rev-parse HEAD", shell=True, capture_output=True, text=True, check=True).stdout.strip()
+    head = subprocess.run(
+        "git rev-parse HEAD", shell=True, capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert head.startswith(commits[0]) and commits[1] == f"{commits[0]}+"
 
     capsys.readouterr()
@@ -241,7 +265,10 @@ def test_data_and_networks_that_draw_are_refused(capsys) -> None:
             def forward(self, x):
                 return super().forward(x.flatten(1))
         """
-    assert run_command([plugin("model", "noisy", layer), *(q for q in QUICK if "hidden" not in q)]) == 2
+    assert (
+        run_command([plugin("model", "noisy", layer), *(q for q in QUICK if "hidden" not in q)])
+        == 2
+    )
     assert "error: model Mine draws from NumPy's global generator" in capsys.readouterr().err
 
 
@@ -256,10 +283,27 @@ def write_the_guides_files() -> None:
 def test_the_guides_trainer_and_table_run(capsys) -> None:
     write_the_guides_files()
     assert run_command(["trainer=anchored", *QUICK, "local.batch_size=8"]) == 0
-    (row,) = [json.loads(line) for line in next(Path().glob("outputs/runs/fedavg-*/*/metrics.jsonl")).open()]
+    (row,) = [
+        json.loads(line)
+        for line in next(Path().glob("outputs/runs/fedavg-*/*/metrics.jsonl")).open()
+    ]
     assert row["train/pull"] > 0
     capsys.readouterr()
-    assert run_table(["run", "my/compare", "--only", "alpha=1.0", "--seeds", "0", "rounds=1", "local.steps=2"]) == 0
+    assert (
+        run_table(
+            [
+                "run",
+                "my/compare",
+                "--only",
+                "alpha=1.0",
+                "--seeds",
+                "0",
+                "rounds=1",
+                "local.steps=2",
+            ]
+        )
+        == 0
+    )
     told = capsys.readouterr().out
     assert "2 cells, 2 runs" in told and "Anchored" in told, told
     assert len(list(Path().glob("outputs/runs/anchored-*/*/result.json"))) == 1
@@ -273,7 +317,14 @@ def test_the_guides_aggregator_is_fedavg_on_the_guides_data() -> None:
     np.savetxt("data/points.csv", rows, delimiter=",")
     Path("conf/aggregator").mkdir(exist_ok=True)
     Path("conf/aggregator/plain_mean.yaml").write_text("_target_: myaggregators.PlainMean\n")
-    mine = ["dataset=points", "data_root=data", "partition=iid", "clients=4", "rounds=2", "model.hidden=[4]"]
+    mine = [
+        "dataset=points",
+        "data_root=data",
+        "partition=iid",
+        "clients=4",
+        "rounds=2",
+        "model.hidden=[4]",
+    ]
     ours, theirs = (fedexp.run([*mine, f"aggregator={name}"]) for name in ("plain_mean", "mean"))
     assert ours.result["hashes"] != theirs.result["hashes"] and sum(ours.partition.sizes) == 48
     (a,), (b,) = ours.models, theirs.models

@@ -21,16 +21,34 @@ from fedexp.storage.files import read_jsonl
 from tests.reference.distiller import Distiller
 from tests.world import CPU, make_world
 
-SMALL = ["rounds=1", "clients=3", "partition=iid", "limit.train=200", "limit.test=100", "threads=1", "device=cpu"]
+SMALL = [
+    "rounds=1",
+    "clients=3",
+    "partition=iid",
+    "limit.train=200",
+    "limit.test=100",
+    "threads=1",
+    "device=cpu",
+]
 
 
-def config_of(folder: Path, *overrides: str, engine: str = "serial", **aggregator: Any) -> dict[str, Any]:
-    config = compose([*SMALL, f"engine={engine}", f"output_root={folder}", "checkpoint.every=1", *overrides])
-    return {**config, "aggregator": {"_target_": "tests.reference.distiller.Distiller", **aggregator}}
+def config_of(
+    folder: Path, *overrides: str, engine: str = "serial", **aggregator: Any
+) -> dict[str, Any]:
+    config = compose(
+        [*SMALL, f"engine={engine}", f"output_root={folder}", "checkpoint.every=1", *overrides]
+    )
+    return {
+        **config,
+        "aggregator": {"_target_": "tests.reference.distiller.Distiller", **aggregator},
+    }
 
 
 def files(result: dict[str, Any]) -> list[bytes]:
-    return [(Path(result["folder"]) / name).read_bytes() for name in ("metrics.jsonl", "model.safetensors")]
+    return [
+        (Path(result["folder"]) / name).read_bytes()
+        for name in ("metrics.jsonl", "model.safetensors")
+    ]
 
 
 def interrupted(config: dict[str, Any], step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +74,9 @@ def test_epochs_on_the_server_are_steps_of_one_round(tmp_path: Path) -> None:
     assert ["train/loss" in row for row in rows] == [True, False, False, False, False]
     assert ["test/global/acc" in row for row in rows] == [False, False, False, False, True]
     assert rows[-1]["student/loss"] < rows[1]["student/loss"]
-    assert result["headline"]["value"] > 0.5  # of ten classes, and no image of theirs reached the server
+    assert (
+        result["headline"]["value"] > 0.5
+    )  # of ten classes, and no image of theirs reached the server
     assert result["test_data_in_training"] is None
 
 
@@ -79,7 +99,9 @@ def test_resumed_in_mid_distillation_it_has_the_same_bits(
 def test_teachers_of_stacked_clients_teach_the_same(tmp_path: Path) -> None:
     rows = []
     for engine, more in (("serial", []), ("vectorized", ["engine.stack=3"])):
-        result = execute(config_of(tmp_path / engine, "dtype=float64", *more, engine=engine), say=None)
+        result = execute(
+            config_of(tmp_path / engine, "dtype=float64", *more, engine=engine), say=None
+        )
         rows.append(read_jsonl(Path(result["folder"]) / "metrics.jsonl"))
     assert result["stacked_share"] > 0
     for serial, stacked in zip(*rows, strict=True):
@@ -88,7 +110,11 @@ def test_teachers_of_stacked_clients_teach_the_same(tmp_path: Path) -> None:
 
 def test_smoke_forms_take_fewer_epochs(tmp_path: Path) -> None:
     result = execute(config_of(tmp_path, "limit.server_steps=2"), say=None)
-    assert [row["step"] for row in read_jsonl(Path(result["folder"]) / "metrics.jsonl")] == [1, 2, 3]
+    assert [row["step"] for row in read_jsonl(Path(result["folder"]) / "metrics.jsonl")] == [
+        1,
+        2,
+        3,
+    ]
 
 
 def test_teachers_may_differ_in_architecture() -> None:
@@ -98,10 +124,14 @@ def test_teachers_may_differ_in_architecture() -> None:
     env, aggregator = experiment.env(data, CPU), Distiller(epochs=2)
     state = aggregator.init(env)
     teachers = []
-    for result, hidden in zip(Serial().map(aggregator.plan(state, env), data), ((4,), (8, 4), (4,)), strict=True):
+    for result, hidden in zip(
+        Serial().map(aggregator.plan(state, env), data), ((4,), (8, 4), (4,)), strict=True
+    ):
         node = {"_target_": "fedexp.models.mlp.MLP", "hidden": list(hidden)}
         spec = ModelSpec.of(node, env.input_shape, env.num_classes)
-        teachers.append(replace(result, weights=Weights.init(spec, len(hidden), CPU, torch.float32)))
+        teachers.append(
+            replace(result, weights=Weights.init(spec, len(hidden), CPU, torch.float32))
+        )
     state, _ = aggregator.update(state, teachers, env)
     for step in (1, 2):
         state, metrics = aggregator.update(state, [], env.at(0, step))
@@ -113,7 +143,9 @@ def test_the_environment_says_how_clients_images_become_inputs() -> None:
     experiment = Experiment.of(compose([*SMALL, "dataset.augment={flip: 0.0, crop_padding: 1}"]))
     data = experiment.load(CPU)
     env = experiment.env(data, CPU)
-    assert env.domain == data.train.domain and env.domain.augment == Augment(flip=0.0, crop_padding=1)
+    assert env.domain == data.train.domain and env.domain.augment == Augment(
+        flip=0.0, crop_padding=1
+    )
     assert env.input_shape == tuple(data.train.x.shape[1:])
     some = data.train.x[:50]
     assert torch.equal(env.domain.normalise(some.float() / 255), data.train.inputs(slice(0, 50)))
@@ -126,15 +158,21 @@ def test_floating_point_samples_have_no_range_of_pixels() -> None:
         Distiller().init(world.env)
 
 
-def test_a_validation_share_reaches_the_server_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_validation_share_reaches_the_server_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from fedexp.core.needs import Needs
 
     for asked in (False, True):
         monkeypatch.setattr(Distiller, "needs", Needs(validation=asked))
         config = {**compose([*SMALL, "partition.val_fraction=0.2"])}
-        experiment = Experiment.of({**config, "aggregator": {"_target_": "tests.reference.distiller.Distiller"}})
+        experiment = Experiment.of(
+            {**config, "aggregator": {"_target_": "tests.reference.distiller.Distiller"}}
+        )
         data = experiment.load(CPU)
-        assert data.val is not None and experiment.env(data, CPU).validation is (data.val if asked else None)
+        assert data.val is not None and experiment.env(data, CPU).validation is (
+            data.val if asked else None
+        )
 
 
 OTHERS = """
@@ -161,17 +199,27 @@ def own_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-PROXY = ["dataset=synthetic", "dataset.samples=200", "dataset.test_samples=100", "proxy.source=test", "proxy.size=40"]
+PROXY = [
+    "dataset=synthetic",
+    "dataset.samples=200",
+    "dataset.test_samples=100",
+    "proxy.source=test",
+    "proxy.size=40",
+]
 
 
-def test_a_proxy_of_another_data_set_is_composed_hashed_and_named(own_conf: Path, capsys: Any) -> None:
+def test_a_proxy_of_another_data_set_is_composed_hashed_and_named(
+    own_conf: Path, capsys: Any
+) -> None:
     from fedexp.commands.run import run_command
     from fedexp.commands.runs import run_command as runs_command
     from fedexp.storage.identity import code_hash, config_hash
 
     named = [*SMALL, *PROXY, "proxy.dataset=others"]
     config = compose(named)
-    assert config["proxy"]["dataset"]["seed"] == 1 and config["choices"]["proxy.dataset"] == "others"
+    assert (
+        config["proxy"]["dataset"]["seed"] == 1 and config["choices"]["proxy.dataset"] == "others"
+    )
     assert config["choices"]["dataset"] == "synthetic" and config["dataset"]["seed"] == 0
     hashes = [(config_hash(config), code_hash(config))]
     path = own_conf / "conf" / "dataset" / "others.yaml"
@@ -203,12 +251,17 @@ def test_mistakes_about_another_data_set_are_told_before_anything_starts(
 
     keys = {override.partition("=")[0] for override in overrides}
     base = ["proxy.source=train", "proxy.size=9", "dataset=synthetic"]
-    assert run_command([*SMALL, *(o for o in base if o.partition("=")[0] not in keys), *overrides]) == 2
+    assert (
+        run_command([*SMALL, *(o for o in base if o.partition("=")[0] not in keys), *overrides])
+        == 2
+    )
     assert words in capsys.readouterr().err
     assert not Path("outputs").exists()
 
 
-def test_a_changed_data_set_of_the_proxy_is_not_passed_off(own_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_data_set_of_the_proxy_is_not_passed_off(
+    own_conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The stored result of a config stands for the proxy's samples, too, where the config does not pin them."""
     from fedexp.core.errors import StorageError
     from fedexp.data.synthetic import Synthetic

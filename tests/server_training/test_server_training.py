@@ -27,7 +27,9 @@ SHAPES = {"weight": (4, 3), "bias": (4,), "scale": ()}
 
 def tree(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in SHAPES.items()}
+    return {
+        name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in SHAPES.items()
+    }
 
 
 def copies(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -41,7 +43,11 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 OPTIMIZERS = [
     (Sgd(), torch.optim.SGD, {}),
     (Sgd(weight_decay=0.01), torch.optim.SGD, {"weight_decay": 0.01}),
-    (Sgd(momentum=0.9, weight_decay=5e-4), torch.optim.SGD, {"momentum": 0.9, "weight_decay": 5e-4}),
+    (
+        Sgd(momentum=0.9, weight_decay=5e-4),
+        torch.optim.SGD,
+        {"momentum": 0.9, "weight_decay": 5e-4},
+    ),
     (Sgd(momentum=0.9, nesterov=True), torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
     (Adam(), torch.optim.Adam, {}),
     (
@@ -54,7 +60,9 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("ours", "kind", "options"), OPTIMIZERS)
-def test_steps_are_torchs_to_the_bit(ours: Optimizer, kind: Any, options: dict[str, Any], dtype: torch.dtype) -> None:
+def test_steps_are_torchs_to_the_bit(
+    ours: Optimizer, kind: Any, options: dict[str, Any], dtype: torch.dtype
+) -> None:
     """Six steps, the step size another one every time."""
     params = tree(0, dtype)
     theirs = {name: value.clone().requires_grad_() for name, value in params.items()}
@@ -83,7 +91,9 @@ def test_clipping_is_torchs_and_comes_before_the_decay(bound: float) -> None:
         torch.testing.assert_close(a, b.detach(), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("optimizer", [Sgd(momentum=0.9, weight_decay=0.1, clip=1.0), Adam(weight_decay=0.1, clip=1.0)])
+@pytest.mark.parametrize(
+    "optimizer", [Sgd(momentum=0.9, weight_decay=0.1, clip=1.0), Adam(weight_decay=0.1, clip=1.0)]
+)
 def test_a_step_leaves_its_arguments_alone(optimizer: Optimizer) -> None:
     params, grads = tree(0), tree(1)
     _, state = optimizer.step(params, grads, optimizer.init(params), 0.1)
@@ -104,8 +114,12 @@ def _plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(), Sgd(momentum=0.9, nesterov=True), Adam()])
-def test_stored_in_mid_training_it_goes_on_with_the_same_bits(optimizer: Optimizer, tmp_path: Path) -> None:
-    def train(params: dict[str, torch.Tensor], state: dict[str, Any], steps: range) -> tuple[Any, Any]:
+def test_stored_in_mid_training_it_goes_on_with_the_same_bits(
+    optimizer: Optimizer, tmp_path: Path
+) -> None:
+    def train(
+        params: dict[str, torch.Tensor], state: dict[str, Any], steps: range
+    ) -> tuple[Any, Any]:
         for step in steps:
             params, state = optimizer.step(params, tree(step + 1), state, cosine(0.1, step, 10))
         return params, state
@@ -142,7 +156,9 @@ def test_an_optimizer_is_a_config_node() -> None:
 @pytest.mark.parametrize(("n", "batch_size", "drop_last", "sizes"), [
     (10, 4, False, [4, 4, 2]), (10, 4, True, [4, 4]), (8, 4, True, [4, 4]), (3, 8, False, [3]),
 ])  # fmt: skip
-def test_an_epoch_is_every_sample_once(n: int, batch_size: int, drop_last: bool, sizes: list[int]) -> None:
+def test_an_epoch_is_every_sample_once(
+    n: int, batch_size: int, drop_last: bool, sizes: list[int]
+) -> None:
     parts = list(batches(n, batch_size, 0, "student", drop_last=drop_last))
     assert [len(part) for part in parts] == sizes
     seen = torch.cat(parts).tolist()
@@ -164,11 +180,19 @@ def test_epochs_are_shuffled_anew_by_name() -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_stream_goes_on_where_it_was_left(drop_last: bool) -> None:
-    whole = [part.tolist() for part in itertools.islice(batches(10, 4, 3, epochs=None, drop_last=drop_last), 20)]
+    whole = [
+        part.tolist()
+        for part in itertools.islice(batches(10, 4, 3, epochs=None, drop_last=drop_last), 20)
+    ]
     for start in range(8):
         rest = batches(10, 4, 3, epochs=None, start=start, drop_last=drop_last)
         assert [part.tolist() for part in itertools.islice(rest, 20 - start)] == whole[start:]
-    assert [len(list(batches(10, 4, 3, epochs=2, start=start))) for start in (0, 5, 6, 9)] == [6, 1, 0, 0]
+    assert [len(list(batches(10, 4, 3, epochs=2, start=start))) for start in (0, 5, 6, 9)] == [
+        6,
+        1,
+        0,
+        0,
+    ]
 
 
 def test_no_batch_is_an_error() -> None:
@@ -197,7 +221,9 @@ def test_gradients_of_a_quadratic_are_its_own() -> None:
 def test_inputs_are_optimised_through_networks() -> None:
     """DENSE's noise: the gradient of a teacher's loss on generated images with respect to generator and noise, by differences."""
     shape, dtype = (1, 3, 3), torch.float64
-    teacher = Weights.init(ModelSpec.of({"_target_": "fedexp.models.mlp.MLP", "hidden": [5]}, shape, 4), 0, CPU, dtype)
+    teacher = Weights.init(
+        ModelSpec.of({"_target_": "fedexp.models.mlp.MLP", "hidden": [5]}, shape, 4), 0, CPU, dtype
+    )
     net = Net(teacher.spec, CPU, dtype)
     net.train(False)
     with torch.random.fork_rng(devices=[]):
@@ -212,12 +238,17 @@ def test_inputs_are_optimised_through_networks() -> None:
     z = {"z": torch.tensor([[0.3, -0.2], [1.0, 0.5]], dtype=dtype)}
     _, (of_weights, of_z) = value_and_grad(loss, weights, z)
     h = 1e-6
-    for trees_, which, name, grad in ((weights, 0, "0.weight", of_weights["0.weight"]), (z, 1, "z", of_z["z"])):
+    for trees_, which, name, grad in (
+        (weights, 0, "0.weight", of_weights["0.weight"]),
+        (z, 1, "z", of_z["z"]),
+    ):
         for at in itertools.product(*map(range, trees_[name].shape)):
             ends = []
             for sign in (1, -1):
                 moved = {**trees_, name: trees_[name].clone()}
                 moved[name][at] += sign * h
                 ends.append(float(loss(*((moved, z), (weights, moved))[which])))
-            assert float(grad[at]) == pytest.approx((ends[0] - ends[1]) / (2 * h), rel=1e-5, abs=1e-8)
+            assert float(grad[at]) == pytest.approx(
+                (ends[0] - ends[1]) / (2 * h), rel=1e-5, abs=1e-8
+            )
     assert not any(value.requires_grad for value in teacher.params.values())

@@ -64,13 +64,28 @@ def test_every_method_has_a_page_with_its_files_and_is_listed(pages: dict[str, P
         preset = yaml.safe_load(path.read_text())
         parts = [entry.popitem() for entry in preset["defaults"] if entry != "_self_"]
         chosen = [(group.split(" /"), option) for group, option in parts]
-        files = [path, *(conf_dir() / group / f"{option}.yaml" for (how, group), option in chosen if how == "override")]
-        files += [file for (how, group), _ in chosen if how == "optional" for file in (conf_dir() / group).glob("*")]
+        files = [
+            path,
+            *(
+                conf_dir() / group / f"{option}.yaml"
+                for (how, group), option in chosen
+                if how == "override"
+            ),
+        ]
+        files += [
+            file
+            for (how, group), _ in chosen
+            if how == "optional"
+            for file in (conf_dir() / group).glob("*")
+        ]
         for file in files:
             assert file.read_text().strip() in text, (path.stem, file.name)
         assert f"]({path.stem}.md)" in pages["methods/index.md"].text
     assert "Others" not in pages["methods/index.md"].text
-    assert "[Table 1](../results/t1.md#c): 85.6 ± 0.3 (n = 3), reduced" in pages["methods/ma_echo.md"].text
+    assert (
+        "[Table 1](../results/t1.md#c): 85.6 ± 0.3 (n = 3), reduced"
+        in pages["methods/ma_echo.md"].text
+    )
     assert sum("Our numbers" in page.text for page in pages.values()) == 1
 
 
@@ -87,7 +102,9 @@ def test_what_is_sent_is_what_a_run_counts(pages: dict[str, Page]) -> None:
     """SCAFFOLD's model and controls, both ways; an average of models sends the model alone."""
     experiment = Experiment.of(compose(["method=scaffold", "clients=1", "partition=iid"]))
     data = experiment.load(torch.device("cpu"))
-    counted = next(run(experiment.aggregator, experiment.env(data, torch.device("cpu")), Serial(), data)).metrics
+    counted = next(
+        run(experiment.aggregator, experiment.env(data, torch.device("cpu")), Serial(), data)
+    ).metrics
     text = unescape(pages["methods/scaffold.md"].text)
     assert counted["bytes/down"] == counted["bytes/up"] == 38480
     assert "| down, to a client | 38.5 kB | the model, <code>c</code> (as the model) |" in text
@@ -97,23 +114,34 @@ def test_what_is_sent_is_what_a_run_counts(pages: dict[str, Page]) -> None:
         in text
     )
     assert "| kept at a client | 19.2 kB | <code>c_i</code> (as the model) |" in text
-    assert "| down, to a client | 19.2 kB | the model |" in unescape(pages["methods/average.md"].text)
+    assert "| down, to a client | 19.2 kB | the model |" in unescape(
+        pages["methods/average.md"].text
+    )
     assert "no bytes are counted" in pages["methods/local.md"].text
 
 
 def test_needs_are_said(pages: dict[str, Page]) -> None:
     assert methods.NEEDS.keys() == vars(Needs()).keys() - {"demands", "lifted_by"}
     text = unescape(pages["methods/fedlaw.md"].text)
-    assert "data on the server: [<code>proxy.source</code>](../config/index.md#proxy.source)" in text
+    assert (
+        "data on the server: [<code>proxy.source</code>](../config/index.md#proxy.source)" in text
+    )
     assert "labels of the server's data" in text
     text = unescape(pages["methods/feddyn.md"].text)
-    assert "[<code>aggregator.weights</code>](../config/aggregator.md) = <code>uniform</code>" in text
-    assert "[<code>server_optimizer</code>](../config/server_optimizer.md) = <code>FedDynServer</code>" in text
+    assert (
+        "[<code>aggregator.weights</code>](../config/aggregator.md) = <code>uniform</code>" in text
+    )
+    assert (
+        "[<code>server_optimizer</code>](../config/server_optimizer.md) = <code>FedDynServer</code>"
+        in text
+    )
 
 
 def test_a_preset_says_what_it_sets_otherwise(pages: dict[str, Page]) -> None:
     text = unescape(pages["methods/dense_coboost.md"].text)
-    assert "| <code>aggregator.generator.clip</code> | <code>10.0</code> | <code>null</code> |" in text
+    assert (
+        "| <code>aggregator.generator.clip</code> | <code>10.0</code> | <code>null</code> |" in text
+    )
     assert (
         "<code>aggregator.lambda_2</code> | <code>1.0</code> | <code>0.5</code>" in text
         and "aggregator.T_G</code> |" not in text
@@ -123,10 +151,22 @@ def test_a_preset_says_what_it_sets_otherwise(pages: dict[str, Page]) -> None:
 
 def test_comments_are_those_of_their_keys(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
-    lines = ["# Head.", "# More.", "a: '#1' # one", "", "# Two", "# lines.", "b: # below", "  c: {d: 1} # e", "  f:"]
+    lines = [
+        "# Head.",
+        "# More.",
+        "a: '#1' # one",
+        "",
+        "# Two",
+        "# lines.",
+        "b: # below",
+        "  c: {d: 1} # e",
+        "  f:",
+    ]
     path.write_text("\n".join([*lines, "    - 1 # g", "    - 2", ""]))
     assert config_reference.header(path) == "Head. More."
-    assert [(key.name, key.default, key.comment, key.note) for key in config_reference.keys_of(path)] == [
+    assert [
+        (key.name, key.default, key.comment, key.note) for key in config_reference.keys_of(path)
+    ] == [
         ("a", "'#1'", "one", ""),
         ("b", None, "below", "Two lines."),
         ("b.c", "{d: 1}", "e", ""),
@@ -137,10 +177,15 @@ def test_comments_are_those_of_their_keys(tmp_path: Path) -> None:
 def test_every_key_of_the_config_has_a_comment(pages: dict[str, Page]) -> None:
     keys = config_reference.keys_of(conf_dir() / "config.yaml")
     written = leaves(yaml.safe_load((conf_dir() / "config.yaml").read_text()))
-    assert keys.pop(0).name == "defaults" and {key.name for key in keys if key.default is not None} == written
+    assert (
+        keys.pop(0).name == "defaults"
+        and {key.name for key in keys if key.default is not None} == written
+    )
     page = pages["config/index.md"].text
     for key in keys:
-        assert key.comment or (key.default is None and "." in key.name), f"{key.name} has no comment"
+        assert key.comment or (key.default is None and "." in key.name), (
+            f"{key.name} has no comment"
+        )
         if key.default is not None:
             assert f'<a id="{key.name}"></a>' in page and escaped(key.comment) in page, key.name
     assert "The keys below do not change a result" in page
@@ -160,16 +205,30 @@ def test_every_option_of_every_group_is_there_with_its_keys(pages: dict[str, Pag
         for name in valued:
             assert name == "_target_" or f'<a id="{anchor}.{name}"></a>' in page, (path, name)
         for comment in re.findall(r"(?:^|\s)# ?(.+)$", path.read_text(), re.MULTILINE):
-            assert comment.startswith("@package") or escaped(comment.strip()) in page, (path, comment)
+            assert comment.startswith("@package") or escaped(comment.strip()) in page, (
+                path,
+                comment,
+            )
 
 
-def test_guides_are_sections_that_are_there(pages: dict[str, Page], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guides_are_sections_that_are_there(
+    pages: dict[str, Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = pages["guides/own-method.md"].text
-    assert "class PowerMean(Mean)" in text and "class Anchored(Trainer)" in text and "## A data set" not in text
+    assert (
+        "class PowerMean(Mean)" in text
+        and "class Anchored(Trainer)" in text
+        and "## A data set" not in text
+    )
     assert "[Your own plug-ins](own-method.md#your-own-plug-ins)" in text
     assert "[`conf/config.yaml`](../config/index.md)" in pages["guides/first-steps.md"].text
-    assert guides.sections_of("# T\n## A\nx\n```\n## b\n```\n## C") == {"A": "x\n```\n## b\n```", "C": ""}
-    monkeypatch.setattr(guides, "GUIDES", (guides.Guide("x", "X", (("README.md", "No such heading"),)),))
+    assert guides.sections_of("# T\n## A\nx\n```\n## b\n```\n## C") == {
+        "A": "x\n```\n## b\n```",
+        "C": "",
+    }
+    monkeypatch.setattr(
+        guides, "GUIDES", (guides.Guide("x", "X", (("README.md", "No such heading"),)),)
+    )
     with pytest.raises(ConfigError, match="No such heading"):
         guides.pages()
 
@@ -179,15 +238,26 @@ def test_no_link_among_the_pages_dangles(pages: dict[str, Page]) -> None:
         prose = re.sub(r"```.*?```", "", page.text, flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)]+)\)", prose):
             path, _, anchor = target.partition("#")
-            place = posixpath.normpath(posixpath.join(posixpath.dirname(page.path), path)) if path else page.path
+            place = (
+                posixpath.normpath(posixpath.join(posixpath.dirname(page.path), path))
+                if path
+                else page.path
+            )
             assert place in pages, (page.path, target)
             assert not anchor or anchor in anchors(pages[place].text), (page.path, target)
 
 
 def test_the_api_has_the_hooks(pages: dict[str, Page]) -> None:
     text = pages["api/core.trainer.md"].text
-    assert "def adjustment(self, ctx: Ctx) -> Adjustment | None" in text and "{#Trainer.adjustment}" in text
-    assert not any(re.search(r"def _[a-z]|__post_", page.text) for path, page in pages.items() if path[:4] == "api/")
+    assert (
+        "def adjustment(self, ctx: Ctx) -> Adjustment | None" in text
+        and "{#Trainer.adjustment}" in text
+    )
+    assert not any(
+        re.search(r"def _[a-z]|__post_", page.text)
+        for path, page in pages.items()
+        if path[:4] == "api/"
+    )
     assert (
         "def run(overrides: Sequence[str]=(), *, say: Callable[[str], None] | None=None) -> Run"
         in pages["api/api.md"].text
@@ -201,11 +271,18 @@ def test_docstrings_become_markdown() -> None:
         "What it is, <code>a&#95;b &#42; c</code> and d&#95;e.\n\nArgs:\n\n- <code>x, y</code>: sizes\n"
         "- <code>z</code>: of [<code>y</code>](p.md). More.\n- <code>w</code>: &#60;t&#62;."
     )
-    assert docstring("Args: lr: eta; b: c.") == "Args:\n\n- <code>lr</code>: eta\n- <code>b</code>: c."
+    assert (
+        docstring("Args: lr: eta; b: c.") == "Args:\n\n- <code>lr</code>: eta\n- <code>b</code>: c."
+    )
     assert docstring("Args:\na: b\n    c.") == "Args:\n\n- <code>a</code>: b c."
-    assert docstring("So:\n\n    a <- b_c\n      + d\n\nthen.") == "So:\n\n```text\na <- b_c\n  + d\n```\n\nthen."
+    assert (
+        docstring("So:\n\n    a <- b_c\n      + d\n\nthen.")
+        == "So:\n\n```text\na <- b_c\n  + d\n```\n\nthen."
+    )
 
 
 def test_links_of_the_readme_into_the_site_are_its_pages(pages: dict[str, Page]) -> None:
-    found = re.findall(r"\(outputs/site/([^)]+)\.html\)", (conf_dir().parent / "README.md").read_text())
+    found = re.findall(
+        r"\(outputs/site/([^)]+)\.html\)", (conf_dir().parent / "README.md").read_text()
+    )
     assert len(found) > 3 and set(found) - {"index"} <= {path.removesuffix(".md") for path in pages}

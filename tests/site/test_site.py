@@ -39,7 +39,9 @@ def test_the_first_page_says_what_came_out_and_whether_the_claim_held(
     front = unescape(pages["index.md"])
     [card] = re.findall(r'<article class="card".*?</article>', front, re.DOTALL)
     cells = {cell.method: cell for cell in read["ma_echo/fig7"][0].report.cells}
-    assert all(f"{cell.mean:.2f} ± {cell.sd:.2f}\N{NO-BREAK SPACE}%" in card for cell in cells.values())
+    assert all(
+        f"{cell.mean:.2f} ± {cell.sd:.2f}\N{NO-BREAK SPACE}%" in card for cell in cells.values()
+    )
     assert "test accuracy · mnist · 3 seeds" in card
     assert "1 refuted" in front and "? 1 open" in re.sub(
         r"<[^>]+>", "", front
@@ -52,14 +54,18 @@ def test_the_first_page_says_what_came_out_and_whether_the_claim_held(
     assert results.verdict(paper.entries[0]).startswith("Decides nothing")
 
 
-def test_numbers_lead_to_their_cells_configs_and_commands(read: dict[str, list[Result]], pages: dict[str, str]) -> None:
+def test_numbers_lead_to_their_cells_configs_and_commands(
+    read: dict[str, list[Result]], pages: dict[str, str]
+) -> None:
     text = unescape(pages["results/ma_echo/fig7.md"])
     for result in read["ma_echo/fig7"]:
         anchors = re.findall(rf'href="fig7/{result.form}/report.html#([^"]+)"', text)
         assert len(anchors) == len(result.report.cells)
         for anchor in anchors:
             assert f'id="{anchor}"' in result.page
-            [box] = re.findall(rf'<div popover id="{re.escape(anchor)}-more".*?</div>', result.page, re.DOTALL)
+            [box] = re.findall(
+                rf'<div popover id="{re.escape(anchor)}-more".*?</div>', result.page, re.DOTALL
+            )
             assert "fedexp" in box and set(re.findall(r'href="#(config-\w+)"', box)) <= set(
                 re.findall(r'<details id="(config-\w+)"', result.page)
             )
@@ -70,13 +76,20 @@ def test_numbers_lead_to_their_cells_configs_and_commands(read: dict[str, list[R
     assert len(set(re.findall(r'id="([^"]+)"', text))) == len(re.findall(r'id="([^"]+)"', text))
     assert 'id="reduced-cell-' in text and 'id="cell-' in text
     unrun = unescape(pages["results/ma_echo/table1.md"])
-    assert "80.31 | –" in unrun and "fedexp-table run ma_echo/table1</code>" in unrun and "report.html" not in unrun
+    assert (
+        "80.31 | –" in unrun
+        and "fedexp-table run ma_echo/table1</code>" in unrun
+        and "report.html" not in unrun
+    )
 
 
 def test_a_paper_says_what_does_not_come_out_and_what_was_assumed(pages: dict[str, str]) -> None:
     text = unescape(pages["results/ma_echo/index.md"])
     missing, _, assumed = text.partition("## What had to be assumed")
-    assert "five MLPs converge faster" in missing and "Where the paper and its code disagree" in missing
+    assert (
+        "five MLPs converge faster" in missing
+        and "Where the paper and its code disagree" in missing
+    )
     [batches] = re.findall(r"<dt>batches of 64</dt><dd>(.*?)</dd>", assumed)
     assert batches.count("<a ") == 2  # said of both tables, once
 
@@ -84,14 +97,19 @@ def test_a_paper_says_what_does_not_come_out_and_what_was_assumed(pages: dict[st
 def test_methods_are_told_where_they_have_numbers(read: dict[str, list[Result]]) -> None:
     [full, reduced] = results.mentions(read)["ma_echo"]
     assert full.link == reduced.link == "results/ma_echo/fig7.md"
-    means = sorted(cell.mean for cell in read["ma_echo/fig7"][0].report.cells if cell.mean is not None)
+    means = sorted(
+        cell.mean for cell in read["ma_echo/fig7"][0].report.cells if cell.mean is not None
+    )
     assert full.text.startswith(f"3 numbers, {means[0]:.2f} to {means[-1]:.2f} %")
     assert reduced.text.endswith("reduced form")
 
 
 def test_a_site_is_built_whose_links_lead_somewhere(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
-    made = [Page("index.md", "First", "# A\n\n[b](b/index.md#here)\n"), Page("b/index.md", "B", "# B\n\n## Here\n")]
+    made = [
+        Page("index.md", "First", "# A\n\n[b](b/index.md#here)\n"),
+        Page("b/index.md", "B", "# B\n\n## Here\n"),
+    ]
     for number, page in enumerate(made):
         (docs / page.path).parent.mkdir(parents=True, exist_ok=True)
         (docs / page.path).write_text(page.text)
@@ -99,7 +117,10 @@ def test_a_site_is_built_whose_links_lead_somewhere(tmp_path: Path) -> None:
     build.make(made, docs, tmp_path / "site")
     assert list(broken(tmp_path / "site")) == []
     html = (tmp_path / "site" / "index.html").read_text()
-    assert not re.findall(r'(?:src|stylesheet" href)="(?:https?:)?//', html) and "b/index.html#here" in html
+    assert (
+        not re.findall(r'(?:src|stylesheet" href)="(?:https?:)?//', html)
+        and "b/index.html#here" in html
+    )
     (docs / "index.md").write_text("# A\n\n[b](b/index.md#there)\n")
     with pytest.raises(FedexpError) as caught:
         build.make(made, docs, tmp_path / "site")
@@ -121,8 +142,14 @@ def test_what_is_lacking_is_said_in_words(
     assert run_command(site) == 2 and "there are no results to publish" in capsys.readouterr().err
     for name in ("a", "b"):
         shutil.copytree(RESULTS / "ma_echo" / "fig6a", tmp_path / "ma_echo" / name)
-    assert run_command(site) == 2 and "two records are of one table in one form" in capsys.readouterr().err
+    assert (
+        run_command(site) == 2
+        and "two records are of one table in one form" in capsys.readouterr().err
+    )
     (tmp_path / "mine.txt").touch()
-    assert run_command([*site, "--out", str(tmp_path)]) == 2 and "something else than a site" in capsys.readouterr().err
+    assert (
+        run_command([*site, "--out", str(tmp_path)]) == 2
+        and "something else than a site" in capsys.readouterr().err
+    )
     monkeypatch.setattr(build, "find_spec", lambda name: None)
     assert run_command(site) == 2 and "pip install 'fedexp[site]'" in capsys.readouterr().err

@@ -20,7 +20,9 @@ def before_every_change(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None
             inside.setattr(Path, "replace", rename)
             look()
 
-    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: unwatched() or unlink(path, missing_ok))
+    monkeypatch.setattr(
+        Path, "unlink", lambda path, missing_ok=False: unwatched() or unlink(path, missing_ok)
+    )
     monkeypatch.setattr(Path, "replace", lambda path, target: unwatched() or rename(path, target))
 
 

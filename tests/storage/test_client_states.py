@@ -40,10 +40,15 @@ def assert_states(found: Mapping[int, Trees], expected: Mapping[int, Trees]) -> 
     assert found.get(-7) is None
 
 
-def steps(count: int, clients: int = 12, cohort: int = 4, seed: int = 0) -> Iterator[tuple[int, dict[int, Trees]]]:
+def steps(
+    count: int, clients: int = 12, cohort: int = 4, seed: int = 0
+) -> Iterator[tuple[int, dict[int, Trees]]]:
     rng = random.Random(seed)
     for step in range(1, count + 1):
-        yield step, {client: state_of(client, step) for client in rng.sample(range(clients), cohort)}
+        yield (
+            step,
+            {client: state_of(client, step) for client in rng.sample(range(clients), cohort)},
+        )
 
 
 def size_of(folder: Path) -> int:
@@ -71,7 +76,9 @@ def test_as_a_dict_and_after_every_save_on_disk(tmp_path: Path, held: int, every
         if step % every == 0:
             saver.save(Snapshot(step, {}, clients), set(), 0)
             found = StoredClientStates(tmp_path / "checkpoint" / "client_states", CPU, 0)
-            found.restore(json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["client_states"])
+            found.restore(
+                json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["client_states"]
+            )
             assert_states(found, now)
 
 
@@ -191,14 +198,28 @@ def test_a_limit_does_not_change_bits(tmp_path: Path, held: int) -> None:
 def test_a_runs_limit_changes_neither_results_nor_what_it_leaves(tmp_path: Path) -> None:
     results = []
     for limit in ("0", "2"):
-        overrides = ["debug=smoke", "method=scaffold", "rounds=6", "limit.rounds=null", "memo.enabled=false"]
-        config = compose([*overrides, f"state.memory_gb={limit}", f"output_root={tmp_path / limit}"])
+        overrides = [
+            "debug=smoke",
+            "method=scaffold",
+            "rounds=6",
+            "limit.rounds=null",
+            "memo.enabled=false",
+        ]
+        config = compose(
+            [*overrides, f"state.memory_gb={limit}", f"output_root={tmp_path / limit}"]
+        )
         folder = Path(execute(config, say=lambda text: None)["folder"])
         found = Checkpoint(folder, CPU).load()
         assert found is not None and len(found[0].clients) > 0
-        results.append(((folder / "metrics.jsonl").read_bytes(), (folder / "model.safetensors").read_bytes()))
-        last = json.loads((folder / "checkpoint" / "manifest.json").read_text())["client_states"]["last"]
-        assert all(int(path.stem) <= last for path in (folder / "checkpoint" / "client_states").iterdir())
+        results.append(
+            ((folder / "metrics.jsonl").read_bytes(), (folder / "model.safetensors").read_bytes())
+        )
+        last = json.loads((folder / "checkpoint" / "manifest.json").read_text())["client_states"][
+            "last"
+        ]
+        assert all(
+            int(path.stem) <= last for path in (folder / "checkpoint" / "client_states").iterdir()
+        )
     assert results[0] == results[1]
 
 
@@ -209,7 +230,9 @@ def test_an_aborted_step_leaves_the_memories(tmp_path: Path, kind: str) -> None:
             yield from itertools.islice(super().map(jobs, data), 2)
             raise RuntimeError("broken")
 
-    states: ClientStates = StatesInMemory({}) if kind == "memory" else StoredClientStates(tmp_path, CPU, 0)
+    states: ClientStates = (
+        StatesInMemory({}) if kind == "memory" else StoredClientStates(tmp_path, CPU, 0)
+    )
     one, two = make_world("method=scaffold", "rounds=1"), make_world("method=scaffold", "rounds=2")
     after = one.run(Snapshot(0, one.aggregator.init(one.env), states))
     before = dict(after.clients)
@@ -221,7 +244,9 @@ def test_an_aborted_step_leaves_the_memories(tmp_path: Path, kind: str) -> None:
 
 def test_outdated_snapshots_are_refused() -> None:
     world = make_world("method=scaffold", "rounds=3")
-    first, second, third = (step.after for step in run(world.aggregator, world.env, Serial(), world.data))
+    first, second, third = (
+        step.after for step in run(world.aggregator, world.env, Serial(), world.data)
+    )
     assert len(third.clients) == len(second.clients) == 4
     for use in (lambda: world.run(first), lambda: first.clients[0], lambda: list(first.clients)):
         with pytest.raises(RuntimeError, match="outdated"):

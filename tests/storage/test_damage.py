@@ -169,7 +169,9 @@ def test_a_memo_on_a_full_disk_ends_no_run(root: Path, monkeypatch: pytest.Monke
     assert sum("No space left" in text for text in said) == 1
 
 
-def test_one_runs_truncated_result_stops_no_sweep(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_runs_truncated_result_stops_no_sweep(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = ["-m", "seed=0,1", *QUICK]
     assert run_command(sweep) == 0
     capsys.readouterr()
@@ -223,7 +225,9 @@ def test_a_truncated_file_of_a_run_is_named(root: Path, name: str, text: str) ->
     ("name", "old", "new"),
     [("identity.json", "e", "f"), ("data.json", "e", "f"), ("numerics.json", "float32", "float64")],
 )
-def test_an_altered_letter_of_what_a_resumption_needs_is_named(root: Path, name: str, old: str, new: str) -> None:
+def test_an_altered_letter_of_what_a_resumption_needs_is_named(
+    root: Path, name: str, old: str, new: str
+) -> None:
     folder = Path(start()[0]["folder"])
     (folder / "result.json").unlink()
     path = folder / name
@@ -279,7 +283,9 @@ def test_a_truncated_status_is_written_anew(root: Path) -> None:
     assert json.loads(path.read_text())["status"] == "done"
 
 
-def test_altered_labels_do_not_get_the_true_datas_result(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_altered_labels_do_not_get_the_true_datas_result(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = root.parent / "data"
     write_mnist(data)
     mnist = [
@@ -294,7 +300,9 @@ def test_altered_labels_do_not_get_the_true_datas_result(root: Path, monkeypatch
     first, _ = start(*mnist)
     loads: list[int] = []
     load = TorchvisionSet.load
-    monkeypatch.setattr(TorchvisionSet, "load", lambda *args, **more: loads.append(1) or load(*args, **more))
+    monkeypatch.setattr(
+        TorchvisionSet, "load", lambda *args, **more: loads.append(1) or load(*args, **more)
+    )
     again, _ = start(*mnist)
     assert again["metrics"] == first["metrics"] and not loads  # remembered by size and time
     monkeypatch.setattr(cache, "_fingerprints", {})  # as a new process
@@ -307,7 +315,9 @@ def test_altered_labels_do_not_get_the_true_datas_result(root: Path, monkeypatch
         start(*mnist)
     labels.unlink()
     loads.clear()
-    assert start(*mnist)[0]["metrics"] == first["metrics"] and not loads  # nothing to compare with, and nothing fetched
+    assert (
+        start(*mnist)[0]["metrics"] == first["metrics"] and not loads
+    )  # nothing to compare with, and nothing fetched
 
 
 def test_a_flipped_bit_of_decoded_arrays_is_decoded_again(tmp_path: Path) -> None:
@@ -337,7 +347,10 @@ def test_what_the_machine_refuses_is_said_in_words(
     assert os.strerror(code) in told and "Traceback" not in told
     (path,) = root.glob("runs/*/*/status.json")
     state = json.loads(path.read_text())
-    assert (state["status"], state["error"]) == ("failed", f"the work cannot go on: {os.strerror(code)}")
+    assert (state["status"], state["error"]) == (
+        "failed",
+        f"the work cannot go on: {os.strerror(code)}",
+    )
 
 
 def test_commands_say_in_words_what_the_machine_refuses(capsys: pytest.CaptureFixture[str]) -> None:
@@ -345,7 +358,9 @@ def test_commands_say_in_words_what_the_machine_refuses(capsys: pytest.CaptureFi
     assert "No space left" in capsys.readouterr().err
 
 
-def test_on_a_full_disk_the_status_is_not_left_running(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_the_status_is_not_left_running(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = compose(QUICK)
     folder = RunFolder.of(config)
     folder.acquire("fail", print)
@@ -358,9 +373,13 @@ def test_on_a_full_disk_the_status_is_not_left_running(root: Path, monkeypatch: 
     folder.release()
 
 
-def test_a_tensor_file_on_a_full_disk_is_the_systems_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_file_on_a_full_disk_is_the_systems_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_space(*_: Any, **__: Any) -> None:
-        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise safetensors.SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
 
     monkeypatch.setattr(safetensors.torch, "save_file", no_space)
     with pytest.raises(OSError, match="No space left") as caught:
@@ -421,11 +440,16 @@ def test_what_a_killed_process_left_goes_at_the_next_launch(root: Path) -> None:
     locked.touch()
     _age(locked, recent)
     with FileLock(path / "lock"):  # of a run that is being executed
-        assert runs_command(["clean", "--root", str(root), "--set-aside", "--yes"]) == 0 and locked.exists()
+        assert (
+            runs_command(["clean", "--root", str(root), "--set-aside", "--yes"]) == 0
+            and locked.exists()
+        )
     for file in gone[2:]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         _age(file, recent)
-    assert runs_command(["clean", "--root", str(root), "--stale"]) == 0 and all(file.exists() for file in gone[2:])
+    assert runs_command(["clean", "--root", str(root), "--stale"]) == 0 and all(
+        file.exists() for file in gone[2:]
+    )
     assert runs_command(["clean", "--root", str(root), "--stale", "--yes"]) == 0
     assert not any(file.exists() for file in gone) and all(file.exists() for file in kept)

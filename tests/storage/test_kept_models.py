@@ -30,11 +30,17 @@ from tests.world import CPU, World, assert_same, make_data, make_world
 
 SPEC = ModelSpec("tests.world.Softmax", (("num_classes", 2),))
 SIZE = 3 * 4 + 8  # bytes of one model
-KEEPER = ["aggregator._target_=tests.reference.keeper.KeepLast", "~aggregator.weights", "+aggregator.K=2"]
+KEEPER = [
+    "aggregator._target_=tests.reference.keeper.KeepLast",
+    "~aggregator.weights",
+    "+aggregator.K=2",
+]
 
 
 def model_of(client: int, step: int) -> Weights:
-    return Weights(SPEC, {"w": torch.tensor([client, step, -0.0])}, {"n": torch.tensor(2**40 + step)})
+    return Weights(
+        SPEC, {"w": torch.tensor([client, step, -0.0])}, {"n": torch.tensor(2**40 + step)}
+    )
 
 
 def state_of(client: int, step: int) -> Trees:
@@ -53,7 +59,9 @@ def assert_kept(state: dict[str, Any], expected: dict[str, list[Weights]]) -> No
 Expected = dict[str, list[Weights]]
 
 
-def play(saver: Checkpoint, count: int, every: int = 2, clients: int = 5) -> Iterator[tuple[Snapshot, Expected, bool]]:
+def play(
+    saver: Checkpoint, count: int, every: int = 2, clients: int = 5
+) -> Iterator[tuple[Snapshot, Expected, bool]]:
     """What a run does, step by step: (snapshot, its kept models, whether it is about to be saved).
 
     Every step two clients get another state and model; the last two models of each are kept.
@@ -66,7 +74,11 @@ def play(saver: Checkpoint, count: int, every: int = 2, clients: int = 5) -> Ite
         kept, expected = dict(now.state["kept"]), dict(expected)
         changes = {}
         for client in {step % clients, step * step % clients}:
-            changes[client], name, model = state_of(client, step), str(client), model_of(client, step)
+            changes[client], name, model = (
+                state_of(client, step),
+                str(client),
+                model_of(client, step),
+            )
             kept[name] = [*kept.get(name, []), saver.models.keep(model)][-2:]
             expected[name] = [*expected.get(name, []), model][-2:]
         now = Snapshot(step, {"kept": kept}, After(states, changes))
@@ -109,7 +121,9 @@ def test_killed_before_any_change_on_disk_the_last_or_the_next_checkpoint_is_the
 
 @pytest.mark.parametrize("saves", [True, False])
 @pytest.mark.parametrize("held", [0, 3])
-def test_interrupted_at_any_line_the_finished_step_can_be_saved(tmp_path: Path, held: int, saves: bool) -> None:
+def test_interrupted_at_any_line_the_finished_step_can_be_saved(
+    tmp_path: Path, held: int, saves: bool
+) -> None:
     """Then the save that a run makes on its way out, or none because it is interrupted again; and its clean-up."""
     interrupted = 0
     for stop in itertools.count(1, 71):
@@ -118,7 +132,14 @@ def test_interrupted_at_any_line_the_finished_step_can_be_saved(tmp_path: Path, 
         pending: tuple[Snapshot, Expected] = Snapshot(0, {"kept": {}}, saver.client_states), {}
         saved: dict[int, Expected] = {0: {}}
         try:
-            with interrupted_at(stop, "client_states.py", "checkpoint.py", "kept_models.py", "tensors.py", "files.py"):
+            with interrupted_at(
+                stop,
+                "client_states.py",
+                "checkpoint.py",
+                "kept_models.py",
+                "tensors.py",
+                "files.py",
+            ):
                 for snapshot, expected, saving in play(saver, 8):
                     pending = snapshot, expected
                     if saving:
@@ -166,7 +187,9 @@ def test_what_the_last_checkpoint_refers_to_outlives_its_equals(tmp_path: Path) 
     assert_kept(found[0].state, {"0": [model_of(0, 1)]})
 
 
-def test_without_checkpoints_the_disk_holds_the_state_and_in_the_end_nothing(tmp_path: Path) -> None:
+def test_without_checkpoints_the_disk_holds_the_state_and_in_the_end_nothing(
+    tmp_path: Path,
+) -> None:
     saver = Checkpoint(tmp_path, CPU, 0)
     before: set[str] = set()
     for snapshot, _, _ in play(saver, 20, every=100):
@@ -189,18 +212,26 @@ def test_client_states_and_models_share_one_limit(tmp_path: Path) -> None:
     assert two.weights is None and len(saver.client_states._held) == 5
 
 
-def test_written_and_hashed_once_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_and_hashed_once_by_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashed: list[Tree] = []
     written: list[str] = []
     digest, save_tree = tensors.digest, tensors.save_tree
     monkeypatch.setattr(tensors, "digest", lambda tree: hashed.append(tree) or digest(tree))
-    monkeypatch.setattr(tensors, "save_tree", lambda path, tree: written.append(path.name) or save_tree(path, tree))
+    monkeypatch.setattr(
+        tensors, "save_tree", lambda path, tree: written.append(path.name) or save_tree(path, tree)
+    )
     saver = Checkpoint(tmp_path, CPU)
     kept = [saver.models.keep(model_of(0, step)) for step in (1, 2, 1)]
     assert not hashed and not written
     for step in (1, 2, 3):
         saver.save(Snapshot(step, {"kept": kept}, {}), set(), 0)
-        assert len(hashed) == 3 and len(written) == 2 and files(tmp_path) == {kept[0].digest, kept[1].digest}
+        assert (
+            len(hashed) == 3
+            and len(written) == 2
+            and files(tmp_path) == {kept[0].digest, kept[1].digest}
+        )
     found = Checkpoint(tmp_path, CPU)
     snapshot, _ = found.load() or (None, 0)
     assert snapshot is not None and snapshot.state["kept"] == kept
@@ -252,13 +283,20 @@ def test_resuming_reads_no_kept_model_and_damage_names_the_file(tmp_path: Path) 
         snapshot.state["kept"][1].load()
 
 
-def test_a_parameter_is_read_alone_and_never_unverified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parameter_is_read_alone_and_never_unverified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saver = Checkpoint(tmp_path, CPU)
-    params = {name: torch.randn(3, generator=torch.Generator().manual_seed(i)) for i, name in enumerate("ab")}
+    params = {
+        name: torch.randn(3, generator=torch.Generator().manual_seed(i))
+        for i, name in enumerate("ab")
+    }
     saver.save(Snapshot(1, {"kept": [saver.models.keep(Weights(SPEC, params, {}))]}, {}), set(), 0)
     whole = []
     load = tensors.load_tree
-    monkeypatch.setattr(tensors, "load_tree", lambda path, *how: (whole.append(path), load(path, *how))[1])
+    monkeypatch.setattr(
+        tensors, "load_tree", lambda path, *how: (whole.append(path), load(path, *how))[1]
+    )
 
     def resumed() -> Kept:
         snapshot, _ = Checkpoint(tmp_path, CPU).load() or pytest.fail("nothing was saved")
@@ -285,7 +323,10 @@ def keeper_world(rounds: int = 6) -> World:
 
 
 def all_kept(snapshot: Snapshot) -> dict[str, list[Tree]]:
-    return {client: [kept.load().params for kept in models] for client, models in snapshot.state["kept"].items()}
+    return {
+        client: [kept.load().params for kept in models]
+        for client, models in snapshot.state["kept"].items()
+    }
 
 
 def test_the_keepers_mean_is_the_mean_of_what_it_keeps() -> None:
@@ -304,23 +345,32 @@ def test_the_keepers_mean_is_the_mean_of_what_it_keeps() -> None:
     assert all(type(kept) is Kept for kept in kept_in(end.state))
     for client, models in all_kept(end).items():
         assert_same(models, last[client])
-    stacked = [torch.stack(values) for values in zip(*(m.values() for ms in last.values() for m in ms), strict=True)]
+    stacked = [
+        torch.stack(values)
+        for values in zip(*(m.values() for ms in last.values() for m in ms), strict=True)
+    ]
     mean = dict(zip(world.models(end)[0], (values.mean(0) for values in stacked), strict=True))
     assert_same(world.models(end), [mean], 1e-12)
 
 
 @pytest.mark.parametrize("held", [0, 1, 3, 100])
 @pytest.mark.parametrize("every", [1, 4])
-def test_neither_a_limit_nor_resuming_after_any_step_changes_bits(tmp_path: Path, held: int, every: int) -> None:
+def test_neither_a_limit_nor_resuming_after_any_step_changes_bits(
+    tmp_path: Path, held: int, every: int
+) -> None:
     world = keeper_world()
     expected = world.run()
     size = sum(value.nbytes for value in world.env.initial_weights().params.values())
     done = 0
     while done < 6:
         saver = Checkpoint(tmp_path, CPU, held * size / 1e9)
-        snapshot = (saver.load() or (Snapshot(0, world.aggregator.init(world.env), saver.client_states), 0))[0]
+        snapshot = (
+            saver.load() or (Snapshot(0, world.aggregator.init(world.env), saver.client_states), 0)
+        )[0]
         env = replace(world.env, models=saver.models)
-        for step in itertools.islice(run(world.aggregator, env, Serial(), world.data, snapshot), every):
+        for step in itertools.islice(
+            run(world.aggregator, env, Serial(), world.data, snapshot), every
+        ):
             snapshot = step.after
         saver.save(snapshot, set(), 0)
         done = snapshot.step
@@ -348,13 +398,28 @@ def test_a_runs_limit_changes_neither_results_nor_what_it_leaves(
 ) -> None:
     kept: list[Weights] = []
     keep = KeptModels.keep
-    monkeypatch.setattr(KeptModels, "keep", lambda self, weights: kept.append(weights) or keep(self, weights))
+    monkeypatch.setattr(
+        KeptModels, "keep", lambda self, weights: kept.append(weights) or keep(self, weights)
+    )
     results, left = [], []
     for limit in ("0", "2"):
-        overrides = ["debug=smoke", "method=fedavg", *KEEPER, "rounds=6", "limit.rounds=null", "memo.enabled=false"]
-        more = [f"checkpoint.every={every}", f"state.memory_gb={limit}", f"output_root={tmp_path / limit}"]
+        overrides = [
+            "debug=smoke",
+            "method=fedavg",
+            *KEEPER,
+            "rounds=6",
+            "limit.rounds=null",
+            "memo.enabled=false",
+        ]
+        more = [
+            f"checkpoint.every={every}",
+            f"state.memory_gb={limit}",
+            f"output_root={tmp_path / limit}",
+        ]
         folder = Path(execute(compose([*overrides, *more]), say=None)["folder"])
-        results.append(((folder / "metrics.jsonl").read_bytes(), (folder / "model.safetensors").read_bytes()))
+        results.append(
+            ((folder / "metrics.jsonl").read_bytes(), (folder / "model.safetensors").read_bytes())
+        )
         left.append({path.name for path in folder.glob("checkpoint/**/*") if path.is_file()})
         assert left[-1] if every == "1" else not left[-1]
     assert results[0] == results[1] and left[0] == left[1]

@@ -27,7 +27,10 @@ SPEC = ModelSpec("a.B", (("hidden", (8, 4)), ("bias", True)))
 
 
 def example() -> dict:
-    tree = {"z": torch.randn(3, 2, generator=torch.Generator().manual_seed(0)), "a": torch.tensor(3)}
+    tree = {
+        "z": torch.randn(3, 2, generator=torch.Generator().manual_seed(0)),
+        "a": torch.tensor(3),
+    }
     return {
         "weights": Weights(SPEC, tree, {"n": torch.tensor(2**40)}),
         "nested": [1, 2.5, None, True, "text", (1, (2,)), {"deep": tree}],
@@ -40,7 +43,9 @@ def example() -> dict:
 def assert_equal(a, b) -> None:
     assert type(a) is type(b)
     if isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+        assert a.dtype == b.dtype and torch.equal(
+            a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)
+        )
     elif isinstance(a, Weights):
         assert a.spec == b.spec and hash(a.spec) == hash(b.spec)
         assert_equal(a.params, b.params)
@@ -61,12 +66,18 @@ def test_state_through_json_and_disk(tmp_path: Path) -> None:
     store = TensorStore(tmp_path)
     models = KeptModels(store, CPU, lambda: 0)
     text = json.dumps(encode(example(), store.put, models.name_of))
-    assert_equal(decode(json.loads(text), lambda name: store.get(name, CPU), models.stored), example())
+    assert_equal(
+        decode(json.loads(text), lambda name: store.get(name, CPU), models.stored), example()
+    )
 
 
 def test_equal_trees_are_stored_once_and_garbage_goes(tmp_path: Path) -> None:
     store = TensorStore(tmp_path)
-    names = {store.put({"x": torch.ones(3)}), store.put({"x": torch.ones(3)}), store.put({"y": torch.ones(3)})}
+    names = {
+        store.put({"x": torch.ones(3)}),
+        store.put({"x": torch.ones(3)}),
+        store.put({"y": torch.ones(3)}),
+    }
     assert len(names) == 2 == len(list(tmp_path.iterdir()))
     (tmp_path / ".x.1.part").touch()
     store.keep_only({next(iter(names))})
@@ -77,7 +88,9 @@ def test_trees_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
     base = torch.arange(6.0)
     tree = {"a": base, "b": base.reshape(2, 3).T, "c": base[2:4]}
     save_tree(tmp_path / "t.safetensors", tree)
-    assert_equal(load_tree(tmp_path / "t.safetensors", CPU)[0], {k: v.contiguous() for k, v in tree.items()})
+    assert_equal(
+        load_tree(tmp_path / "t.safetensors", CPU)[0], {k: v.contiguous() for k, v in tree.items()}
+    )
 
 
 def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
@@ -147,7 +160,9 @@ def test_a_key_that_came_later_counts_where_it_changes_something() -> None:
         ("proxy", {"resize"}),
     ):
         earlier = {**config, group: {k: v for k, v in config[group].items() if k not in keys}}
-        assert config[group].keys() >= keys and identity.config_hash(earlier) == identity.config_hash(config)
+        assert config[group].keys() >= keys and identity.config_hash(
+            earlier
+        ) == identity.config_hash(config)
 
 
 @pytest.mark.parametrize("override", [
@@ -159,7 +174,9 @@ def test_what_decides_the_result_is(override: str) -> None:
     assert identity.config_hash(compose([override])) != identity.config_hash(compose([]))
 
 
-def test_code_hash_sees_code_and_not_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_hash_sees_code_and_not_comments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     hashes = []
     for version, text in enumerate(
@@ -198,7 +215,9 @@ def test_code_hash_sees_a_plugins_helpers(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(hashes) == 2
 
 
-def test_code_hash_sees_modules_of_nested_namespace_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_hash_sees_modules_of_nested_namespace_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inner = tmp_path / "outer_space" / "inner_space"
     inner.mkdir(parents=True)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -206,19 +225,26 @@ def test_code_hash_sees_modules_of_nested_namespace_packages(tmp_path: Path, mon
     for text in ("x = 1\n", "x = 2\n"):
         (inner / "plugin.py").write_text(text)
         forget_sources()
-        hashes.add(identity.code_hash({"trainer": {"_target_": "outer_space.inner_space.plugin.Mine"}}))
+        hashes.add(
+            identity.code_hash({"trainer": {"_target_": "outer_space.inner_space.plugin.Mine"}})
+        )
     assert len(hashes) == 2
 
 
 def test_code_hash_covers_the_methods_own_modules() -> None:
     one, two = compose(["method=fedavg"]), compose(["method=scaffold"])
     assert identity.code_hash(one) != identity.code_hash(two)
-    assert identity.code_hash(one) == identity.code_hash(compose(["method=fedavg", "logger=tensorboard"]))
+    assert identity.code_hash(one) == identity.code_hash(
+        compose(["method=fedavg", "logger=tensorboard"])
+    )
 
 
 def test_what_trains_a_client_knows_no_aggregator() -> None:
     """Local models are shared by methods and outlive a change of the server's code."""
-    hashes = {m: identity.training_code_hash(compose([f"method={m}"])) for m in ("fedavg", "local", "fedprox")}
+    hashes = {
+        m: identity.training_code_hash(compose([f"method={m}"]))
+        for m in ("fedavg", "local", "fedprox")
+    }
     assert hashes["fedavg"] == hashes["local"] != hashes["fedprox"]
 
 
@@ -272,7 +298,10 @@ def test_a_name_holds_enough_of_the_config_hash(tmp_path: Path) -> None:
     folder.release()
     stored = read_json(folder.path / "identity.json")
     assert stored == {"config": identity.config_hash(config), "code": identity.code_hash(config)}
-    names = {identity.config_hash({**config, "seed": seed, "seed_data": seed})[:16] for seed in range(2000)}
+    names = {
+        identity.config_hash({**config, "seed": seed, "seed_data": seed})[:16]
+        for seed in range(2000)
+    }
     assert len(names) == 2000
 
 
@@ -294,12 +323,18 @@ def test_a_name_is_one_folder_under_runs(tmp_path: Path) -> None:
         assert folder.path in [run.path for run in find_runs(tmp_path.resolve())]
 
 
-def test_what_replaces_a_file_is_on_disk_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_replaces_a_file_is_on_disk_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the metrics before the checkpoint that counts on them."""
     done: list[str] = []
     replace = Path.replace
-    monkeypatch.setattr(os, "fsync", lambda file: done.append(Path(f"/proc/self/fd/{file}").readlink().name))
-    monkeypatch.setattr(Path, "replace", lambda path, target: done.append("renamed") or replace(path, target))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: done.append(Path(f"/proc/self/fd/{file}").readlink().name)
+    )
+    monkeypatch.setattr(
+        Path, "replace", lambda path, target: done.append("renamed") or replace(path, target)
+    )
     write_text(tmp_path / "a.txt", "new")
     assert done == [f".a.txt.{socket.gethostname()}.{os.getpid()}.part", "renamed"]
     journal = Journal(tmp_path, None, 1)

@@ -6,7 +6,16 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from fedexp.tables.report.report import Agreement, Cell, ClaimResult, ClaimRow, Method, Report, Summary, Value
+from fedexp.tables.report.report import (
+    Agreement,
+    Cell,
+    ClaimResult,
+    ClaimRow,
+    Method,
+    Report,
+    Summary,
+    Value,
+)
 from fedexp.tables.verdicts import judge
 
 HOSTILE = "<script>document.title='taken'</script>\"'&"
@@ -36,12 +45,24 @@ CLAIMS = (
         printed="0 of 1 rows",
         contradicted=True,
     ),
-    ClaimResult("unseen", "text", "holds on CNNs", "open", "no row has all of its columns", "2", ()),
-    ClaimResult("seeds", "ours", "varies little", "held", "1 of 1 rows yes", "all", (ClaimRow({}, "yes", 1.0, 2, 2),)),
+    ClaimResult(
+        "unseen", "text", "holds on CNNs", "open", "no row has all of its columns", "2", ()
+    ),
+    ClaimResult(
+        "seeds",
+        "ours",
+        "varies little",
+        "held",
+        "1 of 1 rows yes",
+        "all",
+        (ClaimRow({}, "yes", 1.0, 2, 2),),
+    ),
 )
 
 
-def cell(conditions: dict[str, Value], method: str, paper: float | None, *values: float, **more: Any) -> Cell:
+def cell(
+    conditions: dict[str, Value], method: str, paper: float | None, *values: float, **more: Any
+) -> Cell:
     """A cell with seeds 0, 1, ... and the verdict that a tolerance of 5 gives."""
     found: dict[str, Any] = {"verdict": "not run"}
     if values:
@@ -94,14 +115,21 @@ def report(**changes: Any) -> Report:
             Method("ma_echo", "Ours", role="proposed"),
         ),
         cells=cells,
-        agreement=(Agreement(rows[0], 1.0, 3), Agreement(rows[1], 0.5, 3), Agreement(rows[2], None, 1)),
+        agreement=(
+            Agreement(rows[0], 1.0, 3),
+            Agreement(rows[1], 0.5, 3),
+            Agreement(rows[2], None, 1),
+        ),
         tolerance=5.0,
         assumptions=(("batch size 64", "The paper is silent."),),
         warnings=("One cell has two seeds where others have three.",),
         facts=(("commit", "4f4ac65"), ("date", "2026-11-02"), ("hardware", "two cores")),
         command="fedexp-table run ma_echo/table1",
         claims=CLAIMS,
-        summaries=(Summary("fedavg", 3, 2, -1.204, (-3.0, 0.5)), Summary("ma_echo", 2, 1, -6.5, None)),
+        summaries=(
+            Summary("fedavg", 3, 2, -1.204, (-3.0, 0.5)),
+            Summary("ma_echo", 2, 1, -6.5, None),
+        ),
         left_out=("method=pooled (4 cells)", "panel b"),
     )
     return replace(whole, **changes)

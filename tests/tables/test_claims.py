@@ -62,7 +62,11 @@ def result(
         )
         for (x, m), v in runs.items()
     ]
-    drawn = {((x, -x), m, f"seed={i}", "acc"): c for (x, m), own in (curves or {}).items() for i, c in enumerate(own)}
+    drawn = {
+        ((x, -x), m, f"seed={i}", "acc"): c
+        for (x, m), own in (curves or {}).items()
+        for i, c in enumerate(own)
+    }
     (found,) = judged(table, form, cells, drawn, objection)
     return found
 
@@ -98,7 +102,9 @@ def test_a_row_is_yes_or_no_by_students_one_sided_test() -> None:
                 below = stats.ttest_1samp(d, 0.0, alternative="less").pvalue <= level
                 expected = "yes" if above else "no" if below else "open"
                 assert decide(d, level, level) == expected
-                assert (decide(d, level, 0.0) == "yes") == above and (decide(d, 0.0, level) == "no") == below
+                assert (decide(d, level, 0.0) == "yes") == above and (
+                    decide(d, 0.0, level) == "no"
+                ) == below
                 found.add(expected)
     assert found == {"yes", "no", "open"}
 
@@ -110,14 +116,19 @@ def test_infinite_differences_are_compared_by_sign() -> None:
             yes = stats.binomtest(above, n, 0.5, "greater").pvalue <= 0.05
             no = stats.binomtest(above, n, 0.5, "less").pvalue <= 0.05
             assert decide(d) == ("yes" if yes else "no" if no else "open")
-    assert decide([math.inf, 0.0, 0.0, 0.0, 0.0]) == "open" and decide([-math.inf, 0.0, 0.0, 0.0, 0.0]) == "no"
+    assert (
+        decide([math.inf, 0.0, 0.0, 0.0, 0.0]) == "open"
+        and decide([-math.inf, 0.0, 0.0, 0.0, 0.0]) == "no"
+    )
 
 
 @pytest.mark.parametrize(("differences", "state"), [
     ([], "open"), ([9.0], "open"), ([9.0, math.nan], "open"),
     ([2.0, 2.0], "yes"), ([0.0, 0.0], "no"), ([-2.0, -2.0], "no"),
 ])  # fmt: skip
-def test_one_seed_decides_nothing_and_equal_ones_by_their_value(differences: list[float], state: str) -> None:
+def test_one_seed_decides_nothing_and_equal_ones_by_their_value(
+    differences: list[float], state: str
+) -> None:
     assert decide(differences) == state
 
 
@@ -144,7 +155,10 @@ def test_above_and_within_are_of_differences_paired_by_seed(
 def test_within_holds_where_two_one_sided_tests_do() -> None:
     for spread in (0.1, 0.6, 1.5):
         d = [2.0 + spread, 2.0 - spread, 2.0, 2.0]
-        p = [stats.ttest_1samp(d, edge, alternative=side).pvalue for edge, side in ((-3, "greater"), (3, "less"))]
+        p = [
+            stats.ttest_1samp(d, edge, alternative=side).pvalue
+            for edge, side in ((-3, "greater"), (3, "less"))
+        ]
         assert (result({"test": "within", "x": 3}, pairs(d)).state == "held") == (max(p) < 0.05)
 
 
@@ -162,11 +176,16 @@ def test_pairs_are_of_common_seeds_alone() -> None:
     ({"only": {"x": [1, 3]}}, [1, 5, 3], "held"),
 ])  # fmt: skip
 @pytest.mark.parametrize("higher", [True, False])
-def test_a_trend_is_of_every_step(claim: dict[str, Any], values: list[float], state: str, higher: bool) -> None:
+def test_a_trend_is_of_every_step(
+    claim: dict[str, Any], values: list[float], state: str, higher: bool
+) -> None:
     """Along x; y goes with it."""
     sign = 1 if higher else -1
     noise = [0.0, 10.01, 19.98]  # of seeds, shared by the rows but for a little
-    runs = {(x, "a"): [sign * (v + e + 0.01 * x * i) for i, e in enumerate(noise)] for x, v in enumerate(values, 1)}
+    runs = {
+        (x, "a"): [sign * (v + e + 0.01 * x * i) for i, e in enumerate(noise)]
+        for x, v in enumerate(values, 1)
+    }
     trend = {"test": "trend", "b": [], "along": ["x", "y"]} | claim
     found = result(trend, runs, higher=higher, descending=True)
     assert (found.state, len(found.rows), found.rows[0].conditions) == (state, 1, {})
@@ -200,15 +219,25 @@ def test_sooner_is_of_where_the_target_is_first_reached(
 ) -> None:
     found = result(SOONER | {"target": target}, {}, curves={(1, "a"): [a] * 5, (1, "b"): [b] * 5})
     assert found.state == state and found.rows[0].n == 5
-    assert math.isnan(found.rows[0].estimate or 0) if estimate is None else found.rows[0].estimate == estimate
-    assert result(SOONER | {"target": target}, {}, curves={(1, "a"): [a], (1, "b"): [b]}).state == "open"  # one seed
+    assert (
+        math.isnan(found.rows[0].estimate or 0)
+        if estimate is None
+        else found.rows[0].estimate == estimate
+    )
+    assert (
+        result(SOONER | {"target": target}, {}, curves={(1, "a"): [a], (1, "b"): [b]}).state
+        == "open"
+    )  # one seed
 
 
 def test_sooner_of_a_loss_is_of_the_worse_final_divided_by_the_share() -> None:
     fast, slow = [(0.0, 9.0), (3.0, 2.2), (9.0, 1.0)], [(0.0, 9.0), (8.0, 2.1), (9.0, 2.0)]
     found = result(SOONER, {}, curves={(1, "a"): [fast] * 2, (1, "b"): [slow] * 2}, higher=False)
     assert found.state == "held" and found.rows[0].estimate == 5.0
-    assert result(SOONER, {}, curves={(1, "a"): [slow] * 2, (1, "b"): [fast] * 2}, higher=False).state == "refuted"
+    assert (
+        result(SOONER, {}, curves={(1, "a"): [slow] * 2, (1, "b"): [fast] * 2}, higher=False).state
+        == "refuted"
+    )
 
 
 def test_never_on_either_side_has_an_estimate_by_sign() -> None:
@@ -253,7 +282,9 @@ def test_of_two_alternatives_either_has_half_the_level(p: float, state: str) -> 
     (1, [0.949, 0.951, 0.951], "open"), (2, [0.024, 0.024, 0.9], "held"), (2, [0.024, 0.026, 0.9], "open"),
     (2, [0.001, 0.976, 0.976], "refuted"), (2, [0.001, 0.974, 0.976], "open"), (4, [0.001, 0.001, 0.001], "open"),
 ])  # fmt: skip
-def test_rows_decide_by_their_number_and_share_the_level(rows: Any, p: list[float], state: str) -> None:
+def test_rows_decide_by_their_number_and_share_the_level(
+    rows: Any, p: list[float], state: str
+) -> None:
     """All, most or a number; levels are shared by those rows that could decide alone (Bonferroni)."""
     found = result({"rows": rows}, pairs(*map(_at, p)))
     assert found.state == state and found.needed == str(rows)
@@ -266,7 +297,10 @@ def test_both_sides_of_within_share_the_level_of_no() -> None:
 
 def test_only_and_columns_that_some_rows_lack_restrict_the_rows() -> None:
     runs = pairs(FAR, FAR, NULL)
-    assert result({}, runs).state == "refuted" and result({"only": {"x": [1, 2]}}, runs).state == "held"
+    assert (
+        result({}, runs).state == "refuted"
+        and result({"only": {"x": [1, 2]}}, runs).state == "held"
+    )
     runs |= {(1, "d"): NULL, (2, "d"): NULL}
     found = result({"b": ["b", "d"]}, runs)
     assert found.state == "held" and [row.conditions["x"] for row in found.rows] == [1, 2]
@@ -281,7 +315,11 @@ def test_missing_rows_and_single_seeds_leave_it_open_with_signs() -> None:
     found = result({}, runs)
     assert found.state == "open"
     assert found.reason == "1 of 3 rows without runs, 1 with one seed; 4 of 4 pairs in favour"
-    assert [(row.n, row.in_favour) for row in found.rows] == [(3, 3), (1, 1), (0, 0)] and found.rows[2].estimate is None
+    assert [(row.n, row.in_favour) for row in found.rows] == [
+        (3, 3),
+        (1, 1),
+        (0, 0),
+    ] and found.rows[2].estimate is None
     assert result({"a": ["a", "c"]}, pairs(FAR)).state == "open"  # a column without runs
     assert result({"only": {"x": 9}}, runs).reason == "it is about no row of this form"
 
@@ -289,7 +327,10 @@ def test_missing_rows_and_single_seeds_leave_it_open_with_signs() -> None:
 @pytest.mark.parametrize("form", ["reduced", "smoke"])
 def test_smaller_forms_decide_nothing(form: Form) -> None:
     found = result({}, pairs(FAR), form=form)
-    assert (found.state, found.reason) == ("open", f"the {form} form decides nothing; 3 of 3 pairs in favour")
+    assert (found.state, found.reason) == (
+        "open",
+        f"the {form} form decides nothing; 3 of 3 pairs in favour",
+    )
     assert result({}, pairs(FAR), form="partial").state == "held"  # its rows are all there
 
 
@@ -304,13 +345,25 @@ def test_runs_that_are_not_the_tables_decide_nothing() -> None:
 @pytest.mark.parametrize(("rows", "shown", "contradicted"), [
     ("all", "2 of 3 rows", True), ("most", "2 of 3 rows", False), (1, "2 of 3 rows", False), (3, "2 of 3 rows", True),
 ])  # fmt: skip
-def test_every_claim_is_held_against_what_the_paper_prints(rows: Any, shown: str, contradicted: bool) -> None:
-    printed = {(1, "a"): 5.0, (1, "b"): 4.0, (2, "a"): 5.0, (2, "b"): 4.0, (3, "a"): 4.0, (3, "b"): 4.0, (4, "a"): 9.0}
+def test_every_claim_is_held_against_what_the_paper_prints(
+    rows: Any, shown: str, contradicted: bool
+) -> None:
+    printed = {
+        (1, "a"): 5.0,
+        (1, "b"): 4.0,
+        (2, "a"): 5.0,
+        (2, "b"): 4.0,
+        (3, "a"): 4.0,
+        (3, "b"): 4.0,
+        (4, "a"): 9.0,
+    }
     for form in ("full", "smoke"):
         found = result({"rows": rows}, pairs(FAR, FAR, FAR, FAR), printed=printed, form=form)  # type: ignore[arg-type]
         assert (found.printed, found.contradicted) == (shown, contradicted)
         assert [row.printed for row in found.rows] == [True, True, False, None]
-    assert result({"a": ["ours"]}, {}, printed=printed).printed == ""  # that column is not the paper's
+    assert (
+        result({"a": ["ours"]}, {}, printed=printed).printed == ""
+    )  # that column is not the paper's
 
 
 def test_printed_numbers_of_the_other_tests() -> None:
@@ -318,7 +371,9 @@ def test_printed_numbers_of_the_other_tests() -> None:
     within = {"test": "within", "x": 2}
     assert result(within, {}, printed=printed).printed == "1 of 2 rows"
     assert result(within | {"a": ["b"], "b": ["a"]}, {}, printed=printed).printed == "1 of 2 rows"
-    assert not result({"test": "trend", "b": [], "along": ["x", "y"]}, {}, printed=printed).contradicted
+    assert not result(
+        {"test": "trend", "b": [], "along": ["x", "y"]}, {}, printed=printed
+    ).contradicted
     assert result(
         {"test": "trend", "b": [], "along": ["x", "y"], "direction": "down"}, {}, printed=printed
     ).contradicted
@@ -342,4 +397,7 @@ def test_a_single_seed_leaves_it_open_though_the_other_rows_would_do() -> None:
 
 def test_an_open_alternative_keeps_a_row_open() -> None:
     runs = pairs([-5.0, -5.1, -4.9]) | {(1, "c"): [10.0, 100.0, 70.0]}
-    assert result({}, runs).state == "refuted" and result({"a": ["a", "c"], "any_of": "a"}, runs).state == "open"
+    assert (
+        result({}, runs).state == "refuted"
+        and result({"a": ["a", "c"], "any_of": "a"}, runs).state == "open"
+    )

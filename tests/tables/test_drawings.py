@@ -35,7 +35,9 @@ ITERATIONS = {
 }
 
 
-def run(tmp_path: Path, method: str, seed: int, init: str, trace: Any = None, **more: Any) -> DrawnRun:
+def run(
+    tmp_path: Path, method: str, seed: int, init: str, trace: Any = None, **more: Any
+) -> DrawnRun:
     folder = tmp_path / f"{method}-{seed}-{init}"
     (folder / "trace").mkdir(parents=True, exist_ok=True)
     if trace is not None:
@@ -46,7 +48,10 @@ def run(tmp_path: Path, method: str, seed: int, init: str, trace: Any = None, **
 
 def rows(*values: float, step: int = 1) -> list[dict[str, Any]]:
     """One client's V is better by 0.1, the other's worse."""
-    return [{"iteration": step * t, "mean_v/acc": v, "V/acc": [v - 0.1, v + 0.1]} for t, v in enumerate(values)]
+    return [
+        {"iteration": step * t, "mean_v/acc": v, "V/acc": [v - 0.1, v + 0.1]}
+        for t, v in enumerate(values)
+    ]
 
 
 @pytest.fixture
@@ -65,7 +70,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     for name, kept in seen.items():
         original = getattr(Axes, name)
 
-        def spy(self: Any, *values: Any, _original: Any = original, _kept: list[Any] = kept, **look: Any) -> Any:
+        def spy(
+            self: Any, *values: Any, _original: Any = original, _kept: list[Any] = kept, **look: Any
+        ) -> Any:
             _kept.append(tuple(list(v) if isinstance(v, list | tuple) else v for v in values))
             return _original(self, *values, **look)
 
@@ -94,7 +101,11 @@ def test_seeds_become_mean_and_band_methods_without_iterations_lines_and_rows_pa
     assert level == pytest.approx(15)
     ((band_x, low, high),) = drawn["fill_between"]  # none of a single run
     half = 20 / math.sqrt(2)
-    assert band_x == [0, 1] and low == pytest.approx([30 - half, 50]) and high == pytest.approx([30 + half, 50])
+    assert (
+        band_x == [0, 1]
+        and low == pytest.approx([30 - half, 50])
+        and high == pytest.approx([30 + half, 50])
+    )
 
 
 def test_each_client_is_thin_beside_their_mean(tmp_path: Path, drawn: dict[str, list[Any]]) -> None:
@@ -111,7 +122,9 @@ def test_each_client_is_thin_beside_their_mean(tmp_path: Path, drawn: dict[str, 
     assert drawn["set_xlabel"] == [("iteration",), ("recorded point",), ("server epoch",)]
 
 
-def test_a_run_that_several_rows_read_is_drawn_once(tmp_path: Path, drawn: dict[str, list[Any]]) -> None:
+def test_a_run_that_several_rows_read_is_drawn_once(
+    tmp_path: Path, drawn: dict[str, list[Any]]
+) -> None:
     runs = [run(tmp_path, "ours", 0, "diff", rows(0.2, 0.5), iteration=t) for t in range(3)]
     draw(runs)
     assert len(drawn["plot"]) == 1 and not drawn["fill_between"]
@@ -140,7 +153,11 @@ def test_mistakes_in_a_drawing_are_told(tmp_path: Path, changes: dict[str, Any],
 
 def test_rounds(tmp_path: Path, drawn: dict[str, list[Any]]) -> None:
     one = run(tmp_path, "ours", 0, "diff")
-    lines = [{"round": 1, "test/global/acc": 0.2, "x": 1}, {"round": 2, "x": 1}, {"round": 3, "test/global/acc": 0.5}]
+    lines = [
+        {"round": 1, "test/global/acc": 0.2, "x": 1},
+        {"round": 2, "x": 1},
+        {"round": 3, "test/global/acc": 0.5},
+    ]
     (one.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     changes = {"_target_": "fedexp.tables.drawings.rounds.Rounds"}
     draw([one], **changes)
@@ -179,7 +196,10 @@ def test_conditions_in_a_values_path_must_be_keys(tmp_path: Path) -> None:
     for column in (0, None):
         changes: dict[str, Any] = {"headline": {"value": "trace.1.{client}.mean_v/acc"}}
         if column is not None:
-            methods = [{**TINY["methods"][0], "value": "trace.1.{client}.W/acc"}, *TINY["methods"][1:]]
+            methods = [
+                {**TINY["methods"][0], "value": "trace.1.{client}.W/acc"},
+                *TINY["methods"][1:],
+            ]
             changes = {"methods": methods}
         with pytest.raises(ConfigError, match="did you mean 'clients'"):
             table(tmp_path, **changes)
@@ -192,7 +212,9 @@ def test_a_tables_drawings_are_of_its_own_columns_and_conditions(name: str) -> N
     made = load_table(name)
     for number, node in enumerate(made.drawings):
         drawing = build(Drawing, node, f"drawings[{number}]")  # type: ignore[type-abstract]
-        assert {*getattr(drawing, "curves", ()), *getattr(drawing, "lines", ())} <= set(made.columns)
+        assert {*getattr(drawing, "curves", ()), *getattr(drawing, "lines", ())} <= set(
+            made.columns
+        )
         assert set(getattr(drawing, "panels", ())) <= {*made.conditions, "method"}
 
 
@@ -204,14 +226,22 @@ def test_a_figure_from_nothing_to_its_page(tmp_path: Path, monkeypatch: pytest.M
     text = (folder / "report.md").read_text()
     (traced,) = [path for path in Path().glob("outputs/runs/ma_echo-*/*/trace/1.json")]
     values = {row["iteration"]: 100 * row["mean_v/acc"] for row in trace_rows(traced)}
-    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
+    lines = {
+        line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")
+    }
     for step in (1, 10, 60):
         assert f"{values[step]:.2f} (1)" in lines[str(step)]
     assert "Log of the released code, our run" in (folder / "report.html").read_text()
 
 
 def test_class_counts_are_those_of_the_split_that_the_run_had(tmp_path: Path) -> None:
-    options = ["dataset=digits", "partition=shards", "partition.shards=2", "clients=6", f"output_root={tmp_path}"]
+    options = [
+        "dataset=digits",
+        "partition=shards",
+        "partition.shards=2",
+        "clients=6",
+        f"output_root={tmp_path}",
+    ]
     config = compose(options)
     data = load_data(config)
     made = run(tmp_path, "ours", 0, "same")
@@ -223,8 +253,12 @@ def test_class_counts_are_those_of_the_split_that_the_run_had(tmp_path: Path) ->
     assert table.sum() == len(data.train)
     again = replace(made, seed=1, method="average")
     [picture] = build(  # type: ignore[type-abstract]
-        Drawing, {"_target_": "fedexp.tables.drawings.class_counts.ClassCounts", "title": "t"}, "drawings[0]"
+        Drawing,
+        {"_target_": "fedexp.tables.drawings.class_counts.ClassCounts", "title": "t"},
+        "drawings[0]",
     ).draw([again, made])
-    assert "seed 0" in picture.svg and "seed 1" not in picture.svg and str(table.max()) in picture.svg
+    assert (
+        "seed 0" in picture.svg and "seed 1" not in picture.svg and str(table.max()) in picture.svg
+    )
     with pytest.raises(StorageError, match="split that is drawn today"):
         counts(replace(made, config=compose([*options, "seed_data=7"])))

@@ -33,11 +33,21 @@ from tests.matching.nets import MODELS, weights_of
 from tests.world import CPU, assert_same
 
 CVAE = ModelSpec.of(
-    {"_target_": "fedexp.models.cvae.Cvae", "latent": 3, "hidden": [5, 6], "mean": [0.3], "std": [0.5]}, (1, 4, 4), 7
+    {
+        "_target_": "fedexp.models.cvae.Cvae",
+        "latent": 3,
+        "hidden": [5, 6],
+        "mean": [0.3],
+        "std": [0.5],
+    },
+    (1, 4, 4),
+    7,
 )
 
 
-def run(folder: Path, method: str = "m", config: dict[str, Any] | None = None, seed: int = 0) -> DrawnRun:
+def run(
+    folder: Path, method: str = "m", config: dict[str, Any] | None = None, seed: int = 0
+) -> DrawnRun:
     return DrawnRun({}, method, method.upper(), seed, folder, config or {}, {})
 
 
@@ -96,12 +106,18 @@ def test_evaluated_is_the_last_rounds_row(tmp_path: Path) -> None:
     for name, value in (("9", 0.1), ("10", 0.2)):
         rows = [{"iteration": 0}, {"iteration": 3, "V/train/acc": [value]}]
         write_json(tmp_path / "trace" / f"{name}.json", {"rows": rows}, seal=True)
-    assert evaluated(run(tmp_path), 3) == {"iteration": 3, "V/train/acc": [0.2]} and evaluated(run(tmp_path), 4) == {}
+    assert (
+        evaluated(run(tmp_path), 3) == {"iteration": 3, "V/train/acc": [0.2]}
+        and evaluated(run(tmp_path), 4) == {}
+    )
 
 
 def test_rows_and_seeds_are_drawn_apart(tmp_path: Path) -> None:
     runs = [run(tmp_path, method, seed=seed) for seed in (0, 1) for method in ("a", "b")]
-    assert [(where, list(group)) for where, group in by_row(runs)] == [("seed 0", ["a", "b"]), ("seed 1", ["a", "b"])]
+    assert [(where, list(group)) for where, group in by_row(runs)] == [
+        ("seed 0", ["a", "b"]),
+        ("seed 1", ["a", "b"]),
+    ]
     assert [where for where, _ in by_row(runs[:2])] == [""] and by_row([]) == []
 
 
@@ -119,7 +135,9 @@ def test_montage_puts_images_where_they_belong() -> None:
     images = torch.rand(2, 3, 1, 4, 5, generator=torch.Generator().manual_seed(0))
     sheet = montage(images, 2)
     assert sheet.shape == (2 * 4 + 2, 3 * 5 + 2 * 2, 4)
-    assert torch.equal(sheet[6:10, 14:19, 1], images[1, 2, 0]) and (sheet[6:10, 14:19, 3] == 1).all()
+    assert (
+        torch.equal(sheet[6:10, 14:19, 1], images[1, 2, 0]) and (sheet[6:10, 14:19, 3] == 1).all()
+    )
     assert not sheet[4:6].any() and not sheet[:, 5:7].any()
     colours = torch.rand(1, 1, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     assert torch.equal(montage(colours, 1)[..., :3], colours[0, 0].permute(1, 2, 0))
@@ -130,7 +148,9 @@ def test_every_model_draws_from_the_same_codes(tmp_path: Path) -> None:
     before = torch.random.get_rng_state()
     images = Samples().images(model, 4)
     assert torch.equal(before, torch.random.get_rng_state())
-    assert images.shape == (4, 7, 1, 4, 4) and torch.equal(images[:2], Samples().images(model, 4)[:2])
+    assert images.shape == (4, 7, 1, 4, 4) and torch.equal(
+        images[:2], Samples().images(model, 4)[:2]
+    )
     assert not torch.equal(images, Samples(seed=1).images(model, 4))
     label = model.params["decoder.0.weight"].clone()
     label[:, 3:] = 0  # blind to labels: a row has one code
@@ -148,7 +168,9 @@ def test_every_model_draws_from_the_same_codes(tmp_path: Path) -> None:
 def test_reading_is_the_class_with_the_highest_bound() -> None:
     judge = weights_of(CVAE, 0)
     judge = Weights(CVAE, {name: 3 * value for name, value in judge.params.items()}, {})
-    images = torch.rand(60, 1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    images = torch.rand(
+        60, 1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     net = Net(CVAE, CPU, torch.float64)
     net.train(False)
     classes = []
@@ -170,7 +192,10 @@ def test_samples_take_the_clients_model_and_the_columns_asked_for(tmp_path: Path
     (drawn,) = Samples(codes=1, methods=("m",), judge="m").draw([run(one), run(both, "other")])
     assert "reads as their class" in drawn.title
     assert Samples(methods=("none",)).draw([run(one)]) == ()
-    assert {p.name for p in Samples(codes=1).draw([run(one), run(one, seed=1)])} == {"samples-seed-0", "samples-seed-1"}
+    assert {p.name for p in Samples(codes=1).draw([run(one), run(one, seed=1)])} == {
+        "samples-seed-0",
+        "samples-seed-1",
+    }
 
 
 # --- units
@@ -187,7 +212,10 @@ def test_rows_meet_those_of_their_number() -> None:
 def test_units_are_those_of_the_last_iteration_kept(tmp_path: Path) -> None:
     def models(seed: int) -> list[Tree]:
         generator = torch.Generator().manual_seed(seed)
-        return [{"x.weight": torch.randn(8, 5, generator=generator), "y.weight": torch.ones(3)} for _ in range(3)]
+        return [
+            {"x.weight": torch.randn(8, 5, generator=generator), "y.weight": torch.ones(3)}
+            for _ in range(3)
+        ]
 
     late = keep(tmp_path / "late", {0: {"V": models(1)}, 4: {"V": models(2)}})
     alone = keep(tmp_path / "alone", {4: {"V": models(2)}})
@@ -195,7 +223,9 @@ def test_units_are_those_of_the_last_iteration_kept(tmp_path: Path) -> None:
     before = np.random.get_state()[1].tolist()  # type: ignore[index]
     pictures = [Units("x.weight").draw([run(folder)])[0] for folder in (late, alone, early)]
     assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
-    assert pictures[0].svg == pictures[1].svg != pictures[2].svg and pictures[0].png[:4] == b"\x89PNG"
+    assert (
+        pictures[0].svg == pictures[1].svg != pictures[2].svg and pictures[0].png[:4] == b"\x89PNG"
+    )
     write_json(alone / "trace" / "1.json", [{"iteration": 4, "V/train/acc": [0.5, 0.7, 0.9]}])
     (told,) = Units("x.weight").draw([run(alone)])
     assert told.svg != pictures[1].svg
@@ -214,7 +244,9 @@ def test_projection_is_least_squares(tmp_path: Path) -> None:
     span = torch.stack([g1 - g0, g2 - g0]).numpy()
     weights, *_ = np.linalg.lstsq(span.T, (g - g0).numpy(), rcond=None)
     torch.testing.assert_close((basis @ (g - g0)) @ basis, torch.from_numpy(span.T @ weights))
-    torch.testing.assert_close(basis @ (g1 - g0), torch.stack([(g1 - g0).norm(), torch.zeros((), dtype=g0.dtype)]))
+    torch.testing.assert_close(
+        basis @ (g1 - g0), torch.stack([(g1 - g0).norm(), torch.zeros((), dtype=g0.dtype)])
+    )
     assert float(basis[1] @ (g2 - g0)) > 0
     for third in (g0 + 3 * (g1 - g0), g0):
         with pytest.raises(StorageError, match="no plane"):
@@ -251,7 +283,10 @@ def test_a_path_is_drawn_over_the_loss_and_absent_data_are_told(tmp_path: Path) 
     drawing = Plane(method="m", resolution=3, images=20)
     (picture,) = drawing.draw([run(tmp_path, config=config), run(tmp_path, "other")])
     loss = planes.test_loss(config, 20)
-    assert picture.name == "plane" and f"t = 0: {loss(path[0]):.3g}; at t = 3: {loss(path[3]):.3g}" in picture.title
+    assert (
+        picture.name == "plane"
+        and f"t = 0: {loss(path[0]):.3g}; at t = 3: {loss(path[3]):.3g}" in picture.title
+    )
     assert drawing.draw([run(tmp_path, "other")]) == ()
     keep(tmp_path / "few", {step: {"W": [path[step]]} for step in (0, 2, 3)})
     with pytest.raises(StorageError, match="iterations 0, 1 and 2"):

@@ -15,7 +15,12 @@ from fedexp.tables.cells import slots
 from fedexp.tables.report.layout import operations
 from fedexp.tables.schema import load_table
 
-TRAINING_IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "fashion_mnist": 60_000, "tiny_imagenet": 100_000}
+TRAINING_IMAGES = {
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "fashion_mnist": 60_000,
+    "tiny_imagenet": 100_000,
+}
 TWO_GRADIENTS = ("fedsam", "mofedsam", "fedmrur")
 
 
@@ -33,7 +38,9 @@ def test_a_cost_has_three_digits_and_its_unit() -> None:
     assert said == ["0.002 TFLOP", "64 PFLOP", "999 PFLOP", "5.37 EFLOP"]
 
 
-@pytest.mark.parametrize("name", ["fedmrur/table4", "fedmrur/flsimulator", "fedcda/table2", "fedcda/fig2b"])
+@pytest.mark.parametrize(
+    "name", ["fedmrur/table4", "fedmrur/flsimulator", "fedcda/table2", "fedcda/fig2b"]
+)
 def test_a_tables_cost_is_that_of_its_runs_local_steps(name: str) -> None:
     """Rounds x samples of a round's clients x epochs x 3 forward passes; twice that with a second gradient a step."""
     table = load_table(name)
@@ -46,8 +53,15 @@ def test_a_tables_cost_is_that_of_its_runs_local_steps(name: str) -> None:
         network = f"{config['model']} {config['dataset']['shape']}"
         if network not in passes:
             passes[network] = forward(config)
-        share = config["clients_per_round"] / (config["clients"] if config["clients_per_round"] >= 1 else 1)
-        samples = config["rounds"] * share * TRAINING_IMAGES[config["choices"]["dataset"]] * config["local"]["epochs"]
+        share = config["clients_per_round"] / (
+            config["clients"] if config["clients_per_round"] >= 1 else 1
+        )
+        samples = (
+            config["rounds"]
+            * share
+            * TRAINING_IMAGES[config["choices"]["dataset"]]
+            * config["local"]["epochs"]
+        )
         gradients = 2 if config["trainer"]["_target_"].split(".")[-2] in TWO_GRADIENTS else 1
         total += count * samples * 3 * passes[network] * gradients
     assert table.flop == pytest.approx(total, rel=0.01)

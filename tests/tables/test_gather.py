@@ -40,7 +40,9 @@ def test_spearman_is_scipys_ties_included(seed: int) -> None:
 
 
 def test_spearman_of_nothing_to_rank_is_none() -> None:
-    assert spearman([1], [2]) is None and spearman([1, 1], [1, 2]) is None and spearman([], []) is None
+    assert (
+        spearman([1], [2]) is None and spearman([1, 1], [1, 2]) is None and spearman([], []) is None
+    )
 
 
 def test_methods_that_lie_close_together_are_tied() -> None:
@@ -56,7 +58,11 @@ def result(
     return {
         "status": "done",
         "headline": {"metric": "test/acc", "rule": rule, "value": value},
-        "metrics": {"test/acc": value, "test/acc_of_class_0": value - 0.5, "val/clients/acc_worst_10": value / 2},
+        "metrics": {
+            "test/acc": value,
+            "test/acc_of_class_0": value - 0.5,
+            "val/clients/acc_worst_10": value / 2,
+        },
         "seconds": {"total": 1.5},
         "partition": {"sha256": split, "data_sha256": data},
         "hashes": {"config": "c", "code": "abcdef12"},
@@ -93,9 +99,14 @@ def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
     ]
     extra = changes.pop("extra", ())
     form, only, seeds = (
-        changes.pop(name, default) for name, default in (("form", "full"), ("only", {}), ("seeds_asked", None))
+        changes.pop(name, default)
+        for name, default in (("form", "full"), ("only", {}), ("seeds_asked", None))
     )
-    given = {"keys": ["beta"], "conditions": {"beta": "partition.alpha={beta}"}, "grids": [{"beta": [1, 2]}]}
+    given = {
+        "keys": ["beta"],
+        "conditions": {"beta": "partition.alpha={beta}"},
+        "grids": [{"beta": [1, 2]}],
+    }
     given["tolerance"] = {"within": 5, "why": "made up"}
     made = table(tmp_path, **(given | {"reference": printed} | changes))
     cells = slots(made, form, only=only, seeds=seeds, extra=extra)
@@ -104,7 +115,11 @@ def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
         for job in slot.jobs:
             run = change(job, slot.method) if change else result(0.5)
             if not isinstance(run, CellRun):
-                config = {"dataset": DATASET, "choices": {"dataset": "digits"}, "where": list(job.overrides)}
+                config = {
+                    "dataset": DATASET,
+                    "choices": {"dataset": "digits"},
+                    "where": list(job.overrides),
+                }
                 folder = tmp_path / "runs" / slot.method / "-".join(job.overrides)
                 run = CellRun(job, folder, config, run or {}, status="done" if run else "missing")
             found[job.overrides] = run
@@ -115,7 +130,10 @@ def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
 def test_a_whole_report(tmp_path: Path) -> None:
     def run(job: Job, method: str) -> dict[str, Any]:
         high = 0.62 if "partition.alpha=1" in job.overrides else 0.8
-        return result((high if method == "ensemble" else 0.5) + 0.01 * job.seed, f"s{job.seed}{job.overrides[0]}")
+        return result(
+            (high if method == "ensemble" else 0.5) + 0.01 * job.seed,
+            f"s{job.seed}{job.overrides[0]}",
+        )
 
     made = report(tmp_path, run)
     assert [(c.method, c.verdict) for c in made.cells] == [
@@ -125,7 +143,9 @@ def test_a_whole_report(tmp_path: Path) -> None:
     assert [c.near for c in made.cells] == [True, True, None, True, False, None]
     assert made.cells[1].values == pytest.approx((62.0, 63.0)) and made.cells[1].seeds == (0, 1)
     assert made.cells[1].draws == ("seed=0", "seed=1") and made.form == "full"
-    assert dict(made.cells[1].parts) == pytest.approx({"test/acc_of_class_0": 12.5, "val/clients/acc_worst_10": 31.25})
+    assert dict(made.cells[1].parts) == pytest.approx(
+        {"test/acc_of_class_0": 12.5, "val/clients/acc_worst_10": 31.25}
+    )
     assert [run.partition("/ensemble/")[0] for run in made.cells[1].runs] == ["runs", "runs"]
     assert made.cells[2].reason == "not here"
     assert made.cells[1].interval == pytest.approx(interval(2.5, 0.5**0.5))
@@ -165,7 +185,9 @@ def test_a_part_of_the_runs_is_a_form_of_its_own(tmp_path: Path) -> None:
     smaller = asked(tmp_path, smoke={"what": "tiny"}, form="smoke", only={"beta": [1]})
     assert smaller.report.form == "smoke"
     folders = {
-        report_folder(tmp_path, "a/b", form, part) for form in ("full", "reduced", "smoke") for part in (True, False)
+        report_folder(tmp_path, "a/b", form, part)
+        for form in ("full", "reduced", "smoke")
+        for part in (True, False)
     }
     assert len(folders) == 6
 
@@ -173,7 +195,10 @@ def test_a_part_of_the_runs_is_a_form_of_its_own(tmp_path: Path) -> None:
 def test_what_is_left_out_is_listed(tmp_path: Path) -> None:
     part = report(tmp_path, only={"beta": [1]}, omits=["the panel on the left"])
     assert part.left_out == ("beta=2 (2 cells)", "the panel on the left")
-    half = report(tmp_path, lambda job, m: result(0.5) if m == "local" or job.overrides[0].endswith("2") else None)
+    half = report(
+        tmp_path,
+        lambda job, m: result(0.5) if m == "local" or job.overrides[0].endswith("2") else None,
+    )
     assert half.left_out == ("method=ensemble beta=1",)
     assert report(tmp_path).left_out == ()
 
@@ -207,9 +232,13 @@ def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> Non
     def odd(job: Job, method: str) -> CellRun | dict[str, Any] | None:
         config = {"dataset": DATASET, "choices": {"dataset": "digits"}}
         if method == "local" and job.seed:
-            return CellRun(job, tmp_path / "runs" / "x", config, status="failed", error='loss, "NaN"\nor so')
+            return CellRun(
+                job, tmp_path / "runs" / "x", config, status="failed", error='loss, "NaN"\nor so'
+            )
         if method == "local":
-            return CellRun(job, tmp_path / "cafe", config, result(float("inf")), other_code=True, status="done")
+            return CellRun(
+                job, tmp_path / "cafe", config, result(float("inf")), other_code=True, status="done"
+            )
         if "partition.alpha=1" in job.overrides:
             return {key: value for key, value in result(0.5).items()} if job.seed else None
         return result(0.61 + 0.1 * job.seed, split=f"s{job.seed}")
@@ -226,7 +255,9 @@ def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> Non
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
         again = read(one.table, folder)
         assert again.runs == record.runs and again.curves == record.curves
-        same = with_pictures(make_report(one.table, one.cells, again), pictures(again, folder), again.missed)
+        same = with_pictures(
+            make_report(one.table, one.cells, again), pictures(again, folder), again.missed
+        )
         assert markdown(same) == markdown(whole) and same == whole
         write_report(same, folder)
         write(one.table, again, folder)
@@ -237,10 +268,21 @@ def test_what_the_table_has_got_since_the_record_is_missing_from_it(tmp_path: Pa
     old = asked(tmp_path)
     write(old.table, old.record, tmp_path / "report")
     first, *others = TINY["methods"]
-    new = {"key": "plain", "label": "Plain", "overrides": ["method=plain"], "role": "ours", "reads": "ensemble"}
+    new = {
+        "key": "plain",
+        "label": "Plain",
+        "overrides": ["method=plain"],
+        "role": "ours",
+        "reads": "ensemble",
+    }
     now = asked(tmp_path, methods=[{**first, "seeds": [0, 1, 2]}, *others, new])
     made = make_report(now.table, now.cells, read(now.table, tmp_path / "report"))
-    assert [(c.method, c.n) for c in made.cells[:4]] == [("local", 2), ("ensemble", 2), ("dense", 0), ("plain", 0)]
+    assert [(c.method, c.n) for c in made.cells[:4]] == [
+        ("local", 2),
+        ("ensemble", 2),
+        ("dense", 0),
+        ("plain", 0),
+    ]
     assert made.form == "partial" and dict(made.facts)["runs"] == "8 of 14"
     assert [c.mean for c in made.cells[:2]] == [c.mean for c in old.report.cells[:2]]
 
@@ -250,23 +292,37 @@ def test_a_record_is_completed_with_what_others_have_and_it_lacks(tmp_path: Path
     own = {key: run for key, run in whole.record.runs.items() if key[1] == "local"}
     wrong = {key: replace(run, value=0.0) for key, run in own.items()}
     empty = {
-        key: replace(run, value=None, status="missing") for key, run in whole.record.runs.items() if key not in own
+        key: replace(run, value=None, status="missing")
+        for key, run in whole.record.runs.items()
+        if key not in own
     }
     first = replace(
-        whole.record, runs={**own, **empty}, configs={name: {} for name in {r.config for r in own.values()}}
+        whole.record,
+        runs={**own, **empty},
+        configs={name: {} for name in {r.config for r in own.values()}},
     )
     other = replace(whole.record, runs={**whole.record.runs, **wrong})
     together = completed(first, [other])
     assert make_report(whole.table, whole.cells, together) == whole.report
     assert together.configs.keys() == whole.record.configs.keys()
-    failed = {key: replace(run, value=None, status="failed") for key, run in whole.record.runs.items()}
-    bare = replace(whole.record, runs=empty | {key: replace(run, value=None) for key, run in own.items()})
-    assert all(run.status == "failed" for run in completed(replace(whole.record, runs=failed), [bare]).runs.values())
+    failed = {
+        key: replace(run, value=None, status="failed") for key, run in whole.record.runs.items()
+    }
+    bare = replace(
+        whole.record, runs=empty | {key: replace(run, value=None) for key, run in own.items()}
+    )
+    assert all(
+        run.status == "failed"
+        for run in completed(replace(whole.record, runs=failed), [bare]).runs.values()
+    )
     with pytest.raises(ConfigError, match="records of different seeds"):
         completed(first, [replace(other, seeds=[7])])
 
 
-TAILS = {0: [-0.25, 0.5, 0.125], 1: [0.75, 0.3125, 0.0625]}  # by seed; below zero: a spreadsheet's formula
+TAILS = {
+    0: [-0.25, 0.5, 0.125],
+    1: [0.75, 0.3125, 0.0625],
+}  # by seed; below zero: a spreadsheet's formula
 
 
 def tailed(job: Job, method: str) -> dict[str, Any]:
@@ -274,15 +330,26 @@ def tailed(job: Job, method: str) -> dict[str, Any]:
     return {**result(0.5), "last_10": {"test/acc": TAILS[job.seed], "test/loss": [9.0, 8.0]}}
 
 
-POOLING: dict[str, Any] = {"headline": {"value": "headline.value", "scale": 100, "pooled_rounds": "last_10.test/acc"}}
+POOLING: dict[str, Any] = {
+    "headline": {"value": "headline.value", "scale": 100, "pooled_rounds": "last_10.test/acc"}
+}
 _FIRST, _SECOND, *_OTHERS = TINY["methods"]
 
 
 def test_the_last_rounds_of_all_runs_are_pooled_and_a_record_keeps_them(tmp_path: Path) -> None:
-    one = asked(tmp_path, tailed, **POOLING, methods=[_FIRST, {**_SECOND, "value": "metrics.test/acc"}, *_OTHERS])
+    one = asked(
+        tmp_path,
+        tailed,
+        **POOLING,
+        methods=[_FIRST, {**_SECOND, "value": "metrics.test/acc"}, *_OTHERS],
+    )
     local, ensemble, dense = one.report.cells[:3]
     together = [100 * value for seed in (0, 1) for value in TAILS[seed]]
-    assert local.pooled_sd == pytest.approx(statistics.stdev(together)) != pytest.approx(statistics.pstdev(together))
+    assert (
+        local.pooled_sd
+        == pytest.approx(statistics.stdev(together))
+        != pytest.approx(statistics.pstdev(together))
+    )
     assert local.pooled_mean == pytest.approx(statistics.mean(together)) and local.sd == 0
     assert ensemble.n == 2 and ensemble.last_10 == ()  # it reads another number
     assert dense.pooled_mean is None and dense.pooled_sd is None
@@ -293,8 +360,14 @@ def test_the_last_rounds_of_all_runs_are_pooled_and_a_record_keeps_them(tmp_path
     assert (first["last_10"], second["last_10"]) == ("'-25.0 50.0 12.5", "75.0 31.25 6.25")
     with (tmp_path / "report" / "report.csv").open(newline="") as file:
         first, second, *_ = csv.DictReader(file)
-    assert float(first["pooled_sd"]) == pytest.approx(statistics.stdev(together)) and second["pooled_sd"] == ""
-    assert float(first["pooled_mean"]) == pytest.approx(statistics.mean(together)) and second["pooled_mean"] == ""
+    assert (
+        float(first["pooled_sd"]) == pytest.approx(statistics.stdev(together))
+        and second["pooled_sd"] == ""
+    )
+    assert (
+        float(first["pooled_mean"]) == pytest.approx(statistics.mean(together))
+        and second["pooled_mean"] == ""
+    )
     again = read(one.table, tmp_path / "report")
     assert again.runs == one.record.runs and make_report(one.table, one.cells, again) == one.report
 
@@ -305,7 +378,10 @@ def test_without_all_runs_last_rounds_or_the_key_nothing_is_pooled(tmp_path: Pat
     write(whole.table, whole.record, tmp_path / "report")
     path = tmp_path / "report" / RUNS
     with path.open(newline="") as file:
-        rows = [{key: text for key, text in row.items() if key != "last_10"} for row in csv.DictReader(file)]
+        rows = [
+            {key: text for key, text in row.items() if key != "last_10"}
+            for row in csv.DictReader(file)
+        ]
     with path.open("w", newline="") as file:  # as it was written before there was such a column
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -316,9 +392,17 @@ def test_without_all_runs_last_rounds_or_the_key_nothing_is_pooled(tmp_path: Pat
 
     def older(job: Job, method: str) -> dict[str, Any]:
         found = tailed(job, method)
-        return {key: own for key, own in found.items() if key != "last_10"} if job.seed and method == "local" else found
+        return (
+            {key: own for key, own in found.items() if key != "last_10"}
+            if job.seed and method == "local"
+            else found
+        )
 
-    assert [c.pooled_sd is None for c in report(tmp_path, older, **POOLING).cells] == [True, False, True] * 2
+    assert [c.pooled_sd is None for c in report(tmp_path, older, **POOLING).cells] == [
+        True,
+        False,
+        True,
+    ] * 2
     elsewhere = {
         "headline": {**POOLING["headline"], "pooled_rounds": "last_10.test/global/acc"}
     }  # of another kind of method
@@ -326,7 +410,10 @@ def test_without_all_runs_last_rounds_or_the_key_nothing_is_pooled(tmp_path: Pat
         assert all(c.n == 2 and c.last_10 == () for c in made.cells if c.method != "dense")
 
 
-SCORES = {"0.5": (0.60, 0.70), "1": (0.65, 0.55)}  # of a grid's points: on test data, on held-out data
+SCORES = {
+    "0.5": (0.60, 0.70),
+    "1": (0.65, 0.55),
+}  # of a grid's points: on test data, on held-out data
 
 
 def scored(job: Job, method: str) -> dict[str, Any]:
@@ -338,17 +425,24 @@ def scored(job: Job, method: str) -> dict[str, Any]:
 def test_a_column_has_the_best_of_a_grid_by_test_or_held_out_data(tmp_path: Path) -> None:
     claim = {**CLAIM, "a": ["local"], "b": ["ensemble"]}
     oracle = asked(tmp_path, scored, methods=gridded(), claims=[claim]).report
-    held = asked(tmp_path, scored, methods=gridded(by="metrics.val/global/acc"), claims=[claim]).report
-    for made, values, points in ((oracle, (65.0, 66.0), ("1", "1")), (held, (60.0, 61.0), ("0.5", "0.5"))):
+    held = asked(
+        tmp_path, scored, methods=gridded(by="metrics.val/global/acc"), claims=[claim]
+    ).report
+    for made, values, points in (
+        (oracle, (65.0, 66.0), ("1", "1")),
+        (held, (60.0, 61.0), ("0.5", "0.5")),
+    ):
         assert made.cells[0].values == pytest.approx(values) and made.cells[0].chosen == points
         assert made.cells[0].seeds == (0, 1) and made.cells[1].chosen == () and made.form == "full"
         (row, _) = made.claims[0].rows
-        assert row.estimate == pytest.approx(values[0] - 50) and row.n == 2  # claims see what was chosen
+        assert (
+            row.estimate == pytest.approx(values[0] - 50) and row.n == 2
+        )  # claims see what was chosen
         assert dict(made.facts)["runs"] == "12 of 12"
     assert [bool(made.methods[0].oracle) for made in (oracle, held)] == [True, False]
-    assert dict(held.assumptions)["Local acc: the step with the highest metrics.val/global/acc in every trial"] == (
-        "held-out data choose"
-    )
+    assert dict(held.assumptions)[
+        "Local acc: the step with the highest metrics.val/global/acc in every trial"
+    ] == ("held-out data choose")
     best = gridded(by="metrics.val/global/acc", best="lowest")
     assert report(tmp_path, scored, methods=best).cells[0].chosen == ("1", "1")
 
@@ -358,25 +452,42 @@ def test_a_grid_with_a_point_missing_is_incomplete(tmp_path: Path) -> None:
 
     def lacking(job: Job, method: str) -> CellRun | dict[str, Any] | None:
         if job.point == "0.5" and job.seed:
-            return CellRun(job, tmp_path, {"dataset": DATASET, "choices": {}}, status="failed", error="no memory")
+            return CellRun(
+                job,
+                tmp_path,
+                {"dataset": DATASET, "choices": {}},
+                status="failed",
+                error="no memory",
+            )
         return scored(job, method)
 
     made = report(tmp_path, lacking, methods=gridded(), only={"beta": [1]})
     assert made.cells[0].values == pytest.approx((65.0,)) and made.form == "partial"
     said = "the grid of step is incomplete: seed=1 has no number at 1 of 2 values: 0.5 (no memory)"
-    assert said in made.cells[0].reason and "1 cell with runs missing: local beta=1 1/2" in made.warnings
+    assert (
+        said in made.cells[0].reason
+        and "1 cell with runs missing: local beta=1 1/2" in made.warnings
+    )
     none = report(
-        tmp_path, lambda j, m: None if j.point == "1" else scored(j, m), methods=gridded(), only={"beta": [1]}
+        tmp_path,
+        lambda j, m: None if j.point == "1" else scored(j, m),
+        methods=gridded(),
+        only={"beta": [1]},
     )
     assert (
         none.cells[0].verdict == "not run"
         and "seed=0 has no number at 1 of 2 values: 1 (missing)" in none.cells[0].reason
     )
     other = report(tmp_path, scored, methods=gridded(by="metrics.val/acc"), only={"beta": [1]})
-    assert other.cells[0].values == () and "0.5 (result.json has no 'metrics.val/acc')" in other.cells[0].reason
+    assert (
+        other.cells[0].values == ()
+        and "0.5 (result.json has no 'metrics.val/acc')" in other.cells[0].reason
+    )
 
 
-def test_a_point_that_diverged_is_the_worst_and_of_equal_ones_the_first_counts(tmp_path: Path) -> None:
+def test_a_point_that_diverged_is_the_worst_and_of_equal_ones_the_first_counts(
+    tmp_path: Path,
+) -> None:
     def odd(job: Job, method: str) -> dict[str, Any]:
         return result(float("nan") if job.point == "0.5" and not job.seed else 0.4)
 
@@ -397,10 +508,16 @@ def test_one_run_may_hold_a_whole_grid(tmp_path: Path) -> None:
     for run in one.runs.values():
         write_json(run.folder / "trace" / "1.json", rows)
     one = asked(tmp_path, methods=methods)
-    assert one.report.cells[0].values == pytest.approx((60.0, 60.0)) and one.report.cells[0].chosen == ("0.5", "0.5")
+    assert one.report.cells[0].values == pytest.approx((60.0, 60.0)) and one.report.cells[
+        0
+    ].chosen == ("0.5", "0.5")
     assert dict(one.report.facts)["runs"] == "8 of 8"
     run = one.runs[one.cells[0].jobs[0].overrides]
-    assert read_value(run, "trace.1.lam=5e-1.fused/acc") == read_value(run, "trace.1.0.fused/acc") == 0.6
+    assert (
+        read_value(run, "trace.1.lam=5e-1.fused/acc")
+        == read_value(run, "trace.1.0.fused/acc")
+        == 0.6
+    )
     with pytest.raises(ConfigError, match=r"no iteration with lam=0\.7") as error:
         read_value(run, "trace.1.lam=0.7.fused/acc")
     assert "0.5, 1" in str(error.value)
@@ -410,20 +527,32 @@ def test_one_run_may_hold_a_whole_grid(tmp_path: Path) -> None:
     assert make_report(one.table, one.cells, again) == one.report
 
 
-CLAIM = {"id": "more", "where": "text", "says": "more is better", "test": "above", "a": ["ensemble"], "b": ["local"]}
+CLAIM = {
+    "id": "more",
+    "where": "text",
+    "says": "more is better",
+    "test": "above",
+    "a": ["ensemble"],
+    "b": ["local"],
+}
 
 
 def test_a_claim_without_its_curves_stays_open(tmp_path: Path) -> None:
     """Of runs that were not traced, or by code that numbered iterations otherwise."""
     curve = {"curve": "mean_v/acc", "target": {"share": 0.9}, "test": "sooner"}
     one = asked(tmp_path, claims=[{**CLAIM, **curve}])
-    write_json(one.runs[one.cells[0].jobs[0].overrides].folder / "trace" / "1.json", [{"step": 1, "mean_v/acc": 0.5}])
+    write_json(
+        one.runs[one.cells[0].jobs[0].overrides].folder / "trace" / "1.json",
+        [{"step": 1, "mean_v/acc": 0.5}],
+    )
     again = asked(tmp_path, claims=[{**CLAIM, **curve}])
     assert again.record.curves == {} and again.report.claims[0].state == "open"
     write_text(one.runs[one.cells[0].jobs[0].overrides].folder / "trace" / "1.json", "[{")
     again = asked(tmp_path, claims=[{**CLAIM, **curve, "a": ["local"], "b": ["ensemble"]}])
     damaged = next(run for run in again.record.runs.values() if run.status == "damaged")
-    assert damaged.error == "1.json is damaged" and any("1.json" in text for text in again.report.cells[0].failed)
+    assert damaged.error == "1.json is damaged" and any(
+        "1.json" in text for text in again.report.cells[0].failed
+    )
 
 
 def test_a_claim_about_rows_that_are_not_asked_for_stays_open(tmp_path: Path) -> None:
@@ -434,7 +563,9 @@ def test_a_claim_about_rows_that_are_not_asked_for_stays_open(tmp_path: Path) ->
     assert (whole.state, whole.printed, whole.contradicted) == ("held", "2 of 2 rows", False)
     (part,) = report(tmp_path, better, claims=[CLAIM], only={"beta": [1]}).claims
     assert part.state == "open" and "1 of 2 rows without runs" in part.reason
-    (smaller,) = report(tmp_path, better, claims=[CLAIM], smoke={"what": "tiny"}, form="smoke").claims
+    (smaller,) = report(
+        tmp_path, better, claims=[CLAIM], smoke={"what": "tiny"}, form="smoke"
+    ).claims
     assert smaller.state == "open" and "smoke" in smaller.reason
 
 
@@ -463,7 +594,9 @@ def test_mixed_splits_data_rules_and_code_are_told(tmp_path: Path) -> None:
     assert "different data splits: beta=1 seed=1; beta=2 seed=1" in warning
     data = report(tmp_path, lambda job, m: result(0.5, data=f"d{job.seed}"))
     assert ["Data set digits was not the same" in w for w in data.warnings] == [True]
-    rules = report(tmp_path, lambda job, m: result(0.5, rule="last" if job.seed else "best_on_val", method=m))
+    rules = report(
+        tmp_path, lambda job, m: result(0.5, rule="last" if job.seed else "best_on_val", method=m)
+    )
     assert ["different headline rules: best_on_val, last" in w for w in rules.warnings] == [True]
 
     def other(job: Job, method: str) -> CellRun:
@@ -481,7 +614,9 @@ def test_mixed_splits_data_rules_and_code_are_told(tmp_path: Path) -> None:
     assert any("--any-code" in w for w in report(tmp_path, waiting).warnings)
 
 
-def test_what_is_smaller_altered_or_lossy_is_never_reproduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_smaller_altered_or_lossy_is_never_reproduced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     smaller = report(tmp_path, smoke={"what": "tiny data"}, form="smoke")
     assert {c.verdict for c in smaller.cells if c.values} == {"not comparable"}
     assert smaller.cells[0].reduced == smaller.cells[0].reason == "tiny data"
@@ -491,7 +626,10 @@ def test_what_is_smaller_altered_or_lossy_is_never_reproduced(tmp_path: Path, mo
         return CellRun(job, tmp_path, config, result(0.5), altered=True, status="done")
 
     changed = report(tmp_path, altered, extra=["rounds=3"])
-    assert changed.cells[0].verdict == "not comparable" and changed.cells[0].reason == "run with rounds=3"
+    assert (
+        changed.cells[0].verdict == "not comparable"
+        and changed.cells[0].reason == "run with rounds=3"
+    )
     from fedexp.data.digits import Digits
 
     monkeypatch.setattr(Digits, "faithful", False, raising=False)
@@ -503,13 +641,21 @@ def test_what_is_smaller_altered_or_lossy_is_never_reproduced(tmp_path: Path, mo
 
 def test_a_run_counts_once_however_many_conditions_it_stands_for(tmp_path: Path) -> None:
     pooled = report(tmp_path, keys=[], reference=[], extra=["partition.alpha=3"])
-    assert [cell.n for cell in pooled.cells] == [2, 2, 0] and not any("missing" in w for w in pooled.warnings)
+    assert [cell.n for cell in pooled.cells] == [2, 2, 0] and not any(
+        "missing" in w for w in pooled.warnings
+    )
 
 
 def test_failures_are_told_with_their_error(tmp_path: Path) -> None:
     def failing(job: Job, method: str) -> CellRun | dict[str, Any]:
         if method == "local":
-            return CellRun(job, tmp_path / "runs" / "x", {"dataset": DATASET}, status="failed", error="loss is NaN")
+            return CellRun(
+                job,
+                tmp_path / "runs" / "x",
+                {"dataset": DATASET},
+                status="failed",
+                error="loss is NaN",
+            )
         return result(0.5)
 
     made = report(tmp_path, failing)
@@ -529,7 +675,14 @@ def test_numbers_are_read_by_path() -> None:
     assert read_path(stored, "metrics.test/global/acc") == 0.5
     assert read_path(stored, "per_client.test/local/acc.1") == 0.2
     assert read_path(stored, "rounds_to.0.30") == 7 and read_path(stored, "rounds_to.0") == 1
-    for path in ("rounds_to.0.3", "metrics.test", "per_client.test/local/acc.2", "name", "none", "metrics"):
+    for path in (
+        "rounds_to.0.3",
+        "metrics.test",
+        "per_client.test/local/acc.2",
+        "name",
+        "none",
+        "metrics",
+    ):
         with pytest.raises(ConfigError):
             read_path(stored, path)
 
@@ -552,7 +705,11 @@ def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path
     nodes = [{"_target_": f"{__name__}.Torn"}, {"_target_": f"{__name__}.Square"}]
     made = table(tmp_path, drawings=[*nodes, nodes[1]])
     cells = slots(made)
-    found = {job.overrides: CellRun(job, tmp_path, {}, result(0.5), status="done") for s in cells for job in s.jobs}
+    found = {
+        job.overrides: CellRun(job, tmp_path, {}, result(0.5), status="done")
+        for s in cells
+        for job in s.jobs
+    }
     whole = report(tmp_path)
     whole = with_pictures(whole, *drawn(made, cells, found, whole))
     assert "Torn is not drawn: the paper is torn" in whole.warnings
@@ -564,5 +721,7 @@ def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path
     count = f"{sum(len(s.jobs) for s in cells)} runs"
     stamp = "my/tiny, full form; n = 2 runs a cell; commit 1234."
     assert whole.pictures[0].title == f"{count} Full: all of the table's cells and runs. {stamp}"
-    ((smaller,), _) = drawn(table(tmp_path, drawings=[nodes[1]]), cells, found, replace(alone, form="smoke"))
+    ((smaller,), _) = drawn(
+        table(tmp_path, drawings=[nodes[1]]), cells, found, replace(alone, form="smoke")
+    )
     assert smaller.title.startswith(f"{count} Smoke test: ")

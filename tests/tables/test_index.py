@@ -34,7 +34,9 @@ def test_lists_of_architectures_last_and_files_do_not(
     assert _is_lasting(config) is lasts
     Path("conf/experiment").mkdir(parents=True)
     assert _is_lasting(config) is lasts
-    Path("conf/experiment/mine.yaml").write_text("architectures: {clients: names.yaml}\n")  # may be what was chosen
+    Path("conf/experiment/mine.yaml").write_text(
+        "architectures: {clients: names.yaml}\n"
+    )  # may be what was chosen
     assert _is_lasting(config) is (lasts and len(overrides) == 1)
 
 
@@ -60,12 +62,19 @@ def test_of_a_built_in_table_only_what_may_be_stored_is_composed(
     for module in ("index", "lookup"):
         monkeypatch.setattr(f"fedexp.tables.{module}.compose", counting)
     nothing = row()
-    assert (nothing["runs"], nothing["done"], nothing["state"], len(composed)) == (20, 0, "missing", 1)
+    assert (nothing["runs"], nothing["done"], nothing["state"], len(composed)) == (
+        20,
+        0,
+        "missing",
+        1,
+    )
     wanted = ["experiment=demo/digits", "partition.alpha=0.5", "method=average", "seed=1"]
     config = compose(wanted)
     run = RunFolder.of(config)
     run.path.mkdir(parents=True)
-    (run.path / "config.yaml").write_text(yaml.safe_dump({key: config[key] for key in ("seed", "choices")}))
+    (run.path / "config.yaml").write_text(
+        yaml.safe_dump({key: config[key] for key in ("seed", "choices")})
+    )
     done = {"status": "done", "hashes": run.hashes, "seconds": {"total": 2.0}}
     write_json(run.path / "result.json", done)
     assert (row()["done"], row()["seconds"], composed) == (1, 2.0, [])
@@ -76,7 +85,9 @@ def test_of_a_built_in_table_only_what_may_be_stored_is_composed(
     assert composed[1:] == [other, wanted]  # what has this method and this seed
 
 
-def test_a_run_without_its_config_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_its_config_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = compose(["experiment=demo/digits", "partition.alpha=0.5", "method=average", "seed=1"])
@@ -90,6 +101,11 @@ def test_a_run_without_its_config_is_looked_at_again(tmp_path: Path, monkeypatch
         return int(found)
 
     assert done() == 0  # it has begun and written nothing yet
-    (run.path / "config.yaml").write_text(yaml.safe_dump({key: config[key] for key in ("seed", "choices")}))
-    write_json(run.path / "result.json", {"status": "done", "hashes": run.hashes, "seconds": {"total": 2.0}})
+    (run.path / "config.yaml").write_text(
+        yaml.safe_dump({key: config[key] for key in ("seed", "choices")})
+    )
+    write_json(
+        run.path / "result.json",
+        {"status": "done", "hashes": run.hashes, "seconds": {"total": 2.0}},
+    )
     assert done() == 1

@@ -103,9 +103,13 @@ def test_the_table_has_the_papers_rows_and_columns(whole: str) -> None:
         "OT †ot",
         "Spearman ρ(methods)",
     ]
-    assert [row[0] for row in rows] == [f"clients {c}beta {b}" for c in (5, 10) for b in (0.01, 0.5)]
+    assert [row[0] for row in rows] == [
+        f"clients {c}beta {b}" for c in (5, 10) for b in (0.01, 0.5)
+    ]
     assert [row[-1] for row in rows] == ["1.00 (3)", "0.50 (3)", "– (1)", "–"]
-    assert rows[0][2].startswith("paper 20.97|, our runs 21.42 ± 1.01 (3)✓ reproduced difference +0.45")
+    assert rows[0][2].startswith(
+        "paper 20.97|, our runs 21.42 ± 1.01 (3)✓ reproduced difference +0.45"
+    )
     assert rows[2][1] == "no cell"
     assert foot == ["reproduced", "1 of 3", "1 of 3", "0 of 1", "mean 0.75"]
 
@@ -133,13 +137,31 @@ def test_best(values: tuple[float | None, ...], higher: bool, expected: set[str]
 def test_nothing_is_loaded_and_no_script_but_its_own_may_run(whole: str) -> None:
     read = Reader(whole)
     for tag, attributes in read.elements:
-        for name in ("src", "srcset", "href", "xlink:href", "action", "data", "poster", "formaction"):
+        for name in (
+            "src",
+            "srcset",
+            "href",
+            "xlink:href",
+            "action",
+            "data",
+            "poster",
+            "formaction",
+        ):
             assert (attributes.get(name) or "#").startswith("#"), (tag, attributes)
         assert not any(name.startswith("on") for name in attributes), (tag, attributes)
     assert not re.search(r"@import|url\((?!#)|fetch\(|XMLHttpRequest|WebSocket|localStorage", whole)
-    assert not {tag for tag, _ in read.elements} & {"link", "iframe", "object", "embed", "img", "base"}
+    assert not {tag for tag, _ in read.elements} & {
+        "link",
+        "iframe",
+        "object",
+        "embed",
+        "img",
+        "base",
+    }
     policy = next(
-        a["content"] for t, a in read.elements if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+        a["content"]
+        for t, a in read.elements
+        if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"
     )
     assert policy is not None
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
@@ -150,7 +172,12 @@ def test_its_structure_is_sound(whole: str) -> None:
     assert read.open == []
     ids = [a["id"] for _, a in read.elements if "id" in a]
     assert len(ids) == len(set(ids))
-    targets = {str(a[name]) for _, a in read.elements for name in ("popovertarget", "aria-labelledby") if name in a}
+    targets = {
+        str(a[name])
+        for _, a in read.elements
+        for name in ("popovertarget", "aria-labelledby")
+        if name in a
+    }
     targets |= {str(a["href"])[1:] for t, a in read.elements if t == "a"}
     assert targets <= set(ids)
     assert all("scope" in a for t, a in read.elements if t == "th")
@@ -165,7 +192,13 @@ def test_pooled_numbers_are_a_part_of_its_own() -> None:
     test_its_structure_is_sound(text)
     head, *rows = Reader(text).rows["means"]
     assert head == ["clients", "beta", "Average", "OT †", "Ours (ma_echo)"] and len(rows) == 4
-    assert rows[0] == ["5", "0.01", "−0.50 ± 1.64 (3 x 2)", "−0.50 ± 1.73 (2 x 2)", "−0.50 ± 1.73 (2 x 2)"]
+    assert rows[0] == [
+        "5",
+        "0.01",
+        "−0.50 ± 1.64 (3 x 2)",
+        "−0.50 ± 1.73 (2 x 2)",
+        "−0.50 ± 1.73 (2 x 2)",
+    ]
     assert rows[3][2] == ""
     assert 'href="#pooled"' in text and 'href="#pooled"' not in page(report())
 
@@ -222,20 +255,34 @@ def test_a_cell_says_its_interval_and_reason_when_opened() -> None:
 
 
 def _anchor(of: Cell) -> str:
-    return "-".join(["cell", *(str(part) for pair in of.conditions.items() for part in pair), of.method])
+    return "-".join(
+        ["cell", *(str(part) for pair in of.conditions.items() for part in pair), of.method]
+    )
 
 
 def test_a_cell_leads_to_its_runs_files_and_to_the_command_of_each_seed() -> None:
     made = [
-        Origin(f"runs/a/{seed}", f"fedexp-table run t --seeds {seed}", "c0ffee", "5911", "4f4ac65") for seed in (0, 1)
+        Origin(f"runs/a/{seed}", f"fedexp-table run t --seeds {seed}", "c0ffee", "5911", "4f4ac65")
+        for seed in (0, 1)
     ]
-    cells = (cell({"beta": 0.1}, "m", 50.0, 49.0, 51.5, origins=tuple(made), runs=("runs/a/0", "runs/a/1")),)
-    links = Links({"runs/a/0": {"folder": "../runs/a/0", "config": "../runs/a/0/config.yaml"}}, ("runs.csv",))
+    cells = (
+        cell(
+            {"beta": 0.1}, "m", 50.0, 49.0, 51.5, origins=tuple(made), runs=("runs/a/0", "runs/a/1")
+        ),
+    )
+    links = Links(
+        {"runs/a/0": {"folder": "../runs/a/0", "config": "../runs/a/0/config.yaml"}}, ("runs.csv",)
+    )
     text = page(report(keys=("beta",), cells=cells, agreement=()), links)
     first, second = re.findall(r"<li><span class=\"pair\">.*?</li>", text, flags=re.DOTALL)
     assert re.findall('href="(.*?)"', first) == ["../runs/a/0", "../runs/a/0/config.yaml"]
-    assert not re.findall("href", second) and "<code>runs/a/1</code>" in second  # no folder: no link
-    for line, seed, value, difference in ((first, 0, "49.00", "−1.00"), (second, 1, "51.50", "+1.50")):
+    assert (
+        not re.findall("href", second) and "<code>runs/a/1</code>" in second
+    )  # no folder: no link
+    for line, seed, value, difference in (
+        (first, 0, "49.00", "−1.00"),
+        (second, 1, "51.50", "+1.50"),
+    ):
         for part in (
             f"seed {seed}",
             value,
@@ -245,10 +292,19 @@ def test_a_cell_leads_to_its_runs_files_and_to_the_command_of_each_seed() -> Non
         ):
             assert part in line
     whole = page(
-        report(keys=("beta",), cells=cells), Links(configs={"c0ffee": {"a": {"b": 1}, "c": None}, "d": {"c": None}})
+        report(keys=("beta",), cells=cells),
+        Links(configs={"c0ffee": {"a": {"b": 1}, "c": None}, "d": {"c": None}}),
     )
-    assert 'href="#config-c0ffee"' in whole and 'id="config-c0ffee"' in whole and 'id="config-d"' in whole
-    assert re.findall("<pre.*?><code>(.*?)</code>", whole, flags=re.DOTALL)[-3:] == ["c: null", "a.b: 1", ""]
+    assert (
+        'href="#config-c0ffee"' in whole
+        and 'id="config-c0ffee"' in whole
+        and 'id="config-d"' in whole
+    )
+    assert re.findall("<pre.*?><code>(.*?)</code>", whole, flags=re.DOTALL)[-3:] == [
+        "c: null",
+        "a.b: 1",
+        "",
+    ]
     parts = (
         ("t/acc_of_class_0", 50.0),
         ("t/acc_of_class_1", 60.0),
@@ -260,7 +316,11 @@ def test_a_cell_leads_to_its_runs_files_and_to_the_command_of_each_seed() -> Non
         "<dt>t/acc by class</dt><dd>0: 50.00, 1: 60.00</dd><dt>v/clients/acc</dt><dd>mean: 7.00, worst 10 %: 1.00</dd>"
         in shown
     )
-    assert 'id="cell-beta-0.1-m"' in text and 'href="#cell-beta-0.1-m"' in text and 'href="runs.csv"' in text
+    assert (
+        'id="cell-beta-0.1-m"' in text
+        and 'href="#cell-beta-0.1-m"' in text
+        and 'href="runs.csv"' in text
+    )
 
 
 def test_a_claim_opens_to_its_rows(whole: str) -> None:
@@ -309,7 +369,9 @@ def test_numbers_out_of_all_bounds_are_written() -> None:
 
 
 def test_an_empty_report_is_a_page() -> None:
-    empty = report(cells=(), methods=(), keys=(), agreement=(), warnings=(), facts=(), assumptions=())
+    empty = report(
+        cells=(), methods=(), keys=(), agreement=(), warnings=(), facts=(), assumptions=()
+    )
     read = Reader(page(replace(empty, pictures=pictures(empty))))
     assert read.open == []
     assert not {"figure", "dl"} & {tag for tag, _ in read.elements}
@@ -342,7 +404,9 @@ def test_any_number_of_conditions_and_methods(conditions: int, methods: int) -> 
 def test_numbers_have_as_many_decimals_as_the_paper_prints(
     unit: str, paper: tuple[float, ...], expected: int | None
 ) -> None:
-    cells = tuple(cell({}, f"m{i}", value) for i, value in enumerate(paper)) or (cell({}, "m", None),)
+    cells = tuple(cell({}, f"m{i}", value) for i, value in enumerate(paper)) or (
+        cell({}, "m", None),
+    )
     assert layout.places(report(unit=unit, keys=(), cells=cells)) == expected
 
 

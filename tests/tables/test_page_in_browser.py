@@ -118,7 +118,11 @@ def press(chrome: Chrome, heading: str) -> str | None:
     """Sort by a column, by keyboard; its aria-sort."""
     from selenium.webdriver.common.keys import Keys
 
-    head = next(h for h in chrome.find_elements("css selector", ".long thead th") if h.text.strip() == heading)
+    head = next(
+        h
+        for h in chrome.find_elements("css selector", ".long thead th")
+        if h.text.strip() == heading
+    )
     head.find_element("css selector", "button").send_keys(Keys.ENTER)
     return head.get_attribute("aria-sort")
 
@@ -135,7 +139,9 @@ def test_it_sorts_by_number_and_by_text_with_missing_ones_last(opened: Chrome) -
     assert press(opened, "Method") == "ascending"
     assert column(opened, "Method") == ["Average"] * 4 + ["OT †"] * 4 + ["Ours (ma_echo)"] * 3
     assert press(opened, "clients") == "ascending"
-    assert column(opened, "clients") == ["5"] * 6 + ["10"] * 5  # as numbers: as texts 10 would come first
+    assert (
+        column(opened, "clients") == ["5"] * 6 + ["10"] * 5
+    )  # as numbers: as texts 10 would come first
     assert len(opened.find_elements("css selector", "[aria-sort]")) == 1
 
 
@@ -161,7 +167,11 @@ def test_it_filters_by_text_method_and_verdict(opened: Chrome) -> None:
     Select(opened.find_element("name", "c0")).select_by_visible_text("10")
     assert column(opened, "clients") == ["10"] * 3
     opened.find_element("css selector", "[type=reset]").click()
-    for typed, clients in (("5", ["5"] * 6), ("10.0", ["10"] * 5), ("0.0", [])):  # a value, never a part of a number
+    for typed, clients in (
+        ("5", ["5"] * 6),
+        ("10.0", ["10"] * 5),
+        ("0.0", []),
+    ):  # a value, never a part of a number
         box = opened.find_element("name", "text")
         box.clear()
         box.send_keys(typed)
@@ -174,7 +184,8 @@ def test_it_filters_by_text_method_and_verdict(opened: Chrome) -> None:
 @pytest.mark.parametrize("system", ["light", "dark"])
 def test_it_follows_the_system_until_the_button_is_pressed(opened: Chrome, system: str) -> None:
     opened.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": system}]}
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": system}]},
     )
     ground = "return getComputedStyle(document.body).backgroundColor"
     grounds = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 28)"}
@@ -182,7 +193,9 @@ def test_it_follows_the_system_until_the_button_is_pressed(opened: Chrome, syste
     assert opened.execute_script(ground) == grounds[system]
     opened.find_element("id", "theme").click()
     assert opened.execute_script(ground) == grounds[other]
-    ink = opened.execute_script("return getComputedStyle(document.querySelector('figure svg')).color")
+    ink = opened.execute_script(
+        "return getComputedStyle(document.querySelector('figure svg')).color"
+    )
     assert ink == opened.execute_script("return getComputedStyle(document.body).color")
     opened.find_element("id", "theme").click()
     assert opened.execute_script(ground) == grounds[system]
@@ -192,7 +205,8 @@ def test_it_follows_the_system_until_the_button_is_pressed(opened: Chrome, syste
 @pytest.mark.parametrize("system", ["light", "dark"])
 def test_every_text_has_contrast(opened: Chrome, system: str) -> None:
     opened.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": system}]}
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": system}]},
     )
     measured = opened.execute_script(CONTRASTS)
     assert len(measured) > 100
@@ -202,14 +216,17 @@ def test_every_text_has_contrast(opened: Chrome, system: str) -> None:
 @pytest.mark.parametrize("width", [1400, 390])
 def test_axe_finds_nothing_to_object_to(opened: Chrome, width: int) -> None:
     """In light and dark, with a cell open and closed; contrast, where axe cannot tell it, is `CONTRASTS`' matter."""
-    opened.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+    opened.execute_script(
+        files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    )
     opened.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500},
     )
     for system in ("light", "dark"):
         opened.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": system}]}
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-color-scheme", "value": system}]},
         )
         found = opened.execute_async_script(
             "axe.run(document).then(arguments[0], error => arguments[0](String(error)))"
@@ -232,7 +249,13 @@ def test_a_cell_says_more_by_click_by_key_and_by_hovering(opened: Chrome) -> Non
     text = box().text
     assert all(
         part in text
-        for part in ("OT †, clients 5, beta 0.01", "95 % interval", "seed 0: 36.11", "1: 38.77", "OSError: disk full")
+        for part in (
+            "OT †, clients 5, beta 0.01",
+            "95 % interval",
+            "seed 0: 36.11",
+            "1: 38.77",
+            "OSError: disk full",
+        )
     )
     button.send_keys(Keys.ESCAPE)
     assert box() is None
@@ -240,7 +263,9 @@ def test_a_cell_says_more_by_click_by_key_and_by_hovering(opened: Chrome) -> Non
     assert box() is not None
     button.send_keys(Keys.ESCAPE)
     opened.execute_script("scrollTo(0, 0)")
-    ActionChains(opened).move_to_element(opened.find_element("id", "cell-clients-5-beta-0.01-fedavg")).perform()
+    ActionChains(opened).move_to_element(
+        opened.find_element("id", "cell-clients-5-beta-0.01-fedavg")
+    ).perform()
     WebDriverWait(opened, 5).until(lambda _: box() is not None)
     assert "runs/fedavg-mnist-0a/1b" in box().text
     ActionChains(opened).move_to_element(opened.find_element("tag name", "h1")).perform()
@@ -268,7 +293,10 @@ def test_a_command_is_copied_or_selected(chrome: Chrome, tmp_path: Path) -> None
     from selenium.webdriver.support.ui import WebDriverWait
 
     hashes = {seed: f"{seed}" * 32 for seed in (0, 1)}
-    made = tuple(Origin(f"runs/{seed}", f"fedexp-table run t --seeds {seed}", hashes[seed]) for seed in (0, 1))
+    made = tuple(
+        Origin(f"runs/{seed}", f"fedexp-table run t --seeds {seed}", hashes[seed])
+        for seed in (0, 1)
+    )
     written = tmp_path / "commands.html"
     configs = {name: {"rounds": 3, "seed": seed} for seed, name in hashes.items()}
     cells = (cell({"clients": 5, "beta": 1}, "m", 1.0, 2.0, 3.0, origins=made),)
@@ -278,19 +306,27 @@ def test_a_command_is_copied_or_selected(chrome: Chrome, tmp_path: Path) -> None
     button.send_keys(Keys.ENTER)
     WebDriverWait(chrome, 5).until(lambda _: button.text.split()[0] in ("Copied", "Selected"))
     if button.text.startswith("Selected"):
-        assert chrome.execute_script("return String(getSelection())").strip() == "fedexp-table run t --seeds 1"
-    chrome.find_element("link text", f"config {hashes[1][:16]}").click()  # the second click from the number
+        assert (
+            chrome.execute_script("return String(getSelection())").strip()
+            == "fedexp-table run t --seeds 1"
+        )
+    chrome.find_element(
+        "link text", f"config {hashes[1][:16]}"
+    ).click()  # the second click from the number
     opened = chrome.find_element("css selector", f"[id='config-{hashes[1][:16]}']")
     WebDriverWait(chrome, 5).until(lambda _: opened.get_attribute("open"))
     assert "seed: 1" in opened.text and "rounds" not in opened.text
     assert not chrome.find_elements("css selector", ":popover-open")
-    top, bottom = chrome.execute_script("return [arguments[0].getBoundingClientRect().top, innerHeight]", opened)
+    top, bottom = chrome.execute_script(
+        "return [arguments[0].getBoundingClientRect().top, innerHeight]", opened
+    )
     assert -1 < top < bottom
 
 
 def test_on_a_phone_each_row_is_a_card(opened: Chrome) -> None:
     opened.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True},
     )
     reach, width, beyond = opened.execute_script(OVERFLOWING)
     assert (reach, width, beyond) == (360, 360, [])
@@ -315,7 +351,17 @@ def test_hostile_and_very_long_texts_stay_texts_and_inside(chrome: Chrome, tmp_p
         title=HOSTILE,
         paper=long,
         keys=(long, HOSTILE),
-        cells=(cell({long: long, HOSTILE: HOSTILE}, HOSTILE, 1.0, 2.0, reason=HOSTILE, runs=(long,), failed=(long,)),),
+        cells=(
+            cell(
+                {long: long, HOSTILE: HOSTILE},
+                HOSTILE,
+                1.0,
+                2.0,
+                reason=HOSTILE,
+                runs=(long,),
+                failed=(long,),
+            ),
+        ),
         agreement=(),
         warnings=(HOSTILE, long),
         facts=((long, long), (HOSTILE, HOSTILE)),
@@ -325,7 +371,8 @@ def test_hostile_and_very_long_texts_stay_texts_and_inside(chrome: Chrome, tmp_p
     written = tmp_path / "hostile.html"
     written.write_text(page(replace(whole, pictures=pictures(whole))), encoding="utf-8")
     chrome.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True},
     )
     chrome.get(written.as_uri())
     assert chrome.title == f"ma_echo/table1: {HOSTILE}"

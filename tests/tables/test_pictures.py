@@ -34,11 +34,16 @@ def names(of: Report) -> list[str]:
 def test_a_numeric_last_key_is_an_axis_another_one_is_not() -> None:
     assert names(report()) == ["delta", "curves"]
     words = tuple(
-        replace(c, conditions={"clients": c.conditions["clients"], "beta": f"b{c.conditions['beta']}"})
+        replace(
+            c, conditions={"clients": c.conditions["clients"], "beta": f"b{c.conditions['beta']}"}
+        )
         for c in report().cells
     )
     assert names(report(cells=words)) == ["delta", "rows"]
-    flags = tuple(replace(c, conditions={**c.conditions, "beta": c.conditions["beta"] == 0.5}) for c in report().cells)
+    flags = tuple(
+        replace(c, conditions={**c.conditions, "beta": c.conditions["beta"] == 0.5})
+        for c in report().cells
+    )
     assert names(report(cells=flags)) == ["delta", "rows"]
 
 
@@ -51,15 +56,21 @@ def test_without_references_nothing_is_compared_and_without_runs_nothing_is_draw
 
 def test_an_interval_that_rounding_left_beside_its_number_is_drawn() -> None:
     equal = tuple(
-        replace(c, interval=(c.delta + 1e-14, c.delta + 1e-14)) for c in report().cells if c.delta is not None
+        replace(c, interval=(c.delta + 1e-14, c.delta + 1e-14))
+        for c in report().cells
+        if c.delta is not None
     )
     assert "delta" in names(report(cells=equal))
 
 
 @pytest.mark.parametrize("many", [1, 12])
 def test_pictures_are_svg_and_png_without_anything_from_outside(many: int) -> None:
-    methods = tuple(Method(f"m{i}", f"$_{i}^") for i in range(many))  # neither mathematics nor hidden
-    cells = tuple(cell({"rank": r}, m.key, 1.0, r / 10, r / 9) for m in methods for r in (1, 10, 100))
+    methods = tuple(
+        Method(f"m{i}", f"$_{i}^") for i in range(many)
+    )  # neither mathematics nor hidden
+    cells = tuple(
+        cell({"rank": r}, m.key, 1.0, r / 10, r / 9) for m in methods for r in (1, 10, 100)
+    )
     drawn = pictures(report(keys=("rank",), methods=methods, cells=cells))
     assert len(drawn) == 2
     for picture in drawn:
@@ -74,7 +85,9 @@ def test_pictures_are_svg_and_png_without_anything_from_outside(many: int) -> No
 
 def test_the_users_own_style_changes_nothing() -> None:
     plain = pictures(report())
-    with mpl.rc_context({"font.size": 20.0, "axes.facecolor": "red", "text.usetex": False, "lines.linewidth": 9.0}):
+    with mpl.rc_context(
+        {"font.size": 20.0, "axes.facecolor": "red", "text.usetex": False, "lines.linewidth": 9.0}
+    ):
         assert pictures(report()) == plain
 
 
@@ -113,8 +126,15 @@ def test_a_difference_has_its_interval_its_verdict_and_its_place_inside_the_axis
     of = report(methods=(one, two, replace(three, tolerance=20.0)))
     with bars() as drawn:
         delta.figure(of)
-    shown = [c for m in ("ma_echo", "fedavg", "ot") for c in of.cells if c.method == m and c.delta is not None]
-    shown = [c for c in shown if math.isfinite(c.delta or 0.0)]  # the proposed method first; no row for a diverged run
+    shown = [
+        c
+        for m in ("ma_echo", "fedavg", "ot")
+        for c in of.cells
+        if c.method == m and c.delta is not None
+    ]
+    shown = [
+        c for c in shown if math.isfinite(c.delta or 0.0)
+    ]  # the proposed method first; no row for a diverged run
     assert [x for x, _, _ in drawn] == [[c.delta] for c in shown]
     for (_, _, look), c in zip(drawn, shown, strict=True):
         colour, marker, _ = delta.LOOKS[texts.word(c)]
@@ -123,10 +143,14 @@ def test_a_difference_has_its_interval_its_verdict_and_its_place_inside_the_axis
         assert look["xerr"] == [[c.delta - low], [high - c.delta]]
         assert limits[-1][0] < low and high < limits[-1][1]
     assert [(low, high) for _, low, high in bands] == [(-20.0, 20.0), (-5.0, 5.0), (-5.0, 5.0)]
-    assert len({(marker, full) for _, marker, full in delta.LOOKS.values()}) == len(delta.LOOKS) - 1  # in grey, too
+    assert (
+        len({(marker, full) for _, marker, full in delta.LOOKS.values()}) == len(delta.LOOKS) - 1
+    )  # in grey, too
 
 
-def test_every_point_of_a_curve_stands_at_its_value_and_so_do_the_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_point_of_a_curve_stands_at_its_value_and_so_do_the_ticks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from matplotlib.axes import Axes
 
     ticks = []
@@ -141,7 +165,13 @@ def test_every_point_of_a_curve_stands_at_its_value_and_so_do_the_ticks(monkeypa
     with bars() as drawn:
         curves.over_last_key(report())
     assert drawn[0][2]["yerr"][0] == report().cells[2].sd
-    assert [x for x, _, _ in drawn] == [[0.01, 0.5], [0.01, 0.5], [0.01], [0.5], [0.01, 0.5]]  # no line crosses a hole
+    assert [x for x, _, _ in drawn] == [
+        [0.01, 0.5],
+        [0.01, 0.5],
+        [0.01],
+        [0.5],
+        [0.01, 0.5],
+    ]  # no line crosses a hole
     assert drawn[0][1] == [80.0, 66.13]
     assert ticks == [[(0.01, "0.01"), (0.5, "0.5")]] * 2
     apart = [look["transform"].transform((0.1, 50.0)) for _, _, look in drawn]
@@ -152,7 +182,9 @@ def test_every_point_of_a_curve_stands_at_its_value_and_so_do_the_ticks(monkeypa
 
 def test_the_proposed_method_stands_out_and_reference_points_step_back() -> None:
     look = canvas.look(0)
-    proposed, other, point = (canvas.line(look, role) for role in ("proposed", "baseline", "reference"))
+    proposed, other, point = (
+        canvas.line(look, role) for role in ("proposed", "baseline", "reference")
+    )
     for key in ("linewidth", "markersize", "alpha", "zorder"):
         assert proposed[key] > other[key] > point[key], key
 
@@ -180,7 +212,11 @@ def watched(method: str, of: Any = None) -> Iterator[list[Any]]:
     [
         ("full", "Full: all of the table's cells and runs.", False),
         ("partial", "Partial: a part of the full form's cells or runs.", False),
-        ("reduced", "Reduced: these runs are smaller than the paper's, so no cell counts as reproduced.", True),
+        (
+            "reduced",
+            "Reduced: these runs are smaller than the paper's, so no cell counts as reproduced.",
+            True,
+        ),
         ("smoke", "Smoke test: the runs show that the pipeline works;", False),
     ],
 )
@@ -214,7 +250,10 @@ def test_what_was_chosen_on_test_data_is_marked_even_where_its_label_is_cut() ->
 
 def test_long_legends_and_notes_leave_room_for_the_panel() -> None:
     """Matplotlib warns where they do not."""
-    methods = tuple(Method(f"m{i}", f"a label of {i} and many letters", oracle="best of a grid") for i in range(12))
+    methods = tuple(
+        Method(f"m{i}", f"a label of {i} and many letters", oracle="best of a grid")
+        for i in range(12)
+    )
     cells = tuple(cell({"kind": "one"}, m.key, 1.0, 2.0) for m in methods)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -223,7 +262,11 @@ def test_long_legends_and_notes_leave_room_for_the_panel() -> None:
 
 def many(count: int) -> Report:
     methods = tuple(Method(f"m{i}", f"M{i}") for i in range(count))
-    cells = tuple(cell({"rank": r}, m.key, None, 10.0 * i + r) for i, m in enumerate(methods) for r in range(3))
+    cells = tuple(
+        cell({"rank": r}, m.key, None, 10.0 * i + r)
+        for i, m in enumerate(methods)
+        for r in range(3)
+    )
     return report(keys=("rank",), methods=methods, cells=cells, agreement=())
 
 
@@ -244,7 +287,11 @@ def test_a_method_has_the_look_of_its_paper_and_others_one_that_is_free() -> Non
     with bars() as drawn:
         pictures(report(keys=("rank",), methods=methods, cells=cells, agreement=()))
     style = drawn[1][2]
-    assert (style["color"], style["marker"], style["linestyle"]) == ("#a37800", "s", canvas.DASHES["dashed"])
+    assert (style["color"], style["marker"], style["linestyle"]) == (
+        "#a37800",
+        "s",
+        canvas.DASHES["dashed"],
+    )
 
 
 def test_looks_that_grey_confuses_are_refused(tmp_path: Path) -> None:
@@ -264,20 +311,31 @@ def test_colours_are_told_apart_and_seen_on_both_grounds() -> None:
         return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
 
     def lab(colour: str) -> np.ndarray:
-        to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+        to_xyz = np.array(
+            [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+        )
         x, y, z = np.cbrt(to_xyz @ linear(colour) / np.array([0.9505, 1.0, 1.089]))
         return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
-    assert min(np.linalg.norm(lab(a) - lab(b)) for a, b in combinations(canvas.COLOURS.values(), 2)) > 30
+    assert (
+        min(np.linalg.norm(lab(a) - lab(b)) for a, b in combinations(canvas.COLOURS.values(), 2))
+        > 30
+    )
     for ground in ("#ffffff", "#14171c"):
         for colour in canvas.COLOURS.values():
-            dark, bright = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (ground, colour))
+            dark, bright = sorted(
+                float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (ground, colour)
+            )
             assert (bright + 0.05) / (dark + 0.05) >= 3, colour
 
 
 def test_a_png_keeps_every_series_colour() -> None:
     (drawn,) = pictures(many(8))
     image = imread(io.BytesIO(drawn.png))
-    found = {tuple(pixel) for pixel in np.rint(image[..., :3] * 255).astype(int).reshape(-1, 3).tolist()}
-    assert {tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in canvas.COLOURS.values()} <= found
+    found = {
+        tuple(pixel) for pixel in np.rint(image[..., :3] * 255).astype(int).reshape(-1, 3).tolist()
+    }
+    assert {
+        tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in canvas.COLOURS.values()
+    } <= found
     assert len(found) > 256  # no palette

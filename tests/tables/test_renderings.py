@@ -54,8 +54,12 @@ def judged(verdict: str, method: str = "ours", row: int = 0, **more: Any) -> Cel
     return replace(cell({"row": row}, method, 50.0, 50.0), verdict=verdict, near=None, **more)
 
 
-def mixed(*cells: Cell, methods: tuple[Method, ...] = (Method("ours", "New", role="proposed"),)) -> Report:
-    return report(keys=("row",), methods=methods, cells=cells, agreement=(), claims=(), summaries=())
+def mixed(
+    *cells: Cell, methods: tuple[Method, ...] = (Method("ours", "New", role="proposed"),)
+) -> Report:
+    return report(
+        keys=("row",), methods=methods, cells=cells, agreement=(), claims=(), summaries=()
+    )
 
 
 def test_the_headline_counts_claims_and_the_papers_cells_by_role() -> None:
@@ -68,7 +72,10 @@ def test_the_headline_counts_claims_and_the_papers_cells_by_role() -> None:
             "6 cells: 1 reproduced, 3 inconclusive (1 near), 1 not run, 1 not comparable",
         ),
     ]
-    assert texts.headline(report(claims=CLAIMS[3:]))[0] == ("our own expectations", "1 held, 0 refuted, 0 open")
+    assert texts.headline(report(claims=CLAIMS[3:]))[0] == (
+        "our own expectations",
+        "1 held, 0 refuted, 0 open",
+    )
 
 
 def test_inconclusive_is_never_reproduced_however_near() -> None:
@@ -80,9 +87,9 @@ def test_inconclusive_is_never_reproduced_however_near() -> None:
 
 @pytest.mark.parametrize("role", ["local", "ours"])
 def test_local_models_and_columns_of_ours_have_no_headline(role: Any) -> None:
-    assert texts.headline(mixed(judged("reproduced"), methods=(Method("ours", "New", role=role),))) == [
-        ("cells of the paper", "none; 1 of ours")
-    ]
+    assert texts.headline(
+        mixed(judged("reproduced"), methods=(Method("ours", "New", role=role),))
+    ) == [("cells of the paper", "none; 1 of ours")]
 
 
 def test_a_column_that_is_another_by_construction_counts_once() -> None:
@@ -100,7 +107,9 @@ def test_a_column_that_is_another_by_construction_counts_once() -> None:
 @all_of_them
 def test_the_headline_comes_before_every_number(render: Rendering) -> None:
     whole = re.sub(r"[*% ]+", " ", render(report()))
-    places = [re.search(rf"{what} ?: {re.escape(said)}", whole) for what, said in texts.headline(report())]
+    places = [
+        re.search(rf"{what} ?: {re.escape(said)}", whole) for what, said in texts.headline(report())
+    ]
     found = [place.start() for place in places if place]
     assert len(found) == 4
     assert found == sorted(found)
@@ -136,7 +145,14 @@ def test_long_renderings_have_claims_row_by_row_and_what_is_left_out(render: Ren
 @pytest.mark.parametrize("render", [printed, markdown, read])
 def test_a_methods_mean_difference_has_its_interval_seeds_and_rows(render: Rendering) -> None:
     whole = render(report()).replace("−", "-")
-    for text in ("-1.20", "-3.00 to +0.50", "2 seeds, 3 rows", "Ours (ma_echo)", "one seed has none", "1 seed, 2 rows"):
+    for text in (
+        "-1.20",
+        "-3.00 to +0.50",
+        "2 seeds, 3 rows",
+        "Ours (ma_echo)",
+        "one seed has none",
+        "1 seed, 2 rows",
+    ):
         assert text in whole
 
 
@@ -155,7 +171,9 @@ def test_what_was_chosen_on_test_data_is_marked(render: Rendering) -> None:
 @pytest.mark.parametrize("form", get_args(Form))
 def test_the_form_is_named_and_no_other(render: Rendering, form: Any) -> None:
     sample = report(cells=report().cells[::2][:2], form=form)
-    said = re.findall(r"(?<!the )\b(full|partial|reduced|smoke)\b(?! form.s)", render(sample).lower())
+    said = re.findall(
+        r"(?<!the )\b(full|partial|reduced|smoke)\b(?! form.s)", render(sample).lower()
+    )
     assert {*said} == {form}
 
 
@@ -188,7 +206,10 @@ def test_runs_that_give_one_and_the_same_number_are_flagged(render: Rendering) -
 
 @all_of_them
 def test_a_target_that_a_run_never_reached_has_no_deviation(render: Rendering) -> None:
-    reached, never = cell({"row": 0}, "ours", 50.0, 4.0, 6.0), cell({"row": 0}, "ours", 50.0, 4.0, math.inf)
+    reached, never = (
+        cell({"row": 0}, "ours", 50.0, 4.0, 6.0),
+        cell({"row": 0}, "ours", 50.0, 4.0, math.inf),
+    )
     assert never.sd is None and reached.sd == pytest.approx(math.sqrt(2))
     assert "never reached" in render(mixed(never)) and "never reached" not in render(mixed(reached))
     assert "nan" not in render(mixed(never)).replace("nano", "")
@@ -243,7 +264,12 @@ def test_a_narrow_list_of_tables_keeps_how_they_stand() -> None:
         assert isinstance(out.file, io.StringIO)
         said = out.file.getvalue()
         assert max(map(len, said.splitlines())) <= width
-        assert "in part" in said and "ma_echo/table1_time" in said and "YAML" in said and "…" not in said
+        assert (
+            "in part" in said
+            and "ma_echo/table1_time" in said
+            and "YAML" in said
+            and "…" not in said
+        )
         assert ("2.03 h" in said) == (width == 200)
 
 
@@ -253,16 +279,28 @@ def test_long_labels_and_conditions_wrap_and_are_never_cut(width: int) -> None:
     label = "A method of many words and a very long name"
     cells = (cell(dict.fromkeys(keys, "a_value_of_24_characters"), "m", 123.456, 90.0, 140.0),)
     columns = (Method("m", label),)
-    whole = printed(report(keys=keys, methods=columns, cells=cells, agreement=(), claims=(), warnings=()), width)
+    whole = printed(
+        report(keys=keys, methods=columns, cells=cells, agreement=(), claims=(), warnings=()), width
+    )
     lines = whole[whole.index("──") :].splitlines()[1:]
     assert "…" not in whole
     assert max(map(len, lines)) <= width
-    for text in ("a_value_of_24_characters", "123.456", "115.00 ± 35.36 (2)", "? inconclusive (far)", *label.split()):
-        assert not Counter(text.replace(" ", "")) - Counter("".join(lines)), text  # broken perhaps, but all there
+    for text in (
+        "a_value_of_24_characters",
+        "123.456",
+        "115.00 ± 35.36 (2)",
+        "? inconclusive (far)",
+        *label.split(),
+    ):
+        assert not Counter(text.replace(" ", "")) - Counter("".join(lines)), (
+            text
+        )  # broken perhaps, but all there
 
 
 def test_labels_are_never_markup() -> None:
-    whole = printed(mixed(judged("lower"), methods=(Method("ours", "[red]A[/red]", role="proposed"),)), 40)
+    whole = printed(
+        mixed(judged("lower"), methods=(Method("ours", "[red]A[/red]", role="proposed"),)), 40
+    )
     assert "[red]A[/red]" in whole
 
 
@@ -285,8 +323,14 @@ def test_labels_and_conditions_are_neither_html_nor_formulas(tmp_path: Path) -> 
 def test_csv_has_what_was_judged() -> None:
     lines = list(csv.DictReader(io.StringIO(to_csv(report(form="partial")))))
     first, far, near = lines[:3]
-    assert (first["role"], near["role"], far["oracle"]) == ("baseline", "proposed", "best of a grid")
-    assert [float(first[f"interval_{end}"]) for end in ("low", "high")] == pytest.approx([-3.1028, 3.9962], abs=1e-3)
+    assert (first["role"], near["role"], far["oracle"]) == (
+        "baseline",
+        "proposed",
+        "best of a grid",
+    )
+    assert [float(first[f"interval_{end}"]) for end in ("low", "high")] == pytest.approx(
+        [-3.1028, 3.9962], abs=1e-3
+    )
     assert (first["near"], far["near"], near["near"]) == ("", "False", "True")
     assert near["settles"] == "3 seeds would settle it"
     assert (first["deterministic"], lines[5]["deterministic"]) == ("False", "True")
@@ -304,7 +348,9 @@ def test_latex_has_decimal_points_in_line_a_label_by_form_and_fits_the_text() ->
             assert after == "" or re.fullmatch(r"(\\textbf\{)?\.\d+\}?", after), line
             assert "." not in before
     methods = tuple(Method(f"m{i}", f"a method of many words {i}") for i in range(14))
-    cells = tuple(cell({"beta": 0.1, "n": n}, m.key, 70.11, 70.5, 71.25) for n in range(30) for m in methods)
+    cells = tuple(
+        cell({"beta": 0.1, "n": n}, m.key, 70.11, 70.5, 71.25) for n in range(30) for m in methods
+    )
     wide = latex(report(keys=("beta", "n"), methods=methods, cells=cells, agreement=()))
     tabulars = re.findall(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", wide, flags=re.DOTALL)
     held = [len(re.findall("r@", tabular.splitlines()[0])) for tabular in tabulars]
@@ -336,7 +382,9 @@ def test_latex_compiles_and_nothing_sticks_out(tmp_path: Path) -> None:
 
 
 @long_ones
-def test_pooled_numbers_have_a_table_with_the_rows_and_columns_that_have_some(render: Rendering) -> None:
+def test_pooled_numbers_have_a_table_with_the_rows_and_columns_that_have_some(
+    render: Rendering,
+) -> None:
     assert texts.POOLED not in render(report())
     first, *others = report().cells
     tails = ((20.0, 24.5), (21.0, 20.5), (23.0,))
@@ -346,7 +394,8 @@ def test_pooled_numbers_have_a_table_with_the_rows_and_columns_that_have_some(re
     assert text.index(texts.POOLED) < text.index(shown)
     after = re.sub(r"[|\s]+", " ", text[text.index(texts.POOLED) :])
     assert re.match(
-        rf"{re.escape(texts.POOLED)}\. clients beta Average( :?---:?)* 5 0.01 {re.escape(shown)} ", after
+        rf"{re.escape(texts.POOLED)}\. clients beta Average( :?---:?)* 5 0.01 {re.escape(shown)} ",
+        after,
     ), after
     equal = tuple(replace(cell, last_10=((1.0, 2.0),) * cell.n) for cell in report().cells)
     assert "1.50 ± 0.55 (3 x 2)" in render(report(cells=equal))
@@ -360,7 +409,9 @@ def test_markdown_folds_hashes_away() -> None:
     assert "- split sha256: 03952cb2, 7ac7f456" in folded
 
 
-def test_wandb_has_the_verdicts_and_the_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_has_the_verdicts_and_the_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedexp.tracking.wandb import Wandb
 
     opened, logged, summaries, kept = [], [], [], []
@@ -373,8 +424,15 @@ def test_wandb_has_the_verdicts_and_the_claims(tmp_path: Path, monkeypatch: pyte
     assert send_summary(report(), {"_target_": "fedexp.tracking.wandb.Wandb"}, "group", tmp_path)
     comparison, claims = logged[0]["comparison"], logged[0]["claims"]
     line = dict(zip(comparison.columns, comparison.data[5], strict=True))
-    assert (line["clients"], line["verdict"], line["deterministic"], line["role"]) == ("5", "lower", True, "proposed")
-    assert [dict(zip(claims.columns, row, strict=True))["state"] for row in claims.data] == [c.state for c in CLAIMS]
+    assert (line["clients"], line["verdict"], line["deterministic"], line["role"]) == (
+        "5",
+        "lower",
+        True,
+        "proposed",
+    )
+    assert [dict(zip(claims.columns, row, strict=True))["state"] for row in claims.data] == [
+        c.state for c in CLAIMS
+    ]
     assert summaries == [
         {"claims/held": 1, "claims/refuted": 1, "claims/open": 1, "ours/held": 1, "proposed/reproduced": 1,
          "proposed/lower": 1, "proposed/inconclusive": 1, "baseline/reproduced": 1, "baseline/inconclusive": 3,

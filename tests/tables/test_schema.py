@@ -48,7 +48,14 @@ TINY: dict[str, Any] = {
     "reference": [{"clients": 2, "start": "diff", "method": "local", "value": 24.5, "sd": 1}],
 }
 
-CLAIM: dict[str, Any] = {"id": "c", "where": "text", "says": "s", "test": "above", "a": ["ensemble"], "b": ["local"]}
+CLAIM: dict[str, Any] = {
+    "id": "c",
+    "where": "text",
+    "says": "s",
+    "test": "above",
+    "a": ["ensemble"],
+    "b": ["local"],
+}
 
 
 GRID: dict[str, Any] = {"over": "step", "points": [0.5, 1], "overrides": ["local.lr={point}"]}
@@ -158,7 +165,9 @@ def test_unknown_tables_and_forms_are_refused(tmp_path: Path) -> None:
 def test_grids_become_cells_and_what_is_no_key_is_pooled(tmp_path: Path) -> None:
     cells = slots(table(tmp_path))
     rows = [(2, "diff"), (2, "same"), (3, "diff"), (3, "same"), (4, "same")]
-    expected = [({"clients": c, "start": s}, m) for c, s in rows for m in ("local", "ensemble", "dense")]
+    expected = [
+        ({"clients": c, "start": s}, m) for c, s in rows for m in ("local", "ensemble", "dense")
+    ]
     assert [(cell.conditions, cell.method) for cell in cells] == expected
     assert [len(cell.jobs) for cell in cells] == [2, 2, 0] * 4 + [4, 4, 0]
     assert cells[0].jobs[1].overrides == (
@@ -181,10 +190,15 @@ def test_rules_and_forms_come_last_and_users_overrides_after_them(tmp_path: Path
     }
     made = table(tmp_path, rules=rules, smoke=smoke)
     full = slots(made, extra=["local.epochs=3", "init=same"])
-    assert "local.lr=0.5" in full[0].jobs[0].overrides and "local.lr=0.5" not in full[1].jobs[0].overrides
+    assert (
+        "local.lr=0.5" in full[0].jobs[0].overrides
+        and "local.lr=0.5" not in full[1].jobs[0].overrides
+    )
     first = full[0].jobs[0]
     assert first.overrides[-2:] == ("seed=0", "local.epochs=3")
-    assert "init=same" in first.overrides and "init=different" in first.declared  # of two for one key the later counts
+    assert (
+        "init=same" in first.overrides and "init=different" in first.declared
+    )  # of two for one key the later counts
     (local, ensemble, _) = slots(made, "smoke")
     assert local.conditions == {"clients": 9, "start": "same"}
     assert local.jobs[0].overrides == (
@@ -205,16 +219,29 @@ def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> 
     assert altered() == altered("output_root=elsewhere", "engine=serial") == {False}
     assert altered(f"clients={default}") == {True}  # the default, which is not the table's
     assert altered("clients=3") == {True}  # one run for three rows, two of which have other clients
-    assert altered("model.hidden=[3]") == {True} and altered("model.hidden=[3]", given={"model.hidden": {}}) == {False}
-    assert altered("model.hidden=[3]", given={"model.hidden": {"clients": 7}}) == {False}  # no such cell
+    assert altered("model.hidden=[3]") == {True} and altered(
+        "model.hidden=[3]", given={"model.hidden": {}}
+    ) == {False}
+    assert altered("model.hidden=[3]", given={"model.hidden": {"clients": 7}}) == {
+        False
+    }  # no such cell
     assert altered("++model.hidden=[3]") == altered("++seed=3") == {True}
 
 
 def test_every_point_of_a_grid_is_a_job(tmp_path: Path) -> None:
     """Of its own where a point has overrides; the same run where one holds all points."""
-    made = table(tmp_path, methods=gridded(), smoke={"what": "less", "points": [2], "overrides": ["local.lr=3"]})
+    made = table(
+        tmp_path,
+        methods=gridded(),
+        smoke={"what": "less", "points": [2], "overrides": ["local.lr=3"]},
+    )
     cell, *_ = slots(made)
-    assert [(job.seed, job.point) for job in cell.jobs] == [(0, "0.5"), (0, "1"), (1, "0.5"), (1, "1")]
+    assert [(job.seed, job.point) for job in cell.jobs] == [
+        (0, "0.5"),
+        (0, "1"),
+        (1, "0.5"),
+        (1, "1"),
+    ]
     assert cell.jobs[1].overrides[-3:] == ("method=local", "local.lr=1", "seed=0")
     (job, _) = slots(made, "smoke")[0].jobs
     assert job.point == "2" and "local.lr=3" in job.overrides  # a form comes last
@@ -226,7 +253,12 @@ def test_every_point_of_a_grid_is_a_job(tmp_path: Path) -> None:
 
 def test_a_grid_that_test_data_choose_from_is_an_oracle(tmp_path: Path) -> None:
     marks = {}
-    for by in (None, "metrics.test/global/acc", "metrics.val/global/acc", "trace.1.lam={point}.fused/val/acc"):
+    for by in (
+        None,
+        "metrics.test/global/acc",
+        "metrics.val/global/acc",
+        "trace.1.lam={point}.fused/val/acc",
+    ):
         made = table(tmp_path, methods=gridded(by=by))
         marks[by] = made.columns["local"].method.oracle
     assert list(map(bool, marks.values())) == [True, True, False, False]
@@ -236,7 +268,11 @@ def test_a_grid_that_test_data_choose_from_is_an_oracle(tmp_path: Path) -> None:
 def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) -> None:
     made = table(tmp_path)
     cells = slots(made, only=parse_only(made, ["clients=2,4", "method=local"]), seeds=[3])
-    assert [(c.conditions["clients"], c.method) for c in cells] == [(2, "local"), (2, "local"), (4, "local")]
+    assert [(c.conditions["clients"], c.method) for c in cells] == [
+        (2, "local"),
+        (2, "local"),
+        (4, "local"),
+    ]
     assert [job.seed for job in cells[0].jobs] == [3]
     for clause, said in (
         ("clientz=2", "did you mean 'clients'"),
@@ -245,7 +281,12 @@ def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) ->
     ):
         with pytest.raises(ConfigError, match=said):
             parse_only(made, [clause])
-    small = replace(made, grids=tuple({**grid, "clients": 1e-05} for grid in made.grids), smoke=None, reduced=None)
+    small = replace(
+        made,
+        grids=tuple({**grid, "clients": 1e-05} for grid in made.grids),
+        smoke=None,
+        reduced=None,
+    )
     clauses = shlex.split(command(small, "full", [], {"clients": 1e-05}, "local", 3))
     assert parse_only(small, clauses[clauses.index("--only") + 1 : -2])["clients"] == [1e-05]
     with pytest.raises(ConfigError, match="no cell of the table fits"):
@@ -254,8 +295,18 @@ def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) ->
 
 def test_jobs_that_share_clients_are_neighbours_and_each_runs_once(tmp_path: Path) -> None:
     both = [
-        {"key": "m1", "label": "M1", "overrides": ["method=local"], "value": "per_client.test/local/acc.0"},
-        {"key": "m2", "label": "M2", "overrides": ["method=local"], "value": "per_client.test/local/acc.1"},
+        {
+            "key": "m1",
+            "label": "M1",
+            "overrides": ["method=local"],
+            "value": "per_client.test/local/acc.0",
+        },
+        {
+            "key": "m2",
+            "label": "M2",
+            "overrides": ["method=local"],
+            "value": "per_client.test/local/acc.1",
+        },
         TINY["methods"][1],
     ]
     order = launch_order(slots(table(tmp_path, methods=both, reference=[])))
@@ -265,7 +316,13 @@ def test_jobs_that_share_clients_are_neighbours_and_each_runs_once(tmp_path: Pat
 
 
 def test_a_reading_of_ours_is_held_against_the_column_that_it_reads(tmp_path: Path) -> None:
-    plain = {"key": "plain", "label": "Plain", "overrides": ["method=local"], "role": "ours", "reads": "local"}
+    plain = {
+        "key": "plain",
+        "label": "Plain",
+        "overrides": ["method=local"],
+        "role": "ours",
+        "reads": "local",
+    }
     made = table(tmp_path, methods=[*TINY["methods"], plain])
     assert made.printed({"clients": 2, "start": "diff"}, "plain") == (24.5, 1.0)
     assert made.printed({"clients": 2, "start": "diff"}, "ensemble") == (None, None)
@@ -292,7 +349,10 @@ def test_reference_is_looked_up_by_the_row(tmp_path: Path) -> None:
 def test_two_readings_of_one_sweep_are_of_the_same_runs(one: str, other: str) -> None:
     tables = [load_table(f"ma_echo/{name}") for name in (one, other)]
     shared = tables[0].columns.keys() & tables[1].columns.keys()
-    made = [{job.overrides for slot in slots(t) if slot.method in shared for job in slot.jobs} for t in tables]
+    made = [
+        {job.overrides for slot in slots(t) if slot.method in shared for job in slot.jobs}
+        for t in tables
+    ]
     assert made[0] == made[1] and len(shared) == len(tables[1].columns)
 
 
@@ -301,7 +361,10 @@ def test_two_readings_of_one_sweep_are_of_the_same_runs(one: str, other: str) ->
 ])  # fmt: skip
 def test_readings_of_one_sweep_are_of_all_its_runs(one: str, other: str) -> None:
     for form in ("full", "reduced"):
-        made = [{job.overrides for slot in slots(load_table(n), form) for job in slot.jobs} for n in (one, other)]  # type: ignore[arg-type]
+        made = [
+            {job.overrides for slot in slots(load_table(n), form) for job in slot.jobs}
+            for n in (one, other)
+        ]  # type: ignore[arg-type]
         assert made[0] == made[1]
 
 
@@ -310,7 +373,8 @@ def test_readings_of_one_sweep_are_of_all_its_runs(one: str, other: str) -> None
 ])  # fmt: skip
 def test_figures_are_of_their_tables_runs(one: str, other: str) -> None:
     whole, part = (
-        {frozenset(j.overrides) for s in slots(load_table(f"nafi/{n}")) for j in s.jobs} for n in (one, other)
+        {frozenset(j.overrides) for s in slots(load_table(f"nafi/{n}")) for j in s.jobs}
+        for n in (one, other)
     )
     assert part < whole
 
@@ -321,13 +385,19 @@ def test_the_logged_split_is_that_of_all_seeds() -> None:
     assert [(c["seed"], c["seed_data"]) for c in configs] == [(0, 1), (1, 1), (2, 1)]
 
 
-@pytest.mark.parametrize("name", [name for name in table_names() if load_table(name).headline.pooled_rounds])
+@pytest.mark.parametrize(
+    "name", [name for name in table_names() if load_table(name).headline.pooled_rounds]
+)
 def test_what_is_pooled_is_measured_in_every_column(name: str) -> None:
     made = load_table(name)
     assert made.headline.pooled_rounds is not None
     firsts = {slot.method: slot.jobs[0] for slot in slots(made, "smoke") if slot.jobs}
     for job in firsts.values():
-        check_path(made.headline.pooled_rounds, Experiment.of(compose(list(job.overrides))), "headline.pooled_rounds")
+        check_path(
+            made.headline.pooled_rounds,
+            Experiment.of(compose(list(job.overrides))),
+            "headline.pooled_rounds",
+        )
 
 
 def _without_value(override: str) -> str:
@@ -356,14 +426,21 @@ def _deciding(group: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", list(table_names()))
 def test_every_table_loads_and_its_keys_exist(name: str) -> None:
     made = load_table(name)
-    assert set(made.columns) <= set(made.looks), "conf/table/<paper>/_looks.yaml says how each column is drawn"
+    assert set(made.columns) <= set(made.looks), (
+        "conf/table/<paper>/_looks.yaml says how each column is drawn"
+    )
     jobs: dict[frozenset[tuple[str, ...]], tuple[str, ...]] = {}
     for form in ("full", "reduced", "smoke"):
         if form == "full" or made.shrunk(form) is not None:  # type: ignore[arg-type]
             cells = slots(made, form, seeds=[0])  # type: ignore[arg-type]
-            jobs |= {_decisive(tuple(map(_without_value, job.overrides))): job.overrides for job in launch_order(cells)}
+            jobs |= {
+                _decisive(tuple(map(_without_value, job.overrides))): job.overrides
+                for job in launch_order(cells)
+            }
     left = set[tuple[str, ...]]().union(*jobs)
-    while left:  # few jobs that have everything between them: composing one takes a fifth of a second
+    while (
+        left
+    ):  # few jobs that have everything between them: composing one takes a fifth of a second
         most = max(jobs, key=lambda has: len(has & left))
         assert compose(list(jobs[most]))["seed"] == 0
         left -= most

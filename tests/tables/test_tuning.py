@@ -18,7 +18,12 @@ from fedexp.tables.tuning import Swept, load_tuning, tuned_files
 from tests.tables.test_schema import TINY
 
 TABLE = {**TINY, "methods": TINY["methods"][:2], "reference": [], "tuned": "mine"} | {
-    "rules": [{"where": {"method": "local", "start": "same"}, "overrides": ["local.lr_decay=0.5", "local.lr=9"]}],
+    "rules": [
+        {
+            "where": {"method": "local", "start": "same"},
+            "overrides": ["local.lr_decay=0.5", "local.lr=9"],
+        }
+    ],
     "reduced": {"what": "less", "grids": [{"clients": 2, "start": "same", "beta": 1}]},
 }
 TUNING: dict[str, Any] = {
@@ -46,17 +51,24 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def column(table: Table) -> dict[tuple[Any, ...], tuple[str, ...]]:
     """Overrides of the second column's first runs, by row."""
     cells = [cell for cell in slots(table) if cell.method == "local_tuned"]
-    return {tuple(cell.conditions.values()): (*cell.jobs[0].overrides,) if cell.jobs else () for cell in cells}
+    return {
+        tuple(cell.conditions.values()): (*cell.jobs[0].overrides,) if cell.jobs else ()
+        for cell in cells
+    }
 
 
 def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) -> None:
     missing = load_table("my/tiny")
     assert column(missing) == {(2, "same"): (), (3, "same"): (), (4, "same"): ()}
     assert "not chosen yet: scripts/tune.py mine local" in missing.columns["local_tuned"].why
-    mine.write_text(yaml.safe_dump(TUNING | {"results": {"local": {"values": [0.3, 0.6, 0.5], "chosen": 0.2}}}))
+    mine.write_text(
+        yaml.safe_dump(TUNING | {"results": {"local": {"values": [0.3, 0.6, 0.5], "chosen": 0.2}}})
+    )
     table = load_table("my/tiny")
     first = column(table)[2, "same"]
-    assert {"method=local", "local.lr=0.2", "local.lr_decay=0.5"} < {*first}  # the method's own rules are this column's
+    assert {"method=local", "local.lr=0.2", "local.lr_decay=0.5"} < {
+        *first
+    }  # the method's own rules are this column's
     assert "local.lr=9" not in first and not any("held_out" in override for override in first)
     own = table.columns["local_tuned"]
     assert own.label == "Local acc, tuned (local.lr=0.2)" and own.role == "ours" and not own.why
@@ -77,7 +89,9 @@ def test_what_was_chosen_from_other_points_or_on_test_data_is_refused(
         load_table("my/tiny")
 
 
-def test_the_script_writes_the_best_point(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_writes_the_best_point(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def run(overrides: tuple[str, ...], say: object) -> SimpleNamespace:
@@ -89,14 +103,23 @@ def test_the_script_writes_the_best_point(mine: Path, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(command.fedexp, "run", run)
     mine.write_text("# by hand\n" + mine.read_text())
-    assert command.main(["mine", "rounds=2"]) == 2 and not asked  # a trial does not become the paper's
+    assert (
+        command.main(["mine", "rounds=2"]) == 2 and not asked
+    )  # a trial does not become the paper's
     assert command.main(["mine", "lcal"]) == 2
     trial = tmp_path / "trial.yaml"
-    assert command.main(["mine", "rounds=2", "--out", str(trial)]) == 0 and "results" not in mine.read_text()
+    assert (
+        command.main(["mine", "rounds=2", "--out", str(trial)]) == 0
+        and "results" not in mine.read_text()
+    )
     assert command.main(["mine", "local"]) == command.main(["mine"]) == 0
-    assert all({"seed=7", "eval.held_out=50", "init=same", "local.lr_decay=0.5"} < one for one in asked)
+    assert all(
+        {"seed=7", "eval.held_out=50", "init=same", "local.lr_decay=0.5"} < one for one in asked
+    )
     text = mine.read_text()
-    assert text.startswith("# by hand") and text.count(command.MARK) == 1 and trial.read_text() == text
+    assert (
+        text.startswith("# by hand") and text.count(command.MARK) == 1 and trial.read_text() == text
+    )
     assert load_tuning("mine").results["local"] == Swept((0.4, 0.5, None), 0.2)
     assert "local.lr=0.2" in column(load_table("my/tiny"))[2, "same"]
 
@@ -105,7 +128,9 @@ def test_the_script_writes_the_best_point(mine: Path, tmp_path: Path, monkeypatc
 def test_every_sweep_is_of_keys_that_exist_and_has_the_first_columns_point(name: str) -> None:
     tuning = load_tuning(name)
     assert tuning.seed not in load_table(tuning.table).seeds
-    for method, sweep in {str(sweep): (method, sweep) for method, sweep in tuning.sweeps.items()}.values():
+    for method, sweep in {
+        str(sweep): (method, sweep) for method, sweep in tuning.sweeps.items()
+    }.values():
         assert len(sweep.points) == 4
         only = {**{key: [value] for key, value in tuning.cell.items()}, "method": [method]}
         (slot,) = slots(load_table(tuning.table), "reduced", only=only, seeds=[tuning.seed])

@@ -60,14 +60,23 @@ def test_against_the_pooled_test_where_the_papers_number_is_one_run() -> None:
         said = judge(values, paper, None, tolerance)
         ours = statistics.mean(values), statistics.stdev(values), len(values)
 
-        def p(shift: float, side: str, ours: tuple[float, float, int] = ours, paper: float = paper) -> float:
-            return float(stats.ttest_ind_from_stats(*ours, paper + shift, 0.0, 1, alternative=side).pvalue)
+        def p(
+            shift: float, side: str, ours: tuple[float, float, int] = ours, paper: float = paper
+        ) -> float:
+            return float(
+                stats.ttest_ind_from_stats(*ours, paper + shift, 0.0, 1, alternative=side).pvalue
+            )
 
         assert said.interval is not None
         low, high = said.interval
-        for edge in (low, high):  # shifted by an end of its interval, the difference is just significant
+        for edge in (
+            low,
+            high,
+        ):  # shifted by an end of its interval, the difference is just significant
             assert p(edge, "two-sided") == pytest.approx(0.05, abs=1e-9)
-        assert said.verdict == expected(low, high, p(-tolerance, "greater"), p(tolerance, "less"), tolerance)
+        assert said.verdict == expected(
+            low, high, p(-tolerance, "greater"), p(tolerance, "less"), tolerance
+        )
         found.add(said.verdict)
     assert found == {"reproduced", "higher", "lower", "inconclusive"}
 
@@ -87,20 +96,26 @@ def test_against_welchs_test_where_the_paper_prints_a_deviation(sd: float, runs:
         ) -> float:
             mean, *rest = theirs
             return float(
-                stats.ttest_ind_from_stats(*ours, mean + shift, *rest, equal_var=False, alternative=side).pvalue
+                stats.ttest_ind_from_stats(
+                    *ours, mean + shift, *rest, equal_var=False, alternative=side
+                ).pvalue
             )
 
         assert said.interval is not None
         low, high = said.interval
         for edge in (low, high):
             assert p(edge, "two-sided") == pytest.approx(0.05, abs=1e-9)
-        assert said.verdict == expected(low, high, p(-tolerance, "greater"), p(tolerance, "less"), tolerance)
+        assert said.verdict == expected(
+            low, high, p(-tolerance, "greater"), p(tolerance, "less"), tolerance
+        )
 
 
 def test_more_runs_of_the_papers_narrow_the_interval() -> None:
     values = [70.0, 71.0, 73.0]
     widths = [np.ptp(judge(values, 70.0, None, 5.0, runs).interval or ()) for runs in (1, 3, MANY)]
-    assert widths[0] == pytest.approx(widths[2] * 2) and widths[1] == pytest.approx(widths[2] * math.sqrt(2))
+    assert widths[0] == pytest.approx(widths[2] * 2) and widths[1] == pytest.approx(
+        widths[2] * math.sqrt(2)
+    )
 
 
 @pytest.mark.parametrize(("values", "verdict", "near"), [
@@ -121,7 +136,8 @@ def test_inside_outside_and_across(values: list[float], verdict: str, near: bool
 
 
 @pytest.mark.parametrize(
-    ("distance", "verdict"), [(4.0, "reproduced"), (5.0, "reproduced"), (6.0, "higher"), (-6.0, "lower")]
+    ("distance", "verdict"),
+    [(4.0, "reproduced"), (5.0, "reproduced"), (6.0, "higher"), (-6.0, "lower")],
 )
 def test_no_spread_is_told_by_the_number_alone_and_flagged(distance: float, verdict: str) -> None:
     assert judge([70 + distance] * 3, 70.0, None, 5.0) == Judgement(
@@ -137,7 +153,9 @@ def test_no_spread_of_ours_leaves_the_deviation_that_the_paper_prints() -> None:
     said = judge([72.0] * 3, 70.0, 6.0, 5.0, 3)
     half = stats.t.ppf(0.975, 2) * 6 / math.sqrt(3)
     assert (
-        said.verdict == "inconclusive" and said.deterministic and said.interval == pytest.approx((2 - half, 2 + half))
+        said.verdict == "inconclusive"
+        and said.deterministic
+        and said.interval == pytest.approx((2 - half, 2 + half))
     )
 
 
@@ -156,11 +174,18 @@ def test_targets_that_are_never_reached(values: list[float], paper: float, verdi
     assert said.verdict == verdict and said.interval is None
     if verdict == "inconclusive":
         missed = sum(map(math.isinf, values))
-        assert said.reason in ("one seed", "a run's number is NaN", f"{missed} of {len(values)} runs miss the target")
+        assert said.reason in (
+            "one seed",
+            "a run's number is NaN",
+            f"{missed} of {len(values)} runs miss the target",
+        )
 
 
 def test_one_seed_is_near_where_both_never_reach_the_target() -> None:
-    assert judge([math.inf], math.inf, None, 5.0).near is True and judge([math.inf], 3.0, None, 5.0).near is False
+    assert (
+        judge([math.inf], math.inf, None, 5.0).near is True
+        and judge([math.inf], 3.0, None, 5.0).near is False
+    )
 
 
 def test_numbers_that_diverged_do_not_overflow() -> None:
@@ -172,14 +197,21 @@ def test_a_verdict_is_of_the_number_whichever_is_better() -> None:
     """Ours and the paper's with the opposite sign, as of a loss, give the opposite."""
     turned = {"higher": "lower", "lower": "higher"}
     for values, paper, tolerance in cases():
-        one, other = judge(values, paper, None, tolerance, 3), judge([-v for v in values], -paper, None, tolerance, 3)
+        one, other = (
+            judge(values, paper, None, tolerance, 3),
+            judge([-v for v in values], -paper, None, tolerance, 3),
+        )
         assert other.verdict == turned.get(one.verdict, one.verdict) and other.near == one.near
-        assert one.interval == pytest.approx(tuple(-edge for edge in reversed(other.interval or ())))
+        assert one.interval == pytest.approx(
+            tuple(-edge for edge in reversed(other.interval or ()))
+        )
 
 
 @pytest.mark.parametrize("sd", [None, 0.5, 2.0])
 @pytest.mark.parametrize("runs", [1, 3, 10])
-def test_so_many_seeds_of_the_same_mean_and_spread_settle_it_and_one_less_does_not(sd: float | None, runs: int) -> None:
+def test_so_many_seeds_of_the_same_mean_and_spread_settle_it_and_one_less_does_not(
+    sd: float | None, runs: int
+) -> None:
     found = set()
     for values, paper, tolerance in cases():
         said = judge(values, paper, sd, tolerance, runs)
@@ -188,12 +220,18 @@ def test_so_many_seeds_of_the_same_mean_and_spread_settle_it_and_one_less_does_n
             continue
         wanted = {"reproduced"} if said.near else {"higher", "lower"}
 
-        def verdict(n: int, case: tuple[list[float], float, float] = (values, paper, tolerance)) -> str:
+        def verdict(
+            n: int, case: tuple[list[float], float, float] = (values, paper, tolerance)
+        ) -> str:
             return judge(like(case[0], n), case[1], sd, case[2], runs).verdict
 
-        d = Difference(statistics.mean(values) - paper, statistics.stdev(values), len(values), sd, runs)
+        d = Difference(
+            statistics.mean(values) - paper, statistics.stdev(values), len(values), sd, runs
+        )
 
-        def settled(n: int, d: Difference = d, near: bool | None = said.near, tolerance: float = tolerance) -> bool:
+        def settled(
+            n: int, d: Difference = d, near: bool | None = said.near, tolerance: float = tolerance
+        ) -> bool:
             more = d.with_seeds(n)
             return more.equivalent(tolerance) if near else more.beyond(tolerance)
 
@@ -202,9 +240,14 @@ def test_so_many_seeds_of_the_same_mean_and_spread_settle_it_and_one_less_does_n
             assert verdict(n) in wanted and len(values) < n <= 20
             assert all(verdict(fewer) == "inconclusive" for fewer in range(len(values), n))
         elif said.settles.startswith("more than 20"):
-            assert verdict(20) == "inconclusive" and any(settled(20 * 2**power) for power in range(1, 32))
+            assert verdict(20) == "inconclusive" and any(
+                settled(20 * 2**power) for power in range(1, 32)
+            )
         else:
-            assert said.settles == "no number of seeds would settle it" and verdict(40) == "inconclusive"
+            assert (
+                said.settles == "no number of seeds would settle it"
+                and verdict(40) == "inconclusive"
+            )
             assert not any(settled(20 * 2**power) for power in range(1, 32))
         found.add(said.settles.partition(" ")[0])
     assert "no" in found and found - {"no", "more"}
@@ -214,5 +257,7 @@ def test_a_mean_over_rows_has_the_interval_of_students_test() -> None:
     values = [1.0, 2.5, -0.5, 3.0]
     interval = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
     assert mean_interval(values, MANY) == pytest.approx((interval.low, interval.high), rel=1e-6)
-    assert mean_interval(values, 4) == pytest.approx(tuple(1.5 + math.sqrt(2) * (edge - 1.5) for edge in interval))
+    assert mean_interval(values, 4) == pytest.approx(
+        tuple(1.5 + math.sqrt(2) * (edge - 1.5) for edge in interval)
+    )
     assert mean_interval(values[:1], 3) is None

@@ -25,7 +25,14 @@ from fedexp.running.experiment import Experiment
 from fedexp.tasks.cvae import Cvae, standard_normal
 from tests.world import CPU
 
-DIGITS = ["task=cvae", "model=cvae", "model.hidden=[32,48]", "model.latent=4", "partition=iid", "dtype=float64"]
+DIGITS = [
+    "task=cvae",
+    "model=cvae",
+    "model.hidden=[32,48]",
+    "model.latent=4",
+    "partition=iid",
+    "dtype=float64",
+]
 
 
 def make(*overrides: str):
@@ -55,11 +62,15 @@ def test_kl_divergence_against_torchs_and_its_zero() -> None:
     mean, logvar = torch.randn(2, 6, 5, dtype=torch.float64, generator=generator)
     q = torch.distributions.Normal(mean, (0.5 * logvar).exp())
     p = torch.distributions.Normal(torch.zeros_like(mean), torch.ones_like(mean))
-    torch.testing.assert_close(kl_to_standard_normal(mean, logvar), torch.distributions.kl_divergence(q, p).sum(1))
+    torch.testing.assert_close(
+        kl_to_standard_normal(mean, logvar), torch.distributions.kl_divergence(q, p).sum(1)
+    )
 
 
 def test_box_muller_is_standard_normal_and_finite() -> None:
-    z = standard_normal(torch.rand(2, 200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    z = standard_normal(
+        torch.rand(2, 200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    )
     assert abs(float(z.mean())) < 0.01 and abs(float(z.var()) - 1) < 0.02
     assert abs(float((z.abs() < 1).double().mean()) - 0.6827) < 0.005
     assert torch.isfinite(standard_normal(torch.tensor([[0.0, 1 - 2**-24], [0.0, 0.3]]))).all()
@@ -70,7 +81,9 @@ def test_normalisation_is_undone(world) -> None:
     with torch.device("meta"):
         module = weights.spec.module()
     assert isinstance(module, Network)
-    torch.testing.assert_close(module.pixels(batch.x), world[1].test.x[:12].double() / 255, atol=1e-7, rtol=0)
+    torch.testing.assert_close(
+        module.pixels(batch.x), world[1].test.x[:12].double() / 255, atol=1e-7, rtol=0
+    )
 
 
 def plain_forward(params: Tree, x: torch.Tensor, y: torch.Tensor, z_noise: torch.Tensor | None):
@@ -85,7 +98,13 @@ def plain_forward(params: Tree, x: torch.Tensor, y: torch.Tensor, z_noise: torch
     mean, logvar = linear("mean", h), linear("logvar", h)
     z = mean if z_noise is None else mean + logvar.exp().sqrt() * z_noise
     code = torch.cat([z, label], 1)
-    return linear("decoder.2", linear("decoder.1", linear("decoder.0", code).clamp(min=0)).clamp(min=0)), mean, logvar
+    return (
+        linear(
+            "decoder.2", linear("decoder.1", linear("decoder.0", code).clamp(min=0)).clamp(min=0)
+        ),
+        mean,
+        logvar,
+    )
 
 
 def test_layers_meet_their_inputs_as_the_papers_fusion_asks(world) -> None:
@@ -97,20 +116,30 @@ def test_layers_meet_their_inputs_as_the_papers_fusion_asks(world) -> None:
     code = torch.cat([mean, torch.eye(10, dtype=x.dtype)[batch.y]], 1)
     torch.testing.assert_close(found["decoder.0.weight"], code, rtol=1e-6, atol=1e-6)
     order = ["encoder.0", "encoder.1", "mean", "logvar", "decoder.0", "decoder.1", "decoder.2"]
-    assert list(found) == [layer.weight for layer in world[2].layers] == [f"{name}.weight" for name in order]
+    assert (
+        list(found)
+        == [layer.weight for layer in world[2].layers]
+        == [f"{name}.weight" for name in order]
+    )
 
 
 @pytest.mark.parametrize("noisy", [False, True])
 def test_loss_is_bernoulli_reconstruction_plus_kl(world, noisy: bool) -> None:
     task, net, weights, batch = parts(world)
     x = world[1].test.x[:12].double().flatten(1) / 255
-    noise = torch.randn(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) if noisy else None
+    noise = (
+        torch.randn(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        if noisy
+        else None
+    )
     inputs = task.inputs(batch) if noise is None else (*task.inputs(batch), noise)
     ours = net(weights.params, {}, *inputs)
     logits, mean, logvar = plain_forward(weights.params, x, batch.y, noise)
     missed = F.binary_cross_entropy(torch.sigmoid(logits), x, reduction="none").sum(1)
     expected = torch.stack([missed, kl_to_standard_normal(mean, logvar)], 1)
-    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)  # normalised data are kept in float32's constants
+    torch.testing.assert_close(
+        ours, expected, rtol=1e-6, atol=1e-6
+    )  # normalised data are kept in float32's constants
 
 
 def test_evaluation_uses_labels_and_averages_over_images(world) -> None:
@@ -120,9 +149,13 @@ def test_evaluation_uses_labels_and_averages_over_images(world) -> None:
     assert list(metrics) == ["test/global/loss", "test/global/reconstruction_loss"]
     whole = task.predict(net, weights.params, {}, data.test.inputs(slice(0, 360)), data.test.y)
     assert metrics["test/global/loss"] == pytest.approx(float(whole.sum(1).mean()), rel=1e-9)
-    assert metrics["test/global/reconstruction_loss"] == pytest.approx(float(whole[:, 0].mean()), rel=1e-9)
+    assert metrics["test/global/reconstruction_loss"] == pytest.approx(
+        float(whole[:, 0].mean()), rel=1e-9
+    )
     assert not any(task.higher_is_better(name) for name in task.metric_names)
-    wrong = Samples(data.test.x, (data.test.y + 1) % 10, data.test.mean, data.test.std, dtype=torch.float64)
+    wrong = Samples(
+        data.test.x, (data.test.y + 1) % 10, data.test.mean, data.test.std, dtype=torch.float64
+    )
     assert Evaluator(task, 100)(Outcome((weights,), "model"), wrong, "test") != metrics
 
 
@@ -130,15 +163,24 @@ def test_an_ensembles_loss_is_its_members_mean(world) -> None:
     task, _, weights, _ = parts(world)
     other = replace(weights, params={name: value * 1.5 for name, value in weights.params.items()})
     measure = Evaluator(task, 100)
-    one, two = (measure(Outcome((w,), "model"), world[1].test, "test")["test/global/loss"] for w in (weights, other))
-    both = measure(Outcome((weights, other), "ensemble", "probs", torch.tensor([1.0, 3.0])), world[1].test, "test")
+    one, two = (
+        measure(Outcome((w,), "model"), world[1].test, "test")["test/global/loss"]
+        for w in (weights, other)
+    )
+    both = measure(
+        Outcome((weights, other), "ensemble", "probs", torch.tensor([1.0, 3.0])),
+        world[1].test,
+        "test",
+    )
     assert both["test/ensemble/loss"] == pytest.approx((one + 3 * two) / 4, rel=1e-6)
 
 
 @pytest.fixture(scope="module")
 def trained():
     """Three rounds with each engine."""
-    experiment, data, env = make("rounds=3", "clients=3", "local.optimizer=adam", "local.lr=0.01", "local.epochs=3")
+    experiment, data, env = make(
+        "rounds=3", "clients=3", "local.optimizer=adam", "local.lr=0.01", "local.epochs=3"
+    )
     outcomes = []
     for engine in (Serial(), Vectorized(stack=3)):
         losses, snapshot = [], Snapshot(0, experiment.aggregator.init(env))
@@ -166,7 +208,9 @@ def test_labels_that_fit_have_the_better_bound(trained) -> None:
     net.train(False)
     x = data.test.inputs(slice(0, 360))
     bounds = experiment.task.predict(net, model.params, {}, x)
-    own = experiment.task.predict(net, model.params, {}, *experiment.task.inputs(Batch(x, data.test.y)))
+    own = experiment.task.predict(
+        net, model.params, {}, *experiment.task.inputs(Batch(x, data.test.y))
+    )
     torch.testing.assert_close(bounds.gather(1, data.test.y[:, None])[:, 0], -own.sum(1))
     assert float((bounds.argmax(1) == data.test.y).double().mean()) > 0.3  # chance is 0.1
 
@@ -174,7 +218,9 @@ def test_labels_that_fit_have_the_better_bound(trained) -> None:
 def test_samples_are_a_function_of_code_and_label(trained) -> None:
     _, data, ((_, model, _), _) = trained
     decoder = decoder_of(model)
-    assert set(decoder.params) == {f"decoder.{i}.{kind}" for i in range(3) for kind in ("weight", "bias")}
+    assert set(decoder.params) == {
+        f"decoder.{i}.{kind}" for i in range(3) for kind in ("weight", "bias")
+    }
     z, labels = torch.zeros(10, 4, dtype=torch.float64), torch.arange(10)
     images = generate(decoder, labels, z)
     assert images.shape == (10, 1, 8, 8) and torch.equal(images, generate(decoder, labels, z))
@@ -187,11 +233,17 @@ def test_samples_are_a_function_of_code_and_label(trained) -> None:
     torch.testing.assert_close(images.flatten(1), expected)
     train = torch.stack([data.train.x[data.train.y == k].double().mean(0) / 255 for k in range(10)])
     distance = torch.cdist(images.flatten(1), train.flatten(1))
-    assert (distance.argmin(1) == labels).sum() >= 4  # a zero code draws about the mean digit of its label
+    assert (
+        distance.argmin(1) == labels
+    ).sum() >= 4  # a zero code draws about the mean digit of its label
 
 
 def test_the_decoder_on_mnist_has_the_papers_widths() -> None:
     spec = Experiment.of(compose(["task=cvae", "model=cvae", "dataset=digits"])).specs.server
     mnist = replace(spec, kwargs=tuple({**dict(spec.kwargs), "input_shape": (1, 28, 28)}.items()))
     decoder = decoder_of(Weights.init(mnist, 0, CPU, torch.float32))
-    assert [tuple(decoder.params[f"decoder.{i}.weight"].shape) for i in range(3)] == [(256, 30), (512, 256), (784, 512)]
+    assert [tuple(decoder.params[f"decoder.{i}.weight"].shape) for i in range(3)] == [
+        (256, 30),
+        (512, 256),
+        (784, 512),
+    ]

@@ -31,7 +31,13 @@ TINY = [
     "dataset=shapes_masks",
     "partition=iid",
 ]
-TINY += ["dataset.shape=[1,8,8]", "dataset.samples=36", "dataset.test_samples=12", "clients=3", "local.batch_size=6"]
+TINY += [
+    "dataset.shape=[1,8,8]",
+    "dataset.samples=36",
+    "dataset.test_samples=12",
+    "clients=3",
+    "local.batch_size=6",
+]
 TINY += ["dtype=float64"]
 
 
@@ -47,7 +53,12 @@ def test_metrics_are_those_of_sets_of_pixels_averaged_over_images() -> None:
     logits[2:], masks[2] = -1.0, 0  # found none: rightly, then wrongly
     dice, right = [], 0
     for image in range(4):
-        found = {(i, j) for i in range(5) for j in range(6) if torch.sigmoid(logits[image, 0, i, j]) > 0.5}
+        found = {
+            (i, j)
+            for i in range(5)
+            for j in range(6)
+            if torch.sigmoid(logits[image, 0, i, j]) > 0.5
+        }
         mask = {(i, j) for i in range(5) for j in range(6) if masks[image, i, j]}
         dice.append(2 * len(found & mask) / (len(found) + len(mask)) if found | mask else 1.0)
         right += 30 - len(found ^ mask)
@@ -56,9 +67,15 @@ def test_metrics_are_those_of_sets_of_pixels_averaged_over_images() -> None:
     metrics = TASK.metrics(totals, 4)
     assert dice[2:] == [1.0, 0.0] and metrics["dice"] == pytest.approx(sum(dice) / 4, rel=1e-12)
     assert metrics["pixel_acc"] == pytest.approx(right / 120, rel=1e-12)
-    perfect = TASK.metrics({n: float(v) for n, v in TASK.totals(2.0 * (masks[:, None] > 0) - 1, masks).items()}, 4)
+    perfect = TASK.metrics(
+        {n: float(v) for n, v in TASK.totals(2.0 * (masks[:, None] > 0) - 1, masks).items()}, 4
+    )
     assert perfect["dice"] == perfect["pixel_acc"] == TASK.highest
-    assert TASK.metric_names == tuple(metrics) and [TASK.higher_is_better(n) for n in metrics] == [True, True, False]
+    assert TASK.metric_names == tuple(metrics) and [TASK.higher_is_better(n) for n in metrics] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_loss_is_the_mean_cross_entropy_of_pixels_in_training_and_evaluation() -> None:
@@ -71,7 +88,11 @@ def test_loss_is_the_mean_cross_entropy_of_pixels_in_training_and_evaluation() -
     with torch.no_grad():
         p = torch.sigmoid(net(weights.params, weights.buffers, x))[:, 0]
         loss = experiment.task.loss(
-            net, weights.params, weights.buffers, Batch(x, y), lambda name, shape: torch.zeros(shape)
+            net,
+            weights.params,
+            weights.buffers,
+            Batch(x, y),
+            lambda name, shape: torch.zeros(shape),
         )
     expected = float(-torch.where(y == 1, p, 1 - p).log().mean())
     assert float(loss) == pytest.approx(expected, rel=1e-12)
@@ -88,13 +109,17 @@ def test_ensembles_average_logits_or_probabilities() -> None:
     torch.testing.assert_close(TASK.combine([a, b], "logits", weights[:, None]), (a + 3 * b) / 4)
     torch.testing.assert_close(TASK.combine([a, b], "logits", None), (a + b) / 2)
     together = TASK.combine([a, b], "probs", weights)
-    torch.testing.assert_close(torch.sigmoid(together), (torch.sigmoid(a) + 3 * torch.sigmoid(b)) / 4)
+    torch.testing.assert_close(
+        torch.sigmoid(together), (torch.sigmoid(a) + 3 * torch.sigmoid(b)) / 4
+    )
     assert together.isfinite().all()
 
 
 def test_loss_falls_and_engines_agree() -> None:
     """Stacked clients, BatchNorm's statistics included: each is trained as it is alone."""
-    experiment = Experiment.of(compose([*TINY, "rounds=3", "local.optimizer=adam", "local.lr=0.02", "local.epochs=4"]))
+    experiment = Experiment.of(
+        compose([*TINY, "rounds=3", "local.optimizer=adam", "local.lr=0.02", "local.epochs=4"])
+    )
     data = experiment.load(CPU)
     env = experiment.env(data, CPU)
     found: list[Weights] = []
@@ -124,10 +149,16 @@ class Counting(Trainer):
 
 def test_all_images_are_of_one_class_to_whoever_counts() -> None:
     """A probe, a loss that asks for counts, and a mean of last layers over those who know a class."""
-    experiment = Experiment.of(compose([*TINY, "method=average", "aggregator.last_layer=masked", "rounds=1"]))
+    experiment = Experiment.of(
+        compose([*TINY, "method=average", "aggregator.last_layer=masked", "rounds=1"])
+    )
     data = experiment.load(CPU)
     env = replace(experiment.env(data, CPU), trainer=Counting())
-    step = next(run(experiment.aggregator, env, Serial(), data, Snapshot(0, experiment.aggregator.init(env))))
+    step = next(
+        run(
+            experiment.aggregator, env, Serial(), data, Snapshot(0, experiment.aggregator.init(env))
+        )
+    )
     assert step.metrics["train/held"] == 12
     rows = experiment.aggregator.outcome(step.after.state).models[0].params["output.weight"]
     assert rows.shape == (1, 4, 1, 1) and bool(rows.any())

@@ -19,14 +19,19 @@ ACC = "test/global/acc"
 
 
 def rows(count: int) -> list[dict[str, Any]]:
-    return [{"round": n, "train/loss": 1 / n, ACC: 1 - 1 / n, "test/global/loss": 2 / n} for n in range(1, count + 1)]
+    return [
+        {"round": n, "train/loss": 1 / n, ACC: 1 - 1 / n, "test/global/loss": 2 / n}
+        for n in range(1, count + 1)
+    ]
 
 
 # ---------------------------------------------------------------- progress
 
 
 @pytest.mark.parametrize("count", [1, 7, 20, 500])
-def test_plain_lines_are_few_and_hold_the_last_round(capsys: pytest.CaptureFixture[str], count: int) -> None:
+def test_plain_lines_are_few_and_hold_the_last_round(
+    capsys: pytest.CaptureFixture[str], count: int
+) -> None:
     with Progress("title", count) as progress:
         for row in rows(count):
             progress.client(1, 2)
@@ -38,7 +43,9 @@ def test_plain_lines_are_few_and_hold_the_last_round(capsys: pytest.CaptureFixtu
     assert len(set(lines)) == len(lines)
 
 
-def test_plain_lines_of_a_run_that_stops_early_hold_its_last_round(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines_of_a_run_that_stops_early_hold_its_last_round(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with Progress("title", 1000, done=100) as progress:
         for row in rows(103)[100:]:
             progress.step(row, ACC, None)
@@ -122,7 +129,9 @@ def result() -> dict[str, Any]:
     }
 
 
-def test_the_end_of_a_run_in_numbers_with_the_folder_last(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_end_of_a_run_in_numbers_with_the_folder_last(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     folder = tmp_path / ("deep" * 40) / "[x]"
     print_result(result(), folder)
     lines = capsys.readouterr().out.splitlines()
@@ -139,7 +148,10 @@ def test_the_end_of_a_run_in_numbers_with_the_folder_last(capsys: pytest.Capture
 def test_stacking_gpu_memory_and_a_profile_are_shown_where_there_are_any(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    phases = [{"name": "train", "seconds": 1.25, "share": 0.75}, {"name": "evaluate", "seconds": 0.25, "share": 0.15}]
+    phases = [
+        {"name": "train", "seconds": 1.25, "share": 0.75},
+        {"name": "evaluate", "seconds": 0.25, "share": 0.15},
+    ]
     ops = [{"name": "aten::mm", "seconds": 0.5, "share": 0.3}]
     profile = {"trace": "/x/trace.json.gz", "phases": phases, "ops": ops}
     more = {"stacked_share": 0.9, "peak_memory": {"ram": 4.1e8, "gpu": 2e9}, "profile": profile}
@@ -147,17 +159,42 @@ def test_stacking_gpu_memory_and_a_profile_are_shown_where_there_are_any(
     text = " ".join(capsys.readouterr().out.split())
     assert "90% of them stacked" in text
     assert "410 MB and 2 GB on the GPU at its peak" in text
-    assert "train 1.250 75.0% evaluate 0.250 15.0% aten::mm 0.500 30.0% trace: /x/trace.json.gz" in text
-    print_result(result() | {"steps_per_second": None}, tmp_path)  # every client's work came from the memo
+    assert (
+        "train 1.250 75.0% evaluate 0.250 15.0% aten::mm 0.500 30.0% trace: /x/trace.json.gz"
+        in text
+    )
+    print_result(
+        result() | {"steps_per_second": None}, tmp_path
+    )  # every client's work came from the memo
     assert "a second" not in capsys.readouterr().out
 
 
-def test_a_sweep_names_what_failed_and_how_to_run_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_names_what_failed_and_how_to_run_it_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     headline = {"metric": ACC, "rule": "last", "value": 0.5}
     jobs = [
-        {"overrides": ["seed=0"], "status": "done", "error": None, "headline": headline, "folder": "/r/0"},
-        {"overrides": ["seed=1", "x=[a, b]"], "status": "failed", "error": "NaN", "headline": None, "folder": "/r/1"},
-        {"overrides": ["seed=2"], "status": "failed", "error": "NaN", "headline": None, "folder": "/r/2"},
+        {
+            "overrides": ["seed=0"],
+            "status": "done",
+            "error": None,
+            "headline": headline,
+            "folder": "/r/0",
+        },
+        {
+            "overrides": ["seed=1", "x=[a, b]"],
+            "status": "failed",
+            "error": "NaN",
+            "headline": None,
+            "folder": "/r/1",
+        },
+        {
+            "overrides": ["seed=2"],
+            "status": "failed",
+            "error": "NaN",
+            "headline": None,
+            "folder": "/r/2",
+        },
     ]
     print_sweep(jobs)
     out = capsys.readouterr().out
@@ -180,7 +217,11 @@ def test_a_sweep_names_what_failed_and_how_to_run_it_again(capsys: pytest.Captur
         rows(1000),
         [{"round": 1, "clients": 3}],
         [{"round": 1, "train/loss": 1.0}, {"round": 2, "train/loss": math.inf, ACC: 0.5}],
-        [{"round": 1, "train/loss": 1e9}, {"round": 2, "train/loss": 0.0}, {"round": 3, "train/loss": math.nan}],
+        [
+            {"round": 1, "train/loss": 1e9},
+            {"round": 2, "train/loss": 0.0},
+            {"round": 3, "train/loss": math.nan},
+        ],
         [
             {
                 "round": 1,
@@ -194,7 +235,9 @@ def test_a_sweep_names_what_failed_and_how_to_run_it_again(capsys: pytest.Captur
     ids=["one", "two", "thousand", "nothing measured", "unequal", "diverged", "other names"],
 )
 @pytest.mark.filterwarnings("error")
-def test_the_curve_is_a_picture_whatever_was_measured(tmp_path: Path, data: list[dict[str, Any]]) -> None:
+def test_the_curve_is_a_picture_whatever_was_measured(
+    tmp_path: Path, data: list[dict[str, Any]]
+) -> None:
     path = tmp_path / "curve.png"
     draw_curve(data, path, "partition.alpha=0.5 $\\frac$ " * 20)
     picture = path.read_bytes()
@@ -203,12 +246,19 @@ def test_the_curve_is_a_picture_whatever_was_measured(tmp_path: Path, data: list
     assert (width, height) == (990, 418)
 
 
-def test_the_curve_has_a_students_accuracy_beside_its_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_curve_has_a_students_accuracy_beside_its_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: dict[str, list[str]] = {}
     monkeypatch.setattr(
-        "fedexp.tracking.curve._lines", lambda axes, points, label, axis: drawn.update({label: [*points]})
+        "fedexp.tracking.curve._lines",
+        lambda axes, points, label, axis: drawn.update({label: [*points]}),
     )
     traced = {"traced/student/acc": 0.5, "traced/student/loss": 1.0}
-    steps = [{"round": 1, "step": 1}, {"round": 1, "step": 2, **traced}, {"round": 1, "step": 3, ACC: 0.6, **traced}]
+    steps = [
+        {"round": 1, "step": 1},
+        {"round": 1, "step": 2, **traced},
+        {"round": 1, "step": 3, ACC: 0.6, **traced},
+    ]
     draw_curve(steps, tmp_path / "curve.png", "title")
     assert drawn == {"score": [ACC, "traced/student/acc"], "loss": ["traced/student/loss"]}

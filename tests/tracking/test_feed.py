@@ -49,7 +49,9 @@ def boom() -> None:
 
 
 def run_info(folder: Path) -> RunInfo:
-    return RunInfo("id", "method=fedavg seed=0", None, {"method": "fedavg"}, folder, ("fedavg",), resumed=False)
+    return RunInfo(
+        "id", "method=fedavg seed=0", None, {"method": "fedavg"}, folder, ("fedavg",), resumed=False
+    )
 
 
 def feed_all(logger: Logger, folder: Path) -> list[str]:
@@ -71,7 +73,12 @@ def wait_for_failure(feed: Feed) -> None:
 def test_calls_arrive_in_order_in_one_other_thread(tmp_path: Path) -> None:
     logger = Scripted()
     assert feed_all(logger, tmp_path) == []
-    assert logger.calls == [("open", ROWS[:1]), ("log", ROWS[1]), ("log", ROWS[2]), ("close", "done")]
+    assert logger.calls == [
+        ("open", ROWS[:1]),
+        ("log", ROWS[1]),
+        ("log", ROWS[2]),
+        ("close", "done"),
+    ]
     assert len(logger.threads) == 1
     assert threading.get_ident() not in logger.threads
 
@@ -103,7 +110,9 @@ def test_a_logger_cannot_end_the_run_by_exiting(tmp_path: Path) -> None:
     assert len(feed_all(Scripted(where="log", trouble=lambda: sys.exit(3)), tmp_path)) == 1
 
 
-def test_a_logger_that_failed_is_told_to_free_what_it_holds_and_then_left_alone(tmp_path: Path) -> None:
+def test_a_logger_that_failed_is_told_to_free_what_it_holds_and_then_left_alone(
+    tmp_path: Path,
+) -> None:
     logger = Scripted(where="log", trouble=boom)
     feed_all(logger, tmp_path)
     assert logger.calls == [("open", ROWS[:1]), ("log", ROWS[1]), ("close", "failed")]
@@ -122,7 +131,9 @@ def test_one_warning_for_a_logger_that_hangs(tmp_path: Path, where: str) -> None
     assert "0.05 s" in warnings[0]
 
 
-def test_a_logger_that_still_hangs_at_the_end_is_abandoned_once_and_may_free_what_it_holds(tmp_path: Path) -> None:
+def test_a_logger_that_still_hangs_at_the_end_is_abandoned_once_and_may_free_what_it_holds(
+    tmp_path: Path,
+) -> None:
     @dataclass
     class Freed(Scripted):
         held: threading.Event = field(default_factory=threading.Event)
@@ -135,7 +146,12 @@ def test_a_logger_that_still_hangs_at_the_end_is_abandoned_once_and_may_free_wha
     logger = Freed(where="log", timeout=0.05)
     logger.trouble = lambda: logger.held.wait(20)
     assert len(feed_all(logger, tmp_path)) == 1
-    assert [name for name, _ in logger.calls] == ["open", "log", "abandon", "close"]  # waited for what it frees
+    assert [name for name, _ in logger.calls] == [
+        "open",
+        "log",
+        "abandon",
+        "close",
+    ]  # waited for what it frees
     raising = Freed(where="log", trouble=boom)
     feed_all(raising, tmp_path)
     assert [name for name, _ in raising.calls] == ["open", "log", "close"]
@@ -214,7 +230,11 @@ def test_the_process_ends_while_a_logger_hangs(tmp_path: Path) -> None:
         print("end of the program")
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout.splitlines()[-1] == "end of the program"
     assert done.stdout.count("switched off") == 1

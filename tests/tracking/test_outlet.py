@@ -18,7 +18,9 @@ QUICK = ["rounds=1", "clients=2", "model.hidden=[4]", "limit.train=40", "limit.t
 
 
 @pytest.mark.parametrize("kind", ["pipe", "closed", "none"])
-def test_a_run_goes_on_without_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_run_goes_on_without_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     if kind == "pipe":
         reader, writer = os.pipe()
@@ -33,7 +35,9 @@ def test_a_run_goes_on_without_a_reader(tmp_path: Path, monkeypatch: pytest.Monk
     (status,) = tmp_path.glob("outputs/runs/*/*/status.json")
     assert '"done"' in status.read_text()
     if kind == "pipe":
-        with contextlib.suppress(BrokenPipeError):  # what it still holds; a process's own stdout is at rest by then
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # what it still holds; a process's own stdout is at rest by then
             sys.stdout.close()
 
 
@@ -77,4 +81,7 @@ def test_closed_descriptors_are_no_files_numbers(tmp_path: Path) -> None:
         "    child = subprocess.run([sys.executable, '-c', first]).returncode\n"
         "    sys.exit(min(os.open(os.devnull, os.O_RDONLY), child) <= 2)\n"
     )
-    assert subprocess.run(f"{sys.executable} {script} >&- 2>&-", shell=True, check=False).returncode == 0
+    assert (
+        subprocess.run(f"{sys.executable} {script} >&- 2>&-", shell=True, check=False).returncode
+        == 0
+    )

@@ -18,12 +18,18 @@ from tests.tracking.test_trackers import ROWS, FakeRun, info
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_grid_is_drawn_to_the_pixel(tmp_path: Path, channels: int) -> None:
-    images = torch.randint(256, (2, 3, channels, 20, 24), generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        256, (2, 3, channels, 20, 24), generator=torch.Generator().manual_seed(0)
+    )
     draw_pictures({"later": images / 255}, tmp_path, 17)
     draw_pictures({"made": images / 255}, tmp_path, 7)
     (path,) = pictures_of(tmp_path, 7).values()
     found = np.rint(255 * imread(path))
-    assert found.shape[:2] == (2 * 41 - 1, 3 * 49 - 1) and (found[40] == 255).all() and (found[:, 48] == 255).all()
+    assert (
+        found.shape[:2] == (2 * 41 - 1, 3 * 49 - 1)
+        and (found[40] == 255).all()
+        and (found[:, 48] == 255).all()
+    )
     for row in range(2):
         for column in range(3):
             shown = found[41 * row : 41 * row + 40, 49 * column : 49 * column + 48, :3]
@@ -34,7 +40,9 @@ def test_a_grid_is_drawn_to_the_pixel(tmp_path: Path, channels: int) -> None:
     assert path.read_bytes() == first
 
 
-def test_wandb_has_pictures_with_their_row_after_a_resume_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_has_pictures_with_their_row_after_a_resume_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import wandb
 
     for step in (2, 4):

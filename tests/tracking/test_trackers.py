@@ -33,7 +33,8 @@ def _another_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ROWS: list[dict[str, Any]] = [
-    {"round": n, "step": n, "train/loss": 1 / n} | ({"test/global/acc": n / 10} if n % 2 == 0 else {})
+    {"round": n, "step": n, "train/loss": 1 / n}
+    | ({"test/global/acc": n / 10} if n % 2 == 0 else {})
     for n in range(1, 6)
 ]
 RESULT = {
@@ -58,7 +59,9 @@ CONFIG = {
 }
 
 
-def info(folder: Path, *, resumed: bool = False, name: str = "method=fedavg seed=3", id: str = "abc123") -> RunInfo:
+def info(
+    folder: Path, *, resumed: bool = False, name: str = "method=fedavg seed=3", id: str = "abc123"
+) -> RunInfo:
     return RunInfo(id, name, "sweep-1", CONFIG, folder, ("fedavg", "digits"), resumed)
 
 
@@ -87,7 +90,10 @@ def test_every_yaml_builds_its_logger_and_refuses_what_it_does_not_know(name: st
 
 def test_wandb_mode_is_offline_unless_asked() -> None:
     assert build(Wandb, compose(["logger=wandb"])["logger"], "logger").mode == "offline"
-    assert build(Wandb, compose(["logger=wandb", "logger.mode=online"])["logger"], "logger").mode == "online"
+    assert (
+        build(Wandb, compose(["logger=wandb", "logger.mode=online"])["logger"], "logger").mode
+        == "online"
+    )
     with pytest.raises(ConfigError, match="did you mean 'online'"):
         build(Wandb, {"mode": "onlin"}, "logger")
 
@@ -147,7 +153,12 @@ def test_wandb_offline_holds_every_round_once_after_a_resume(tmp_path: Path) -> 
     assert [{k: v for k, v in row.items() if not k.startswith("_")} for row in rows] == ROWS
     assert [row["_step"] for row in rows] == [row["round"] for row in ROWS]
     (run,) = [r.run for r in found if r.WhichOneof("record_type") == "run"]
-    assert (run.run_id, run.run_group, run.job_type, run.project) == ("abc123", "sweep-1", "fedavg", "fedexp")
+    assert (run.run_id, run.run_group, run.job_type, run.project) == (
+        "abc123",
+        "sweep-1",
+        "fedavg",
+        "fedexp",
+    )
     assert run.display_name == "method=fedavg seed=3" and list(run.tags) == ["fedavg", "digits"]
     config = items(run.config.update)
     assert {key: config[key] for key in ("method", "dataset", "alpha", "clients", "seed")} == {
@@ -164,18 +175,31 @@ def test_wandb_offline_holds_every_round_once_after_a_resume(tmp_path: Path) -> 
     for record in found:
         if record.WhichOneof("record_type") == "summary":
             summary |= items(record.summary.update)
-    assert summary["headline/value"] == 0.4 and summary["headline/rule"] == "last" and summary["status"] == "done"
+    assert (
+        summary["headline/value"] == 0.4
+        and summary["headline/rule"] == "last"
+        and summary["status"] == "done"
+    )
     assert summary["oracle/test/global/acc"] == 0.4 and summary["partition/sha256"] == "5"
     assert "rounds_to_target" not in summary
     kinds = {r.WhichOneof("record_type") for r in found}
-    assert not kinds & {"stats", "output", "output_raw", "environment"}  # neither system stats, console nor machine
+    assert not kinds & {
+        "stats",
+        "output",
+        "output_raw",
+        "environment",
+    }  # neither system stats, console nor machine
 
 
 @pytest.mark.usefixtures("wandb_home")
 @pytest.mark.parametrize(("status", "code"), [("done", 0), ("failed", 1), ("interrupted", 130)])
-def test_wandb_shows_how_a_run_ended_and_jobs_do_not_merge(tmp_path: Path, status: str, code: int) -> None:
+def test_wandb_shows_how_a_run_ended_and_jobs_do_not_merge(
+    tmp_path: Path, status: str, code: int
+) -> None:
     other = Wandb()
-    other.open(info(tmp_path / "other", id="other", name="x" * 300), [])  # still open, as a run that hangs would be
+    other.open(
+        info(tmp_path / "other", id="other", name="x" * 300), []
+    )  # still open, as a run that hangs would be
     logger = Wandb(project="p")
     logger.open(info(tmp_path / "mine"), [])
     logger.log(ROWS[0])
@@ -185,14 +209,21 @@ def test_wandb_shows_how_a_run_ended_and_jobs_do_not_merge(tmp_path: Path, statu
     found = list(records(path))
     assert [r.exit.exit_code for r in found if r.WhichOneof("record_type") == "exit"] == [code]
     assert [r.run.run_id for r in found if r.WhichOneof("record_type") == "run"] == ["abc123"]
-    assert not any(r.WhichOneof("record_type") == "history" for r in records(parts(tmp_path / "other")[0]))
+    assert not any(
+        r.WhichOneof("record_type") == "history" for r in records(parts(tmp_path / "other")[0])
+    )
 
 
 class FakeRun:
     """Stands for a run on a server that has some rounds."""
 
     def __init__(self, has: int) -> None:
-        self.resumed, self.summary, self.rows, self.code = has > 0, {"step": has} if has else {}, [], None
+        self.resumed, self.summary, self.rows, self.code = (
+            has > 0,
+            {"step": has} if has else {},
+            [],
+            None,
+        )
         self.settings = type("Settings", (), {"sync_dir": "none"})
         self.url = "https://wandb.test/run"
 
@@ -226,7 +257,12 @@ def test_wandb_online_sends_what_the_server_lacks(
     assert [row["round"] for row in run.rows] == list(range(has + 1, 6)) and run.code == 0
     assert said == ["W&B: https://wandb.test/run"]
     (given,) = asked
-    assert (given["mode"], given["entity"], given["id"], given["resume"]) == ("online", "team", "abc123", "allow")
+    assert (given["mode"], given["entity"], given["id"], given["resume"]) == (
+        "online",
+        "team",
+        "abc123",
+        "allow",
+    )
 
 
 @pytest.mark.usefixtures("wandb_home")
@@ -257,13 +293,17 @@ def test_wandb_goes_on_offline_where_the_server_is_not_reached(
     assert "continuing offline" in warning and f"wandb sync {tmp_path}" in warning
     assert ("no W&B account" in warning) is not account
     (path,) = parts(tmp_path)
-    assert [r.run.run_id for r in records(path) if r.WhichOneof("record_type") == "run"] == ["abc123"]
+    assert [r.run.run_id for r in records(path) if r.WhichOneof("record_type") == "run"] == [
+        "abc123"
+    ]
     with pytest.raises(wandb.errors.Error):
         Wandb(mode="online", strict=True, timeout=2.0).open(info(tmp_path), [])
     wandb.teardown()
 
 
-def test_wandb_tries_an_unreachable_server_once_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_tries_an_unreachable_server_once_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import wandb
 
     def init(**given: Any) -> FakeRun:
@@ -306,7 +346,9 @@ def frozen_service() -> None:
     print(len(warnings), service.wait(), flush=True)
 
 
-def test_a_frozen_wandb_lets_the_process_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_wandb_lets_the_process_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
     process = Forked(tmp_path, frozen_service)
     out, err = process.communicate(timeout=100)
@@ -315,7 +357,9 @@ def test_a_frozen_wandb_lets_the_process_end(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("wandb_home")
-def test_wandb_leaves_other_runs_of_the_process_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_leaves_other_runs_of_the_process_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Going on offline ends W&B's service, which a run that is open would not survive: this logger gives up instead."""
     import wandb
 
@@ -332,7 +376,12 @@ def test_wandb_leaves_other_runs_of_the_process_alone(tmp_path: Path, monkeypatc
 
 def test_flat_config_of_a_composed_job_is_plain_json() -> None:
     flat = flat_config(compose(["method=scaffold", "partition=iid", "seed=4"]))
-    assert (flat["method"], flat["dataset"], flat["alpha"], flat["seed"]) == ("scaffold", "digits", None, 4)
+    assert (flat["method"], flat["dataset"], flat["alpha"], flat["seed"]) == (
+        "scaffold",
+        "digits",
+        None,
+        4,
+    )
     assert json.loads(json.dumps(flat)) == flat
 
 
@@ -347,7 +396,9 @@ def test_tensorboard_holds_every_round_once_after_a_resume(tmp_path: Path) -> No
     events = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=False).Reload()
     for name in ("train/loss", "test/global/acc"):
         expected = [(row["round"], row[name]) for row in ROWS if name in row]
-        assert [(e.step, e.value) for e in events.Scalars(name)] == [(n, pytest.approx(v)) for n, v in expected]
+        assert [(e.step, e.value) for e in events.Scalars(name)] == [
+            (n, pytest.approx(v)) for n, v in expected
+        ]
     assert set(events.Tags()["scalars"]) == {"train/loss", "test/global/acc"}
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 

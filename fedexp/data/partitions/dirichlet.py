@@ -49,7 +49,9 @@ class Dirichlet(BoundedPartitioner):
     def name(self) -> str:
         return "dirichlet"
 
-    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def draw(
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         classes = [np.flatnonzero(labels == k) for k in range(num_classes)]
         if not self.gated:
             order, counts = self._deal(classes, len(labels), clients, rng)
@@ -97,18 +99,26 @@ class Dirichlet(BoundedPartitioner):
             shuffled = members.copy()
             rng.shuffle(shuffled)
             order.append(shuffled)
-            proportions = self._proportions(concentration, held < n / clients if self.gated else None, k, rng)
+            proportions = self._proportions(
+                concentration, held < n / clients if self.gated else None, k, rng
+            )
             cuts = (np.cumsum(proportions) * len(shuffled)).astype(np.int64)[:-1]
             counts[:, k] = np.diff(cuts, prepend=0, append=len(shuffled))
             held += counts[:, k]
         return order, counts
 
     def _proportions(
-        self, concentration: np.ndarray, is_open: np.ndarray | None, k: int, rng: np.random.RandomState
+        self,
+        concentration: np.ndarray,
+        is_open: np.ndarray | None,
+        k: int,
+        rng: np.random.RandomState,
     ) -> np.ndarray:
         for _ in range(MAX_REDRAWS):
             drawn = rng.dirichlet(concentration)
-            if is_open is not None and is_open.any():  # all are full only where the remaining classes are empty
+            if (
+                is_open is not None and is_open.any()
+            ):  # all are full only where the remaining classes are empty
                 drawn = drawn * is_open
             total = drawn.sum()
             if total > 0:  # false for NaN

@@ -38,7 +38,9 @@ class DirichletBlocks(BoundedPartitioner):
     def name(self) -> str:
         return "dirichlet_blocks"
 
-    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def draw(
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         if clients > len(labels):
             raise DataError(
                 "every client gets half its equal share or more, and the pool has less than a sample each",

@@ -38,7 +38,9 @@ class DirichletPerClient(Partitioner):
     def name(self) -> str:
         return "dirichlet_per_client"
 
-    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def draw(
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         n = len(labels)
         pools = [rng.permutation(np.flatnonzero(labels == k)) for k in range(num_classes)]
         left = np.array([len(pool) for pool in pools])
@@ -63,13 +65,17 @@ class DirichletPerClient(Partitioner):
         return partition
 
 
-def class_priors(alpha: float, clients: int, num_classes: int, rng: np.random.RandomState) -> np.ndarray:
+def class_priors(
+    alpha: float, clients: int, num_classes: int, rng: np.random.RandomState
+) -> np.ndarray:
     """(clients, classes) float32 rows of Dir(alpha 1_C); float32 because a million clients are meant to fit."""
     priors = np.empty((clients, num_classes), dtype=np.float32)
     for start in range(0, clients, _ROWS):
         rows = rng.standard_gamma(alpha, size=(min(_ROWS, clients - start), num_classes))
         total = rows.sum(axis=1, keepdims=True)
-        empty = np.flatnonzero(total[:, 0] == 0)  # every gamma underflowed: the limit of Dir(alpha -> 0) is one class
+        empty = np.flatnonzero(
+            total[:, 0] == 0
+        )  # every gamma underflowed: the limit of Dir(alpha -> 0) is one class
         rows[empty, rng.randint(num_classes, size=len(empty))] = 1
         priors[start : start + len(rows)] = rows / np.where(total > 0, total, 1)
     return priors

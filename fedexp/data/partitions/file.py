@@ -27,7 +27,9 @@ class File(Partitioner):
 
     one_class: ClassVar[bool] = True
     scales: ClassVar[bool] = False
-    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": lambda file: load_partition(file).sha256}
+    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {
+        "path": lambda file: load_partition(file).sha256
+    }
 
     path: str = ""
     sha256: str | None = None
@@ -47,11 +49,15 @@ class File(Partitioner):
                 "set partition.path=FILE; relative paths start at the working directory",
             )
 
-    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def draw(
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         partition = load_partition(Path(self.path).expanduser())
         info = partition.info
         if self.sha256 is not None and partition.sha256 != self.sha256:
-            raise self._unfit("holds another partition", f"sha256 {self.sha256}", f"sha256 {partition.sha256}")
+            raise self._unfit(
+                "holds another partition", f"sha256 {self.sha256}", f"sha256 {partition.sha256}"
+            )
         if info.get("pool", len(labels)) != len(labels):
             raise self._unfit(
                 "was drawn for another pool of training samples",
@@ -62,7 +68,10 @@ class File(Partitioner):
         asked = int(info.get("asked_clients", partition.num_clients))
         if clients not in (asked, partition.num_clients):
             raise self._unfit(
-                "is for another number of clients", f"{clients} clients", f"{asked} clients", f"set clients={asked}"
+                "is for another number of clients",
+                f"{clients} clients",
+                f"{asked} clients",
+                f"set clients={asked}",
             )
         cut = float(info.get("val_fraction", 0.0))
         if isinstance(partition, CutPartition) and self.val_fraction not in (0.0, cut):
@@ -74,5 +83,9 @@ class File(Partitioner):
             )
         return partition
 
-    def _unfit(self, what: str, expected: str, got: str, do: str = "give another file") -> DataError:
-        return DataError(f"the partition file {what}", where=self.path, expected=expected, got=got, do=do)
+    def _unfit(
+        self, what: str, expected: str, got: str, do: str = "give another file"
+    ) -> DataError:
+        return DataError(
+            f"the partition file {what}", where=self.path, expected=expected, got=got, do=do
+        )

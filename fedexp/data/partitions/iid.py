@@ -21,7 +21,9 @@ class Iid(Partitioner):
     def name(self) -> str:
         return "iid"
 
-    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def draw(
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         size, larger = divmod(len(labels), clients)
         offsets = np.arange(clients + 1, dtype=np.int64) * size
         offsets += np.minimum(np.arange(clients + 1), larger)

@@ -29,8 +29,14 @@ class LabelGroups(Partitioner):
     def __post_init__(self) -> None:
         super().__post_init__()
         for client, group in enumerate(self.groups):
-            require(len(set(group)) == len(group), f"groups[{client}] names a class twice: {list(group)}")
-            require(min(group, default=0) >= 0, f"groups[{client}] holds a negative class: {list(group)}")
+            require(
+                len(set(group)) == len(group),
+                f"groups[{client}] names a class twice: {list(group)}",
+            )
+            require(
+                min(group, default=0) >= 0,
+                f"groups[{client}] holds a negative class: {list(group)}",
+            )
 
     @property
     def name(self) -> str:
@@ -44,7 +50,9 @@ class LabelGroups(Partitioner):
                 "groups",
                 f"{clients} lists, e.g. [[0,1],[2,3],...]",
                 f"{len(self.groups)} lists",
-                f"set clients={len(self.groups)}" if self.groups else "set partition.groups='[[0,1],[2,3],...]'",
+                f"set clients={len(self.groups)}"
+                if self.groups
+                else "set partition.groups='[[0,1],[2,3],...]'",
             )
         named = {k for group in self.groups for k in group}
         if max(named, default=0) >= num_classes:
@@ -56,11 +64,15 @@ class LabelGroups(Partitioner):
                 "correct partition.groups",
             )
 
-    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def draw(
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         holders = np.zeros((clients, num_classes), dtype=bool)
         for client, group in enumerate(self.groups):
             holders[client, list(group)] = True
-        orphans = np.flatnonzero((np.bincount(labels, minlength=num_classes) > 0) & ~holders.any(axis=0))
+        orphans = np.flatnonzero(
+            (np.bincount(labels, minlength=num_classes) > 0) & ~holders.any(axis=0)
+        )
         if len(orphans):
             raise DataError(
                 "classes without a client: their samples would be lost",

@@ -34,14 +34,20 @@ class Natural(Partitioner):
     def __post_init__(self) -> None:
         super().__post_init__()
         per = self.owners_per_client
-        require(per == "all" or per >= 1, f"owners_per_client must be 'all' or at least 1, got {per}")
-        require(per == "all" or not self.split_owners, "split_owners goes with owners_per_client=all")
+        require(
+            per == "all" or per >= 1, f"owners_per_client must be 'all' or at least 1, got {per}"
+        )
+        require(
+            per == "all" or not self.split_owners, "split_owners goes with owners_per_client=all"
+        )
 
     @property
     def name(self) -> str:
         return "natural"
 
-    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def draw(
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         present, owner = np.unique(labels, return_inverse=True)
         owners = len(present)
         if clients > owners and self.split_owners:
@@ -67,7 +73,9 @@ class Natural(Partitioner):
             info |= {"unused_owners": owners - len(used), "dropped_samples": len(client) - len(at)}
         return Partition(at[dealt.indices], dealt.offsets, info)
 
-    def _divided(self, owner: np.ndarray, owners: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def _divided(
+        self, owner: np.ndarray, owners: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         each, more = divmod(clients, owners)
         parts: list[np.ndarray] = []
         for i in range(owners):

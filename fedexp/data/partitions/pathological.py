@@ -32,7 +32,10 @@ class Pathological(BoundedPartitioner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.classes_per_client >= 1, f"classes_per_client must be at least 1, got {self.classes_per_client}")
+        require(
+            self.classes_per_client >= 1,
+            f"classes_per_client must be at least 1, got {self.classes_per_client}",
+        )
 
     @property
     def name(self) -> str:
@@ -50,7 +53,9 @@ class Pathological(BoundedPartitioner):
                 "raise partition.classes_per_client or clients",
             )
 
-    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def draw(
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         occurring = np.bincount(labels, minlength=num_classes) > 0
         draw, orphans = 0, np.zeros(0, np.int64)
         for draw in self.attempts():
@@ -73,7 +78,9 @@ class Pathological(BoundedPartitioner):
         client = np.arange(clients)
         rank = rng.random_sample((clients, num_classes))
         rank[client, client % num_classes] = -1  # the first of each client's classes
-        chosen = np.argpartition(rank, self.classes_per_client - 1, axis=1)[:, : self.classes_per_client]
+        chosen = np.argpartition(rank, self.classes_per_client - 1, axis=1)[
+            :, : self.classes_per_client
+        ]
         holders = np.zeros((clients, num_classes), dtype=bool)
         holders[client[:, None], chosen] = True
         return holders

@@ -26,7 +26,10 @@ class PathologicalRefilled(RefilledPartitioner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.classes_per_client >= 1, f"classes_per_client must be at least 1, got {self.classes_per_client}")
+        require(
+            self.classes_per_client >= 1,
+            f"classes_per_client must be at least 1, got {self.classes_per_client}",
+        )
 
     @property
     def name(self) -> str:

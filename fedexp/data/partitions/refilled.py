@@ -24,7 +24,10 @@ class RefilledPartitioner(Partitioner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.on_small in ("error", "allow"), f"sizes are equal: on_small={self.on_small} has nothing to move")
+        require(
+            self.on_small in ("error", "allow"),
+            f"sizes are equal: on_small={self.on_small} has nothing to move",
+        )
 
     @abstractmethod
     def priors(self, classes: int, clients: int, rng: np.random.RandomState) -> np.ndarray:
@@ -34,7 +37,9 @@ class RefilledPartitioner(Partitioner):
             classes: those that the pool has samples of.
         """
 
-    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def draw(
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         if clients > len(labels):
             raise DataError(
                 "clients of equal size need a sample each",

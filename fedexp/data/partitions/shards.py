@@ -32,13 +32,17 @@ class Shards(Partitioner):
     def name(self) -> str:
         return "shards"
 
-    def draw(self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState) -> Partition:
+    def draw(
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
+    ) -> Partition:
         n, total = len(labels), clients * self.shards
         if total > n:
             raise DataError(
                 f"{n} samples cannot be cut into {total} shards",
                 where="partition.shards",
-                expected=f"{max(1, n // clients)} or less" if clients <= n else f"{n} clients or less",
+                expected=f"{max(1, n // clients)} or less"
+                if clients <= n
+                else f"{n} clients or less",
                 got=f"{self.shards} shards for each of {clients} clients",
                 do="lower partition.shards or clients",
             )

@@ -80,7 +80,10 @@ class StackedVectors(Vectors):
 
     @staticmethod
     def moved(tensors: list[Tensor], along: list[Tensor], factor: Tensor) -> list[Tensor]:
-        return [value.addcmul(step, _each(factor, value)) for value, step in zip(tensors, along, strict=True)]
+        return [
+            value.addcmul(step, _each(factor, value))
+            for value, step in zip(tensors, along, strict=True)
+        ]
 
 
 def _each(factor: Tensor, value: Tensor) -> Tensor:
@@ -120,7 +123,9 @@ class StackKernel(ABC):
         """What `gradients` returns, the gradients being those at what `ascent` climbs to, and the (k,) norms of the climb."""
 
         def gradient_at(there: Tree) -> Tree:
-            moved = replace(stack, params={**stack.params, **there}, buffers=trees.clone(stack.buffers))
+            moved = replace(
+                stack, params={**stack.params, **there}, buffers=trees.clone(stack.buffers)
+            )
             return self.gradients(moved, batch)[0]
 
         grads, loss = self.gradients(stack, batch)
@@ -141,7 +146,11 @@ class FusedKernel(StackKernel):
 
     @abstractmethod
     def descend(
-        self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None, ascent: Ascent | None
+        self,
+        stack: StackTrees,
+        batch: StackBatch,
+        adjustment: Adjustment | None,
+        ascent: Ascent | None,
     ) -> dict[str, Tensor]:
         """Take a whole step of plain SGD or heavy ball, in place; the (k,) losses, and what else is measured, by name.
 

@@ -18,7 +18,9 @@ from fedexp.core.trees import Tree
 from fedexp.engines.kernels.kernel import FusedKernel, StackBatch, StackTrees
 
 Layer = tuple[str, str | None]  # names of weight and bias
-Layers = Iterator[tuple[int, Tensor, Tensor]]  # (number, its input, its output's gradient), last layer first
+Layers = Iterator[
+    tuple[int, Tensor, Tensor]
+]  # (number, its input, its output's gradient), last layer first
 
 _BLOCK_BYTES = 1 << 20  # about a core's own cache
 
@@ -82,7 +84,9 @@ class Linear(FusedKernel):
     def __init__(self, job: ClientJob, net: Net) -> None:
         self._chain = net.linear_chain
         self._trained = _trained(job, net)
-        self._lowest = next(i for i, layer in enumerate(self._chain) if self._trained.intersection(layer))
+        self._lowest = next(
+            i for i, layer in enumerate(self._chain) if self._trained.intersection(layer)
+        )
         self._term = job.trainer.feature_term()
         self._anchor: tuple[StackBatch, Tensor] | None = None
         self._by_factors = self._pays(job)
@@ -122,11 +126,19 @@ class Linear(FusedKernel):
         A layer of `i` inputs and `o` outputs costs it 3 b (i + o) products a sample, and saves one gradient's i o: counted twice,
         for what stores that gradient, takes its norm and adds it to w. A first figure.
         """
-        shapes = [job.start.params[weight].shape for weight, _ in self._chain if weight in self._trained]
-        return 3 * job.budget.batch_size * sum(o + i for o, i in shapes) <= 2 * sum(o * i for o, i in shapes)
+        shapes = [
+            job.start.params[weight].shape for weight, _ in self._chain if weight in self._trained
+        ]
+        return 3 * job.budget.batch_size * sum(o + i for o, i in shapes) <= 2 * sum(
+            o * i for o, i in shapes
+        )
 
     def descend(
-        self, stack: StackTrees, batch: StackBatch, adjustment: Adjustment | None, ascent: Ascent | None
+        self,
+        stack: StackTrees,
+        batch: StackBatch,
+        adjustment: Adjustment | None,
+        ascent: Ascent | None,
     ) -> dict[str, Tensor]:
         """The products are accumulated straight into the weights (or the momentum buffer): no gradient is stored."""
         how = adjustment or Adjustment()
@@ -146,17 +158,25 @@ class Linear(FusedKernel):
                 into.mul_(keep).add_(d.sum(1), alpha=factor)
                 self._follow_buffer(bias, everyone, stack)
         if how.outside is not None:
-            torch._foreach_add_(list(stack.live.values()), list(how.outside.values()), alpha=-self._lr)
+            torch._foreach_add_(
+                list(stack.live.values()), list(how.outside.values()), alpha=-self._lr
+            )
         return measured
 
     def _blocks(self, w: Tensor, how: Adjustment) -> list[slice]:
         """The clients whose `w` is passed over at a time: where something is added besides the gradient, as many as a core's
         cache holds. (Momentum alone gained nothing.)"""
         k, one = len(w), w[0].numel() * w.element_size()
-        size = k if w.is_cuda or not (how.pull or how.shift is not None) else max(1, _BLOCK_BYTES // one)
+        size = (
+            k
+            if w.is_cuda or not (how.pull or how.shift is not None)
+            else max(1, _BLOCK_BYTES // one)
+        )
         return [slice(start, start + size) for start in range(0, k, size)]
 
-    def _prepared(self, name: str, rows: slice, stack: StackTrees, how: Adjustment) -> tuple[Tensor, float, float]:
+    def _prepared(
+        self, name: str, rows: slice, stack: StackTrees, how: Adjustment
+    ) -> tuple[Tensor, float, float]:
         """Where these clients' gradient g of parameter `name` goes, as ``into = keep * into + factor * g``.
 
         Everything else that is added in the same step has been added when this returns (into, keep, factor). Without momentum
@@ -188,7 +208,9 @@ class Linear(FusedKernel):
     def keep(self, count: int) -> None:
         self._buffer = {name: value[:count] for name, value in self._buffer.items()}
 
-    def _passes(self, stack: StackTrees, batch: StackBatch, ascent: Ascent | None) -> tuple[dict[str, Tensor], Layers]:
+    def _passes(
+        self, stack: StackTrees, batch: StackBatch, ascent: Ascent | None
+    ) -> tuple[dict[str, Tensor], Layers]:
         """What is measured at w, and, at w or at what `ascent` climbs to, inputs and gradients from the last layer down to the
         lowest that is trained.
 
@@ -200,7 +222,9 @@ class Linear(FusedKernel):
             return here.measured, layers
         climb = self._climb(layers, here.lowest, ascent)
         there = self._forward(stack, batch, climb)
-        return {**here.measured, "perturbation": climb.norm}, self._backward(stack.params, there, climb)
+        return {**here.measured, "perturbation": climb.norm}, self._backward(
+            stack.params, there, climb
+        )
 
     def _climb(self, layers: Layers, lowest: Tensor, ascent: Ascent) -> _Climb:
         inputs, gradients = {}, {}
@@ -220,13 +244,21 @@ class Linear(FusedKernel):
         return _Climb(inputs, uphill, lowest, norm * factor)
 
     def _forward(
-        self, stack: StackTrees, batch: StackBatch, climb: _Climb | None = None, keeps_lowest: bool = False
+        self,
+        stack: StackTrees,
+        batch: StackBatch,
+        climb: _Climb | None = None,
+        keeps_lowest: bool = False,
     ) -> _Forward:
         inputs = [batch.x.flatten(2)]
         lowest = inputs[0]
         for number, (weight, bias) in enumerate(self._chain):
             a = inputs[-1]
-            z = climb.lowest if climb and number == self._lowest else _outputs(a, stack.params, weight, bias)
+            z = (
+                climb.lowest
+                if climb and number == self._lowest
+                else _outputs(a, stack.params, weight, bias)
+            )
             if climb is not None and number in climb.uphill:
                 e = climb.uphill[number]
                 if weight in self._trained:
@@ -251,9 +283,13 @@ class Linear(FusedKernel):
             top, below = d + term.gradient, None
         else:
             last = len(self._chain) - 1
-            term = self._term.of(inputs[-1], anchor, batch.share, lambda: self._below(stack.params, last, d, climb))
+            term = self._term.of(
+                inputs[-1], anchor, batch.share, lambda: self._below(stack.params, last, d, climb)
+            )
             top, below = d, term.gradient
-        return _Forward(by_name(Measured(losses + term.value, term.scalars)), inputs, top, below, lowest)
+        return _Forward(
+            by_name(Measured(losses + term.value, term.scalars)), inputs, top, below, lowest
+        )
 
     def _anchor_of(self, stack: StackTrees, batch: StackBatch) -> Tensor:
         """The representation by the received models, (k, b, width); once a batch."""
@@ -272,7 +308,11 @@ class Linear(FusedKernel):
         for number in range(len(self._chain) - 1, self._lowest - 1, -1):
             a = forward.inputs[number]
             below = self._below(params, number, d, climb) if number > self._lowest else None
-            if below is not None and forward.term_gradient is not None and number == len(self._chain) - 1:
+            if (
+                below is not None
+                and forward.term_gradient is not None
+                and number == len(self._chain) - 1
+            ):
                 below += forward.term_gradient
             yield number, a, d
             if below is not None:

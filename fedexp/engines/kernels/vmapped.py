@@ -31,7 +31,9 @@ class Vmapped(StackKernel):
     `NotStackableError`.
     """
 
-    same_sizes: ClassVar[bool] = True  # a mean over padding rows, or BatchNorm's statistics, would be another loss
+    same_sizes: ClassVar[bool] = (
+        True  # a mean over padding rows, or BatchNorm's statistics, would be another loss
+    )
 
     @classmethod
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
@@ -55,7 +57,9 @@ class Vmapped(StackKernel):
             raise
         except Exception as error:  # where the loss itself is at fault, serial training says so
             text = str(error).partition("\n")[0]
-            raise NotStackableError(f"its loss cannot be vectorised ({type(error).__name__}: {text})") from error
+            raise NotStackableError(
+                f"its loss cannot be vectorised ({type(error).__name__}: {text})"
+            ) from error
 
     def _gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor | Measured]:
         live = [value.requires_grad_() for value in stack.live.values()]
@@ -64,7 +68,9 @@ class Vmapped(StackKernel):
         before = trees.clone(stack.buffers) if overrides(self._job.trainer, "loss") else {}
         try:
             losses, scalars = self._losses(stack, stack.buffers, batch, self._noise(batch), None)
-        except _UnansweredError:  # from some epoch on, say, the loss asks for more than in earlier steps
+        except (
+            _UnansweredError
+        ):  # from some epoch on, say, the loss asks for more than in earlier steps
             if before:
                 torch._foreach_copy_(trees.tensors(stack.buffers), trees.tensors(before))
             self._ask(stack, batch)
@@ -83,17 +89,29 @@ class Vmapped(StackKernel):
             self._losses(stack, trees.clone(stack.buffers), batch, {}, draws)
 
     def _noise(self, batch: StackBatch) -> dict[Draw, Tensor]:
-        return {draw: torch.stack([ctx.noise(*draw) for ctx in batch.own]) for draw in self._draws[batch.x.shape]}
+        return {
+            draw: torch.stack([ctx.noise(*draw) for ctx in batch.own])
+            for draw in self._draws[batch.x.shape]
+        }
 
     def _losses(
-        self, stack: StackTrees, buffers: Tree, batch: StackBatch, noise: dict[Draw, Tensor], asked: list[Draw] | None
+        self,
+        stack: StackTrees,
+        buffers: Tree,
+        batch: StackBatch,
+        noise: dict[Draw, Tensor],
+        asked: list[Draw] | None,
     ) -> tuple[Tensor, Tree]:
         """(k,) losses and other scalars.
 
         Where there is `asked`, what the loss asks of the noise goes there and is answered with zeros; class counts that it
         asks for are computed, and answered with the first client's.
         """
-        job, net, first = self._job, self._net, batch.own[0]  # sizes, steps and epochs are the same for all
+        job, net, first = (
+            self._job,
+            self._net,
+            batch.own[0],
+        )  # sizes, steps and epochs are the same for all
 
         def loss(
             params: Tree,
@@ -123,11 +141,15 @@ class Vmapped(StackKernel):
                 return counts["n"]
 
             def refuse(at: Tree) -> Tree:
-                raise NotStackableError("its loss uses full gradients, which need all of one client's data")
+                raise NotStackableError(
+                    "its loss uses full gradients, which need all of one client's data"
+                )
 
             ctx = replace(
                 first,
-                start={name: received.params[name] for name in stack.trained if name in received.params},
+                start={
+                    name: received.params[name] for name in stack.trained if name in received.params
+                },
                 received=received,
                 shared=shared,
                 state=state,
@@ -146,7 +168,15 @@ class Vmapped(StackKernel):
         randomness = "error" if asked is None else "same"
         try:
             losses: tuple[Tensor, Tree] = torch.vmap(loss, randomness=randomness)(
-                stack.params, buffers, received, shared, stack.state, batch.x, batch.y, noise, self._counts
+                stack.params,
+                buffers,
+                received,
+                shared,
+                stack.state,
+                batch.x,
+                batch.y,
+                noise,
+                self._counts,
             )
         finally:
             net.release()

@@ -89,11 +89,17 @@ class Averaging(Aggregator):
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         own_start = env.first and (env.init == "different" or len(env.specs.distinct) > 1)
         return [
-            env.job(client, env.initial_weights(client) if own_start else state["weights"], state["shared"])
+            env.job(
+                client,
+                env.initial_weights(client) if own_start else state["weights"],
+                state["shared"],
+            )
             for client in self.cohort(env)
         ]
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         old: Weights = state["weights"]
         seen, merging = _Seen(old), None
         norms = (env.trainer.needs | env.server_optimizer.needs | self.needs).update_norms
@@ -112,7 +118,9 @@ class Averaging(Aggregator):
         if factor != 1.0:
             direction = trees.scale(direction, factor)
             stats = replace(stats, squared_norms=tuple(factor**2 * s for s in stats.squared_norms))
-        server, params, metrics = env.server_optimizer.step(state["server"], old.params, direction, stats)
+        server, params, metrics = env.server_optimizer.step(
+            state["server"], old.params, direction, stats
+        )
         weights = Weights(old.spec, params, seen.buffers())
         evaluated = env.server_optimizer.evaluated(server, params)
         if type(self).factor is not Averaging.factor:
@@ -122,13 +130,20 @@ class Averaging(Aggregator):
             live, applied = old.trainable, trees.sub(params, old.params)
             step = ServerUpdate({k: direction[k] for k in live}, {k: applied[k] for k in live})
             shared = env.trainer.update_shared(shared, seen.payload(), step, stats)
-            renewed = {name: tree for name, tree in shared.items() if tree is not state["shared"].get(name)}
-            metrics = {**metrics, **{f"server/{name}": _length(tree) for name, tree in renewed.items()}}
+            renewed = {
+                name: tree for name, tree in shared.items() if tree is not state["shared"].get(name)
+            }
+            metrics = {
+                **metrics,
+                **{f"server/{name}": _length(tree) for name, tree in renewed.items()},
+            }
         new = {
             "weights": weights,
             "shared": shared,
             "server": server,
-            "evaluated": weights if evaluated is params else Weights(old.spec, evaluated, weights.buffers),
+            "evaluated": weights
+            if evaluated is params
+            else Weights(old.spec, evaluated, weights.buffers),
         }
         return new, {"clients": stats.m, **metrics}
 
@@ -160,7 +175,11 @@ class Collecting(Averaging):
 
 def _length(tree: Tree) -> float:
     """Euclidean norm, of the floating tensors: a trainer may count something, too."""
-    return math.sqrt(trees.squared_norm({name: value for name, value in tree.items() if value.is_floating_point()}))
+    return math.sqrt(
+        trees.squared_norm(
+            {name: value for name, value in tree.items() if value.is_floating_point()}
+        )
+    )
 
 
 class _Seen:
@@ -178,16 +197,21 @@ class _Seen:
     def add(self, result: ClientResult, p: float, payload_weight: float) -> None:
         if not self.p:
             self.buffer_sums = {
-                k: torch.zeros_like(v) if v.is_floating_point() else v.clone() for k, v in self.old.buffers.items()
+                k: torch.zeros_like(v) if v.is_floating_point() else v.clone()
+                for k, v in self.old.buffers.items()
             }
-            self.payload_sums = {name: trees.zeros_like(tree) for name, tree in result.payload.items()}
+            self.payload_sums = {
+                name: trees.zeros_like(tree) for name, tree in result.payload.items()
+            }
         for name, value in result.weights.buffers.items():
             if value.is_floating_point():
                 self.buffer_sums[name].add_(value, alpha=p)
             else:
                 torch.maximum(self.buffer_sums[name], value, out=self.buffer_sums[name])
         for name, tree in result.payload.items():
-            torch._foreach_add_(trees.tensors(self.payload_sums[name]), trees.tensors(tree), alpha=payload_weight)
+            torch._foreach_add_(
+                trees.tensors(self.payload_sums[name]), trees.tensors(tree), alpha=payload_weight
+            )
         self.payload_weight += payload_weight
         self.p.append(p)
         self.tau.append(result.num_steps)
@@ -196,10 +220,15 @@ class _Seen:
         total = sum(self.p)
         frozen = self.old.frozen  # the mean of equal numbers may differ from them in the last bit
         kept = {k: v for k, v in self.old.buffers.items() if k in frozen}
-        return {k: v / total if v.is_floating_point() else v for k, v in self.buffer_sums.items()} | kept
+        return {
+            k: v / total if v.is_floating_point() else v for k, v in self.buffer_sums.items()
+        } | kept
 
     def payload(self) -> dict[str, Tree]:
-        return {name: trees.scale(tree, 1 / self.payload_weight) for name, tree in self.payload_sums.items()}
+        return {
+            name: trees.scale(tree, 1 / self.payload_weight)
+            for name, tree in self.payload_sums.items()
+        }
 
     def stats(self, env: Env, N: int, whole: float) -> RoundStats:
         """`whole`: the sum of p over all N, before normalisation."""

@@ -25,7 +25,9 @@ class ClassCounts(Probe):
 
     name: ClassVar[str] = "class_counts"
 
-    def __call__(self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int) -> Tree:
+    def __call__(
+        self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int
+    ) -> Tree:
         return {"n": torch.bincount(samples.labels(index), minlength=self.num_classes)}
 
     def from_record(self, record: Record) -> Tree | None:

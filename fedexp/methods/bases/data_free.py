@@ -58,7 +58,9 @@ class DataFree(Aggregator):
             stay as they are.
     """
 
-    remedy: ClassVar[str] = "lower aggregator.lr_student, or bound gradients with aggregator.student.clip"
+    remedy: ClassVar[str] = (
+        "lower aggregator.lr_student, or bound gradients with aggregator.student.clip"
+    )
 
     T: int = 200
     tau: float = 20.0
@@ -75,7 +77,9 @@ class DataFree(Aggregator):
         for name in ("T", "tau", "lr_student", "at_once"):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name} must be positive, got {value}")
-        require(self.b >= 2, f"b must be at least 2, got {self.b}")  # BatchNorm has no variance of one
+        require(
+            self.b >= 2, f"b must be at least 2, got {self.b}"
+        )  # BatchNorm has no variance of one
         require(
             self.precision == "float32" or self.teachers != "stacked",
             "teachers=stacked does not run in precision=bf16: set teachers=looped",
@@ -105,9 +109,14 @@ class DataFree(Aggregator):
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         if env.step:
             return []
-        return [env.job(c, state["student"] if env.round else env.initial_weights(c), {}) for c in env.sample()]
+        return [
+            env.job(c, state["student"] if env.round else env.initial_weights(c), {})
+            for c in env.sample()
+        ]
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         if env.step == 0:
             return self._begin(state, [result.weights for result in results], env)
         ensemble = Ensemble(
@@ -169,9 +178,13 @@ class DataFree(Aggregator):
 
     def pictures(self, state: State, env: Env) -> Mapping[str, Tensor]:
         """``synthetic``: images of the bank, or fresh ones of a generator that keeps none, a row a class."""
-        return {"synthetic": by_class(*self.made(state, env), env.num_classes)} if state["own"] else {}
+        return (
+            {"synthetic": by_class(*self.made(state, env), env.num_classes)} if state["own"] else {}
+        )
 
-    def taught(self, state: State, lessons: Iterable[Lesson], lr: float, env: Env) -> tuple[State, Metrics]:
+    def taught(
+        self, state: State, lessons: Iterable[Lesson], lr: float, env: Env
+    ) -> tuple[State, Metrics]:
         """The state after a step of the student on each of `lessons`, and what to log."""
         noise = StepNoise(seed_of(env.seed, "student noise", env.round, env.step), env.device)
         student, optimizer, losses = distil(
@@ -179,7 +192,9 @@ class DataFree(Aggregator):
         )
         metrics = {"distillation/loss": float(losses.mean()), "distillation/steps": len(losses)}
         if not math.isfinite(metrics["distillation/loss"]):
-            raise FedexpError(f"the student's loss is not finite in server epoch {env.step}", do=self.remedy)
+            raise FedexpError(
+                f"the student's loss is not finite in server epoch {env.step}", do=self.remedy
+            )
         return {**state, "student": student, "optimizer": optimizer}, metrics
 
     def outcome(self, state: State) -> Outcome:
@@ -211,7 +226,11 @@ def _check_stackable(env: Env) -> None:
 def _check_bf16(env: Env) -> None:
     """Refuse types that autocast leaves alone and devices that do not have bfloat16."""
     cuda = env.device.type == "cuda"
-    reason = f"{env.device} has none" if cuda and not torch.cuda.is_bf16_supported(including_emulation=False) else None
+    reason = (
+        f"{env.device} has none"
+        if cuda and not torch.cuda.is_bf16_supported(including_emulation=False)
+        else None
+    )
     if env.dtype != torch.float32:
         reason = f"autocast leaves {env.dtype} as it is"
     if reason:

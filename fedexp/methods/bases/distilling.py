@@ -43,7 +43,9 @@ class Distilling(ServerTrained):
 
     @property
     def needs(self) -> Needs:
-        return super().needs | Needs((Demand("task", Classification, "compares logits of classes"),))
+        return super().needs | Needs(
+            (Demand("task", Classification, "compares logits of classes"),)
+        )
 
     @abstractmethod
     def taught(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
@@ -63,7 +65,10 @@ class Distilling(ServerTrained):
         return work
 
     def begin(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
-        return {"optimizer": self.optimizer.init(mean.trainable), **self.taught(gathered, start, mean, env)}
+        return {
+            "optimizer": self.optimizer.init(mean.trainable),
+            **self.taught(gathered, start, mean, env),
+        }
 
     def train(
         self, weights: Weights, work: State, net: Net, parts: Iterator[Part], env: Env
@@ -80,4 +85,8 @@ class Distilling(ServerTrained):
             live, optimizer = self.optimizer.step(live, grads, work["optimizer"], lr)
             work = self.after_step({**work, "optimizer": optimizer}, live, step)
             losses[step] = loss
-        return Weights(weights.spec, whole(weights, live), buffers), work, mean_loss(losses, total, env)
+        return (
+            Weights(weights.spec, whole(weights, live), buffers),
+            work,
+            mean_loss(losses, total, env),
+        )

@@ -47,7 +47,9 @@ class FusionAggregator(Aggregator):
         probes = self.probes(env)
         own = env.first
         starts = {
-            c: env.initial_weights(c) if own and env.init == "different" else self.start_of(c, state, env)
+            c: env.initial_weights(c)
+            if own and env.init == "different"
+            else self.start_of(c, state, env)
             for c in env.sample()
         }
         return [env.job(c, start, {}, probes=probes) for c, start in starts.items()]
@@ -57,7 +59,9 @@ class FusionAggregator(Aggregator):
         weights: Weights = state["weights"]
         return weights
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         cohort = list(results)
         if not cohort:  # every sampled client was skipped: the round changes nothing
             return state, {"clients": 0}
@@ -80,6 +84,10 @@ def averaged(models: Sequence[Weights]) -> Weights:
         return stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0)
 
     def over(trees: list[Tree]) -> Tree:
-        return {k: v if k in frozen else mean([tree[k] for tree in trees]) for k, v in trees[0].items()}
+        return {
+            k: v if k in frozen else mean([tree[k] for tree in trees]) for k, v in trees[0].items()
+        }
 
-    return Weights(models[0].spec, over([m.params for m in models]), over([m.buffers for m in models]))
+    return Weights(
+        models[0].spec, over([m.params for m in models]), over([m.buffers for m in models])
+    )

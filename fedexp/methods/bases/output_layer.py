@@ -22,7 +22,9 @@ from fedexp.methods.bases.class_counts import ClassCounts, counts
 LastLayer = Literal["plain", "masked"]
 
 
-def check_mask(choice: str, spec: ModelSpec, input_shape: tuple[int, ...], key: str, others: str) -> None:
+def check_mask(
+    choice: str, spec: ModelSpec, input_shape: tuple[int, ...], key: str, others: str
+) -> None:
     """`check_classes` where `choice`, the value of ``aggregator.<key>``, is ``masked``; it could be `others`."""
     if choice == "masked":
         check_classes(spec, input_shape, f"aggregator.{key}", f"set aggregator.{key}={others}")
@@ -73,8 +75,13 @@ def masked_output(rows: Tensor, present: Tensor) -> Tensor:
     return (rows * mask).sum(0) / mask.sum(0).clamp(min=1)
 
 
-def with_masked_output(fused: Weights, models: Sequence[Weights], present: Tensor, output: Layer) -> Weights:
+def with_masked_output(
+    fused: Weights, models: Sequence[Weights], present: Tensor, output: Layer
+) -> Weights:
     """`fused` with the last layer, weight and bias, replaced by the `masked_output` of `models`."""
     names = [name for name in (output.weight, output.bias) if name is not None]
-    masked = {name: masked_output(torch.stack([m.params[name] for m in models]), present) for name in names}
+    masked = {
+        name: masked_output(torch.stack([m.params[name] for m in models]), present)
+        for name in names
+    }
     return Weights(fused.spec, {**fused.params, **masked}, fused.buffers)

@@ -65,7 +65,9 @@ class Replay(DataFree):
     def labels(self, env: Env) -> Tensor:
         """(b,) int64 y of the epoch's images, uniform over the classes, ascending."""
         random = torch_generator(env.seed, "labels", env.round, env.step)
-        return torch.randint(env.num_classes, (self.b,), generator=random).sort().values.to(env.device)
+        return (
+            torch.randint(env.num_classes, (self.b,), generator=random).sort().values.to(env.device)
+        )
 
     @abstractmethod
     def synthesise(
@@ -73,16 +75,23 @@ class Replay(DataFree):
     ) -> tuple[Tensor, Metrics, State]:
         """The epoch's images (b, c, H, W) in [0, 1] for `labels`, what to log, and ``own`` after it."""
 
-    def lessons(self, own: State, samples: Samples, ensemble: Ensemble, env: Env) -> tuple[State, Iterator[Lesson]]:
+    def lessons(
+        self, own: State, samples: Samples, ensemble: Ensemble, env: Env
+    ) -> tuple[State, Iterator[Lesson]]:
         """``own`` for the next epoch, and what the student sees in one shuffled pass over `samples`, the bank's."""
         view = View.of(self.views, env, "distillation")
         if view.augment is not None:
             return own, ((x, logits_of(ensemble, x)) for x, _ in self.inputs(samples, view, env))
         known: list[Tensor] = own.get("logits", [])
-        new = [samples_of([batch], env.domain).inputs(slice(None)) for batch in own["bank"][len(known) :]]
+        new = [
+            samples_of([batch], env.domain).inputs(slice(None))
+            for batch in own["bank"][len(known) :]
+        ]
         known = [*known, *(logits_of(ensemble, x) for x in new)]
         logits = torch.cat(known)
-        return {**own, "logits": known}, ((x, logits[at]) for x, at in self.inputs(samples, view, env))
+        return {**own, "logits": known}, (
+            (x, logits[at]) for x, at in self.inputs(samples, view, env)
+        )
 
     def inputs(self, samples: Samples, view: View, env: Env) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of one shuffled pass over the bank, through `view`, and the images' positions in it."""

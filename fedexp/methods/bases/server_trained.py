@@ -57,7 +57,10 @@ class ServerTrained(Mean):
     batch_size: int = 128
 
     def __post_init__(self) -> None:
-        require((self.steps is None) != (self.epochs is None), "set one of steps and epochs, the other one to null")
+        require(
+            (self.steps is None) != (self.epochs is None),
+            "set one of steps and epochs, the other one to null",
+        )
         for name in ("steps", "epochs"):
             value = getattr(self, name)
             require(value is None or value >= 0, f"{name} must not be negative, got {value}")
@@ -77,7 +80,9 @@ class ServerTrained(Mean):
         """
         yield from results
 
-    def first_step(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def first_step(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         """FedAvg's step: the state whose ``weights`` server training starts from."""
         return super().update(state, results, env)
 
@@ -105,7 +110,9 @@ class ServerTrained(Mean):
 
     def total(self, env: Env) -> int:
         """Optimizer steps of server training a round."""
-        return env.server_steps((self.epochs or 0) * self.pass_length(env) if self.steps is None else self.steps)
+        return env.server_steps(
+            (self.epochs or 0) * self.pass_length(env) if self.steps is None else self.steps
+        )
 
     def pass_length(self, env: Env) -> int:
         """Batches of one pass over the proxy data."""
@@ -116,7 +123,10 @@ class ServerTrained(Mean):
         return self.pass_length(env)
 
     def init(self, env: Env) -> State:
-        if len(proxy_of(env)) < 2 and network(env.server_spec, env.device, env.dtype).has_batch_norm:
+        if (
+            len(proxy_of(env)) < 2
+            and network(env.server_spec, env.device, env.dtype).has_batch_norm
+        ):
             raise ConfigError(
                 "BatchNorm has no statistics of one sample, and the server has one",
                 where="proxy.size",
@@ -131,7 +141,9 @@ class ServerTrained(Mean):
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         return [] if env.step else super().plan(state, env)
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         if env.step:
             return self._stage(state, env)
         gathered: dict[str, Any] = {}
@@ -160,7 +172,11 @@ class ServerTrained(Mean):
             weights = self.end(weights, work, env)
         if env.trace.wants(env.step):
             env.trace(env.step, {"student": Outcome((weights,), self.delivers)}, values=metrics)
-        where = {"round": env.round + 1, "stage": 0, "work": {}} if over else {"stage": env.step + 1, "work": work}
+        where = (
+            {"round": env.round + 1, "stage": 0, "work": {}}
+            if over
+            else {"stage": env.step + 1, "work": work}
+        )
         return {**state, "weights": weights, "evaluated": weights, **where}, metrics
 
     def _parts(self, taken: int, until: int, net: Net, env: Env) -> Iterator[Part]:
@@ -170,7 +186,9 @@ class ServerTrained(Mean):
         noise = StepNoise(seed_of(*names, "noise"), env.device)
         net.set_noise(noise)
         order = batches(len(proxy), self.batch_size, *names, epochs=None, start=taken)
-        for step, at in enumerate(on_device(islice(order, until - taken), proxy.x.device), start=taken):
+        for step, at in enumerate(
+            on_device(islice(order, until - taken), proxy.x.device), start=taken
+        ):
             if len(at) == 1 and net.has_batch_norm:
                 continue  # it has no statistics of one
             noise.step = step
@@ -194,7 +212,9 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
         raise FedexpError(
             "the loss of training on the server is not finite",
             where=f"round {env.round}, step {step + 1} of {total} on the server",
-            do="lower aggregator.lr" if step else "lower local.lr, if the clients diverged, or aggregator.lr",
+            do="lower aggregator.lr"
+            if step
+            else "lower local.lr, if the clients diverged, or aggregator.lr",
         )
     return {"server/loss": mean}
 

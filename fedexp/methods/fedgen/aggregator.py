@@ -5,8 +5,8 @@ the clients return, the generator ``z = G(y, eps)``, y uniform over classes that
 steps on ``sum_k a_k(y) CE(head_k(z), y)`` (the code; the paper: CE of the mean of the clients' logits) plus
 ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``, msd and mad being mean squared and mean absolute differences.
 a_k(y) is the share of client k in the cohort's samples of class y, each count plus one. The models are averaged as in FedAvg.
-`fedexp.methods.fedgen.trainer` is the clients' half. Up: y_i and n_{i,c}. Down: w, the generator, the classes known so far. Server
-state: generator, its optimizer.
+`fedexp.methods.fedgen.trainer` is the clients' half. Up: y_i and n_{i,c}. Down: w, the generator, the classes known so far.
+Server state: generator, its optimizer.
 
 Only the heads run, on generated features. The code counts what a client's batches held, here its samples count. The
 adversarial student term, of weight 0 in the code, is left out; eps is uniform on [0, 1) as in the code.
@@ -90,7 +90,10 @@ class FedGen(Mean):
 
     def __post_init__(self) -> None:
         for name, least in (("noise", 1), ("hidden", 1), ("steps", 0), ("batch_size", 2)):
-            require(getattr(self, name) >= least, f"{name} must be at least {least}, got {getattr(self, name)}")
+            require(
+                getattr(self, name) >= least,
+                f"{name} must be at least {least}, got {getattr(self, name)}",
+            )
         require(self.lr > 0, f"lr must be positive, got {self.lr}")
         require(self.lr_decay > 0, f"lr_decay must be positive, got {self.lr_decay}")
         require(self.diversity >= 0, f"diversity must not be negative, got {self.diversity}")
@@ -100,7 +103,11 @@ class FedGen(Mean):
         return super().needs | Needs(
             (
                 Demand("task", Classification, "generates features of classes"),
-                Demand("trainer", FeatureTrainer, "teaches a generator for clients that fit its features"),
+                Demand(
+                    "trainer",
+                    FeatureTrainer,
+                    "teaches a generator for clients that fit its features",
+                ),
             )
         )
 
@@ -124,7 +131,9 @@ class FedGen(Mean):
         probes = (ClassCounts(env.num_classes),)
         return [replace(job, probes=probes) for job in super().plan(state, env)]
 
-    def update(self, state: State, results: Iterable[ClientResult], env: Env) -> tuple[State, Metrics]:
+    def update(
+        self, state: State, results: Iterable[ClientResult], env: Env
+    ) -> tuple[State, Metrics]:
         names, _ = head_of(env.server_spec, env.input_shape)
         heads: list[Tree] = []
         held: list[Tensor] = []
@@ -142,9 +151,14 @@ class FedGen(Mean):
         known = torch.unique(torch.cat([state["shared"]["labels"]["known"], newly]))
         generator, optimizer, said = self._trained(state, heads, torch.stack(held), env)
         shared = {**new["shared"], **_broadcast(generator, known)}
-        return {**new, "shared": shared, "generator": generator, "optimizer": optimizer}, {**metrics, **said}
+        return {**new, "shared": shared, "generator": generator, "optimizer": optimizer}, {
+            **metrics,
+            **said,
+        }
 
-    def _trained(self, state: State, heads: list[Tree], held: Tensor, env: Env) -> tuple[Weights, State, Metrics]:
+    def _trained(
+        self, state: State, heads: list[Tree], held: Tensor, env: Env
+    ) -> tuple[Weights, State, Metrics]:
         """The generator after this round, its optimizer and its mean loss.
 
         Args:
@@ -155,14 +169,21 @@ class FedGen(Mean):
         steps = env.server_steps(self.steps) if self.steps and len(classes) else 0
         params, buffers = old.params, trees.clone(old.buffers)
         losses: dict[int, Tensor] = {}
-        net, judge = network(old.spec, env.device, env.dtype), network(env.server_spec, env.device, env.dtype)
+        net, judge = (
+            network(old.spec, env.device, env.dtype),
+            network(env.server_spec, env.device, env.dtype),
+        )
         net.train()
         judge.train(False)
         others: Weights = state["weights"]
         for step in range(steps):
             random = torch_generator(env.seed, "generator", env.round, step)
-            y = classes[torch.randint(len(classes), (self.batch_size,), generator=random).to(env.device)]
-            eps = torch.rand(self.batch_size, self.noise, generator=random, dtype=env.dtype).to(env.device)
+            y = classes[
+                torch.randint(len(classes), (self.batch_size,), generator=random).to(env.device)
+            ]
+            eps = torch.rand(self.batch_size, self.noise, generator=random, dtype=env.dtype).to(
+                env.device
+            )
 
             def loss_of(params: Tree, y: Tensor = y, eps: Tensor = eps) -> Tensor:
                 z = net(params, buffers, y, eps)
@@ -170,7 +191,9 @@ class FedGen(Mean):
                 return self.loss(torch.stack(logits), y, held, eps, z)
 
             loss, (grads,) = value_and_grad(loss_of, params)
-            params, optimizer = self.optimizer.step(params, grads, optimizer, self.lr * self.lr_decay**env.round)
+            params, optimizer = self.optimizer.step(
+                params, grads, optimizer, self.lr * self.lr_decay**env.round
+            )
             losses[step] = loss
         return Weights(old.spec, params, buffers), optimizer, mean_loss(losses, steps, env)
 
@@ -191,17 +214,26 @@ class FedGen(Mean):
 
 def _broadcast(generator: Weights, known: Tensor) -> dict[str, Tree]:
     """What clients get besides the model; `known`: (k,) int64 classes that a participant had so far."""
-    return {"generator": generator.params, "generator_buffers": generator.buffers, "labels": {"known": known}}
+    return {
+        "generator": generator.params,
+        "generator_buffers": generator.buffers,
+        "labels": {"known": known},
+    }
 
 
 @by_spec
 def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, ...], int]:
     """Names of the head's parameters, and how many features it takes; `ConfigError` if there is no such head."""
     cpu = torch.device("cpu")
-    net, weights = Net(spec, cpu, torch.float32), Weights.init(spec, seed_of("head"), cpu, torch.float32)
+    net, weights = (
+        Net(spec, cpu, torch.float32),
+        Weights.init(spec, seed_of("head"), cpu, torch.float32),
+    )
     net.train(False)
     with torch.no_grad():
-        features = net.observe(weights.params, weights.buffers, torch.zeros(1, *input_shape), features=True).features
+        features = net.observe(
+            weights.params, weights.buffers, torch.zeros(1, *input_shape), features=True
+        ).features
     assert features is not None
     if features.dim() != 2:
         raise ConfigError(
@@ -214,4 +246,6 @@ def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, .
     leaves = {name: value.requires_grad_() for name, value in weights.params.items()}
     output = net.head(leaves, weights.buffers, features)
     grads = torch.autograd.grad(output.sum(), list(leaves.values()), allow_unused=True)
-    return tuple(name for name, grad in zip(leaves, grads, strict=True) if grad is not None), features.shape[1]
+    return tuple(
+        name for name, grad in zip(leaves, grads, strict=True) if grad is not None
+    ), features.shape[1]

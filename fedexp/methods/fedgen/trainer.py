@@ -1,7 +1,7 @@
 """FedGen's clients: they fit generated features, and the outputs that these have, besides their data.
 
-Reference: Zhu, Hong, Zhou, ICML 2021, Algorithm 1; `fedexp.methods.fedgen.aggregator` is the server. From the second round on, for
-the first epochs of a round, a step's loss is ``CE(x, y) + (B_gen / B) alpha_t CE(head(G(y')), y')``
+Reference: Zhu, Hong, Zhou, ICML 2021, Algorithm 1; `fedexp.methods.fedgen.aggregator` is the server. From the second round
+on, for the first epochs of a round, a step's loss is ``CE(x, y) + (B_gen / B) alpha_t CE(head(G(y')), y')``
 ``+ beta_t KL(softmax(head(G(y))) || softmax(model(x)))``: y' uniform over the classes that participants had so far, the target
 of the divergence constant, ``alpha_t = max(floor, alpha decay^t)`` and beta_t likewise. The paper has the first of the two
 terms alone (beta = 0), the published code both. The generator is in evaluation mode and stays as it is. Client state: none.
@@ -42,7 +42,9 @@ class FedGen(fedgen.FeatureTrainer):
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta", "floor"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+            require(
+                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
+            )
         require(0 < self.decay <= 1, f"decay must lie in (0, 1], got {self.decay}")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
         require(self.epochs >= 0, f"epochs must not be negative, got {self.epochs}")
@@ -50,10 +52,18 @@ class FedGen(fedgen.FeatureTrainer):
     @property
     def needs(self) -> Needs:
         return Needs(
-            (Demand("aggregator", fedgen.FedGen, "trains on the features of a generator that its server learns"),)
+            (
+                Demand(
+                    "aggregator",
+                    fedgen.FedGen,
+                    "trains on the features of a generator that its server learns",
+                ),
+            )
         )
 
-    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
+    def loss(
+        self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
+    ) -> Tensor | Measured:
         if not ctx.round or not (self.alpha or self.beta):
             return super().loss(net, params, buffers, batch, ctx)
         output = net(params, buffers, batch.x)
@@ -62,12 +72,24 @@ class FedGen(fedgen.FeatureTrainer):
             zero = torch.zeros_like(loss)
             return Measured(loss, {"generated": zero, "latent": zero})
         known = ctx.shared["labels"]["known"]
-        at = (ctx.noise("drawn classes", (self.batch_size,)) * len(known)).long().clamp(max=len(known) - 1)
+        at = (
+            (ctx.noise("drawn classes", (self.batch_size,)) * len(known))
+            .long()
+            .clamp(max=len(known) - 1)
+        )
         drawn = known[at]
-        generated = F.cross_entropy(self._head_of(drawn, "drawn", net, params, buffers, output, ctx), drawn)
-        own = self._head_of(batch.y, "own", net, params, buffers, output, ctx).detach().log_softmax(1)
-        latent = (own.exp() * (own - output.log_softmax(1))).sum(1).mean()  # kl_div has no batching rule
-        generated = self._coefficient(self.alpha, ctx) * self.batch_size / ctx.budget.batch_size * generated
+        generated = F.cross_entropy(
+            self._head_of(drawn, "drawn", net, params, buffers, output, ctx), drawn
+        )
+        own = (
+            self._head_of(batch.y, "own", net, params, buffers, output, ctx).detach().log_softmax(1)
+        )
+        latent = (
+            (own.exp() * (own - output.log_softmax(1))).sum(1).mean()
+        )  # kl_div has no batching rule
+        generated = (
+            self._coefficient(self.alpha, ctx) * self.batch_size / ctx.budget.batch_size * generated
+        )
         latent = self._coefficient(self.beta, ctx) * latent
         return Measured(loss + generated + latent, {"generated": generated, "latent": latent})
 
@@ -75,13 +97,22 @@ class FedGen(fedgen.FeatureTrainer):
         return max(self.floor, first * self.decay**ctx.round) if first else 0.0
 
     def _head_of(
-        self, y: Tensor, stream: str, net: Net, params: Tree, buffers: Tree, output: Tensor, ctx: Ctx
+        self,
+        y: Tensor,
+        stream: str,
+        net: Net,
+        params: Tree,
+        buffers: Tree,
+        output: Tensor,
+        ctx: Ctx,
     ) -> Tensor:
         """(b, classes) logits of the client's head for features generated for classes y (b,)."""
         generator = ctx.shared["generator"]
         hidden, inputs = generator["hidden.weight"].shape
         classes = output.shape[1]
-        spec = fedgen.generator_spec(classes, inputs - classes, hidden, generator["output.weight"].shape[0])
+        spec = fedgen.generator_spec(
+            classes, inputs - classes, hidden, generator["output.weight"].shape[0]
+        )
         eps = ctx.noise(f"{stream} features", (len(y), inputs - classes)).to(output)
         z = ctx.network(spec)(generator, ctx.shared["generator_buffers"], y, eps)
         return net.head(params, buffers, z)

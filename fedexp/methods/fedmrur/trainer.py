@@ -5,8 +5,8 @@ Eq. 2-5 and Algorithm 1. H, in this trainer: ``f_i(w) + gamma R`` in both gradie
 Lorentzian distance d2 between representations of a batch by w and by the received model, frozen and in evaluation mode. N is
 `fedexp.methods.fedmrur.normalized_mean.NormalizedMean`; without H a method needs `MoFedSAM` alone. Up: y_i. Down: w and Delta.
 
-No code was published. The paper leaves open how a representation is lifted (here as `fedexp.methods.fedmrur.lorentz`), which one it
-is (`layer`) and what the distance of a batch is (`reduction`). At its constants H is weak under every reading: its gradient
+No code was published. The paper leaves open how a representation is lifted (here as `fedexp.methods.fedmrur.lorentz`), which one
+it is (`layer`) and what the distance of a batch is (`reduction`). At its constants H is weak under every reading: its gradient
 is 1e-5 to 4e-2 of the loss's. As printed, Algorithm 1 ascends and mixes an update into gradients: ``method=fedmrur_printed``.
 
 Logged, as means over all steps: ``train/lorentz`` (mean d2 of a batch) and ``train/hyperbolic`` (R less 1); ``train/loss`` is
@@ -76,7 +76,9 @@ class FedMRUR(MoFedSAM):
 
     @property
     def needs(self) -> Needs:
-        return super().needs | (Needs((NORMALIZES,), update_norms=True) if self.momentum_from == "plain" else Needs())
+        return super().needs | (
+            Needs((NORMALIZES,), update_norms=True) if self.momentum_from == "plain" else Needs()
+        )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         if self.gamma and self.layer == "penultimate":
@@ -94,11 +96,15 @@ class FedMRUR(MoFedSAM):
         pull = self.gamma * rate.unsqueeze(-1) * slope
         scalars = {"lorentz": (d2 * share).sum(-1), "hyperbolic": R - 1}
         if self.measure_gradient:
-            own, other = (torch.linalg.vector_norm(each, dim=(-2, -1)) for each in (pull, task_gradient()))
+            own, other = (
+                torch.linalg.vector_norm(each, dim=(-2, -1)) for each in (pull, task_gradient())
+            )
             scalars["hyperbolic_gradient"] = own / other.clamp(min=torch.finfo(other.dtype).tiny)
         return TermValue(self.gamma * R, pull, scalars)
 
-    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor | Measured:
+    def loss(
+        self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
+    ) -> Tensor | Measured:
         if not self.gamma:
             return super().loss(net, params, buffers, batch, ctx)
         run = _Watched(net, self.layer == "penultimate")
@@ -112,7 +118,9 @@ class FedMRUR(MoFedSAM):
         with torch.no_grad():
             term = self.hyperbolic(z, anchor, 1 / len(z), task_gradient)
         # The value of gamma R, and its gradient in z
-        return Measured(loss + (((z - z.detach()) * term.gradient).sum() + term.value), term.scalars)
+        return Measured(
+            loss + (((z - z.detach()) * term.gradient).sum() + term.value), term.scalars
+        )
 
     def _received(self, inputs: tuple[Tensor, ...], ctx: Ctx) -> Tensor:
         """The representation (b, d) by the received model."""
@@ -138,7 +146,9 @@ class FedMRUR(MoFedSAM):
         R = reduce(each) if of_each else each
         return R.squeeze(-1), rate if counted is None else rate * counted
 
-    def _task_gradient(self, run: _Watched, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+    def _task_gradient(
+        self, run: _Watched, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
+    ) -> Tensor:
         """The gradient of the task's loss in the representations z of `run`."""
 
         def task(z: Tensor) -> Tensor:
@@ -150,9 +160,13 @@ class FedMRUR(MoFedSAM):
         gradient: Tensor = torch.func.grad(task)(run.z.detach())
         return gradient
 
-    def update_shared(self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats) -> Trees:
+    def update_shared(
+        self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
+    ) -> Trees:
         if self.momentum_from == "plain":
-            update = replace(update, mean=trees.scale(update.mean, 1 / amplification(update.mean, stats)))
+            update = replace(
+                update, mean=trees.scale(update.mean, 1 / amplification(update.mean, stats))
+            )
         if self.momentum_units == "parameters":
             return {"Delta": trees.scale(update.mean, -1.0)}
         return super().update_shared(shared, payload_mean, update, stats)

@@ -41,7 +41,12 @@ from fedexp.core.weights import ModelSpec, Weights, frozen_of
 from fedexp.matching.alignment import Alignment
 from fedexp.matching.structure import structure_of
 from fedexp.methods.bases.fusion import FusionAggregator, averaged
-from fedexp.methods.bases.output_layer import check_mask, presence, presence_probes, with_masked_output
+from fedexp.methods.bases.output_layer import (
+    check_mask,
+    presence,
+    presence_probes,
+    with_masked_output,
+)
 from fedexp.methods.ma_echo.null_space import NullSpace, Rule
 from fedexp.methods.ma_echo.projections import Projections, full_size
 from fedexp.methods.ot_fusion import aligned
@@ -74,7 +79,10 @@ class MAEcho(FusionAggregator):
 
     def __post_init__(self) -> None:
         require(self.T >= 0, f"T must not be negative, got {self.T}")
-        require(self.eta > 0 and self.step > 0, f"eta and step must be positive, got {self.eta} and {self.step}")
+        require(
+            self.eta > 0 and self.step > 0,
+            f"eta and step must be positive, got {self.eta} and {self.step}",
+        )
         require(self.mu > 0, f"mu must be positive, got {self.mu}")
         require(0 < self.C <= 1, f"C must lie in (0, 1], got {self.C}")
         require(
@@ -84,7 +92,13 @@ class MAEcho(FusionAggregator):
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         self._check_layers(spec, layers_of(spec, input_shape))
-        check_mask(self.last_layer, spec, input_shape, "last_layer", "projected or aggregator.last_layer=plain")
+        check_mask(
+            self.last_layer,
+            spec,
+            input_shape,
+            "last_layer",
+            "projected or aggregator.last_layer=plain",
+        )
         if self.align:
             structure_of(spec, input_shape)
 
@@ -93,7 +107,9 @@ class MAEcho(FusionAggregator):
         for pattern in self.layers:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
-                    f"no layer is called '{pattern}'", where="aggregator.layers", expected=", ".join(names)
+                    f"no layer is called '{pattern}'",
+                    where="aggregator.layers",
+                    expected=", ".join(names),
                 )
         if self.rank is not None and len(self.rank) != len(layers):
             raise ConfigError(
@@ -109,7 +125,9 @@ class MAEcho(FusionAggregator):
                 where="aggregator.layers, aggregator.last_layer, and what the model freezes",
                 do="aggregator.last_layer=projected iterates the output layer, too; method=average needs no layer",
             )
-        frozen = frozen_of(spec.arch, tuple(layer.bias for layer in fused if layer.bias is not None))
+        frozen = frozen_of(
+            spec.arch, tuple(layer.bias for layer in fused if layer.bias is not None)
+        )
         if frozen:
             raise ConfigError(
                 "a layer's weight and bias are iterated as one matrix, and the bias alone is frozen",
@@ -122,7 +140,9 @@ class MAEcho(FusionAggregator):
         frozen = frozen_of(spec.arch, tuple(layer.weight for layer in layers))
         inner = layers if self.last_layer == "projected" else layers[:-1]
         trained = [layer for layer in inner if layer.weight not in frozen]
-        return tuple(layer for layer in trained if any(fnmatchcase(layer.weight, p) for p in self.layers))
+        return tuple(
+            layer for layer in trained if any(fnmatchcase(layer.weight, p) for p in self.layers)
+        )
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
         fused = self._fused(env.server_spec, env.layers)
@@ -134,7 +154,10 @@ class MAEcho(FusionAggregator):
             alpha_conv=self.alpha_conv,
             z=self.z,
             batch_size=self.probe_batch_size,
-            rank=self.rank and tuple(rank for layer, rank in zip(env.layers, self.rank, strict=True) if layer in fused),
+            rank=self.rank
+            and tuple(
+                rank for layer, rank in zip(env.layers, self.rank, strict=True) if layer in fused
+            ),
         )
         return (projections, *presence_probes(self.last_layer, env))
 
@@ -157,7 +180,10 @@ class MAEcho(FusionAggregator):
         start = self._start(models, base, env)
         spaces = {}
         for layer in self._fused(env.server_spec, env.layers):
-            local, K = [_matrix(layer, m.params) for m in models], [own[layer.weight] for own in factors]
+            local, K = (
+                [_matrix(layer, m.params) for m in models],
+                [own[layer.weight] for own in factors],
+            )
             spaces[layer] = NullSpace(local, K, _matrix(layer, start.params), rule)
         if self.last_layer == "masked":
             base = with_masked_output(base, models, presence(results), env.layers[-1])
@@ -179,9 +205,13 @@ class MAEcho(FusionAggregator):
         if self.start == "first":
             return models[0]
         first = next(iter(average.params.values()))
-        return Weights.init(average.spec, seed_of(env.seed, "ma_echo", env.round), first.device, first.dtype)
+        return Weights.init(
+            average.spec, seed_of(env.seed, "ma_echo", env.round), first.device, first.dtype
+        )
 
-    def _aligned(self, results: Sequence[ClientResult], env: Env) -> tuple[list[Weights], list[Tree], Metrics]:
+    def _aligned(
+        self, results: Sequence[ClientResult], env: Env
+    ) -> tuple[list[Weights], list[Tree], Metrics]:
         """Models and their factors by layer, moved unit by unit first if asked: Q' = T^T Q T moves the rows of K."""
         models = [result.weights for result in results]
         factors = [result.probes[Projections.name] for result in results]
@@ -196,12 +226,18 @@ class MAEcho(FusionAggregator):
             return torch.cat([structure.permute_inputs(name, K[:d], own), K[d:]])
 
         factors = [
-            {name: moved(name, K, own) for name, K in tree.items()} for tree, own in zip(factors, maps, strict=True)
+            {name: moved(name, K, own) for name, K in tree.items()}
+            for tree, own in zip(factors, maps, strict=True)
         ]
         return models, factors, {"ot/moved": share}
 
-    def _series(self, base: Weights, models: Sequence[Weights], spaces: dict[Layer, NullSpace]) -> dict[str, Outcome]:
-        local = [_with(model, {layer: space.v(i) for layer, space in spaces.items()}) for i, model in enumerate(models)]
+    def _series(
+        self, base: Weights, models: Sequence[Weights], spaces: dict[Layer, NullSpace]
+    ) -> dict[str, Outcome]:
+        local = [
+            _with(model, {layer: space.v(i) for layer, space in spaces.items()})
+            for i, model in enumerate(models)
+        ]
         return {
             "mean_v": Outcome((self._assembled(base, spaces, "mean_v"),), "model"),
             "W": Outcome((self._assembled(base, spaces, "W"),), "model"),
@@ -209,7 +245,9 @@ class MAEcho(FusionAggregator):
         }
 
     def _assembled(self, base: Weights, spaces: dict[Layer, NullSpace], returns: str) -> Weights:
-        return _with(base, {layer: s.W if returns == "W" else s.mean_v() for layer, s in spaces.items()})
+        return _with(
+            base, {layer: s.W if returns == "W" else s.mean_v() for layer, s in spaces.items()}
+        )
 
 
 def _matrix(layer: Layer, params: Tree) -> Tensor:

@@ -43,7 +43,9 @@ class NullSpace:
         start: W before the first iteration (out, d).
     """
 
-    def __init__(self, local: Sequence[Tensor], factors: Sequence[Tensor], start: Tensor, rule: Rule) -> None:
+    def __init__(
+        self, local: Sequence[Tensor], factors: Sequence[Tensor], start: Tensor, rule: Rule
+    ) -> None:
         self._local, self._factors, self._rule = local, factors, rule
         self._widths = [factor.shape[1] for factor in factors]
         self._K = torch.cat(list(factors), 1)
@@ -80,7 +82,9 @@ class NullSpace:
         else:
             B = self._WK - self._VK
             kept = 1 - rule.step
-            self._VK.add_(B, alpha=rule.step).sub_(self._times_gram(B), alpha=rule.step * rule.shrinkage)
+            self._VK.add_(B, alpha=rule.step).sub_(
+                self._times_gram(B), alpha=rule.step * rule.shrinkage
+            )
             self._A.mul_(kept).add_(B, alpha=rule.step * rule.shrinkage)
             self._U.mul_(kept).add_(self.W, alpha=rule.step)
             self._g *= kept
@@ -107,7 +111,9 @@ class NullSpace:
         if self._is_narrow:
             products = (B.T @ B).double() * self._KK  # a block of these sums to one of the N x N
             return self._owner.T @ products @ self._owner
-        descents = [(b @ factor.T).flatten() for b, factor in zip(self._of(B), self._factors, strict=True)]
+        descents = [
+            (b @ factor.T).flatten() for b, factor in zip(self._of(B), self._factors, strict=True)
+        ]
         stacked = torch.stack(descents)
         return (stacked @ stacked.T).double()
 
@@ -126,7 +132,9 @@ class NullSpace:
         """V_i, (out, d)."""
         if self._rule.norm:
             return self._V[i].clone()
-        return (self._g * self._local[i] + self._U).addmm_(self._of(self._A)[i], self._factors[i].T, alpha=-1)
+        return (self._g * self._local[i] + self._U).addmm_(
+            self._of(self._A)[i], self._factors[i].T, alpha=-1
+        )
 
     def mean_v(self) -> Tensor:
         """The mean of all V_i, (out, d)."""

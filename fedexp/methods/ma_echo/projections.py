@@ -63,12 +63,17 @@ class Projections(Probe):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
         require(
-            self.rank is None or (len(self.rank) == len(self.layers) and min(self.rank, default=1) >= 1),
+            self.rank is None
+            or (len(self.rank) == len(self.layers) and min(self.rank, default=1) >= 1),
             f"rank needs a positive number for each of the {len(self.layers)} layers, got {self.rank}",
         )
 
-    def __call__(self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int) -> Tree:
-        order = index[torch.randperm(len(index), generator=torch_generator(seed, "order")).to(index.device)]
+    def __call__(
+        self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int
+    ) -> Tree:
+        order = index[
+            torch.randperm(len(index), generator=torch_generator(seed, "order")).to(index.device)
+        ]
         updates = -(-len(index) // self.batch_size)
         sums: dict[Layer, _Recursion | _Gram] = {}
         for given in self._inputs(net, weights, task, samples, order):
@@ -78,7 +83,10 @@ class Projections(Probe):
                 sums[layer].add(layer, x)
         factors = {layer.weight: total.factor() for layer, total in sums.items()}
         ranks = self.rank or (None,) * len(self.layers)
-        chosen = {name: _truncated(factors[name], rank) for name, rank in zip(self.layers, ranks, strict=True)}
+        chosen = {
+            name: _truncated(factors[name], rank)
+            for name, rank in zip(self.layers, ranks, strict=True)
+        }
         dtype = next(iter(weights.params.values())).dtype
         return {name: factor.to(dtype) for name, factor in chosen.items()}
 
@@ -90,7 +98,9 @@ class Projections(Probe):
         for start in range(0, len(order), chunk):
             part = order[start : start + chunk]
             batch = Batch(samples.inputs(part), samples.y.index_select(0, part))
-            seen = net.observe(weights.params, weights.buffers, *task.inputs(batch), layers=self.layers)
+            seen = net.observe(
+                weights.params, weights.buffers, *task.inputs(batch), layers=self.layers
+            )
             yield {layers[name]: value for name, value in seen.layers.items()}
 
     def _begin(self, layer: Layer, x: Tensor, updates: int) -> _Recursion | _Gram:
@@ -109,7 +119,9 @@ def _windows(layer: Layer, mean_map: Tensor) -> Tensor:
 
     A map that is smaller than the kernel has no such patch; it is padded as the layer pads it.
     """
-    small = any(size < kernel for size, kernel in zip(mean_map.shape[-2:], layer.kernel, strict=True))
+    small = any(
+        size < kernel for size, kernel in zip(mean_map.shape[-2:], layer.kernel, strict=True)
+    )
     return F.unfold(mean_map, layer.kernel, padding=layer.padding if small else 0, stride=2)[0].T
 
 
@@ -145,14 +157,18 @@ class _Gram:
 class _Recursion(ABC):
     """Q <- Q - damping k k^T / (alpha + r^T k), k = Q r, for every batch mean r (every patch of it, for convolutions)."""
 
-    def __init__(self, d: int, damping: float, alpha: float, batch_size: int, device: torch.device) -> None:
+    def __init__(
+        self, d: int, damping: float, alpha: float, batch_size: int, device: torch.device
+    ) -> None:
         self._damping, self._alpha, self._batch_size = damping, alpha, batch_size
         self._device = device
         self._d = d
 
     def add(self, layer: Layer, x: Tensor) -> None:
         means = torch.stack([batch.mean(0) for batch in torch.split(x, self._batch_size)])
-        rows = torch.cat([_windows(layer, m[None]) for m in means]) if layer.kind == "conv" else means
+        rows = (
+            torch.cat([_windows(layer, m[None]) for m in means]) if layer.kind == "conv" else means
+        )
         for r in _with_one(layer, rows).double():
             self._update(r)
 

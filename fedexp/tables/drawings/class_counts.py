@@ -34,14 +34,25 @@ class ClassCounts(Drawing):
         if not rows:
             return ()
         with canvas.drawing():
-            shown = [(run, counts(run)) for run in sorted(rows.values(), key=lambda run: list(run.conditions.values()))]
+            shown = [
+                (run, counts(run))
+                for run in sorted(rows.values(), key=lambda run: list(run.conditions.values()))
+            ]
             clients, classes = (max(table.shape[axis] for _, table in shown) for axis in (0, 1))
-            figure = canvas.figure(len(shown) * max(2.4, 0.42 * clients + 0.8), max(2.0, 0.24 * classes + 0.9))
+            figure = canvas.figure(
+                len(shown) * max(2.4, 0.42 * clients + 0.8), max(2.0, 0.24 * classes + 0.9)
+            )
             for at, (run, table) in enumerate(shown):
                 axes = canvas.axes(figure, 1, len(shown), at + 1)
                 _map(axes, table)
                 where = canvas.named(list(run.conditions), list(run.conditions.values()), 40)
-                axes.set_title(f"{where}\nseed {run.seed}", fontsize=9, loc="left", parse_math=False, color=canvas.INK)
+                axes.set_title(
+                    f"{where}\nseed {run.seed}",
+                    fontsize=9,
+                    loc="left",
+                    parse_math=False,
+                    color=canvas.INK,
+                )
             return (canvas.picture(self.name, self.title, figure, notes),)
 
 
@@ -75,7 +86,9 @@ def _map(axes: Axes, table: np.ndarray) -> None:
     for (k, client), share in np.ndenumerate(root / max(1.0, root.max())):
         if share:
             colour = "white" if share > 0.6 else "black"
-            axes.text(client, k, f"{table[client, k]}", ha="center", va="center", fontsize=7, color=colour)
+            axes.text(
+                client, k, f"{table[client, k]}", ha="center", va="center", fontsize=7, color=colour
+            )
     axes.set_xticks(range(table.shape[0]))
     axes.set_yticks(range(table.shape[1]))
     axes.set_xlabel("client")

@@ -45,7 +45,10 @@ class Iterations(Drawing):
 
     def __post_init__(self) -> None:
         require(len(self.curves) > 0, "curves: name at least one method")
-        require(not set(self.curves) & set(self.lines), "a method is either one of 'curves' or one of 'lines'")
+        require(
+            not set(self.curves) & set(self.lines),
+            "a method is either one of 'curves' or one of 'lines'",
+        )
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         x = self.called if self.axis == "iteration" else "recorded point"
@@ -64,7 +67,10 @@ class Iterations(Drawing):
                 where=str(run.folder),
                 do="give it trace.every=1, or name it in 'lines'",
             ) from error
-        xs = [float(row["iteration"]) if self.axis == "iteration" else float(at) for at, row in enumerate(rows)]
+        xs = [
+            float(row["iteration"]) if self.axis == "iteration" else float(at)
+            for at, row in enumerate(rows)
+        ]
         values = [_series(row, self.series) for row in rows]
         if not isinstance(values[0], list):
             return Curve((self._points(xs, values),))
@@ -76,5 +82,7 @@ class Iterations(Drawing):
 
 def _series(row: dict[str, Any], name: str) -> Any:
     if name not in row:
-        raise ConfigError(f"a trace has no series '{name}'", where="a drawing's series", do=suggest(name, row))
+        raise ConfigError(
+            f"a trace has no series '{name}'", where="a drawing's series", do=suggest(name, row)
+        )
     return row[name]

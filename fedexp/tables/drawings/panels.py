@@ -72,16 +72,24 @@ class Panels:
             if run.method in (*methods, *lines):
                 where = tuple(_condition(run, key) for key in self.by)
                 same = places.setdefault(where, {}).setdefault(run.method, [])
-                if all(run.folder != other.folder for other in same):  # rows may read several numbers off one run
+                if all(
+                    run.folder != other.folder for other in same
+                ):  # rows may read several numbers off one run
                     same.append(run)
-        shown = {where: found for where, found in places.items() if any(method in found for method in methods)}
+        shown = {
+            where: found
+            for where, found in places.items()
+            if any(method in found for method in methods)
+        }
         if not shown:
             return ()
         known = {run.method: run for run in runs}
         order = [known[method] for method in (*methods, *lines) if method in known]
         styles = {
             run.method: _style(look, run, number, run.method in lines)
-            for number, (run, look) in enumerate(zip(order, canvas.looks(run.look for run in order), strict=True))
+            for number, (run, look) in enumerate(
+                zip(order, canvas.looks(run.look for run in order), strict=True)
+            )
         }
         with canvas.drawing():
             return (self._picture(shown, order, styles, set(lines), curve, level, notes),)
@@ -111,7 +119,9 @@ class Panels:
                     axes.axhline(value, **style)
                 elif method in found:
                     _plot(axes, [curve(run) for run in found[method]], style)
-            axes.set_title(self._heading(where), fontsize=9, loc="left", parse_math=False, color=canvas.INK)
+            axes.set_title(
+                self._heading(where), fontsize=9, loc="left", parse_math=False, color=canvas.INK
+            )
             if self.logarithmic:
                 axes.set_yscale("log")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
@@ -132,7 +142,8 @@ class Panels:
             raise ConfigError(
                 f"'{self.heading}' cannot be filled in",
                 where=f"drawing {self.name}, heading",
-                expected="conditions of 'panels' in braces: " + (", ".join(values) or "there are none"),
+                expected="conditions of 'panels' in braces: "
+                + (", ".join(values) or "there are none"),
             ) from None
 
 
@@ -140,7 +151,12 @@ def _style(look: Look, run: DrawnRun, number: int, is_line: bool) -> dict[str, A
     """Of the number-th method. Horizontal lines that coincide are seen all the same: their dashes take turns."""
     style = canvas.line(look, run.role)
     if is_line:
-        return {**style, "linestyle": (_DASH * number, (_DASH, _DASH)), "linewidth": 1.3, "marker": ""}
+        return {
+            **style,
+            "linestyle": (_DASH * number, (_DASH, _DASH)),
+            "linewidth": 1.3,
+            "marker": "",
+        }
     return {**style, "markersize": style["markersize"] - 1}
 
 
@@ -151,7 +167,9 @@ def _plot(axes: Axes, curves: Sequence[Curve], look: Mapping[str, Any]) -> None:
     for curve in curves:
         means.append(mean(curve.each))
         for points in curve.each if curve.thin else ():
-            axes.plot(*zip(*sorted(points.items()), strict=True), color=colour, linewidth=0.6, alpha=0.45)
+            axes.plot(
+                *zip(*sorted(points.items()), strict=True), color=colour, linewidth=0.6, alpha=0.45
+            )
     centre, spread = mean(means), deviation(means)
     xs = sorted(centre)
     if any(spread.values()):
@@ -186,5 +204,7 @@ def _handles(order: Sequence[DrawnRun], styles: Mapping[str, dict[str, Any]]) ->
 def _condition(run: DrawnRun, key: str) -> Any:
     have = {**run.conditions, "method": run.label}
     if key not in have:
-        raise ConfigError(f"no condition '{key}'", where="a drawing's panels", do=suggest(key, have))
+        raise ConfigError(
+            f"no condition '{key}'", where="a drawing's panels", do=suggest(key, have)
+        )
     return have[key]

@@ -51,7 +51,9 @@ class Plane(Drawing):
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         with canvas.drawing():
             return tuple(
-                self._picture(where, group[self.method], notes) for where, group in by_row(runs) if self.method in group
+                self._picture(where, group[self.method], notes)
+                for where, group in by_row(runs)
+                if self.method in group
             )
 
     def _picture(self, where: str, run: DrawnRun, notes: Sequence[str]) -> Picture:
@@ -69,7 +71,9 @@ class Plane(Drawing):
         basis = plane(origin, iterates[1], iterates[2])
         path = torch.stack([(g - origin) @ basis.T for g in iterates.values()])
         xs, ys = (around(path[:, axis], self.margin, self.resolution) for axis in (0, 1))
-        surface = [[loss(unflat(origin + x * basis[0] + y * basis[1], like)) for x in xs] for y in ys]
+        surface = [
+            [loss(unflat(origin + x * basis[0] + y * basis[1], like)) for x in xs] for y in ys
+        ]
         last = list(steps)[-1]
         real = [loss(steps[t]) for t in (0, last)]
         seen = [loss(unflat(origin + path[i] @ basis, like)) for i in (0, -1)]
@@ -98,7 +102,9 @@ def around(values: Tensor, margin: float, count: int) -> list[float]:
     """`count` equidistant numbers over the range of `values` and a part `margin` of it on either side."""
     low, high = float(values.min()), float(values.max())
     beyond = margin * (high - low)
-    return [float(v) for v in torch.linspace(low - beyond, high + beyond, count, dtype=torch.float64)]
+    return [
+        float(v) for v in torch.linspace(low - beyond, high + beyond, count, dtype=torch.float64)
+    ]
 
 
 def test_loss(config: Mapping[str, Any], images: int) -> Loss:
@@ -116,21 +122,33 @@ def test_loss(config: Mapping[str, Any], images: int) -> Loss:
     part = Samples(test.x[:images], test.y[:images], test.mean, test.std, dtype=test.dtype)
     evaluator = Evaluator(experiment.task, experiment.config.eval.batch_size)
     if Weights.init(spec, 0, cpu, part.dtype).buffers:
-        raise StorageError("the model has buffers, and a trace keeps parameters alone", where=spec.arch)
+        raise StorageError(
+            "the model has buffers, and a trace keeps parameters alone", where=spec.arch
+        )
 
     def loss(params: Tree) -> float:
-        return evaluator(Outcome((Weights(spec, params, {}),), "model"), part, "test")["test/global/loss"]
+        return evaluator(Outcome((Weights(spec, params, {}),), "model"), part, "test")[
+            "test/global/loss"
+        ]
 
     return loss
 
 
-def _figure(xs: Sequence[float], ys: Sequence[float], surface: Tensor, path: Tensor, steps: Sequence[int]) -> Figure:
+def _figure(
+    xs: Sequence[float], ys: Sequence[float], surface: Tensor, path: Tensor, steps: Sequence[int]
+) -> Figure:
     from matplotlib.colors import BoundaryNorm
     from matplotlib.ticker import FuncFormatter
 
     figure = canvas.figure(6.0, 4.8)
     axes = canvas.axes(figure, 1, 1, 1)
-    levels = sorted(set(surface.flatten().quantile(torch.linspace(0, 1, _LEVELS + 1, dtype=surface.dtype)).tolist()))
+    levels = sorted(
+        set(
+            surface.flatten()
+            .quantile(torch.linspace(0, 1, _LEVELS + 1, dtype=surface.dtype))
+            .tolist()
+        )
+    )
     if len(levels) < 2:
         raise StorageError("the test loss is the same on the whole plane")
     colours: dict[str, Any] = {"cmap": "viridis", "norm": BoundaryNorm(levels, 256)}
@@ -147,10 +165,25 @@ def _figure(xs: Sequence[float], ys: Sequence[float], surface: Tensor, path: Ten
     )
     bar.ax.tick_params(colors=canvas.INK, labelsize=8.5)
     bar.ax.yaxis.label.set_color(canvas.INK)
-    axes.plot(path[:, 0], path[:, 1], color="white", linewidth=1.4, marker="o", markersize=4, markeredgecolor="black")
+    axes.plot(
+        path[:, 0],
+        path[:, 1],
+        color="white",
+        linewidth=1.4,
+        marker="o",
+        markersize=4,
+        markeredgecolor="black",
+    )
     for at in _apart(path / torch.tensor([xs[-1] - xs[0], ys[-1] - ys[0]]), _CLEAR):
         place = (float(path[at, 0]), float(path[at, 1]))
-        axes.annotate(f"{steps[at]}", place, xytext=(4, 4), textcoords="offset points", color="white", fontsize=8)
+        axes.annotate(
+            f"{steps[at]}",
+            place,
+            xytext=(4, 4),
+            textcoords="offset points",
+            color="white",
+            fontsize=8,
+        )
     axes.set_xlabel("along g¹ - g⁰")
     axes.set_ylabel("orthogonal to it, in the plane with g² - g⁰")
     return figure

@@ -39,7 +39,10 @@ class Rounds(Drawing):
 
     def __post_init__(self) -> None:
         require(len(self.curves) > 0, "curves: name at least one method")
-        require(not set(self.curves) & set(self.lines), "a method is either one of 'curves' or one of 'lines'")
+        require(
+            not set(self.curves) & set(self.lines),
+            "a method is either one of 'curves' or one of 'lines'",
+        )
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         axes = "communication round", self.label, self.panels, self.heading, self.logarithmic
@@ -51,7 +54,9 @@ class Rounds(Drawing):
 
     def _curve(self, run: DrawnRun) -> Curve:
         rows = rows_of(run.folder, run.result)
-        points = {float(row["round"]): self.scale * row[self.metric] for row in rows if self.metric in row}
+        points = {
+            float(row["round"]): self.scale * row[self.metric] for row in rows if self.metric in row
+        }
         if not points:
             known = dict.fromkeys(key for row in rows for key in row)
             raise ConfigError(

@@ -55,19 +55,25 @@ class Samples(Drawing):
             return tuple(self._picture(where, group, notes) for where, group in by_row(wanted))
 
     def _picture(self, where: str, group: Mapping[str, DrawnRun], notes: Sequence[str]) -> Picture:
-        models = {method: delivered(run)[self.model.get(method, 0)] for method, run in group.items()}
+        models = {
+            method: delivered(run)[self.model.get(method, 0)] for method, run in group.items()
+        }
         labels = {method: canvas.plain(run.label) for method, run in group.items()}
         title = f"Images of each class from the same {self.codes} latent codes, by model"
         if self.judge in models:
             judge = models[self.judge]
             for method, model in models.items():
                 drawn = self.images(model, self.judged)
-                right = read(judge, drawn.flatten(0, 1)) == torch.arange(drawn.shape[1]).repeat(self.judged)
+                right = read(judge, drawn.flatten(0, 1)) == torch.arange(drawn.shape[1]).repeat(
+                    self.judged
+                )
                 labels[method] += f"\n{100 * float(right.double().mean()):.0f} %"
             title += f"; beside them the share of images that {group[self.judge].label} reads as their class"
         name = canvas.name("samples", where)
         blocks = [self.images(model, self.codes) for model in models.values()]
-        return canvas.picture(name, title + (where and f" ({where})"), _figure(blocks, list(labels.values())), notes)
+        return canvas.picture(
+            name, title + (where and f" ({where})"), _figure(blocks, list(labels.values())), notes
+        )
 
     def images(self, model: Weights, codes: int) -> Tensor:
         """(codes, classes, channels, height, width) in [0, 1], drawn by a conditional VAE's decoder."""
@@ -76,9 +82,15 @@ class Samples(Drawing):
         decoder = decoder_of(model)
         given = dict(decoder.spec.kwargs)
         classes = given["num_classes"]
-        z = torch.randn(codes, given["latent"], generator=torch_generator(self.seed, "latent codes"))
+        z = torch.randn(
+            codes, given["latent"], generator=torch_generator(self.seed, "latent codes")
+        )
         labels = torch.arange(classes).repeat(codes)
-        drawn = generate(decoder, labels, z.to(next(iter(decoder.params.values())).dtype).repeat_interleave(classes, 0))
+        drawn = generate(
+            decoder,
+            labels,
+            z.to(next(iter(decoder.params.values())).dtype).repeat_interleave(classes, 0),
+        )
         return drawn.reshape(codes, classes, *drawn.shape[1:])
 
 
@@ -88,7 +100,9 @@ def read(judge: Weights, images: Tensor) -> Tensor:
     given = dict(judge.spec.kwargs)
     x = images
     if given.get("mean"):
-        mean, std = (torch.tensor(given[key], dtype=x.dtype).reshape(-1, 1, 1) for key in ("mean", "std"))
+        mean, std = (
+            torch.tensor(given[key], dtype=x.dtype).reshape(-1, 1, 1) for key in ("mean", "std")
+        )
         x = (x - mean) / std
     net = Net(judge.spec, x.device, x.dtype)
     net.train(False)
@@ -120,6 +134,8 @@ def _figure(blocks: Sequence[Tensor], labels: Sequence[str]) -> Figure:
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0, labeltop=at == 0, labelbottom=False)
-        axes.set_xticks([c * (w + gap) + w / 2 for c in range(classes)], [str(c) for c in range(classes)])
+        axes.set_xticks(
+            [c * (w + gap) + w / 2 for c in range(classes)], [str(c) for c in range(classes)]
+        )
         axes.set_yticks([(codes * (h + gap) - gap) / 2], [label])
     return figure

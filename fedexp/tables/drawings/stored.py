@@ -41,18 +41,26 @@ def delivered(run: DrawnRun) -> tuple[Weights, ...]:
         shape, classes = given.pop("input_shape", ()), given.pop("num_classes", 0)
         spec = ModelSpec.of({"_target_": about["arch"], **given}, tuple(shape), classes)
         start = "" if facts["kind"] == "model" else f"{number}/"
-        own = {name.removeprefix(start): value for name, value in tree.items() if name.startswith(start)}
+        own = {
+            name.removeprefix(start): value
+            for name, value in tree.items()
+            if name.startswith(start)
+        }
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             params = {name for name, _ in spec.module().named_parameters()}
         models.append(
             Weights(
-                spec, {k: v for k, v in own.items() if k in params}, {k: v for k, v in own.items() if k not in params}
+                spec,
+                {k: v for k, v in own.items() if k in params},
+                {k: v for k, v in own.items() if k not in params},
             )
         )
     return tuple(models)
 
 
-def passed(run: DrawnRun, series: str, parameters: Sequence[str] | None = None) -> dict[int, list[Tree]]:
+def passed(
+    run: DrawnRun, series: str, parameters: Sequence[str] | None = None
+) -> dict[int, list[Tree]]:
     """Parameters of a series' models, by iteration, ascending: of those that ``trace.weights`` kept in the last round.
 
     Args:
@@ -67,10 +75,13 @@ def passed(run: DrawnRun, series: str, parameters: Sequence[str] | None = None) 
         for key in keys:
             step, kind, number, name = key.split("/", 3)
             if kind == series and (parameters is None or name in parameters):
-                found.setdefault(int(step), {}).setdefault(int(number), {})[name] = file.get_tensor(key)
+                found.setdefault(int(step), {}).setdefault(int(number), {})[name] = file.get_tensor(
+                    key
+                )
     if not found:
         raise StorageError(
-            f"nothing was kept of series '{series}'" + (f" and {', '.join(parameters)}" if parameters else ""),
+            f"nothing was kept of series '{series}'"
+            + (f" and {', '.join(parameters)}" if parameters else ""),
             where=str(path),
             expected=", ".join(sorted({" of ".join(key.split("/", 3)[:0:-2]) for key in keys})),
         )
@@ -100,5 +111,7 @@ def unflat(vector: Tensor, like: Tree) -> Tree:
 
 def _there(run: DrawnRun, path: Path) -> Path:
     if not path.exists():
-        raise StorageError(f"run '{run.label}' kept no {path.parent.name}/{path.name}", where=str(run.folder))
+        raise StorageError(
+            f"run '{run.label}' kept no {path.parent.name}/{path.name}", where=str(run.folder)
+        )
     return path

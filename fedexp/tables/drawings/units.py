@@ -43,7 +43,9 @@ class Units(Drawing):
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         with canvas.drawing():
-            return tuple(self._picture(where, list(group.values()), notes) for where, group in by_row(runs))
+            return tuple(
+                self._picture(where, list(group.values()), notes) for where, group in by_row(runs)
+            )
 
     def _picture(self, where: str, runs: Sequence[DrawnRun], notes: Sequence[str]) -> Picture:
         across = min(len(runs), 2)
@@ -93,7 +95,9 @@ class Units(Drawing):
         if models * n < 4:
             raise StorageError("t-SNE needs at least four rows", where=self.layer, got=models * n)
         perplexity = min(self.perplexity, (models * n - 1) / 3)
-        made = TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=self.random_state)
+        made = TSNE(
+            n_components=2, perplexity=perplexity, init="pca", random_state=self.random_state
+        )
         points: Tensor = torch.from_numpy(made.fit_transform(rows.reshape(-1, d).numpy()))
         return points.reshape(models, n, 2)
 
@@ -118,7 +122,9 @@ def _legend(figure: Figure, clients: int) -> None:
     from matplotlib.lines import Line2D
 
     hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 5.5}
-    handles = [Line2D([], [], label=f"local model {i + 1}", **hollow, **_dot(i)) for i in range(clients)]
+    handles = [
+        Line2D([], [], label=f"local model {i + 1}", **hollow, **_dot(i)) for i in range(clients)
+    ]
     canvas.legend(figure, handles)
 
 

@@ -50,7 +50,12 @@ def drawing() -> Iterator[None]:
     import matplotlib as mpl
     from matplotlib import style
 
-    look: dict[Any, Any] = {"svg.hashsalt": _SALT, "svg.fonttype": "path", "font.size": 9.0, "legend.fontsize": 9.0}
+    look: dict[Any, Any] = {
+        "svg.hashsalt": _SALT,
+        "svg.fonttype": "path",
+        "font.size": 9.0,
+        "legend.fontsize": 9.0,
+    }
     with style.context("default"), mpl.rc_context(look):
         yield
 
@@ -59,22 +64,32 @@ def look(at: int) -> Look:
     """Of the at-th series of those that have none of their own: 48 that marker and dash alone tell apart."""
     markers, dashes = get_args(Marker), get_args(Dash)
     turn = at // len(markers)
-    return Look(list(COLOURS)[at % len(COLOURS)], markers[at % len(markers)], dashes[(at + turn) % len(dashes)])
+    return Look(
+        list(COLOURS)[at % len(COLOURS)],
+        markers[at % len(markers)],
+        dashes[(at + turn) % len(dashes)],
+    )
 
 
 def looks(own: Iterable[Look | None]) -> list[Look]:
     """Each series' own look; the others get, in turn, such as no series has."""
     given = list(own)
     taken = {(look.marker, look.dash) for look in given if look is not None}
-    free = (new for at in itertools.count() if ((new := look(at)).marker, new.dash) not in taken or at >= _LOOKS)
+    free = (
+        new
+        for at in itertools.count()
+        if ((new := look(at)).marker, new.dash) not in taken or at >= _LOOKS
+    )
     return [next(free) if one is None else one for one in given]
 
 
 def line(look: Look, role: Role = "baseline") -> dict[str, Any]:
     """How matplotlib draws it: the proposed method stands out, reference points step back."""
-    width, size, alpha = {"proposed": (2.4, 6.0, 1.0), "reference": (1.0, 4.0, 0.6), "local": (1.0, 4.0, 0.6)}.get(
-        role, (1.4, 4.5, 0.9)
-    )
+    width, size, alpha = {
+        "proposed": (2.4, 6.0, 1.0),
+        "reference": (1.0, 4.0, 0.6),
+        "local": (1.0, 4.0, 0.6),
+    }.get(role, (1.4, 4.5, 0.9))
     return {
         "color": COLOURS[look.colour],
         "marker": look.marker,
@@ -137,11 +152,13 @@ def picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) ->
     figure.set_layout_engine("none")  # settled: laying out takes longer than drawing
     text, data = io.StringIO(), io.BytesIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})  # true colour
+    figure.savefig(
+        data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None}
+    )  # true colour
     svg = text.getvalue()
-    svg = svg.replace(f"stroke: {FAINT}", f"stroke: currentColor; stroke-opacity: {_FAINTNESS}").replace(
-        INK, "currentColor"
-    )
+    svg = svg.replace(
+        f"stroke: {FAINT}", f"stroke: currentColor; stroke-opacity: {_FAINTNESS}"
+    ).replace(INK, "currentColor")
     return Picture(name, title, svg, data.getvalue())
 
 
@@ -167,15 +184,26 @@ def plain(name: str) -> str:
     sign = layout.ORACLE if name.endswith(layout.ORACLE) else ""  # is never cut off
     name = name.removesuffix(sign)
     short = (name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…") + sign
-    return short.replace("$", r"\$").replace("_", "\u200b_", 1) if short.startswith("_") else short.replace("$", r"\$")
+    return (
+        short.replace("$", r"\$").replace("_", "\u200b_", 1)
+        if short.startswith("_")
+        else short.replace("$", r"\$")
+    )
 
 
 def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
     """Above the panels, in as many columns as fit; lines beyond two are no loss to the panels."""
     widest = max(len(str(handle.get_label())) for handle in handles)
-    fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 52))  # points: of a letter, of line and gap
+    fitting = int(
+        figure.get_figwidth() * 72 / (5.2 * widest + 52)
+    )  # points: of a letter, of line and gap
     columns = max(1, min(len(handles), fitting))
     _grow(figure, 0.21 * (-(-len(handles) // columns) - 2))
     figure.legend(
-        handles=handles, loc="outside upper left", ncols=columns, frameon=False, labelcolor=INK, handlelength=3.2
+        handles=handles,
+        loc="outside upper left",
+        ncols=columns,
+        frameon=False,
+        labelcolor=INK,
+        handlelength=3.2,
     )

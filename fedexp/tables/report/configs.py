@@ -29,7 +29,9 @@ def parted(configs: Mapping[str, Mapping[str, Any]]) -> tuple[Flat, dict[str, Fl
         for key, value in first.items()
         if all(key in config and _same(config[key], value) for config in each.values())
     }
-    return shared, {name: {k: v for k, v in config.items() if k not in shared} for name, config in each.items()}
+    return shared, {
+        name: {k: v for k, v in config.items() if k not in shared} for name, config in each.items()
+    }
 
 
 def lines(config: Mapping[str, Any]) -> str:

@@ -25,7 +25,11 @@ def to_csv(report: Report) -> str:
 
 def inert(value: Any) -> Any:
     """A text that a spreadsheet would take for a formula gets an apostrophe in front; numbers stay as they are."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value) else value
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value)
+        else value
+    )
 
 
 def _is_number(text: str) -> bool:

@@ -63,7 +63,9 @@ def row_by_row(report: Report) -> Figure:
     rows, styles = layout.rows(report), _styles(report)
     step = 0.8 / max(len(styles), 1)
     differing = [key for key in report.keys if len({row.conditions.get(key) for row in rows}) > 1]
-    figure = canvas.figure(7.4, 0.9 + len(rows) * max(0.34, 0.13 * len(styles), 0.16 * len(differing)))
+    figure = canvas.figure(
+        7.4, 0.9 + len(rows) * max(0.34, 0.13 * len(styles), 0.16 * len(differing))
+    )
     axes = canvas.axes(figure, 1, 1, 1)
     for at, (method, style) in enumerate(styles):
         look = {**style, "linestyle": "none"}
@@ -74,10 +76,14 @@ def row_by_row(report: Report) -> Figure:
                 axes.plot([paper, mean], [y, y], color=style["color"], linewidth=0.9, alpha=0.5)
                 axes.plot([paper], [y], markerfacecolor="none", markeredgewidth=0.9, **look)
                 if not math.isnan(mean):
-                    axes.errorbar([mean], [y], xerr=[_spread(cell)], elinewidth=0.9, markeredgewidth=0, **look)
+                    axes.errorbar(
+                        [mean], [y], xerr=[_spread(cell)], elinewidth=0.9, markeredgewidth=0, **look
+                    )
     for i in range(1, len(rows)):
         axes.axhline(i - 0.5, color=canvas.FAINT, linewidth=0.6)
-    named = [canvas.named(differing, [row.conditions.get(key) for key in differing], 1) for row in rows]
+    named = [
+        canvas.named(differing, [row.conditions.get(key) for key in differing], 1) for row in rows
+    ]
     axes.set_yticks(range(len(rows)), named, parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -90,22 +96,40 @@ def row_by_row(report: Report) -> Figure:
 
 
 def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
-    keyed = sorted((row for row in rows if _number(row.conditions.get(report.keys[-1]))), key=lambda r: _x(report, r))
+    keyed = sorted(
+        (row for row in rows if _number(row.conditions.get(report.keys[-1]))),
+        key=lambda r: _x(report, r),
+    )
     xs = [_x(report, row) for row in keyed]
     _scale(axes, xs, [layout.label(row.conditions[report.keys[-1]]) for row in keyed])
     styles = _styles(report)
     for at, (method, style) in enumerate(styles):
         beside = _beside(
-            axes, _SPREAD * (at / max(len(styles) - 1, 1) - 0.5) if len(styles) > 1 and len(xs) <= _TICKED else 0.0
+            axes,
+            _SPREAD * (at / max(len(styles) - 1, 1) - 0.5)
+            if len(styles) > 1 and len(xs) <= _TICKED
+            else 0.0,
         )
         cells = [(next(iter(row.of(method.key)), None)) for row in keyed]
-        hollow = {**style, "markerfacecolor": "none", "linestyle": ":", "linewidth": 0.7, "alpha": 0.7}
+        hollow = {
+            **style,
+            "markerfacecolor": "none",
+            "linestyle": ":",
+            "linewidth": 0.7,
+            "alpha": 0.7,
+        }
         for run in _runs(xs, [None if c is None else c.paper for c in cells]):
             axes.plot(*run, markeredgewidth=0.9, transform=beside, **hollow)
         spreads = dict(zip(xs, (_spread(c) for c in cells), strict=True))
         for x, y in _runs(xs, [None if c is None else c.mean for c in cells]):
             axes.errorbar(
-                x, y, yerr=[spreads[v] for v in x], elinewidth=0.9, markeredgewidth=0, transform=beside, **style
+                x,
+                y,
+                yerr=[spreads[v] for v in x],
+                elinewidth=0.9,
+                markeredgewidth=0,
+                transform=beside,
+                **style,
             )
 
 
@@ -126,7 +150,11 @@ def _scale(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> None:
     ends = axes.get_xlim()
 
     def place(x: float) -> float:
-        return math.log(x / ends[0]) / math.log(ends[1] / ends[0]) if log else (x - ends[0]) / (ends[1] - ends[0])
+        return (
+            math.log(x / ends[0]) / math.log(ends[1] / ends[0])
+            if log
+            else (x - ends[0]) / (ends[1] - ends[0])
+        )
 
     shown: list[int] = []
     for at, x in enumerate(xs):
@@ -167,7 +195,12 @@ def _legend(figure: Figure, report: Report) -> None:
         for method, style in _styles(report)
     ]
     if any(cell.paper is not None for cell in report.cells):
-        plain: dict[str, Any] = {"color": canvas.INK, "marker": "o", "markersize": 5, "linestyle": "none"}
+        plain: dict[str, Any] = {
+            "color": canvas.INK,
+            "marker": "o",
+            "markersize": 5,
+            "linestyle": "none",
+        }
         handles.append(Line2D([], [], label="our runs", **plain))
         handles.append(Line2D([], [], label="paper", markerfacecolor="none", **plain))
     canvas.legend(figure, handles)
@@ -178,7 +211,10 @@ def _styles(report: Report) -> list[tuple[Method, dict[str, Any]]]:
     used = {cell.method for cell in report.cells if cell.paper is not None or cell.values}
     methods = [method for method in layout.by_role(report) if method.key in used]
     found = canvas.looks(method.look for method in methods)
-    return [(method, canvas.line(look, method.role)) for method, look in zip(methods, found, strict=True)]
+    return [
+        (method, canvas.line(look, method.role))
+        for method, look in zip(methods, found, strict=True)
+    ]
 
 
 # --- the report's numbers as points
@@ -188,7 +224,9 @@ def _blocks(report: Report) -> dict[tuple[Value, ...], list[Row]]:
     """Rows by all conditions but the last."""
     blocks: dict[tuple[Value, ...], list[Row]] = {}
     for row in layout.rows(report):
-        blocks.setdefault(tuple(row.conditions.get(key) for key in report.keys[:-1]), []).append(row)
+        blocks.setdefault(tuple(row.conditions.get(key) for key in report.keys[:-1]), []).append(
+            row
+        )
     return blocks
 
 
@@ -206,7 +244,9 @@ def _number(value: Value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _runs(xs: Sequence[float], ys: Sequence[float | None]) -> Iterator[tuple[list[float], list[float]]]:
+def _runs(
+    xs: Sequence[float], ys: Sequence[float | None]
+) -> Iterator[tuple[list[float], list[float]]]:
     """Stretches without a hole: a line never bridges a number that is missing or not finite."""
     x_run: list[float] = []
     y_run: list[float] = []
@@ -237,7 +277,9 @@ def _is_log(values: Sequence[float]) -> bool:
 
 def _is_log_scale(report: Report) -> bool:
     """Percentages are never drawn logarithmically: their differences count, not their ratios."""
-    return report.unit != "percent" and _is_log([_finite(v) for cell in report.cells for v in (cell.paper, cell.mean)])
+    return report.unit != "percent" and _is_log(
+        [_finite(v) for cell in report.cells for v in (cell.paper, cell.mean)]
+    )
 
 
 def _measure(report: Report) -> str:

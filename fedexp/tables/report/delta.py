@@ -39,7 +39,9 @@ def drawable(report: Report) -> bool:
 
 def figure(report: Report) -> Figure:
     """Cells grouped by method, the proposed one first, in as many columns as keep it readable; axis limits hold every bar."""
-    groups = [(method, cells) for method in layout.by_role(report) if (cells := _cells(report, method))]
+    groups = [
+        (method, cells) for method in layout.by_role(report) if (cells := _cells(report, method))
+    ]
     columns = _packed(groups)
     tallest = max(sum(map(_height, column)) for column in columns)
     made = canvas.figure(max(5.6, 3.7 * len(columns)), 1.0 + _INCHES * tallest)
@@ -72,7 +74,9 @@ def note(report: Report) -> str:
             [
                 f"Rows: {rows}." if rows else "",
                 f"Bars: {BARS}" + (f"; {texts.count(bare, 'cell')} without." if bare else "."),
-                f"{texts.count(endless, 'cell')} with no finite difference not drawn." if endless else "",
+                f"{texts.count(endless, 'cell')} with no finite difference not drawn."
+                if endless
+                else "",
             ],
         )
     )
@@ -80,7 +84,11 @@ def note(report: Report) -> str:
 
 def differing(report: Report) -> list[str]:
     """The keys that tell rows apart."""
-    return [key for key in report.keys if len({repr(cell.conditions.get(key)) for cell in report.cells}) > 1]
+    return [
+        key
+        for key in report.keys
+        if len({repr(cell.conditions.get(key)) for cell in report.cells}) > 1
+    ]
 
 
 def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[str]) -> None:
@@ -100,13 +108,19 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
         tolerance = report.tolerance if method.tolerance is None else method.tolerance
         if tolerance is not None:
             band = [y, y + len(cells) * _ROW]
-            axes.fill_betweenx(band, -tolerance, tolerance, color=canvas.INK, alpha=0.08, linewidth=0)
+            axes.fill_betweenx(
+                band, -tolerance, tolerance, color=canvas.INK, alpha=0.08, linewidth=0
+            )
         for cell in cells:
             _point(axes, cell, y + _ROW / 2)
             ticks.append(y + _ROW / 2)
-            named.append(", ".join(layout.label(cell.conditions.get(key)) for key in keys) or method.label)
+            named.append(
+                ", ".join(layout.label(cell.conditions.get(key)) for key in keys) or method.label
+            )
             y += _ROW
-    axes.set_yticks(ticks, [name if len(name) <= 32 else f"{name[:31]}…" for name in named], parse_math=False)
+    axes.set_yticks(
+        ticks, [name if len(name) <= 32 else f"{name[:31]}…" for name in named], parse_math=False
+    )
     axes.tick_params(axis="y", length=0, labelsize=7.5)
     axes.grid(visible=False, axis="y")
 
@@ -115,14 +129,23 @@ def _point(axes: Axes, cell: Cell, y: float) -> None:
     delta = _delta(cell)
     look = _look(texts.word(cell))
     low, high = cell.interval if cell.interval is not None else (delta, delta)
-    bars = [[max(0.0, delta - low)], [max(0.0, high - delta)]]  # of equal numbers rounding may take them below
+    bars = [
+        [max(0.0, delta - low)],
+        [max(0.0, high - delta)],
+    ]  # of equal numbers rounding may take them below
     axes.errorbar([delta], [y], xerr=bars, linestyle="none", elinewidth=1.1, **look)
 
 
 def _look(word: str) -> dict[str, Any]:
     colour, marker, filled = LOOKS[word]
     fill = {} if filled else {"markerfacecolor": "none"}
-    return {"color": canvas.COLOURS[colour], "marker": marker, "markersize": 4.5, "markeredgewidth": 1.0, **fill}
+    return {
+        "color": canvas.COLOURS[colour],
+        "marker": marker,
+        "markersize": 4.5,
+        "markeredgewidth": 1.0,
+        **fill,
+    }
 
 
 def _legend(figure: Figure, report: Report) -> None:
@@ -130,7 +153,9 @@ def _legend(figure: Figure, report: Report) -> None:
 
     there = {texts.word(cell) for cell in report.cells if _has_delta(cell)}
     words = [word for word in texts.marks(report) if word in there]
-    canvas.legend(figure, [Line2D([], [], linestyle="none", label=word, **_look(word)) for word in words])
+    canvas.legend(
+        figure, [Line2D([], [], linestyle="none", label=word, **_look(word)) for word in words]
+    )
 
 
 def _cells(report: Report, method: Method) -> list[Cell]:
@@ -168,7 +193,9 @@ def _ends(report: Report, groups: Sequence[Group]) -> tuple[float, float]:
 def _is_log(report: Report) -> bool:
     """Where the differences span decades and are of no percentages, for which each point counts the same."""
     sizes = _sizes(report)
-    return report.unit != "percent" and bool(sizes) and math.log10(max(sizes) / min(sizes)) > _DECADES
+    return (
+        report.unit != "percent" and bool(sizes) and math.log10(max(sizes) / min(sizes)) > _DECADES
+    )
 
 
 def _smallest(report: Report) -> float:

@@ -33,7 +33,13 @@ def report_folder(root: Path, name: str, form: Form, part: bool) -> Path:
         part: it does not have all runs of its form.
     """
     return (
-        root / "tables" / (name + (f"-{form}" if form in ("reduced", "smoke") else "") + ("-partial" if part else ""))
+        root
+        / "tables"
+        / (
+            name
+            + (f"-{form}" if form in ("reduced", "smoke") else "")
+            + ("-partial" if part else "")
+        )
     )
 
 
@@ -68,10 +74,14 @@ def write_report(
     return folder / "report.html"
 
 
-def links(report: Report, folder: Path, root: Path | None, configs: Mapping[str, Mapping[str, Any]]) -> Links:
+def links(
+    report: Report, folder: Path, root: Path | None, configs: Mapping[str, Mapping[str, Any]]
+) -> Links:
     """Relative ones to what is there: files beside the page and, under `root`, those of its runs; and their configs."""
     runs: dict[str, dict[str, str]] = {}
-    for run in dict.fromkeys(run for cell in report.cells for run in cell.runs) if root is not None else ():
+    for run in (
+        dict.fromkeys(run for cell in report.cells for run in cell.runs) if root is not None else ()
+    ):
         assert root is not None
         files = {name: root / run / file for name, file in _OF_A_RUN.items()}
         found = {name: _relative(path, folder) for name, path in files.items() if path.is_file()}

@@ -48,7 +48,10 @@ class _Number:
     def tex(self) -> str:
         parts = [escape(self.whole), escape(self.rest)]
         return " & ".join(
-            [*(rf"\textbf{{{part}}}" if self.best and part else part for part in parts), escape(self.beside)]
+            [
+                *(rf"\textbf{{{part}}}" if self.best and part else part for part in parts),
+                escape(self.beside),
+            ]
         )
 
 
@@ -85,12 +88,20 @@ def _tabular(report: Report, methods: Sequence[int], lines: Sequence[_Line]) -> 
     yield rf"\begin{{tabular}}{{{'r' * len(report.keys)}l{'r@{}l@{ }l' * len(methods)}}}"
     yield r"\toprule"
     widths = _widths(report, lines)
-    heads = [rf"\multicolumn{{3}}{{l}}{{{_head(report.methods[at], widths[at])}}}" for at in methods]
+    heads = [
+        rf"\multicolumn{{3}}{{l}}{{{_head(report.methods[at], widths[at])}}}" for at in methods
+    ]
     yield _row([*map(escape, report.keys), "", *heads])
     yield r"\midrule"
     for place, who, numbers in lines:
         found = [numbers[at] for at in methods]
-        yield _row([*map(escape, place), who, *(" & & " if number is None else number.tex for number in found)])
+        yield _row(
+            [
+                *map(escape, place),
+                who,
+                *(" & & " if number is None else number.tex for number in found),
+            ]
+        )
     yield r"\bottomrule"
     yield r"\end{tabular}"
 
@@ -126,7 +137,10 @@ def _pages(report: Report) -> Iterator[list[tuple[list[int], list[_Line]]]]:
 
 def _fitting(report: Report, lines: Sequence[_Line]) -> list[list[int]]:
     """Columns by number, block by block; one that is alone too wide for the text is a block by itself."""
-    keys = [max([len(key), *(len(place[at]) for place, _, _ in lines)]) for at, key in enumerate(report.keys)]
+    keys = [
+        max([len(key), *(len(place[at]) for place, _, _ in lines)])
+        for at, key in enumerate(report.keys)
+    ]
     left = WIDTH - sum(key + _GAP for key in keys) - len("paper") - _GAP
     widths = _widths(report, lines)
     blocks: list[list[int]] = [[]]
@@ -143,7 +157,9 @@ def _widths(report: Report, lines: Sequence[_Line]) -> list[int]:
     for at, method in enumerate(report.methods):
         own = [numbers[at] for _, _, numbers in lines]
         parts = [(len(n.whole), len(n.rest), len(n.beside)) for n in own if n is not None]
-        words = [len(word) + len(layout.ORACLE) * bool(method.oracle) for word in method.label.split()]
+        words = [
+            len(word) + len(layout.ORACLE) * bool(method.oracle) for word in method.label.split()
+        ]
         numbers = sum(map(max, zip(*parts, strict=True))) + 1 if parts else 0
         found.append(max([numbers, *words]))
     return found
@@ -155,7 +171,13 @@ def _table(report: Report) -> list[_Line]:
     for row, entries in texts.shown(report):
         place = texts.conditions(row, report)
         if reference:
-            lines.append((place, "paper", [None if e is None else _number(e.paper, "", e.best_paper) for e in entries]))
+            lines.append(
+                (
+                    place,
+                    "paper",
+                    [None if e is None else _number(e.paper, "", e.best_paper) for e in entries],
+                )
+            )
             place = [""] * len(report.keys)
         lines.append((place, "ours", [None if e is None else _ours(e, same) for e in entries]))
     return lines
@@ -175,7 +197,9 @@ def _same_n(report: Report) -> int | None:
 def _caption(report: Report) -> Iterator[str]:
     reference, same = layout.referenced(report), _same_n(report)
     yield f"{escape(report.title)} ({escape(report.source)}, {report.form} form; {escape(layout.unit(report))})."
-    yield texts.sentence("; ".join(escape(f"{what}: {said}") for what, said in texts.headline(report)))
+    yield texts.sentence(
+        "; ".join(escape(f"{what}: {said}") for what, said in texts.headline(report))
+    )
     runs = "($n$)" if same is None else f"($n = {same}$)"
     yield rf"{'First line: paper; second: ours, mean' if reference else 'Mean'} $\pm$ sd {runs};"
     yield ", ".join(escape(f"{mark} {word}") for word, mark in texts.marks(report).items()) + "."

@@ -35,7 +35,10 @@ def rows(report: Report) -> tuple[Row, ...]:
     for cell in report.cells:
         found.setdefault(_place(report, cell.conditions), []).append(cell)
     agreement = {_place(report, a.conditions): a for a in report.agreement}
-    return tuple(Row(cells[0].conditions, tuple(cells), agreement.get(place)) for place, cells in found.items())
+    return tuple(
+        Row(cells[0].conditions, tuple(cells), agreement.get(place))
+        for place, cells in found.items()
+    )
 
 
 def by_role(report: Report) -> list[Method]:
@@ -52,7 +55,11 @@ def by_role(report: Report) -> list[Method]:
 def covered(report: Report) -> dict[Role, list[Cell]]:
     """The paper's cells that count: neither local models nor columns of ours, and what is equal by construction once."""
     roles: dict[str, Role] = {method.key: method.role for method in report.methods}
-    cells = [cell for cell in report.cells if cell.paper is not None and roles.get(cell.method) in _HEADLINE]
+    cells = [
+        cell
+        for cell in report.cells
+        if cell.paper is not None and roles.get(cell.method) in _HEADLINE
+    ]
     there = {(_place(report, cell.conditions), cell.method) for cell in cells}
     found: dict[Role, list[Cell]] = {}
     for cell in cells:
@@ -76,7 +83,9 @@ def places(report: Report) -> int | None:
     """Decimals of every number of the table: 2 for percent, else as many as the paper prints; None: 4 significant digits."""
     if report.unit == "percent":
         return 2
-    published = [cell.paper for cell in report.cells if cell.paper is not None and math.isfinite(cell.paper)]
+    published = [
+        cell.paper for cell in report.cells if cell.paper is not None and math.isfinite(cell.paper)
+    ]
     return min(_MOST_PLACES, max(map(_decimals, published))) if published else None
 
 
@@ -103,12 +112,16 @@ def published(value: float, places: int | None) -> str:
     return text if float(text) == value or not math.isfinite(value) else repr(value)
 
 
-def best(values: Iterable[tuple[str, float | None]], places: int | None, *, higher: bool) -> set[str]:
+def best(
+    values: Iterable[tuple[str, float | None]], places: int | None, *, higher: bool
+) -> set[str]:
     """Who is best among (method, value): all that tie as printed; a value that is missing or not finite never is.
 
     A single value has nothing to be best of: the set is empty.
     """
-    shown = {name: float(number(v, places)) for name, v in values if v is not None and math.isfinite(v)}
+    shown = {
+        name: float(number(v, places)) for name, v in values if v is not None and math.isfinite(v)
+    }
     if len(shown) < 2:
         return set()
     top = max(shown.values()) if higher else min(shown.values())
@@ -130,7 +143,9 @@ def head(method: Method) -> str:
 def names(report: Report) -> dict[str, str]:
     """Each method's label, marked as in `head`; papers call their own one "Ours", which beside our runs needs its key."""
     return {
-        m.key: head(replace(m, label=f"{m.label} ({m.key})") if m.label.strip().lower() == "ours" else m)
+        m.key: head(
+            replace(m, label=f"{m.label} ({m.key})") if m.label.strip().lower() == "ours" else m
+        )
         for m in report.methods
     }
 
@@ -155,7 +170,9 @@ def _decimals(value: float) -> int:
 
 def numeric(values: Sequence[Value]) -> bool:
     """Whether conditions can be an axis: numbers (not flags), at least two different ones."""
-    return len(set(values)) > 1 and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return len(set(values)) > 1 and all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in values
+    )
 
 
 def operations(flop: float) -> str:

@@ -108,7 +108,14 @@ def _summaries(report: Report) -> Iterator[str]:
     if not report.summaries:
         return
     yield from ("## Mean difference to the paper, by seed", "")
-    yield _row(["Method", f"Ours less the paper's, {layout.points(report.unit)}", "95 % interval", "Mean of"])
+    yield _row(
+        [
+            "Method",
+            f"Ours less the paper's, {layout.points(report.unit)}",
+            "95 % interval",
+            "Mean of",
+        ]
+    )
     yield _row([":---", "---:", "---:", ":---"])
     for found in report.summaries:
         yield _row([_plain(text) for text in texts.summary(found, report)])
@@ -129,7 +136,13 @@ def _table(report: Report) -> Iterator[str]:
     yield _row(["---:"] * len(report.keys) + [":---"] * len(report.methods) + ["---:"] * agreement)
     for row, entries in texts.shown(report):
         cells = [_cell(entry, reference) for entry in entries]
-        yield _row([*map(_plain, texts.conditions(row, report)), *cells, *([texts.rho(row)] if agreement else [])])
+        yield _row(
+            [
+                *map(_plain, texts.conditions(row, report)),
+                *cells,
+                *([texts.rho(row)] if agreement else []),
+            ]
+        )
 
 
 def _cell(entry: Shown | None, reference: bool) -> str:
@@ -147,7 +160,9 @@ def _row(cells: Sequence[str]) -> str:
 
 def _place(cell: Cell, report: Report) -> str:
     labels = {m.key: layout.head(m) for m in report.methods}
-    return " ".join([labels[cell.method], *(f"{k}={layout.label(v)}" for k, v in cell.conditions.items())])
+    return " ".join(
+        [labels[cell.method], *(f"{k}={layout.label(v)}" for k, v in cell.conditions.items())]
+    )
 
 
 def _few(places: Sequence[str]) -> str:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.configs import lines, parted
-from fedexp.tables.report.page_cells import Links, ShownCell, columns, condition, minus, shown, sortable
+from fedexp.tables.report.page_cells import (
+    Links,
+    ShownCell,
+    columns,
+    condition,
+    minus,
+    shown,
+    sortable,
+)
 from fedexp.tables.report.report import Cell, ClaimResult, ClaimState, Method, Picture, Report
 
 if TYPE_CHECKING:
@@ -61,7 +69,9 @@ def page(report: Report, links: Links = Links()) -> str:
         facts=texts.facts(report),
         hashes=texts.hashes(report),
         configs=parted(links.configs),
-        pictures=[(picture, _inline(picture, f"p{at}-")) for at, picture in enumerate(report.pictures)],
+        pictures=[
+            (picture, _inline(picture, f"p{at}-")) for at, picture in enumerate(report.pictures)
+        ],
     )
 
 
@@ -74,7 +84,11 @@ def _environment() -> Environment:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     made = Environment(
-        autoescape=True, loader=FunctionLoader(_file), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        loader=FunctionLoader(_file),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     made.filters |= {"minus": minus, "condition": condition}
     made.globals |= {"texts": texts, "layout": layout, "sortable": sortable, "lines": lines}
@@ -132,22 +146,34 @@ def _key(report: Report) -> list[str]:
 # --- the tables
 
 
-def _in_order(report: Report, rows: Sequence[tuple[layout.Row, dict[str, list[ShownCell]]]]) -> list[ShownCell]:
+def _in_order(
+    report: Report, rows: Sequence[tuple[layout.Row, dict[str, list[ShownCell]]]]
+) -> list[ShownCell]:
     """All cells as the report has them."""
-    found = {id(entry.cell): entry for _, own in rows for entries in own.values() for entry in entries}
+    found = {
+        id(entry.cell): entry for _, own in rows for entries in own.values() for entry in entries
+    }
     return [found[id(cell)] for cell in report.cells]
 
 
 def _block_starts(report: Report, rows: Sequence[tuple[layout.Row, Any]]) -> list[bool]:
     """Of every row, whether its first condition is another than that of the row above."""
     firsts = [next(iter(row.conditions.values()), None) for row, _ in rows]
-    return [len(report.keys) > 1 and (at == 0 or first != firsts[at - 1]) for at, first in enumerate(firsts)]
+    return [
+        len(report.keys) > 1 and (at == 0 or first != firsts[at - 1])
+        for at, first in enumerate(firsts)
+    ]
 
 
 def _totals(report: Report, heads: Sequence[Method]) -> list[str]:
     """Of every column, how many of the cells that the headline counts are reproduced; empty where it counts none."""
     judged = ("reproduced", "higher", "lower", "inconclusive")
-    counted = [cell for cells in layout.covered(report).values() for cell in cells if cell.verdict in judged]
+    counted = [
+        cell
+        for cells in layout.covered(report).values()
+        for cell in cells
+        if cell.verdict in judged
+    ]
     if not report.keys or not counted:
         return []
     totals = []
@@ -177,4 +203,6 @@ def _inline(picture: Picture, prefix: str) -> Any:
     start = picture.svg.index("<svg")
     svg = re.sub(r"<metadata>.*?</metadata>", "", picture.svg[start:], flags=re.DOTALL)
     svg = _SVG_ID.sub(rf"\g<1>{prefix}", svg)
-    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(picture.title)}"', 1).strip())
+    return Markup(
+        svg.replace("<svg", f'<svg role="img" aria-label="{escape(picture.title)}"', 1).strip()
+    )

@@ -89,7 +89,9 @@ def shown(report: Report, links: Links) -> Iterator[tuple[layout.Row, dict[str, 
         methods = {method.key: row.of(method.key) for method in columns(report)}
         tops = [
             layout.best(
-                ((m, getattr(c[0], side)) for m, c in methods.items() if c), places, higher=report.higher_is_better
+                ((m, getattr(c[0], side)) for m, c in methods.items() if c),
+                places,
+                higher=report.higher_is_better,
             )
             for side in ("paper", "mean")
         ]
@@ -97,7 +99,14 @@ def shown(report: Report, links: Links) -> Iterator[tuple[layout.Row, dict[str, 
             row,
             {
                 key: [
-                    _shown(report, cell, places, links, _anchor(cell, taken), *(key in top for top in tops))
+                    _shown(
+                        report,
+                        cell,
+                        places,
+                        links,
+                        _anchor(cell, taken),
+                        *(key in top for top in tops),
+                    )
                     for cell in cells
                 ]
                 for key, cells in methods.items()
@@ -106,7 +115,13 @@ def shown(report: Report, links: Links) -> Iterator[tuple[layout.Row, dict[str, 
 
 
 def _shown(
-    report: Report, cell: Cell, places: int | None, links: Links, anchor: str, best_paper: bool, best_ours: bool
+    report: Report,
+    cell: Cell,
+    places: int | None,
+    links: Links,
+    anchor: str,
+    best_paper: bool,
+    best_ours: bool,
 ) -> ShownCell:
     names = layout.names(report)
     where = ", ".join(f"{key} {layout.label(value)}" for key, value in cell.conditions.items())
@@ -157,7 +172,9 @@ def _parts(cell: Cell, places: int | None) -> Iterator[tuple[str, str]]:
         if not of_class:
             metric, _, number = name.rpartition("_mean" if name.endswith("_mean") else "_worst_10")
             number = "mean" if name.endswith("_mean") else "worst 10 %"
-        found.setdefault(metric + (" by class" if of_class else ""), []).append(f"{number}: {_number(value, places)}")
+        found.setdefault(metric + (" by class" if of_class else ""), []).append(
+            f"{number}: {_number(value, places)}"
+        )
     for metric, numbers in found.items():
         yield metric, ", ".join(numbers)
 
@@ -167,7 +184,14 @@ def _runs(cell: Cell, places: int | None, links: Links) -> Iterator[ShownRun]:
     for at, (seed, value) in enumerate(zip(cell.seeds, cell.values, strict=True)):
         delta = "" if cell.paper is None else minus(layout.signed(value - cell.paper, places))
         point = cell.chosen[at] if cell.chosen else ""
-        yield ShownRun(str(seed), _number(value, places), delta, point, known[at], links.runs.get(known[at].run, {}))
+        yield ShownRun(
+            str(seed),
+            _number(value, places),
+            delta,
+            point,
+            known[at],
+            links.runs.get(known[at].run, {}),
+        )
 
 
 def _anchor(cell: Cell, taken: set[str]) -> str:

@@ -38,7 +38,9 @@ def _drawn(report: Report) -> Iterator[Picture]:
         title = f"{source}: over {report.keys[-1]}; {theirs}our runs filled, with standard deviations over seeds"
         yield _picture("curves", title, curves.over_last_key(report), report)
     else:
-        title = f"{source}: row by row; {theirs}our runs filled, with standard deviations over seeds"
+        title = (
+            f"{source}: row by row; {theirs}our runs filled, with standard deviations over seeds"
+        )
         yield _picture("rows", title, curves.row_by_row(report), report)
 
 

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Value = str | int | float | bool | None  # of a condition, e.g. clients=5
-Verdict = Literal["reproduced", "higher", "lower", "inconclusive", "not run", "no reference", "not comparable"]
+Verdict = Literal[
+    "reproduced", "higher", "lower", "inconclusive", "not run", "no reference", "not comparable"
+]
 Form = Literal["full", "partial", "reduced", "smoke"]
 Role = Literal["proposed", "baseline", "reference", "local", "ours"]
 ClaimState = Literal["held", "refuted", "open"]
 RowState = Literal["yes", "no", "open"]
 Colour = Literal["blue", "vermillion", "green", "pink", "ochre", "grey", "violet", "brick"]
-Marker = Literal["o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*"]  # as matplotlib names them
+Marker = Literal[
+    "o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*"
+]  # as matplotlib names them
 Dash = Literal["solid", "dashed", "dotted", "dashdot"]
 
 

@@ -32,7 +32,11 @@ def console() -> Console:
     """Wide where there is no terminal: a table in a file is better wide than wrapped."""
     from rich.console import Console
 
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=220, no_color=True, highlight=False)
+    return (
+        Console(highlight=False)
+        if sys.stdout.isatty()
+        else Console(width=220, no_color=True, highlight=False)
+    )
 
 
 def print_report(report: Report, out: Console | None = None) -> None:
@@ -42,13 +46,17 @@ def print_report(report: Report, out: Console | None = None) -> None:
     differences go first; then each cell has a line, with its difference where there is room.
     """
     out = out or console()
-    out.print(f"{report.name}{texts.named_form(report)}: {report.title}", style="bold", markup=False)
+    out.print(
+        f"{report.name}{texts.named_form(report)}: {report.title}", style="bold", markup=False
+    )
     for what, said in texts.headline(report):
         out.print(f"{what}: {said}", style="bold", markup=False)
     out.print(f"{report.source}; {report.metric}, {layout.unit(report)}", markup=False)
     out.print(texts.form(report), style="" if report.form == "full" else "yellow", markup=False)
     fitting = (
-        deltas for deltas in (True, False) if _width(_wide(report, deltas=deltas), out, wrapped=False) <= out.width
+        deltas
+        for deltas in (True, False)
+        if _width(_wide(report, deltas=deltas), out, wrapped=False) <= out.width
     )
     deltas = next(fitting, None)
     out.print(_long(report, out) if deltas is None else _wide(report, deltas=deltas))
@@ -60,9 +68,15 @@ def print_report(report: Report, out: Console | None = None) -> None:
     for found in report.summaries:
         name, mean, interval, of = texts.summary(found, report)
         points = layout.points(report.unit)
-        out.print(f"{name}: mean difference to the paper {mean} {points}, 95 %: {interval} ({of})", markup=False)
+        out.print(
+            f"{name}: mean difference to the paper {mean} {points}, 95 %: {interval} ({of})",
+            markup=False,
+        )
     if report.left_out:
-        out.print(f"left out of the paper's: {texts.count(len(report.left_out), 'part')}, see the report", markup=False)
+        out.print(
+            f"left out of the paper's: {texts.count(len(report.left_out), 'part')}, see the report",
+            markup=False,
+        )
     for warning in report.warnings:
         out.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
     for failure in dict.fromkeys(failure for cell in report.cells for failure in cell.failed):
@@ -79,7 +93,9 @@ def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) 
     for name in ("", "paper", "data", "cost", "failed", "cells", "runs", "done"):
         dropped.append(name)
         columns = [column for column in _LISTED if column not in dropped]
-        short = _tables([{**row, "state": row["state"][:_STATE]} for row in rows], columns)  # longer ones are broken
+        short = _tables(
+            [{**row, "state": row["state"][:_STATE]} for row in rows], columns
+        )  # longer ones are broken
         if _width(short, out, wrapped=False) <= out.width:
             break
     out.print(_tables(rows, columns))
@@ -96,12 +112,16 @@ def _tables(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         right = column in ("cells", "runs", "done", "failed", "cost")
-        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column == "table")
+        table.add_column(
+            column, justify="right" if right else "left", overflow="fold", no_wrap=column == "table"
+        )
     for row in rows:
         said = {
             **row,
             "paper": f"{row['paper'].split(',')[0]}, {row['source']}",
-            "data": ", ".join(f"{name}{'' if there else ' (absent)'}" for name, there in row["data"].items()),
+            "data": ", ".join(
+                f"{name}{'' if there else ' (absent)'}" for name, there in row["data"].items()
+            ),
             "cost": _cost(row),
         }
         table.add_row(*(_plain(str(said[column])) for column in columns))
@@ -162,7 +182,11 @@ def _long(report: Report, out: Console) -> Table:
     if _width(with_deltas, out, wrapped=False) <= out.width:
         return with_deltas
     table = _one_a_line(report, whole=True, deltas=False)
-    return table if _width(table, out, wrapped=True) <= out.width else _one_a_line(report, whole=False, deltas=False)
+    return (
+        table
+        if _width(table, out, wrapped=True) <= out.width
+        else _one_a_line(report, whole=False, deltas=False)
+    )
 
 
 def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
@@ -180,7 +204,9 @@ def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
     ]
     for at, key in enumerate(report.keys):
         longest = max((len(place[at]) for place, _ in lines), default=0)
-        table.add_column(_plain(key), justify="right", overflow="fold", min_width=longest if whole else None)
+        table.add_column(
+            _plain(key), justify="right", overflow="fold", min_width=longest if whole else None
+        )
     table.add_column("method", overflow="fold")
     deltas = deltas and compared
     for name in (*(["paper"] if compared else []), "ours", *(["difference"] if deltas else [])):
@@ -188,7 +214,11 @@ def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
     table.add_column("verdict", overflow="fold", no_wrap=whole)
     for place, entry in lines:
         verdict = f"{texts.mark(entry.cell)} {texts.word(entry.cell)}"
-        numbers = [*([entry.paper] if compared else []), entry.ours, *([entry.delta] if deltas else [])]
+        numbers = [
+            *([entry.paper] if compared else []),
+            entry.ours,
+            *([entry.delta] if deltas else []),
+        ]
         table.add_row(*map(_plain, [*place, *numbers, verdict]), style=STYLES[entry.cell.verdict])
     return table
 
@@ -199,8 +229,12 @@ def _cell(entry: Shown | None, reference: bool, deltas: bool) -> Text:
         return text
     if reference:
         text.append(f"{entry.paper}\n", style="bold" if entry.best_paper else "")
-    ours = " ".join(filter(None, [entry.ours, entry.delta if deltas else "", texts.mark(entry.cell)]))
-    return text.append(ours, style=f"{'bold ' if entry.best_ours else ''}{STYLES[entry.cell.verdict]}".strip())
+    ours = " ".join(
+        filter(None, [entry.ours, entry.delta if deltas else "", texts.mark(entry.cell)])
+    )
+    return text.append(
+        ours, style=f"{'bold ' if entry.best_ours else ''}{STYLES[entry.cell.verdict]}".strip()
+    )
 
 
 def _plain(text: str) -> Text:

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import get_args
 
 from fedexp.tables.report import layout
-from fedexp.tables.report.report import Cell, ClaimResult, ClaimRow, ClaimState, Form, Report, Role, Summary, Verdict
+from fedexp.tables.report.report import (
+    Cell,
+    ClaimResult,
+    ClaimRow,
+    ClaimState,
+    Form,
+    Report,
+    Role,
+    Summary,
+    Verdict,
+)
 
 MARKS: Mapping[Verdict, str] = {
     "reproduced": "✓",
@@ -48,7 +58,9 @@ def headline(report: Report) -> list[tuple[str, str]]:
     if paper:
         said.append(("claims of the paper", _states(paper)))
     if ours:
-        said.append(("and of our own expectations" if paper else "our own expectations", _states(ours)))
+        said.append(
+            ("and of our own expectations" if paper else "our own expectations", _states(ours))
+        )
     covered = layout.covered(report)
     for role, name in _ROLES.items():
         if cells := covered.get(role):
@@ -68,7 +80,8 @@ def _verdicts(cells: Sequence[Cell]) -> str:
     counts = Counter(cell.verdict for cell in cells)
     near = sum(cell.verdict == "inconclusive" and bool(cell.near) for cell in cells)
     return ", ".join(
-        f"{counts[verdict]} {verdict}" + (f" ({near} near)" if near and verdict == "inconclusive" else "")
+        f"{counts[verdict]} {verdict}"
+        + (f" ({near} near)" if near and verdict == "inconclusive" else "")
         for verdict in get_args(Verdict)
         if counts[verdict]
     )
@@ -90,7 +103,9 @@ def stamp(report: Report) -> str:
     facts = dict(report.facts)
     known = [
         f"{report.name}, {report.form} form",
-        f"n = {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} runs a cell" if counts else "",
+        f"n = {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} runs a cell"
+        if counts
+        else "",
         f"commit {facts['commit']}" if "commit" in facts else "",
         facts.get("date", ""),
     ]
@@ -131,7 +146,11 @@ def oracles(report: Report) -> str:
 
 def tolerance(report: Report) -> str:
     """``5 percentage points (Ensemble 10)``: columns that have their own in brackets; empty where nothing is judged."""
-    own = [f"{layout.head(m)} {m.tolerance:g}" for m in report.methods if m.tolerance not in (None, report.tolerance)]
+    own = [
+        f"{layout.head(m)} {m.tolerance:g}"
+        for m in report.methods
+        if m.tolerance not in (None, report.tolerance)
+    ]
     if not layout.referenced(report) or (report.tolerance is None and not own):
         return ""
     unit = layout.points(report.unit)
@@ -143,7 +162,11 @@ def tolerance(report: Report) -> str:
 def rank(report: Report) -> str:
     """Mean agreement of the methods' order; empty where no row has one."""
     mean, rows = layout.mean_agreement(report)
-    return "" if mean is None else f"rank agreement (Spearman) {mean:.2f}, mean of {count(rows, 'row')}"
+    return (
+        ""
+        if mean is None
+        else f"rank agreement (Spearman) {mean:.2f}, mean of {count(rows, 'row')}"
+    )
 
 
 # --- cells
@@ -172,7 +195,11 @@ def shown(report: Report) -> list[tuple[layout.Row, list[Shown | None]]]:
     found = []
     for row in layout.rows(report):
         top = {
-            side: layout.best([(c.method, getattr(c, side)) for c in row.cells], digits, higher=report.higher_is_better)
+            side: layout.best(
+                [(c.method, getattr(c, side)) for c in row.cells],
+                digits,
+                higher=report.higher_is_better,
+            )
             for side in ("paper", "mean")
         }
         entries: list[Shown | None] = []
@@ -183,8 +210,12 @@ def shown(report: Report) -> list[tuple[layout.Row, list[Shown | None]]]:
                 if cell is None
                 else Shown(
                     cell,
-                    "" if cell.paper is None else layout.published(cell.paper, digits) + _sd(cell.paper_sd, digits),
-                    "" if cell.mean is None else f"{layout.number(cell.mean, digits)}{_sd(cell.sd, digits)} ({cell.n})",
+                    ""
+                    if cell.paper is None
+                    else layout.published(cell.paper, digits) + _sd(cell.paper_sd, digits),
+                    ""
+                    if cell.mean is None
+                    else f"{layout.number(cell.mean, digits)}{_sd(cell.sd, digits)} ({cell.n})",
                     "" if cell.delta is None else layout.signed(cell.delta, digits),
                     method.key in top["paper"],
                     method.key in top["mean"],
@@ -200,7 +231,10 @@ def pooled(report: Report) -> tuple[list[str], list[list[str]]]:
     there = {cell.method for cell in report.cells if cell.pooled_sd is not None}
     methods = [method.key for method in report.methods if method.key in there]
     rows = [
-        [*conditions(row, report), *("".join(_pooled(cell, digits) for cell in row.of(key)) for key in methods)]
+        [
+            *conditions(row, report),
+            *("".join(_pooled(cell, digits) for cell in row.of(key)) for key in methods),
+        ]
         for row in layout.rows(report)
         if any(cell.pooled_sd is not None for cell in row.cells)
     ]
@@ -280,9 +314,14 @@ def in_print(claim: ClaimResult) -> str:
 
 def claim_row(row: ClaimRow) -> str:
     """``clients 5, beta 0.01: yes, +2.31, 3 of 3 pairs in favour; in print no``."""
-    place = ", ".join(f"{key} {layout.label(value)}" for key, value in row.conditions.items()) or "all rows"
+    place = (
+        ", ".join(f"{key} {layout.label(value)}" for key, value in row.conditions.items())
+        or "all rows"
+    )
     estimate = (
-        "no pairs" if row.estimate is None else f"{row.estimate:+.3g}, {row.in_favour} of {row.n} pairs in favour"
+        "no pairs"
+        if row.estimate is None
+        else f"{row.estimate:+.3g}, {row.in_favour} of {row.n} pairs in favour"
     )
     printed = "" if row.printed is None else f"; in print {'yes' if row.printed else 'no'}"
     return f"{place}: {row.state}, {estimate}{printed}"

@@ -47,7 +47,12 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
         "headline": dict(texts.headline(report)),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    tracker.open(RunInfo(id, f"{report.name} {report.form}", group, config, folder, ("table", report.form), False), [])
+    tracker.open(
+        RunInfo(
+            id, f"{report.name} {report.form}", group, config, folder, ("table", report.form), False
+        ),
+        [],
+    )
     status = "failed"
     try:
         values: dict[str, Any] = {
