@@ -208,5 +208,5 @@ def save_models(
         Weights.of_state_dict(spec, state, f"state_dicts[{i}]") for i, (spec, state) in pairs
     )
     save_outcome(
-        Outcome(models, "per_client", clients=clients.clients), clients, Path(folder).expanduser()
+        Outcome(models, "local", clients=clients.clients), clients, Path(folder).expanduser()
     )

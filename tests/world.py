@@ -167,7 +167,7 @@ def resumed(make: Callable[[int], World], rounds: int, folder: Path) -> Snapshot
     for _ in range(rounds):
         world = make(rounds)
         steps = run(world.aggregator, world.env, Serial(), world.data, snapshot)
-        after = next(step.after for step in steps if step.last)
+        after = next(step.after for step in steps if step.ends_round)
         saver = Checkpoint(folder, CPU)
         saver.load()
         saver.save(after, set(after.clients), 0)

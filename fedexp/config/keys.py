@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError
+from fedexp.core.local_training import LocalTraining
 from fedexp.core.numerics import Precision
 
 GROUPS = (
@@ -24,49 +25,6 @@ GROUPS = (
     "engine",
     "logger",
 )
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """``local.*``: what a client does in a round. The comments in ``conf/config.yaml`` are the reference."""
-
-    epochs: int | None
-    steps: int | None
-    batch_size: int
-    optimizer: Literal["sgd", "adam", "amsgrad", "rmsprop"]
-    lr: float
-    lr_decay: float
-    momentum: float
-    weight_decay: float
-    clip: float | None
-    betas: tuple[float, float]
-    eps: float
-
-    def __post_init__(self) -> None:
-        require(
-            self.steps is not None or self.epochs is not None,
-            "set local.epochs or local.steps",
-        )
-        for name in ("epochs", "steps"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"local.{name} must be at least 1, got {value}")
-        require(self.batch_size >= 1, f"local.batch_size must be at least 1, got {self.batch_size}")
-        require(self.lr > 0, f"local.lr must be positive, got {self.lr}")
-        require(self.lr_decay > 0, f"local.lr_decay must be positive, got {self.lr_decay}")
-        require(0 <= self.momentum < 1, f"local.momentum must lie in [0, 1), got {self.momentum}")
-        require(
-            self.weight_decay >= 0,
-            f"local.weight_decay must not be negative, got {self.weight_decay}",
-        )
-        require(
-            self.clip is None or self.clip > 0,
-            f"local.clip must be positive or null, got {self.clip}",
-        )
-        require(self.eps > 0, f"local.eps must be positive, got {self.eps}")
-        require(
-            all(0 <= b < 1 for b in self.betas),
-            f"local.betas must lie in [0, 1), got {list(self.betas)}",
-        )
 
 
 @dataclass(frozen=True)
@@ -283,7 +241,7 @@ class Config:
     init: Literal["same", "different"]
     dtype: Literal["float32", "float64"]
     precision: Precision
-    local: LocalWork
+    local: LocalTraining
     eval: Eval
     trace: TraceOf
     architectures: Architectures

@@ -25,7 +25,7 @@ State = dict[str, Any]
 class Aggregator(ABC):
     """What the server does. All state is in the `State` value; a plug-in keeps none of its own."""
 
-    delivers: ClassVar[Delivers] = "model"  # the kind of its outcome, at any time
+    delivers: ClassVar[Delivers] = "global"  # the kind of its outcome, at any time
     communicates: ClassVar[bool] = (
         True  # do models travel every round? (False: no bytes are counted)
     )

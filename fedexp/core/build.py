@@ -16,6 +16,9 @@ from fedexp.core.user_code import TRACED, check_hooks, is_ours, place_of_class, 
 
 T = TypeVar("T")
 
+# Metadata of a dataclass field that code sets and a config cannot.
+NOT_A_KEY: Mapping[str, bool] = types.MappingProxyType({"key": False})
+
 
 def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
     """Build the dataclass `cls` (or the subclass that ``_target_`` names) from a plain mapping.
@@ -42,7 +45,11 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
         raise ConfigError(
             f"the type of a field is not known: {error}", where=place_of_class(kind)
         ) from error
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    fields = {
+        field.name: field
+        for field in dataclasses.fields(kind)
+        if field.init and field.metadata.get("key", True)
+    }
     for key in values:
         if key not in fields:
             if "__dataclass_fields__" not in vars(kind) and (

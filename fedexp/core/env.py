@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedexp.core.budget import Budget
 from fedexp.core.data import InputDomain, Samples
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob
 from fedexp.core.layers import Layer, layers_of
+from fedexp.core.local_training import LocalTraining
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import numpy_generator, seed_of
 from fedexp.core.server_optimizer import ServerOptimizer
@@ -110,7 +110,7 @@ class Env:
         init: ``same`` (all start from the global model, or that of their architecture) or ``different`` (each from its own
             initialisation).
         input_shape: of one sample.
-        budget: the local work of round 0; `job` applies the per-round decay of the step size.
+        local_training: The config's ``local.*``. `job` applies the per-round decay of the step size.
         proxy: server data, or None.
         validation: the clients' held-out shares together, where a plug-in's needs ask for them, else None.
         domain: how an image becomes a network's input: ``env.domain.normalise(images)``.
@@ -126,8 +126,7 @@ class Env:
     trainer: Trainer
     server_optimizer: ServerOptimizer
     task: Task
-    budget: Budget
-    lr_decay: float
+    local_training: LocalTraining
     rounds: int
     sampling: Sampling
     init: Literal["same", "different"]
@@ -166,12 +165,12 @@ class Env:
     @property
     def lr(self) -> float:
         """Step size of this round, ``lr_0 * decay^round``."""
-        return self.budget.lr_0 * self.lr_decay**self.round
+        return self.local_training_this_round.lr
 
     @cached_property
-    def budget_now(self) -> Budget:
-        """The local work of this round, with its step size."""
-        return replace(self.budget, lr=self.lr)
+    def local_training_this_round(self) -> LocalTraining:
+        """The local training of this round, with its step size."""
+        return self.local_training.at_round(self.round)
 
     def at(self, round: int, step: int = 0) -> Env:
         return replace(self, round=round, step=step)
@@ -219,12 +218,13 @@ class Env:
         shared: Trees,
         frozen: frozenset[str] = frozenset(),
         probes: tuple[Probe, ...] = (),
-        budget: Budget | None = None,
+        local_training: LocalTraining | None = None,
     ) -> ClientJob:
         """Local training of `client` in this step. The runner attaches the client's state.
 
         Args:
-            budget: local work of its own, made from `budget_now` by `dataclasses.replace`; None: `budget_now`.
+            local_training: Local training of its own, made from `local_training_this_round` by
+                `dataclasses.replace`. None: `local_training_this_round`.
             frozen: names of parameters that must not change, besides those that the model declares.
         """
         return ClientJob(
@@ -232,7 +232,7 @@ class Env:
             start=start,
             trainer=self.trainer,
             task=self.task,
-            budget=budget or self.budget_now,
+            local_training=local_training or self.local_training_this_round,
             round=self.round,
             step=self.step,
             seed=seed_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from fedexp.core.budget import Budget
+from fedexp.core.local_training import LocalTraining
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics, Task
 from fedexp.core.trainer import Trainer
@@ -32,7 +32,7 @@ class ClientJob:
     start: Weights
     trainer: Trainer
     task: Task
-    budget: Budget
+    local_training: LocalTraining
     round: int
     seed: int
     shared: Trees

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fedexp.core import trees
-from fedexp.core.budget import Budget
 from fedexp.core.data import Samples
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.local_optimizers import LocalOptimizer
+from fedexp.core.local_training import LocalTraining
 from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Batch, Metrics
@@ -61,7 +61,7 @@ def train_client(
 
     The same job gives the same bits, whatever ran on `net` before.
     """
-    trainer, budget = job.trainer, job.budget
+    trainer, local_training = job.trainer, job.local_training
     schedule = schedule_of(job, net, len(index))
     params = trees.clone(job.start.params)
     buffers = trees.clone(job.start.buffers)
@@ -83,7 +83,7 @@ def train_client(
         if overrides(trainer, "after_step")
         else None
     )
-    optimizer = LocalOptimizer(budget)
+    optimizer = LocalOptimizer(local_training)
     measured: defaultdict[str, list[Tensor]] = defaultdict(list)
     net.train()
     net.set_noise(noise)
@@ -102,7 +102,15 @@ def train_client(
         for name, value in scalars.items():
             measured[name].append(value)
         take_step(
-            grad, values, ctx.start, budget, optimizer, adjustment, correct, Vectors, after_step
+            grad,
+            values,
+            ctx.start,
+            local_training,
+            optimizer,
+            adjustment,
+            correct,
+            Vectors,
+            after_step,
         )
     payload, state = trainer.finish(values, buffers, ctx)
     net.set_noise(None)
@@ -168,7 +176,7 @@ def take_step(
     grad: Tree,
     values: Tree,
     start: Tree,
-    budget: Budget,
+    local_training: LocalTraining,
     optimizer: LocalOptimizer,
     adjustment: Adjustment | None,
     correct: Callable[[Tree, Tree], Tree] | None,
@@ -182,13 +190,13 @@ def take_step(
     if correct is not None:
         grad = correct(grad, values)
     direction = list(grad.values())
-    if budget.clip is not None:
-        direction = clipped(direction, budget.clip, vectors)
-    if budget.weight_decay:
-        direction = list(torch._foreach_add(direction, live, alpha=budget.weight_decay))
+    if local_training.clip is not None:
+        direction = clipped(direction, local_training.clip, vectors)
+    if local_training.weight_decay:
+        direction = list(torch._foreach_add(direction, live, alpha=local_training.weight_decay))
     optimizer.step(live, direction)
     if adjustment is not None and adjustment.outside is not None:
-        torch._foreach_add_(live, list(adjustment.outside.values()), alpha=-budget.lr)
+        torch._foreach_add_(live, list(adjustment.outside.values()), alpha=-local_training.lr)
     if after_step is not None:
         torch._foreach_copy_(live, list(after_step(values).values()))
 
@@ -214,7 +222,7 @@ def context(
         shared=job.shared,
         state=job.state or {},
         task=job.task,
-        budget=job.budget,
+        local_training=job.local_training,
         round=job.round,
         num_examples=len(index),
         num_steps=num_steps,
@@ -229,7 +237,7 @@ def context(
 
 def schedule_of(job: ClientJob, net: Net, n: int) -> Schedule:
     """(epoch, start, stop) of every step of a client with `n` samples; raises `ClientError` if it cannot take any."""
-    schedule = list(batch_ranges(n, job.budget, smallest=2 if net.has_batch_norm else 1))
+    schedule = list(batch_ranges(n, job.local_training, smallest=2 if net.has_batch_norm else 1))
     if not schedule:
         raise ClientError(
             f"client {job.client} cannot take a step",
@@ -259,17 +267,21 @@ def clipped(grads: list[Tensor], bound: float, vectors: type[Vectors]) -> list[T
     )
 
 
-def batch_ranges(n: int, budget: Budget, smallest: int) -> Iterator[tuple[int, int, int]]:
+def batch_ranges(
+    n: int, local_training: LocalTraining, smallest: int
+) -> Iterator[tuple[int, int, int]]:
     """(epoch, start, stop) of every step. The last batch of an epoch may be short, but not below `smallest`."""
-    epoch_ranges = [(a, min(a + budget.batch_size, n)) for a in range(0, n, budget.batch_size)]
+    epoch_ranges = [
+        (a, min(a + local_training.batch_size, n)) for a in range(0, n, local_training.batch_size)
+    ]
     epoch_ranges = [(a, b) for a, b in epoch_ranges if b - a >= smallest]
     if not epoch_ranges:
         return
     epoch = taken = 0
-    most = math.inf if budget.max_steps is None else budget.max_steps
-    if budget.steps is not None:
-        most = min(most, budget.steps)
-    while budget.steps is not None or epoch < (budget.epochs or 0):
+    most = math.inf if local_training.max_steps is None else local_training.max_steps
+    if local_training.steps is not None:
+        most = min(most, local_training.steps)
+    while local_training.steps is not None or epoch < (local_training.epochs or 0):
         for a, b in epoch_ranges:
             if taken == most:
                 return
@@ -283,7 +295,7 @@ def batches(
 ) -> Iterator[Batch]:
     """The training batches of `schedule`: shuffled anew every epoch, normalised in chunks, augmented one by one."""
     sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
-    chunk = max(1, CHUNK_BYTES // (sample_bytes * job.budget.batch_size))
+    chunk = max(1, CHUNK_BYTES // (sample_bytes * job.local_training.batch_size))
     position = 0
     order = index
     while position < len(schedule):
@@ -355,7 +367,7 @@ def _full_gradient(
         **{name: value.detach().clone().requires_grad_() for name, value in at.items()},
     }
     total = trees.zeros_like(at)
-    parts = -(-len(index) // max(job.budget.batch_size, 512))
+    parts = -(-len(index) // max(job.local_training.batch_size, 512))
     for part in torch.tensor_split(
         index, parts
     ):  # equal parts: BatchNorm has no statistics of one left-over sample

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedexp.core.budget import Budget
+from fedexp.core.local_training import LocalTraining
 
 
 class LocalOptimizer:
@@ -17,31 +17,46 @@ class LocalOptimizer:
     Which one the budget says; its state starts empty.
     """
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+    def __init__(self, local_training: LocalTraining) -> None:
+        self._local_training = local_training
         # Adam's two moments (and their second's maximum), RMSprop's second, the momentum buffer, or nothing
         self._averages: list[list[Tensor]] = []
         self._t = 0
 
     def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
         """Change `params` in place; `grads` are left alone."""
-        budget = self._budget
+        local_training = self._local_training
         if not self._averages:
             count = {"adam": 2, "amsgrad": 3, "rmsprop": 1}.get(
-                budget.optimizer, 1 if budget.momentum else 0
+                local_training.optimizer, 1 if local_training.momentum else 0
             )
             self._averages = [[torch.zeros_like(g) for g in grads] for _ in range(count)]
         self._t += 1
-        if budget.optimizer in ("adam", "amsgrad"):
+        if local_training.optimizer in ("adam", "amsgrad"):
             first, second, *largest = self._averages
             adam_step(
-                params, grads, first, second, self._t, budget.lr, budget.betas, budget.eps, *largest
+                params,
+                grads,
+                first,
+                second,
+                self._t,
+                local_training.lr,
+                local_training.betas,
+                local_training.eps,
+                *largest,
             )
-        elif budget.optimizer == "rmsprop":
-            rmsprop_step(params, grads, self._averages[0], budget.lr, budget.betas[1], budget.eps)
+        elif local_training.optimizer == "rmsprop":
+            rmsprop_step(
+                params,
+                grads,
+                self._averages[0],
+                local_training.lr,
+                local_training.betas[1],
+                local_training.eps,
+            )
         else:
-            buffer = self._averages[0] if budget.momentum else []
-            sgd_step(params, grads, buffer, budget.lr, budget.momentum)
+            buffer = self._averages[0] if local_training.momentum else []
+            sgd_step(params, grads, buffer, local_training.lr, local_training.momentum)
 
     def keep(self, count: int) -> None:
         """Go on with the first `count` of the stacked clients."""

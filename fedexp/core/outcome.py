@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedexp.core.weights import Weights
 
-Delivers = Literal["model", "ensemble", "per_client"]
+Delivers = Literal["global", "ensemble", "local"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,14 +41,15 @@ class Step:
 
     Args:
         round: the communication round it belonged to; within: its number in that round, both from 0.
-        last: whether it was that round's last step; over: the run's.
+        ends_round: whether it was the last step of that round.
+        ends_run: whether it was the last step of the run.
     """
 
     after: Snapshot
     round: int
     within: int
-    last: bool
-    over: bool
+    ends_round: bool
+    ends_run: bool
     metrics: Metrics
     seconds: dict[str, float]
 
@@ -92,9 +93,15 @@ def run(
                 f"{type(aggregator).__name__}.position does not ascend: {here.round, here.step} comes twice"
             )
         over = aggregator.done(now.state, following)
-        last = over or following.round > here.round
-        rows = {**stream.metrics(), **metrics}
-        yield Step(now, here.round, here.step, last, over, rows, seconds)
+        yield Step(
+            after=now,
+            round=here.round,
+            within=here.step,
+            ends_round=over or following.round > here.round,
+            ends_run=over,
+            metrics={**stream.metrics(), **metrics},
+            seconds=seconds,
+        )
         here = following
 
 

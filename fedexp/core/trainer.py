@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fedexp.core.budget import Budget
 from fedexp.core.data import Noise
+from fedexp.core.local_training import LocalTraining
 from fedexp.core.needs import Needs
 from fedexp.core.net import Net
 from fedexp.core.task import Batch, Task
@@ -26,8 +26,9 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 def elementwise(hook: Hook) -> Hook:
     """Mark a hook (`adjustment`, `correct`, `after_step`) that treats every number of its trees alike and by itself.
 
-    It uses no norms, means or indices and, of the context, only `start`, `shared`, `state`, `budget` and `round`. Such a hook may
-    be called with the trees of several clients stacked along a first axis; any other is called client by client.
+    It uses no norms, means or indices. Of the context it uses only `start`, `shared`, `state`,
+    `local_training` and `round`. Such a hook may be called with the trees of several clients
+    stacked along a first axis. Any other hook is called client by client.
     """
     hook.elementwise = True  # type: ignore[attr-defined]
     return hook
@@ -100,7 +101,7 @@ class Ctx:
     shared: Trees
     state: Mapping[str, Tree]
     task: Task
-    budget: Budget
+    local_training: LocalTraining
     round: int
     num_examples: int
     num_steps: int
@@ -315,10 +316,10 @@ class Trainer:
         """
         return shared
 
-    def normalizer(self, tau: int, budget: Budget) -> float:
+    def normalizer(self, tau: int, local_training: LocalTraining) -> float:
         """How far `tau` steps with a constant unit gradient move the weights, in units of lr.
 
         By Wang et al. 2020: ``tau`` for plain SGD, ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)`` with momentum rho.
         """
-        rho = budget.momentum
+        rho = local_training.momentum
         return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)

@@ -210,7 +210,7 @@ class Memo(Engine):
             _described(job.task),
         ]
         parts += [
-            repr(job.budget),
+            repr(job.local_training),
             job.seed,
             shared,
             state,

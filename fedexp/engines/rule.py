@@ -51,7 +51,7 @@ class Load:
         models = {id(job.start): job.start.params for job in trial.jobs}.values()
         sizes = [trial.data.partition.size(job.client) for job in trial.jobs]
         a_round = sum(
-            sum(1 for _ in batch_ranges(n, job.budget, 1))
+            sum(1 for _ in batch_ranges(n, job.local_training, 1))
             for n, job in zip(sizes, trial.jobs, strict=True)
         )
         return cls(
@@ -60,7 +60,7 @@ class Load:
             parameters=max(sum(value.numel() for value in params.values()) for params in models),
             bytes=max(map(num_bytes, models)),
             steps=a_round * trial.rounds,
-            batch_size=trial.jobs[0].budget.batch_size,
+            batch_size=trial.jobs[0].local_training.batch_size,
             threads=trial.threads,
         )
 

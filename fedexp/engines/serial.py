@@ -90,7 +90,7 @@ def failure(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) ->
     sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)
     failed = ClientError(
         f"{who} failed: {type(error).__name__}: {error}",
-        where=f"{who}, {sizes} training samples, lr {jobs[0].budget.lr:g}"
+        where=f"{who}, {sizes} training samples, lr {jobs[0].local_training.lr:g}"
         + (f", {place}" if place else ""),
     )
     failed.__cause__ = error

@@ -100,7 +100,11 @@ class _Training:
     def __init__(self, members: Sequence[_Member], net: Net, kind: type[StackKernel]) -> None:
         """`members` have fewer and fewer steps."""
         first = members[0].job
-        own, trainer, budget = [member.ctx for member in members], first.trainer, first.budget
+        own, trainer, local_training = (
+            [member.ctx for member in members],
+            first.trainer,
+            first.local_training,
+        )
         hooks = [
             _on_stack(trainer, name, net) if overrides(trainer, name) else None
             for name in ("correct", "after_step")
@@ -108,13 +112,13 @@ class _Training:
         self._members, self._net, self._first, self._hooks = members, net, first, hooks
         self._whole = _stacked(members, state=any(hooks) or kind.reads_context(trainer))
         self._kernel = kind(first, net)
-        self._optimizer = LocalOptimizer(budget)
+        self._optimizer = LocalOptimizer(local_training)
         self._ascent = _ascent(trainer, own)
         self._adjustment = _adjustment(trainer, own, net)
-        between = any(hooks) or budget.clip is not None or budget.weight_decay
+        between = any(hooks) or local_training.clip is not None or local_training.weight_decay
         fused = (
             self._kernel
-            if isinstance(self._kernel, FusedKernel) and budget.optimizer == "sgd"
+            if isinstance(self._kernel, FusedKernel) and local_training.optimizer == "sgd"
             else None
         )
         self._fused = (
@@ -145,7 +149,7 @@ class _Training:
             grads,
             stack.live,
             stack.start,
-            self._first.budget,
+            self._first.local_training,
             self._optimizer,
             self._adjustment,
             self._correct,

@@ -19,9 +19,9 @@ _STEPS = 8  # a client, at most: enough to weigh a step against the cost of star
 
 def shortened(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
     """The same jobs with at most `steps` local steps, and nothing asked."""
-    most = [min(steps, job.budget.max_steps or steps) for job in jobs]
+    most = [min(steps, job.local_training.max_steps or steps) for job in jobs]
     return [
-        replace(job, budget=replace(job.budget, max_steps=n), probes=())
+        replace(job, local_training=replace(job.local_training, max_steps=n), probes=())
         for job, n in zip(jobs, most, strict=True)
     ]
 

@@ -135,7 +135,7 @@ class Vectorized(Engine):
             if kind is None and not job.trained:
                 self.note(self._alone(job))
             n = data.partition.size(job.client)
-            steps[i] = sum(1 for _ in batch_ranges(n, job.budget, 1))
+            steps[i] = sum(1 for _ in batch_ranges(n, job.local_training, 1))
             alike = i if kind is None else (n if kind.same_sizes else None)
             groups.setdefault((block, kind, _signature(job), alike), []).append(i)
         stacks = []
@@ -231,7 +231,7 @@ def _signature(job: ClientJob) -> Hashable:
     """What the jobs of a stack have in common, sizes aside."""
     trees = (*job.shared.items(), *(job.state or {}).items())
     shapes = tuple((name, tuple(tree)) for name, tree in trees)
-    return (_code_of(job), job.budget, job.frozen, shapes)
+    return (_code_of(job), job.local_training, job.frozen, shapes)
 
 
 def _code_of(job: ClientJob) -> Hashable:

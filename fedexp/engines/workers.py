@@ -374,7 +374,7 @@ class _Work:
 def _constants(jobs: Sequence[ClientJob]) -> Iterator[Any]:
     """Objects that several jobs hold: sent once a round."""
     held = [
-        (j.start, j.start.spec, j.trainer, j.task, j.budget, j.shared, j.frozen, j.probes)
+        (j.start, j.start.spec, j.trainer, j.task, j.local_training, j.shared, j.frozen, j.probes)
         for j in jobs
     ]
     objects = {id(value): value for values in held for value in values}

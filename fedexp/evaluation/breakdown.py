@@ -16,16 +16,14 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Metrics, Task
 from fedexp.core.weights import Weights
 from fedexp.data.partition import CutPartition
-from fedexp.evaluation.evaluate import PLACES, Evaluator
+from fedexp.evaluation.evaluate import Evaluator
 
 WORST = 0.1  # the share of clients whose mean is ``_worst_10``
 
 
 def class_names(task: Task, delivers: Delivers, split: str, classes: int) -> list[str]:
     """``<split>/<place>/<metric>_of_class_<c>`` of the task's first metric, for every class."""
-    return [
-        f"{split}/{PLACES[delivers][0]}/{task.metric_names[0]}_of_class_{c}" for c in range(classes)
-    ]
+    return [f"{split}/{delivers}/{task.metric_names[0]}_of_class_{c}" for c in range(classes)]
 
 
 def client_names(task: Task, split: str) -> list[str]:
@@ -108,7 +106,7 @@ class Breakdown:
     ) -> Metrics:
         """One model, or the ensemble, at every client; models of the clients' own each at its own."""
         train = self._data.train
-        if outcome.kind == "per_client":
+        if outcome.kind == "local":
             clients = outcome.clients or range(len(outcome.models))
             shares = [order[offsets[client] : offsets[client + 1]] for client in clients]
             pairs = zip(outcome.models, shares, strict=True)

@@ -15,19 +15,21 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Batch, Metrics, Task
 from fedexp.core.weights import Weights, by_spec
 
-PLACES: dict[
-    Delivers, tuple[str, tuple[str, ...]]
-] = {  # where a metric is filed, and what of its spread is kept
-    "model": ("global", ("",)),
-    "ensemble": ("ensemble", ("",)),
-    "per_client": ("local", ("_mean", "_std", "_min")),
+# Endings of a metric's names, by what a method delivers: the spread over the clients' models.
+ENDINGS: dict[Delivers, tuple[str, ...]] = {
+    "global": ("",),
+    "ensemble": ("",),
+    "local": ("_mean", "_std", "_min"),
 }
 
 
 def metric_names(task: Task, delivers: Delivers, split: str) -> list[str]:
     """Names that an evaluation on `split` has; the first is compared by default."""
-    place, endings = PLACES[delivers]
-    return [f"{split}/{place}/{name}{ending}" for name in task.metric_names for ending in endings]
+    return [
+        f"{split}/{delivers}/{name}{ending}"
+        for name in task.metric_names
+        for ending in ENDINGS[delivers]
+    ]
 
 
 class Evaluator:
@@ -48,7 +50,7 @@ class Evaluator:
         if not outcome.models:
             return {}
         names = metric_names(self.task, outcome.kind, split)
-        if outcome.kind != "per_client":
+        if outcome.kind != "local":
             together = self._measure(outcome.models, outcome, samples)
             return dict(
                 zip(names, (together[name] for name in self.task.metric_names), strict=True)

@@ -79,7 +79,7 @@ class Tracer(Trace):
         self.seconds += time.perf_counter() - began
 
     def _values(self, outcome: Outcome, clients: Sequence[int]) -> dict[str, Any]:
-        if outcome.kind != "per_client":
+        if outcome.kind != "local":
             shares = {"": self._data.test} | (
                 {} if self._data.val is None else {"val/": self._data.val}
             )
@@ -95,7 +95,7 @@ class Tracer(Trace):
         values: dict[str, Any] = _short(self._evaluator.each(outcome, self._data.test, ""))
         pairs = zip(outcome.models, clients, strict=True)
         own = [
-            _short(self._evaluator(Outcome((model,), "model"), self._own(c), ""))
+            _short(self._evaluator(Outcome((model,), "global"), self._own(c), ""))
             for model, c in pairs
         ]
         return values | {f"train/{name}": [row[name] for row in own] for name in own[0]}

@@ -58,7 +58,9 @@ class FedCM(Trainer):
         if self.alpha == 1:
             return None
         shift = trees.scale(ctx.shared["Delta"], 1 - self.alpha)
-        excess = (1 - self.alpha) * ctx.budget.weight_decay if self.decay_inside_mix else 0.0
+        excess = (
+            (1 - self.alpha) * ctx.local_training.weight_decay if self.decay_inside_mix else 0.0
+        )
         if excess:  # of w = (w - w^t) + w^t
             shift = trees.sub(shift, ctx.start, alpha=excess)
         return Adjustment(gradient=self.alpha, pull=-excess, shift=shift)

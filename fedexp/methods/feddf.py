@@ -154,7 +154,7 @@ class FedDF(Distilling):
             return weights, work, metrics
         assert env.validation is not None  # `needs` asked for it
         measured = Evaluator(env.task, self.batch_size)(
-            Outcome((weights,), "model"), env.validation, "server"
+            Outcome((weights,), "global"), env.validation, "server"
         )
         accuracy = measured["server/global/acc"]
         best = work["best"]

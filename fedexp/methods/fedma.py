@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from fedexp.core.aggregator import Aggregator, State
-from fedexp.core.budget import Budget
 from fedexp.core.build import require
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.local_training import LocalTraining
 from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.seeds import numpy_generator
@@ -65,7 +65,8 @@ class FedMA(Aggregator):
         retrain: false: all layers are matched at once, "one-shot matching".
         retrain_epochs, retrain_lr: of retraining and of all training in later rounds; None: as the round's local work. The
             latter decays as ``local.lr`` does.
-        last_epochs, last_lr: factors of both where the output layer alone is trained; last_weight_decay: its own.
+        output_epochs_factor, output_lr_factor: factors of both where the output layer alone is trained;
+            output_weight_decay: its own.
     """
 
     sigma: float = 1.0
@@ -80,18 +81,18 @@ class FedMA(Aggregator):
     retrain: bool = True
     retrain_epochs: int | None = None
     retrain_lr: float | None = None
-    last_epochs: int = 3
-    last_lr: float = 0.1
-    last_weight_decay: float = 1e-4
+    output_epochs_factor: int = 3
+    output_lr_factor: float = 0.1
+    output_weight_decay: float = 1e-4
 
     def __post_init__(self) -> None:
         self.matching()
-        for name in ("retrain_epochs", "retrain_lr", "last_epochs", "last_lr"):
+        for name in ("retrain_epochs", "retrain_lr", "output_epochs_factor", "output_lr_factor"):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name} must be positive, got {value}")
         require(
-            self.last_weight_decay >= 0,
-            f"last_weight_decay must not be negative, got {self.last_weight_decay}",
+            self.output_weight_decay >= 0,
+            f"output_weight_decay must not be negative, got {self.output_weight_decay}",
         )
 
     def matching(self) -> BetaBernoulli:
@@ -177,11 +178,12 @@ class FedMA(Aggregator):
     def _training(self, state: State, env: Env) -> list[ClientJob]:
         """Of whole models, a round's first step."""
         probes = (ClassCounts(env.num_classes),)
-        budget = self._budget(env) if self.retrain and env.round else None
+        local_training = self._local_training(env) if self.retrain and env.round else None
         cohort = env.sample()
         starts = zip(cohort, self._starts(state, cohort, env), strict=True)
         return [
-            env.job(client, start, {}, probes=probes, budget=budget) for client, start in starts
+            env.job(client, start, {}, probes=probes, local_training=local_training)
+            for client, start in starts
         ]
 
     def _starts(self, state: State, cohort: Sequence[int], env: Env) -> list[Weights]:
@@ -203,26 +205,31 @@ class FedMA(Aggregator):
         frozen = frozenset(
             name for layer in common for name in (layer.weight, layer.bias) if name is not None
         )
-        budget = self._budget(env, last=len(common) == len(structure.layers) - 1)
+        local_training = self._local_training(
+            env, only_output_layer=len(common) == len(structure.layers) - 1
+        )
         pairs = zip(matching["cohort"], models, strict=True)
-        return [env.job(client, model, {}, frozen=frozen, budget=budget) for client, model in pairs]
+        return [
+            env.job(client, model, {}, frozen=frozen, local_training=local_training)
+            for client, model in pairs
+        ]
 
-    def _budget(self, env: Env, last: bool = False) -> Budget:
+    def _local_training(self, env: Env, only_output_layer: bool = False) -> LocalTraining:
         """Local work of everything but the run's first training."""
-        now = env.budget_now
+        now = env.local_training
         if self.retrain_epochs is not None:
             now = replace(now, epochs=self.retrain_epochs, steps=None)
         if self.retrain_lr is not None:
-            now = replace(now, lr=self.retrain_lr * env.lr_decay**env.round, lr_0=self.retrain_lr)
-        if not last:
+            now = replace(now, lr=self.retrain_lr)
+        now = now.at_round(env.round)
+        if not only_output_layer:
             return now
         return replace(
             now,
-            epochs=None if now.epochs is None else now.epochs * self.last_epochs,
-            steps=None if now.steps is None else now.steps * self.last_epochs,
-            lr=now.lr * self.last_lr,
-            lr_0=now.lr_0 * self.last_lr,
-            weight_decay=self.last_weight_decay,
+            epochs=None if now.epochs is None else now.epochs * self.output_epochs_factor,
+            steps=None if now.steps is None else now.steps * self.output_epochs_factor,
+            lr=now.lr * self.output_lr_factor,
+            weight_decay=self.output_weight_decay,
         )
 
     def update(

@@ -27,9 +27,9 @@ class FedNova(Mean):
         return super().needs | Needs((SGD,), local_steps=True)
 
     def normalizer(self, result: ClientResult, env: Env) -> float:
-        return env.trainer.normalizer(result.num_steps, env.budget_now)
+        return env.trainer.normalizer(result.num_steps, env.local_training_this_round)
 
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
         """tau_eff (Eq. 10)."""
-        a = [env.trainer.normalizer(tau, env.budget_now) for tau in stats.tau]
+        a = [env.trainer.normalizer(tau, env.local_training_this_round) for tau in stats.tau]
         return sum(p * a_i for p, a_i in zip(stats.p, a, strict=True))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedexp.core.budget import Budget
 from fedexp.core.build import require
+from fedexp.core.local_training import LocalTraining
 from fedexp.core.trainer import Adjustment, Ctx, Trainer, elementwise
 
 
@@ -27,12 +27,12 @@ class FedProx(Trainer):
     def adjustment(self, ctx: Ctx) -> Adjustment | None:
         return Adjustment(pull=self.mu) if self.mu else None
 
-    def normalizer(self, tau: int, budget: Budget) -> float:
+    def normalizer(self, tau: int, local_training: LocalTraining) -> float:
         """a_i with the pull (Wang et al. 2020, Eq. 10): ``(1 - (1 - lr mu)^tau) / (lr mu)``; with momentum by recursion."""
         if not self.mu:
-            return super().normalizer(tau, budget)
+            return super().normalizer(tau, local_training)
         a = b = 0.0
         for _ in range(tau):  # u = -lr a under a constant unit gradient
-            b = budget.momentum * b + 1 - budget.lr * self.mu * a
+            b = local_training.momentum * b + 1 - local_training.lr * self.mu * a
             a += b
         return a

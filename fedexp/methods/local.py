@@ -22,7 +22,7 @@ from fedexp.core.task import Metrics
 class Local(Aggregator):
     """Every client trains its own model on, round after round."""
 
-    delivers: ClassVar[Delivers] = "per_client"
+    delivers: ClassVar[Delivers] = "local"
     communicates: ClassVar[bool] = False
 
     def probes(self, env: Env) -> tuple[Probe, ...]:

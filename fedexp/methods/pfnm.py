@@ -197,7 +197,7 @@ class PFNM(FusionAggregator):
         for number, fused, weights in zip(numbers, found, networks, strict=True):
             if env.trace.wants(number):
                 values = {"lam": self.strengths[number], **fused.metrics()}
-                env.trace(number, {"fused": Outcome((weights,), "model")}, values=values)
+                env.trace(number, {"fused": Outcome((weights,), "global")}, values=values)
         return networks[0], found[0]
 
     def _network(self, fused: Fused, structure: Structure, like: Weights, env: Env) -> Weights:

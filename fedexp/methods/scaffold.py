@@ -72,12 +72,12 @@ class Scaffold(Trainer):
         old = ctx.state["c_i"]
         if self.option == "I":
             amplified = (
-                self.normalizer(ctx.num_steps, ctx.budget) / ctx.num_steps
+                self.normalizer(ctx.num_steps, ctx.local_training) / ctx.num_steps
             )  # 1 without momentum
             change = trees.sub(trees.scale(ctx.full_gradient(ctx.start), amplified), old)
         else:
             change = trees.sub(ctx.start, params)
-            torch._foreach_mul_(list(change.values()), 1 / (ctx.num_steps * ctx.budget.lr))
+            torch._foreach_mul_(list(change.values()), 1 / (ctx.num_steps * ctx.local_training.lr))
             torch._foreach_sub_(list(change.values()), list(ctx.shared["c"].values()))
         return {"dc_i": change}, {"c_i": trees.add(old, change)}
 

@@ -345,7 +345,7 @@ class _Run:
                             step.row, experiment.headline, None if step.ends_round else step.within
                         )
                     logged = time.perf_counter()
-                    if step.last or saver.waited(unit) >= every:
+                    if step.ends_run or saver.waited(unit) >= every:
                         with phase("checkpoint"):
                             if every < math.inf:
                                 saver.save()
@@ -427,7 +427,7 @@ class _Run:
             "attempts": self.folder.attempt,
             "folder": str(path),
         }
-        if outcome.kind == "per_client":
+        if outcome.kind == "local":
             evaluator = Evaluator(experiment.task, config.eval.batch_size)
             result["per_client"] = evaluator.each(outcome, data.test, "test")
         if (profiled := read_json(path / PROFILE)) is not None:

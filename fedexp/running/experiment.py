@@ -14,7 +14,6 @@ import torch
 
 from fedexp.config.keys import Architectures, Config
 from fedexp.core.aggregator import Aggregator
-from fedexp.core.budget import Budget
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
@@ -268,9 +267,7 @@ class Experiment:
 
     def env(self, data: FederatedData, device: torch.device) -> Env:
         """The world that aggregators see; `data` as `prepare` returned them."""
-        config, local = self.config, self.config.local
-        work = {name: value for name, value in vars(local).items() if name != "lr_decay"}
-        budget = Budget(**work, lr_0=local.lr, max_steps=config.limit.steps)
+        config = self.config
         return Env(
             sizes=data.partition.sizes,
             specs=self.specs,
@@ -278,8 +275,7 @@ class Experiment:
             trainer=self.trainer,
             server_optimizer=self.server_optimizer,
             task=self.task,
-            budget=budget,
-            lr_decay=local.lr_decay,
+            local_training=replace(config.local, max_steps=config.limit.steps),
             rounds=config.rounds,
             sampling=Sampling(config.sampling, min(config.cohort, data.partition.num_clients)),
             init=config.init,
@@ -361,7 +357,7 @@ def check_classes(experiment: Experiment) -> None:
             expected="false, or a data set with labels",
             got=True,
         )
-    if experiment.aggregator.delivers == "per_client":
+    if experiment.aggregator.delivers == "local":
         raise ConfigError(
             f"aggregator {type(experiment.aggregator).__name__} leaves every client its own model, none of all classes",
             where="eval.per_class",

@@ -64,7 +64,7 @@ def check_needs(
         _check_data(names[group], plugin.needs, config, proxy)
         _check_samples(names[group], plugin.needs, dataset, images)
         _check_specs(names[group], plugin.needs, config, specs)
-    own = aggregator.delivers != "model" or not aggregator.communicates
+    own = aggregator.delivers != "global" or not aggregator.communicates
     lone = [names[group] for group, plugin in plugins.items() if plugin.needs.global_model]
     if lone and own:
         raise ConfigError(

@@ -73,7 +73,7 @@ def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_
     p += max(sum(map(num_bytes, state.values())) for state in states)
     x, s = data.train.x, min(at_once, len(jobs))
     a = _ACTIVATIONS * x[:1].numel() * data.train.dtype.itemsize
-    batch = max(job.budget.batch_size for job in jobs)
+    batch = max(job.local_training.batch_size for job in jobs)
     return x.nbytes + p * (len(jobs) + 4 * s) + a * max(s * batch, eval_batch // 4)
 
 
@@ -111,7 +111,7 @@ def probe_memory(
     tried = sorted(jobs, key=lambda job: -data.partition.size(job.client))[: engine.jobs_at_once]
     steps = max(result.num_steps for result in engine.map(shortened(tried, _STEPS), data))
     part = replace(data.test, x=data.test.x[:eval_batch], y=data.test.y[:eval_batch])
-    Evaluator(task, eval_batch)(Outcome((tried[0].start,), "model"), part, "test")
+    Evaluator(task, eval_batch)(Outcome((tried[0].start,), "global"), part, "test")
     peak = peak_memory(data.train.x.device)
     what = f"{steps} steps of the {len(tried)} largest of round {jobs[0].round + 1}'s {len(jobs)} jobs, one evaluation batch"
     text = f"memory may run short: peak memory {memory_text(peak)} (measured: {what})"

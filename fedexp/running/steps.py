@@ -29,7 +29,7 @@ class Recorded:
         after: the snapshot after it.
         row: its line of metrics.jsonl, where ``step`` counts the run's steps; where iterations are steps, with
             ``traced/...``, what was traced of this one; within: its number in the round, from 0.
-        seconds: by phase; ends_round: no further step of its round follows; last: none at all.
+        seconds: by phase; ends_round: no further step of its round follows; ends_run: none at all.
         traced: what the method went through within it, where the config asks.
     """
 
@@ -38,7 +38,7 @@ class Recorded:
     within: int
     seconds: dict[str, float]
     ends_round: bool
-    last: bool
+    ends_run: bool
     traced: Traced
 
 
@@ -75,7 +75,7 @@ def steps(
             traced = tracer.take()
             began = time.perf_counter()
             outcome = aggregator.outcome(step.after.state)
-            if aggregator.delivers == "model":  # clients' own models were checked as they came in
+            if aggregator.delivers == "global":  # clients' own models were checked as they came in
                 bad = trees.nonfinite(outcome.models[0].params)
                 _refuse(
                     None if bad is None else f"the server's update left NaN or infinity in {bad}",
@@ -85,7 +85,7 @@ def steps(
             row = {"round": step.round + 1, "step": step.after.step, **step.metrics}
             iteration = traced.of_step(step.within)
             row |= {f"traced/{name}": value for name, value in iteration.items() if name not in row}
-            if step.over or (step.last and (step.round + 1) % config.eval.every == 0):
+            if step.ends_run or (step.ends_round and (step.round + 1) % config.eval.every == 0):
                 with phase("evaluate"):
                     row |= evaluator(outcome, data.test, "test")
                     if data.val is not None:
@@ -97,9 +97,17 @@ def steps(
         _refuse(f"{lost[0]} is NaN" if lost else None, step.round, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}
         seconds["aggregate"] -= traced.seconds
-        last = step.over or reached(experiment, [row])
-        yield Recorded(step.after, row, step.within, seconds, step.last, last, traced)
-        if last:
+        ends_run = step.ends_run or reached(experiment, [row])
+        yield Recorded(
+            after=step.after,
+            row=row,
+            within=step.within,
+            seconds=seconds,
+            ends_round=step.ends_round,
+            ends_run=ends_run,
+            traced=traced,
+        )
+        if ends_run:
             return
 
 

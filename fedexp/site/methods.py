@@ -67,9 +67,9 @@ NEEDS = {
 }
 
 _DELIVERS = {
-    "model": "one model",
+    "global": "one model",
     "ensemble": "an ensemble",
-    "per_client": "a model for each client",
+    "local": "a model for each client",
 }
 
 

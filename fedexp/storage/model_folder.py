@@ -21,7 +21,7 @@ import torch
 from fedexp.core.build import build, require
 from fedexp.core.data import FederatedData
 from fedexp.core.errors import StorageError
-from fedexp.core.outcome import Outcome
+from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.files import damaged, file_sha256, read_json, write_text
@@ -89,12 +89,20 @@ class Clients:
         return cls(num_clients, outcome.clients, tuple(sizes), tuple(map(tuple, counts)), mean, std)
 
 
+# The file format's names of what a method delivers.
+_KIND_IN_FILE: dict[Delivers, str] = {
+    "global": "model",
+    "ensemble": "ensemble",
+    "local": "per_client",
+}
+
+
 def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> None:
     """Write the delivered models (an ensemble's weights as ``weights``) and, where they are clients', whose they are."""
     tensors: Tree = {}
     buffers: list[str] = []
     for number, model in enumerate(outcome.models):
-        prefix = _prefix(outcome.kind, number)
+        prefix = _prefix(_KIND_IN_FILE[outcome.kind], number)
         tensors |= {
             prefix + name: value for name, value in {**model.params, **model.buffers}.items()
         }
@@ -102,7 +110,12 @@ def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> Non
     if outcome.weights is not None:
         tensors["weights"] = outcome.weights
     specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
-    facts = {"kind": outcome.kind, "combine": outcome.combine, "specs": specs, "buffers": buffers}
+    facts = {
+        "kind": _KIND_IN_FILE[outcome.kind],
+        "combine": outcome.combine,
+        "specs": specs,
+        "buffers": buffers,
+    }
     if clients is not None:
         write_text(folder / CLIENTS, json.dumps(asdict(clients)) + "\n")
     save_tree(folder / MODELS, tensors, facts)

@@ -48,7 +48,7 @@ def check_path(path: str, experiment: Experiment, where: str) -> None:
             )
     if head == "per_client":
         names = [f"test/local/{name}" for name in experiment.task.metric_names]
-        if experiment.aggregator.delivers != "per_client":
+        if experiment.aggregator.delivers != "local":
             raise _unknown(
                 path, where, "set a method that delivers one model a client: method=local"
             )

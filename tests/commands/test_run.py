@@ -317,7 +317,7 @@ def test_memo_trains_first_rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
     original = serial.train_client
 
     def watched(job, *rest):
-        if job.budget.max_steps is None:  # not the memory probe
+        if job.local_training.max_steps is None:  # not the memory probe
             trained.append(job.client)
         return original(job, *rest)
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp.core.budget import Budget
 from fedexp.core.data import Samples
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import StepNoise, Vectors, batch_ranges, batches, clipped, train_client
+from fedexp.core.local_training import LocalTraining
 from fedexp.core.net import Net
 from fedexp.core.trainer import Ctx, Trainer
 from fedexp.core.trees import Tree
@@ -40,14 +40,18 @@ MLP = ModelSpec(
     "fedexp.models.mlp.MLP", (("hidden", (8,)), ("input_shape", (1, 2, 2)), ("num_classes", 3))
 )
 SMALL = ModelSpec("tests.core.test_kernel.Small", (("input_shape", (1, 2, 2)), ("num_classes", 3)))
-BUDGET = Budget(2, None, 6, "sgd", 0.1, 0.1, 0.0, 0.0, None)
+LOCAL_TRAINING = LocalTraining(2, None, 6, "sgd", 0.1, 1.0, 0.0, 0.0, None)
 
 
 def make_job(spec: ModelSpec = MLP, trainer: Trainer | None = None, **changes) -> ClientJob:
     start = Weights.init(spec, 1, CPU, torch.float64)
-    budget = replace(BUDGET, **{k: v for k, v in changes.items() if hasattr(BUDGET, k)})
-    rest = {k: v for k, v in changes.items() if not hasattr(BUDGET, k)}
-    return ClientJob(0, start, trainer or Trainer(), Classification(), budget, 0, 7, {}, **rest)
+    local_training = replace(
+        LOCAL_TRAINING, **{k: v for k, v in changes.items() if hasattr(LOCAL_TRAINING, k)}
+    )
+    rest = {k: v for k, v in changes.items() if not hasattr(LOCAL_TRAINING, k)}
+    return ClientJob(
+        0, start, trainer or Trainer(), Classification(), local_training, 0, 7, {}, **rest
+    )
 
 
 def train(job: ClientJob, n: int = 20, samples: Samples | None = None):
@@ -60,7 +64,7 @@ def train(job: ClientJob, n: int = 20, samples: Samples | None = None):
 def reference(job: ClientJob, optimizer, clip: float | None = None, n: int = 20) -> Tree:
     """The same batches through torch's own module, autograd and optimizer."""
     samples = make_data((n,)).train
-    schedule = list(batch_ranges(n, job.budget, 1))
+    schedule = list(batch_ranges(n, job.local_training, 1))
     net = Net(job.start.spec, CPU, torch.float64)
     params = {k: v.clone().requires_grad_() for k, v in job.start.params.items()}
     torch_optimizer = optimizer(list(params.values()))
@@ -207,8 +211,10 @@ def test_random_numbers_are_a_function_of_seed_step_and_name() -> None:
     (3, {"epochs": 1, "batch_size": 8}, [3]),
     (0, {"epochs": 1, "batch_size": 8}, []),
 ])  # fmt: skip
-def test_batches_of_a_schedule(n: int, budget: dict, sizes: list[int]) -> None:
-    assert [b - a for _, a, b in batch_ranges(n, replace(BUDGET, **budget), 1)] == sizes
+def test_batches_of_a_schedule(n: int, local_training: dict, sizes: list[int]) -> None:
+    assert [
+        b - a for _, a, b in batch_ranges(n, replace(LOCAL_TRAINING, **local_training), 1)
+    ] == sizes
 
 
 def test_every_epoch_sees_every_sample_once_in_a_new_order() -> None:
@@ -216,7 +222,7 @@ def test_every_epoch_sees_every_sample_once_in_a_new_order() -> None:
     samples = replace(
         make_data((10,)).train, x=torch.arange(10.0, dtype=torch.float64).reshape(10, 1)
     )
-    schedule = list(batch_ranges(10, job.budget, 1))
+    schedule = list(batch_ranges(10, job.local_training, 1))
     seen = torch.cat(
         [b.x.flatten() for b in batches(job, samples, torch.arange(10), schedule, None)]
     ).reshape(3, 10)
@@ -231,7 +237,7 @@ def test_every_batch_is_augmented_anew() -> None:
     job = make_job(epochs=1, batch_size=4)
     plain = replace(make_data((8,)).train, x=torch.zeros(8, 1, 2, 2).double())
     samples = replace(plain, augment=lambda x, noise: x + noise("shift", (len(x), 1, 1, 1)))
-    schedule = list(batch_ranges(8, job.budget, 1))
+    schedule = list(batch_ranges(8, job.local_training, 1))
     first, second = (
         b.x for b in batches(job, samples, torch.arange(8), schedule, StepNoise(7, CPU))
     )

@@ -54,7 +54,7 @@ def all_steps(of: World, engine: Serial, snapshot: Snapshot | None = None) -> li
 def test_sampling_and_decay_follow_the_round_and_seeds_the_step() -> None:
     one, engine = world(), Seen()
     done = all_steps(one, engine)
-    assert [(s.round, s.last, s.over) for s in done] == [
+    assert [(s.round, s.ends_round, s.ends_run) for s in done] == [
         (r, step == STEPS - 1, r == 2 and step == STEPS - 1)
         for r in range(3)
         for step in range(STEPS)
@@ -64,8 +64,8 @@ def test_sampling_and_decay_follow_the_round_and_seeds_the_step() -> None:
         round, again = divmod(number, 2)
         assert {(job.round, job.step) for job in jobs} == {(round, 2 * again)}
         assert [job.client for job in jobs] == one.env.at(round).sample()
-        assert {job.budget.lr for job in jobs} == {0.05 * 0.5**round}
-        assert {job.budget.epochs for job in jobs} == {1 if again else 2}
+        assert {job.local_training.lr for job in jobs} == {0.05 * 0.5**round}
+        assert {job.local_training.epochs for job in jobs} == {1 if again else 2}
         names = [["client", round, job.client, *([2] if again else [])] for job in jobs]
         assert [job.seed for job in jobs] == [seed_of(one.env.seed, *name) for name in names]
         assert {job.first for job in jobs} == {number == 0}
@@ -157,4 +157,4 @@ def test_server_steps_are_limited_by_the_config(limit: str, expected: int) -> No
     one = world("rounds=1", f"limit.server_steps={limit}", aggregator=LongServerWork())
     done: list[Any] = all_steps(one, Serial())
     assert [s.metrics for s in done] == [{"at": float(i)} for i in range(expected)]
-    assert [s.last for s in done] == [False] * (expected - 1) + [True]
+    assert [s.ends_round for s in done] == [False] * (expected - 1) + [True]

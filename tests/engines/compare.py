@@ -30,7 +30,7 @@ def distinct_methods() -> tuple[str, ...]:
         world = make_world(f"method={method}", m=3)
         jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
         starts = len({id(job.start) for job in jobs})
-        kind = [(j.trainer, j.budget, j.probes, j.frozen, list(j.shared)) for j in jobs]
+        kind = [(j.trainer, j.local_training, j.probes, j.frozen, list(j.shared)) for j in jobs]
         kinds.setdefault(repr((starts, kind)), method)
     return tuple(kinds.values())
 

@@ -56,7 +56,7 @@ def test_it_is_torchs_loop_without_a_return_to_training_mode(engine: str) -> Non
     index = world.data.positions(0)
     schedule = schedule_of(job, Net(job.start.spec, index.device, torch.float64), len(index))
     module = job.start.module().train()
-    optimizer = torch.optim.SGD(module.parameters(), lr=job.budget.lr, momentum=0.9)
+    optimizer = torch.optim.SGD(module.parameters(), lr=job.local_training.lr, momentum=0.9)
     for (epoch, _, _), batch in zip(
         schedule,
         batches(job, world.data.train, index, schedule, lambda name, shape: torch.zeros(shape)),

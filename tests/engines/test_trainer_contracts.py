@@ -108,12 +108,18 @@ def test_sam_is_its_formula(engine: str, changes: tuple[str, ...], model: dict) 
     for job, result in zip(first_jobs(world), found, strict=True):
         module = job.start.module().train()
         live = list(module.parameters())
-        budget, index = job.budget, torch.from_numpy(world.data.partition.of(job.client))
+        local_training, index = (
+            job.local_training,
+            torch.from_numpy(world.data.partition.of(job.client)),
+        )
         optimizer = torch.optim.SGD(
-            live, budget.lr, budget.momentum, weight_decay=budget.weight_decay
+            live,
+            local_training.lr,
+            local_training.momentum,
+            weight_decay=local_training.weight_decay,
         )
         losses, norms = [], []
-        schedule = list(batch_ranges(len(index), budget, 1))
+        schedule = list(batch_ranges(len(index), local_training, 1))
         for batch in batches(job, world.data.train, index, schedule, None):  # type: ignore[arg-type]
             loss = F.cross_entropy(module(batch.x), batch.y)
             g = torch.cat([v.flatten() for v in torch.autograd.grad(loss, live)])
@@ -123,8 +129,8 @@ def test_sam_is_its_formula(engine: str, changes: tuple[str, ...], model: dict) 
             optimizer.zero_grad()
             F.cross_entropy(module(batch.x), batch.y).backward()
             torch.nn.utils.vector_to_parameters(here, live)
-            if budget.clip is not None:
-                torch.nn.utils.clip_grad_norm_(live, budget.clip)
+            if local_training.clip is not None:
+                torch.nn.utils.clip_grad_norm_(live, local_training.clip)
             optimizer.step()
             losses.append(loss.item())
             norms.append(float(e.norm()))
@@ -154,7 +160,10 @@ def test_an_ascent_of_radius_0_is_plain_training_to_the_bit(model: dict) -> None
 def test_what_is_climbed_from_is_restored_to_the_bit(engine: str) -> None:
     """With a step size of 0 nothing has moved; w + e - e would have."""
     world = world_of(Sam(0.3))
-    jobs = [replace(job, budget=replace(job.budget, lr=0.0)) for job in first_jobs(world)]
+    jobs = [
+        replace(job, local_training=replace(job.local_training, lr=1e-300))
+        for job in first_jobs(world)
+    ]
     for job, result in zip(jobs, ENGINES[engine]().map(jobs, world.data), strict=True):
         assert result.metrics["perturbation"] == pytest.approx(0.3)
         assert all(

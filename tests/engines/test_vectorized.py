@@ -237,7 +237,9 @@ def test_an_adjustment_is_its_formula() -> None:
     at = start
     for _ in range(2):
         moved = replace(job, trainer=Trainer(), start=replace(job.start, params=at))
-        (plain,) = Serial().map([replace(moved, budget=replace(job.budget, max_steps=1))], w.data)
+        (plain,) = Serial().map(
+            [replace(moved, local_training=replace(job.local_training, max_steps=1))], w.data
+        )
         gradient = trees.scale(trees.sub(at, plain.weights.params), 1 / 0.1)
         direction = {
             k: 0.5 * gradient[k]
@@ -350,7 +352,7 @@ def test_a_hook_wrongly_marked_elementwise_does_not_pass_unnoticed() -> None:
 def test_split_is_complete_and_keeps_unlike_jobs_apart() -> None:
     w = world()
     jobs = second_round_jobs(w)
-    jobs[2] = replace(jobs[2], budget=replace(jobs[2].budget, lr=0.5))
+    jobs[2] = replace(jobs[2], local_training=replace(jobs[2].local_training, lr=0.5))
     stacks = Vectorized(stack=3).split(jobs, w.data)
     assert sorted(i for stack in stacks for i in stack) == list(range(len(jobs)))
     assert [2] in stacks and max(map(len, stacks)) == 3

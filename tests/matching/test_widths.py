@@ -189,12 +189,12 @@ def test_a_grown_model_is_evaluated_and_delivered_as_any_other(tmp_path: Path) -
     test, x = world.data.test, world.data.test.inputs(slice(None))
     for model in (start, grown, start):
         loss = torch.nn.functional.cross_entropy(output(model, x), test.y)  # in evaluation mode
-        measured = evaluate(Outcome((model,), "model"), test, "test")["test/global/loss"]
+        measured = evaluate(Outcome((model,), "global"), test, "test")["test/global/loss"]
         assert measured == pytest.approx(float(loss))
     right = ((output(start, x) + output(grown, x)).argmax(1) == test.y).double().mean()
     both = evaluate(Outcome((start, grown), "ensemble"), test, "test")  # of two architectures
     assert both["test/ensemble/acc"] == pytest.approx(float(right))
-    save_outcome(Outcome((grown,), "model"), None, tmp_path)
+    save_outcome(Outcome((grown,), "global"), None, tmp_path)
     stored = ModelFolder.open(tmp_path).weights(0)
     assert stored.spec == grown.spec
     assert_same([stored.params, stored.buffers], [grown.params, grown.buffers])
@@ -213,7 +213,7 @@ def test_what_is_kept_by_spec_is_evicted() -> None:
         net = serial.net(replace(job, start=start))
         assert serial.net(replace(job, start=start)) is net
         assert net.precision == "float32"
-        evaluate(Outcome((start,), "model"), world.data.test, "test")
+        evaluate(Outcome((start,), "global"), world.data.test, "test")
         check_head(spec, world.env.input_shape)
     serial.open(Numerics(engine={}, threads=1, device="cpu", dtype="float32", precision="bf16"), 1)
     assert serial.net(job).precision == "bf16"

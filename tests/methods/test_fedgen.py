@@ -199,7 +199,7 @@ def test_a_clients_step_is_autograds() -> None:
         for name, value in model.named_parameters():
             torch.testing.assert_close(
                 result.weights.params[name],
-                (value - job.budget.lr * value.grad).detach(),
+                (value - job.local_training.lr * value.grad).detach(),
                 rtol=1e-9,
                 atol=1e-12,
             )

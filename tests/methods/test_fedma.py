@@ -526,20 +526,20 @@ def all_steps(
 def test_a_step_matches_a_layer_and_the_next_retrains_what_lies_above() -> None:
     engine = Seen()
     done = all_steps(training(retrain_epochs=2, retrain_lr=0.02), engine)
-    assert [(s.round, s.within, s.last) for s in done] == [
+    assert [(s.round, s.within, s.ends_round) for s in done] == [
         (r, i, i == 2) for r in range(2) for i in range(3)
     ]
     layers = [{f"hidden.{i}.weight", f"hidden.{i}.bias"} for i in range(2)]
     for number, jobs in enumerate(engine.asked):
         round, stage = divmod(number, 3)
         assert {job.frozen for job in jobs} == {frozenset(set().union(*layers[:stage]))}
-        (budget,) = {job.budget for job in jobs}
+        (local_training,) = {job.local_training for job in jobs}
         first = number == 0
-        assert budget.epochs == (1 if first else 6 if stage == 2 else 2)
-        assert budget.lr == pytest.approx(
+        assert local_training.epochs == (1 if first else 6 if stage == 2 else 2)
+        assert local_training.lr == pytest.approx(
             (0.05 if first else 0.002 if stage == 2 else 0.02) * 0.5**round
         )
-        assert budget.weight_decay == (1e-4 if stage == 2 else 0)
+        assert local_training.weight_decay == (1e-4 if stage == 2 else 0)
         assert all(bool(job.probes) == (stage == 0) for job in jobs)
         if stage:
             one, other = jobs[0].start.params, jobs[1].start.params
@@ -655,7 +655,7 @@ def test_what_is_delivered_is_evaluated_stored_and_loaded(tmp_path: Path) -> Non
     assert stored.spec == grown.spec
     assert_same(tensors(stored), tensors(grown))
     test = world.data.test
-    measured = Evaluator(world.env.task, 7)(Outcome((grown,), "model"), test, "test")[
+    measured = Evaluator(world.env.task, 7)(Outcome((grown,), "global"), test, "test")[
         "test/global/loss"
     ]
     with torch.no_grad():
@@ -734,9 +734,9 @@ class Mask(nn.Module):
         ("lam", -0.1),
         ("retrain_epochs", 0),
         ("retrain_lr", 0.0),
-        ("last_epochs", 0),
-        ("last_lr", -1.0),
-        ("last_weight_decay", -1e-4),
+        ("output_epochs_factor", 0),
+        ("output_lr_factor", -1.0),
+        ("output_weight_decay", -1e-4),
         ("widths", "free"),
     ],
 )

@@ -181,7 +181,7 @@ def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str)
     jobs, runs = second_round_jobs(world), ENGINES[engine]()
     for job, result in zip(jobs, runs.map(jobs, world.data), strict=True):
         module, frozen = (job.start.module().train() for _ in range(2))
-        live, budget = list(module.parameters()), job.budget
+        live, local_training = list(module.parameters()), job.local_training
         delta = torch.cat(
             [job.shared["Delta"][name].flatten() for name, _ in module.named_parameters()]
         )
@@ -207,7 +207,7 @@ def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str)
 
         measured = []
         index = torch.from_numpy(world.data.partition.of(job.client))
-        schedule = list(batch_ranges(len(index), budget, 1))
+        schedule = list(batch_ranges(len(index), local_training, 1))
         for batch in batches(job, world.data.train, index, schedule, None):  # type: ignore[arg-type]
             loss, R, d2, z = parts(batch)
             pull, push = (
@@ -222,8 +222,11 @@ def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str)
             torch.nn.utils.vector_to_parameters(here + rho * g / (g.norm() + 1e-7), live)
             loss, R, *_ = parts(batch)
             v = alpha * flat(loss + gamma * R) + (1 - alpha) * delta
-            v = v * min(1.0, budget.clip / (float(v.norm()) + 1e-6)) + budget.weight_decay * here
-            torch.nn.utils.vector_to_parameters(here - budget.lr * v, live)
+            v = (
+                v * min(1.0, local_training.clip / (float(v.norm()) + 1e-6))
+                + local_training.weight_decay * here
+            )
+            torch.nn.utils.vector_to_parameters(here - local_training.lr * v, live)
         for name, value in module.named_parameters():
             torch.testing.assert_close(
                 result.weights.params[name], value.detach(), rtol=1e-8, atol=1e-10

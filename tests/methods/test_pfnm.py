@@ -634,13 +634,13 @@ def test_a_grown_model_is_evaluated_stored_and_trained_on(method: str, tmp_path:
     (width,) = dict(grown.spec.kwargs)["hidden"]
     assert width == 8 * 3
     test = world.data.test
-    measured = Evaluator(world.env.task, 7)(Outcome((grown,), "model"), test, "test")[
+    measured = Evaluator(world.env.task, 7)(Outcome((grown,), "global"), test, "test")[
         "test/global/loss"
     ]
     with torch.no_grad():
         output = grown.module()(test.inputs(slice(None)))
     assert measured == pytest.approx(float(torch.nn.functional.cross_entropy(output, test.y)))
-    save_outcome(Outcome((grown,), "model"), None, tmp_path)
+    save_outcome(Outcome((grown,), "global"), None, tmp_path)
     stored = ModelFolder.open(tmp_path).weights(0)
     assert stored.spec == grown.spec
     assert_same(tensors(stored), tensors(grown))

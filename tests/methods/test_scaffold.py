@@ -179,7 +179,9 @@ def test_option_two_divides_by_the_lr_of_its_own_round() -> None:
         "method=scaffold",
     )
     first, second = make_world(*one, "trainer.option=I"), make_world(*one, "trainer.option=II")
-    assert second.env.at(2).budget_now.lr == pytest.approx(second.env.budget.lr_0 / 4)
+    assert second.env.at(2).local_training_this_round.lr == pytest.approx(
+        second.env.local_training.lr / 4
+    )
     a, b = first.run(), second.run()
     for client in a.clients:
         assert_same([a.clients[client]["c_i"]], [b.clients[client]["c_i"]], 1e-10)

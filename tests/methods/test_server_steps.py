@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.core.budget import Budget
 from fedexp.core.jobs import ClientResult
+from fedexp.core.local_training import LocalTraining
 from fedexp.core.trainer import RoundStats
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial
@@ -25,9 +25,9 @@ from tests.world import make_data, make_world
 SPEC = ModelSpec("tests.world.Softmax", ())
 
 
-def budget(lr: float = 0.1, momentum: float = 0.0) -> Budget:
+def local_training(lr: float = 0.1, momentum: float = 0.0) -> LocalTraining:
     """Of a round whose `lr` is half the first one's."""
-    return Budget(None, 1, 8, "sgd", lr, 2 * lr, momentum, 0.0, None)
+    return LocalTraining(None, 1, 8, "sgd", lr, 1.0, momentum, 0.0, None)
 
 
 def stats(norms: tuple[float, ...] = (), lr: float = 0.1, lr_0: float = 0.1) -> RoundStats:
@@ -163,16 +163,18 @@ def test_fednova_normaliser_is_its_recursion(rho: float, tau: int) -> None:
     for _ in range(tau):
         k = rho * k + 1
         a += k
-    assert PlainTrainer().normalizer(tau, budget(momentum=rho)) == pytest.approx(a, rel=1e-12)
+    assert PlainTrainer().normalizer(tau, local_training(momentum=rho)) == pytest.approx(
+        a, rel=1e-12
+    )
 
 
 def test_fednova_normaliser_with_a_proximal_pull() -> None:
     lr, mu, tau = 0.1, 0.3, 9
     closed = (1 - (1 - lr * mu) ** tau) / (lr * mu)
-    assert FedProx(mu=mu).normalizer(tau, budget(lr)) == pytest.approx(closed, rel=1e-12)
-    assert FedProx(mu=0.0).normalizer(tau, budget(lr)) == tau
-    assert FedProx(mu=1e-9).normalizer(tau, budget(lr, 0.5)) == pytest.approx(
-        PlainTrainer().normalizer(tau, budget(lr, 0.5))
+    assert FedProx(mu=mu).normalizer(tau, local_training(lr)) == pytest.approx(closed, rel=1e-12)
+    assert FedProx(mu=0.0).normalizer(tau, local_training(lr)) == tau
+    assert FedProx(mu=1e-9).normalizer(tau, local_training(lr, 0.5)) == pytest.approx(
+        PlainTrainer().normalizer(tau, local_training(lr, 0.5))
     )
 
 
@@ -183,7 +185,7 @@ def test_fednova_round_is_the_formula(momentum: str) -> None:
     results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
     assert len({r.num_steps for r in results}) > 1
     sizes = world.data.partition.sizes
-    a = [world.env.trainer.normalizer(r.num_steps, world.env.budget) for r in results]
+    a = [world.env.trainer.normalizer(r.num_steps, world.env.local_training) for r in results]
     p = sizes / sizes.sum()
     effective = float(sum(p * a))
     after = world.run().state["weights"].params

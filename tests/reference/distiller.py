@@ -108,7 +108,7 @@ class Distiller(Aggregator):
         }
 
     def outcome(self, state: State) -> Outcome:
-        return Outcome((state["student"],), "model")
+        return Outcome((state["student"],), "global")
 
     def _generate(self, ensemble: _Ensemble, env: Env) -> tuple[Tensor, float]:
         """Images on which the ensemble's cross-entropy against drawn labels is low, and that loss."""

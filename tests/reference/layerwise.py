@@ -49,7 +49,13 @@ class Layerwise(Aggregator):
         if env.step == 0:
             return [env.job(c, start, {}) for c in clients]
         return [
-            env.job(c, start, {}, frozen=FROZEN, budget=replace(env.budget_now, epochs=1))
+            env.job(
+                c,
+                start,
+                {},
+                frozen=FROZEN,
+                local_training=replace(env.local_training_this_round, epochs=1),
+            )
             for c in clients
         ]
 

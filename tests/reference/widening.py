@@ -52,7 +52,7 @@ class Widening(Aggregator):
         return {"weights": widened(mean, grown, env.input_shape, seed_of(env.seed, "widen"))}, {}
 
     def outcome(self, state: State) -> Outcome:
-        return Outcome((state["weights"],), "model")
+        return Outcome((state["weights"],), "global")
 
 
 def widened(old: Weights, grown: ModelSpec, input_shape: tuple[int, ...], seed: int) -> Weights:

@@ -58,7 +58,7 @@ def test_parts_are_counted_sample_by_sample(world: World, batch_size: int) -> No
     breakdown = Breakdown(
         Evaluator(world.experiment.task, batch_size), data, classes=True, clients=True
     )
-    found = breakdown(Outcome((model,), "model"))
+    found = breakdown(Outcome((model,), "global"))
     each = [hits(model, world, data.partition.of(client)) for client in (0, 1, 3)]
     accuracies = [sum(own) / len(own) for own in each]
     expected = {
@@ -83,7 +83,7 @@ def test_classes_without_samples_are_left_out_and_the_worst_tenth_is_rounded_up(
     kept = test.y != 1
     data = replace(world.data, test=replace(test, x=test.x[kept], y=test.y[kept]))
     model, evaluator = drawn(world, 1), Evaluator(world.experiment.task, 7)
-    found = Breakdown(evaluator, data, classes=True, clients=False)(Outcome((model,), "model"))
+    found = Breakdown(evaluator, data, classes=True, clients=False)(Outcome((model,), "global"))
     assert sorted(found) == ["test/global/acc_of_class_0", "test/global/acc_of_class_2"]
     breakdown = Breakdown(evaluator, data, classes=True, clients=False)
     breakdown.check(
@@ -92,7 +92,7 @@ def test_classes_without_samples_are_left_out_and_the_worst_tenth_is_rounded_up(
     with pytest.raises(ConfigError, match="no test sample is of class 1"):
         breakdown.check(["test/global/acc", "test/global/acc_of_class_1"], "model")
     many = make_data((5,) * 11, seed=1)
-    found = Breakdown(evaluator, many, classes=False, clients=True)(Outcome((model,), "model"))
+    found = Breakdown(evaluator, many, classes=False, clients=True)(Outcome((model,), "global"))
     big = replace(world, data=many)
     each = sorted(np.mean(hits(model, big, many.partition.of(client))) for client in range(11))
     assert each[0] < each[1] and found["train/clients/acc_worst_10"] == pytest.approx(
@@ -105,14 +105,14 @@ def test_own_models_are_measured_each_at_its_client_and_ensembles_as_one(world: 
     breakdown = Breakdown(
         Evaluator(world.experiment.task, 5), world.data, classes=False, clients=True
     )
-    found = breakdown(Outcome(models, "per_client", clients=(0, 3, 1)))
+    found = breakdown(Outcome(models, "local", clients=(0, 3, 1)))
     pairs = zip(models, (0, 3, 1), strict=True)
     each = [np.mean(hits(model, world, world.data.partition.of(client))) for model, client in pairs]
     assert found["train/clients/acc_mean"] == pytest.approx(np.mean(each))
     total = replace(
         models[0], params={"fc.weight": sum(model.params["fc.weight"] for model in models)}
     )
-    together, alone = breakdown(Outcome(models, "ensemble")), breakdown(Outcome((total,), "model"))
+    together, alone = breakdown(Outcome(models, "ensemble")), breakdown(Outcome((total,), "global"))
     assert together == pytest.approx(alone)
 
 

@@ -109,7 +109,7 @@ class Stacking(Serial):
     def __init__(self) -> None:
         super().__init__()
         self.given: list[int] = []
-        self.budgets: set[int | None] = set()
+        self.max_steps_seen: set[int | None] = set()
         self.stacked = 0
 
     @property
@@ -122,7 +122,7 @@ class Stacking(Serial):
 
     def map(self, jobs: Any, data: Any) -> Any:
         self.given += [job.client for job in jobs]
-        self.budgets |= {job.budget.max_steps for job in jobs}
+        self.max_steps_seen |= {job.local_training.max_steps for job in jobs}
         for result in super().map(jobs, data):
             self.stacked += result.num_steps - 1
             yield result
@@ -205,7 +205,7 @@ def test_an_engine_that_stacks_is_probed_with_a_stack() -> None:
     engine = Stacking()
     found = probe(make_world(), engine)
     assert engine.given == found["clients"] == [0, 2, 1, 3]  # by size
-    assert engine.budgets == {2}
+    assert engine.max_steps_seen == {2}
     assert "2 steps of the 4 largest of round 1's 4 jobs" in found["text"]
 
 

@@ -51,7 +51,7 @@ def run(
     return DrawnRun({}, method, method.upper(), seed, folder, config or {}, {})
 
 
-def save(folder: Path, models: Sequence[Weights], kind: Delivers = "model") -> Path:
+def save(folder: Path, models: Sequence[Weights], kind: Delivers = "global") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_outcome(Outcome(tuple(models), kind), None, folder)
     return folder
@@ -74,10 +74,10 @@ def keep(folder: Path, steps: dict[int, dict[str, list[Tree]]], round: int = 1) 
 # --- what is read
 
 
-@pytest.mark.parametrize("kind", ["model", "per_client"])
+@pytest.mark.parametrize("kind", ["global", "local"])
 def test_models_are_read_as_they_were_written(tmp_path: Path, kind: Delivers) -> None:
     spec = MODELS["resnet, BatchNorm"]
-    models = [weights_of(spec, i) for i in range(1 if kind == "model" else 3)]
+    models = [weights_of(spec, i) for i in range(1 if kind == "global" else 3)]
     found = delivered(run(save(tmp_path, models, kind)))
     assert [m.spec for m in found] == [spec] * len(models)
     assert_same([m.params for m in found], [m.params for m in models])
@@ -183,7 +183,7 @@ def test_reading_is_the_class_with_the_highest_bound() -> None:
 
 def test_samples_take_the_clients_model_and_the_columns_asked_for(tmp_path: Path) -> None:
     locals_ = [weights_of(CVAE, i) for i in range(2)]
-    both = save(tmp_path / "local", locals_, "per_client")
+    both = save(tmp_path / "local", locals_, "local")
     one = save(tmp_path / "one", locals_[1:])
     (first,) = Samples(codes=1).draw([run(both)])
     (second,) = Samples(codes=1, model={"m": 1}).draw([run(both)])

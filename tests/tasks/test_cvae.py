@@ -145,7 +145,7 @@ def test_loss_is_bernoulli_reconstruction_plus_kl(world, noisy: bool) -> None:
 def test_evaluation_uses_labels_and_averages_over_images(world) -> None:
     task, net, weights, _ = parts(world)
     data = world[1]
-    metrics = Evaluator(task, 100)(Outcome((weights,), "model"), data.test, "test")
+    metrics = Evaluator(task, 100)(Outcome((weights,), "global"), data.test, "test")
     assert list(metrics) == ["test/global/loss", "test/global/reconstruction_loss"]
     whole = task.predict(net, weights.params, {}, data.test.inputs(slice(0, 360)), data.test.y)
     assert metrics["test/global/loss"] == pytest.approx(float(whole.sum(1).mean()), rel=1e-9)
@@ -156,7 +156,7 @@ def test_evaluation_uses_labels_and_averages_over_images(world) -> None:
     wrong = Samples(
         data.test.x, (data.test.y + 1) % 10, data.test.mean, data.test.std, dtype=torch.float64
     )
-    assert Evaluator(task, 100)(Outcome((weights,), "model"), wrong, "test") != metrics
+    assert Evaluator(task, 100)(Outcome((weights,), "global"), wrong, "test") != metrics
 
 
 def test_an_ensembles_loss_is_its_members_mean(world) -> None:
@@ -164,7 +164,7 @@ def test_an_ensembles_loss_is_its_members_mean(world) -> None:
     other = replace(weights, params={name: value * 1.5 for name, value in weights.params.items()})
     measure = Evaluator(task, 100)
     one, two = (
-        measure(Outcome((w,), "model"), world[1].test, "test")["test/global/loss"]
+        measure(Outcome((w,), "global"), world[1].test, "test")["test/global/loss"]
         for w in (weights, other)
     )
     both = measure(

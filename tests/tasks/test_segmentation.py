@@ -96,7 +96,7 @@ def test_loss_is_the_mean_cross_entropy_of_pixels_in_training_and_evaluation() -
         )
     expected = float(-torch.where(y == 1, p, 1 - p).log().mean())
     assert float(loss) == pytest.approx(expected, rel=1e-12)
-    measured = Evaluator(experiment.task, 5)(Outcome((weights,), "model"), data.test, "test")
+    measured = Evaluator(experiment.task, 5)(Outcome((weights,), "global"), data.test, "test")
     assert measured["test/global/loss"] == pytest.approx(expected, rel=1e-12)
     assert list(measured) == ["test/global/dice", "test/global/pixel_acc", "test/global/loss"]
 

@@ -90,7 +90,7 @@ class Linear(FusedKernel):
         self._term = job.trainer.feature_term()
         self._anchor: tuple[StackBatch, Tensor] | None = None
         self._by_factors = self._pays(job)
-        self._lr, self._momentum = job.budget.lr, job.budget.momentum
+        self._lr, self._momentum = job.local_training.lr, job.local_training.momentum
         self._buffer: Tree = {}
 
     @property
@@ -129,7 +129,7 @@ class Linear(FusedKernel):
         shapes = [
             job.start.params[weight].shape for weight, _ in self._chain if weight in self._trained
         ]
-        return 3 * job.budget.batch_size * sum(o + i for o, i in shapes) <= 2 * sum(
+        return 3 * job.local_training.batch_size * sum(o + i for o, i in shapes) <= 2 * sum(
             o * i for o, i in shapes
         )
 

@@ -239,7 +239,7 @@ class _Seen:
             m=len(self.p),
             share=total / whole,
             lr=env.lr,
-            lr_0=env.budget.lr_0,
+            lr_0=env.local_training.lr,
             p=tuple(p / total for p in self.p),
             tau=tuple(self.tau),
             squared_norms=tuple(self.squared_norms),

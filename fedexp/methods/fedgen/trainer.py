@@ -88,7 +88,10 @@ class FedGen(fedgen.FeatureTrainer):
             (own.exp() * (own - output.log_softmax(1))).sum(1).mean()
         )  # kl_div has no batching rule
         generated = (
-            self._coefficient(self.alpha, ctx) * self.batch_size / ctx.budget.batch_size * generated
+            self._coefficient(self.alpha, ctx)
+            * self.batch_size
+            / ctx.local_training.batch_size
+            * generated
         )
         latent = self._coefficient(self.beta, ctx) * latent
         return Measured(loss + generated + latent, {"generated": generated, "latent": latent})

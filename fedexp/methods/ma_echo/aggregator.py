@@ -239,9 +239,9 @@ class MAEcho(FusionAggregator):
             for i, model in enumerate(models)
         ]
         return {
-            "mean_v": Outcome((self._assembled(base, spaces, "mean_v"),), "model"),
-            "W": Outcome((self._assembled(base, spaces, "W"),), "model"),
-            "V": Outcome(tuple(local), "per_client"),
+            "mean_v": Outcome((self._assembled(base, spaces, "mean_v"),), "global"),
+            "W": Outcome((self._assembled(base, spaces, "W"),), "global"),
+            "V": Outcome(tuple(local), "local"),
         }
 
     def _assembled(self, base: Weights, spaces: dict[Layer, NullSpace], returns: str) -> Weights:

@@ -127,7 +127,7 @@ def test_loss(config: Mapping[str, Any], images: int) -> Loss:
         )
 
     def loss(params: Tree) -> float:
-        return evaluator(Outcome((Weights(spec, params, {}),), "model"), part, "test")[
+        return evaluator(Outcome((Weights(spec, params, {}),), "global"), part, "test")[
             "test/global/loss"
         ]
 
