@@ -25,7 +25,7 @@ from fedexp.methods.fedgen import aggregator as fedgen
 
 
 @dataclass(frozen=True)
-class FedGen(fedgen.FeatureTrainer):
+class FedGenTrainer(fedgen.FeatureTrainer):
     """Args:
     alpha, beta: of the terms in round 0, where they are not in force yet; decay: their factor a round; floor: what they do
         not fall below. A coefficient of 0 stays 0.
