@@ -1,4 +1,4 @@
-"""The aggregator interface: a state machine that plans client jobs and consumes their results."""
+"""The aggregator interface: it plans client jobs and consumes their results."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec
 
-# A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor, Weights and, in place of Weights that memory
-# need not hold, what `Env.keep` returns. Everything but those is read at once when a run is resumed.
+# A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and Weights. References from
+# `Env.keep` may replace Weights that need not be in memory. When a run is resumed, everything but these
+# references is read at once.
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Aggregator(ABC):
-    """What the server does. All state is in the `State` value; a plug-in keeps none of its own."""
+    """The server's side of a method.
 
-    delivers: ClassVar[Delivers] = "global"  # the kind of its outcome, at any time
-    communicates: ClassVar[bool] = (
-        True  # do models travel every round? (False: no bytes are counted)
-    )
+    All state is in the `State` value that the hooks receive and return. An instance
+    stores nothing.
+    """
+
+    # The kind of the outcome, at any time.
+    delivers: ClassVar[Delivers] = "global"
+
+    # Whether models travel in every round. If not, no bytes are counted.
+    communicates: ClassVar[bool] = True
 
     @property
     def needs(self) -> Needs:
@@ -36,46 +42,83 @@ class Aggregator(ABC):
 
     @property
     def averages_updates(self) -> bool:
-        """Whether trainers' server halves and server optimizers take effect."""
+        """Whether the trainer's server half and the server optimizer take effect."""
         return False
 
     @abstractmethod
     def init(self, env: Env) -> State:
-        """State before round 0."""
+        """Return the state before round 0."""
 
     def position(self, state: State, step: int) -> tuple[int, int]:
-        """(communication round, step within it) of the step that follows `step` finished ones, both counted from 0.
+        """Return the position of the step that follows `step` finished steps.
 
-        By default every step is a round. A method whose round has several steps (a layer each, an epoch of server training
-        each) reads them off its state. Sampling, decay of the step size and evaluation follow the round; checkpoints and the
-        memo follow the step, so long server work is several steps. Positions ascend.
+        By default every step is a round. A method whose round has several steps (one
+        per layer, or one per epoch of server training) reads the position from its
+        state. Sampling, the decay of the step size and evaluation follow the round.
+        Checkpoints and the client cache follow the step, so long server work is divided
+        into several steps. Positions ascend.
+
+        Args:
+            state: The state after `step` steps.
+            step: Number of finished steps.
+
+        Returns:
+            The communication round and the step within it, both from 0.
         """
         return step, 0
 
     @abstractmethod
     def plan(self, state: State, env: Env) -> list[ClientJob]:
-        """This step's client work; an empty list is a server-only step."""
+        """Return the client jobs of this step. With an empty list only the server works."""
 
     @abstractmethod
     def update(
         self, state: State, results: Iterable[ClientResult], env: Env
     ) -> tuple[State, Metrics]:
-        """Consume the results, which arrive as a stream in job order; return the new state and what to log."""
+        """Consume the results of this step.
+
+        Args:
+            state: The state before the step.
+            results: A stream of results in job order.
+            env: The world at this step.
+
+        Returns:
+            The new state, and the metrics to log.
+        """
 
     @abstractmethod
     def outcome(self, state: State) -> Outcome:
-        """What would be delivered if the run ended now."""
+        """Return what the method would deliver if the run ended at `state`."""
 
     def pictures(self, state: State, env: Env) -> Mapping[str, Tensor]:
-        """What there is to look at after a round's last step: by name, a grid (rows, columns, c, H, W) of images in [0, 1]."""
+        """Return grids of images to draw after the last step of a round.
+
+        Returns:
+            By name, a tensor (rows, columns, c, H, W) with values in [0, 1].
+        """
         return {}
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
-        """Refuse a model that the method cannot merge, before anything is loaded; `ConfigError` says why."""
+        """Refuse a model that the method cannot merge, before anything is loaded.
+
+        Args:
+            spec: Architecture of the model.
+            input_shape: Shape of one sample.
+
+        Raises:
+            ConfigError: The model does not fit. The message names the reason.
+        """
 
     def check_extent(self, extent: Extent) -> None:
-        """Refuse rounds or cohorts that the method cannot work with, before anything is loaded; `ConfigError` says why."""
+        """Refuse rounds or cohorts that do not fit the method, before anything is loaded.
+
+        Args:
+            extent: Rounds, clients and sampling of the run.
+
+        Raises:
+            ConfigError: The extent does not fit. The message names the reason.
+        """
 
     def done(self, state: State, env: Env) -> bool:
-        """Whether the run is over before the step at ``env.round``, ``env.step``."""
+        """Return whether the run is over before the step at `env`'s round and step."""
         return env.round >= env.rounds

@@ -1,4 +1,4 @@
-"""The trainer interface: what one client does in one step, and the small server half that belongs to it."""
+"""The trainer interface: one client's step, and the server half that belongs to it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,34 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def elementwise(hook: Hook) -> Hook:
-    """Mark a hook (`adjustment`, `correct`, `after_step`) that treats every number of its trees alike and by itself.
+    """Mark a hook that treats every number of its trees alike and independently.
 
-    It uses no norms, means or indices. Of the context it uses only `start`, `shared`, `state`,
-    `local_training` and `round`. Such a hook may be called with the trees of several clients
-    stacked along a first axis. Any other hook is called client by client.
+    The hooks that can be marked are `adjustment`, `correct` and `after_step`. A marked
+    hook uses no norms, means or indices. Of the context it uses only `start`, `shared`,
+    `state`, `local_training` and `round`. An engine may call it with the trees of
+    several clients stacked along a first axis. Any other hook is called client by
+    client.
     """
     hook.elementwise = True  # type: ignore[attr-defined]
     return hook
 
 
 def gradient(loss: Tensor, params: Tree) -> Tree:
-    """``torch.autograd.grad`` of a scalar, zeros for what it does not depend on.
+    """Compute the gradient of a scalar loss. It is zero where the loss does not depend.
 
-    It asks the engine itself: the public function's checks of its arguments take a tenth of a small model's step.
+    A parameter that the loss does not depend on gets zeros. This calls the autograd
+    engine directly, because the argument checks of ``torch.autograd.grad`` take a tenth
+    of a small model's step.
+
+    Args:
+        loss: Scalar tensor, the mean over the batch.
+        params: Parameters that require a gradient, by name.
+
+    Returns:
+        One gradient per parameter, under the same names.
+
+    Raises:
+        ValueError: The loss is not a scalar.
     """
     if loss.numel() != 1:
         raise ValueError(
@@ -59,21 +73,32 @@ def gradient(loss: Tensor, params: Tree) -> Tree:
 
 
 class Received(NamedTuple):
-    """A whole model, as a network takes it: every parameter, frozen ones included, and every buffer."""
+    """A whole model as a network takes it: all parameters, frozen or not, and all buffers."""
 
     params: Tree
     buffers: Tree
 
 
 class Measured(NamedTuple):
-    """A loss and further scalar tensors of the batch by name, the same ones at every step; logged as ``train/NAME``."""
+    """A loss with further scalar tensors of the batch.
+
+    Args:
+        loss: Scalar training loss.
+        scalars: Scalar tensors by name, with the same names at every step. They are
+            logged as ``train/NAME``.
+    """
 
     loss: Tensor
     scalars: Mapping[str, Tensor]
 
 
 class Clock(Protocol):
-    """Where a client stands in its round: steps and epochs begun before this one. Kernels move it on."""
+    """The position of a client in its round, which kernels advance.
+
+    Attributes:
+        step: Number of steps begun before this one.
+        epoch: Number of epochs begun before this one.
+    """
 
     step: int
     epoch: int
@@ -81,19 +106,29 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Ctx:
-    """What a trainer may know during a client's round.
+    """The context that a trainer may read during a client's round.
 
     Args:
-        start: the received parameters that are trained (w^t); received: the whole received model.
-        shared: the server's trees; state: the client state from earlier rounds.
-        round: communication round, from 0; num_examples: training samples (n_i); num_steps: optimizer steps of this round
-            (tau_i).
-        net: the network that is trained; clock: what `step` and `epoch` read.
-        once: the tensor that ``make()`` returns at this step, by name: made without a graph when first asked for, then kept for
-            all gradients of the step. For what depends on the batch, and on no parameter that is trained.
-        noise: uniform [0, 1) numbers by name and shape, a function of client, round and step.
-        full_gradient: mean task gradient over the whole local data at given parameters, in training mode.
-        count_classes: computes `class_counts`.
+        start: The received parameters that are trained, w^t.
+        received: The whole received model.
+        shared: The trees broadcast by the server.
+        state: The client state from earlier rounds.
+        task: The task, which defines the loss.
+        local_training: The local training of this round.
+        round: Communication round, from 0.
+        num_examples: Number of training samples, n_i.
+        num_steps: Number of optimizer steps of this round, tau_i.
+        net: The network that is trained.
+        clock: The source of `step` and `epoch`.
+        once: ``once(name, make)`` returns the tensor that ``make()`` returns at this
+            step. It is computed without a graph at the first call and stored for all
+            gradients of the step. Use it for values that depend on the batch and on no
+            trained parameter.
+        noise: Uniform numbers in [0, 1) by name and shape. They depend on the client,
+            the round and the step.
+        full_gradient: Mean task gradient over the client's data at given parameters, in
+            training mode.
+        count_classes: Function that computes `class_counts`.
     """
 
     start: Tree
@@ -114,40 +149,58 @@ class Ctx:
 
     @property
     def step(self) -> int:
-        """This step's number in the client's round, from 0."""
+        """Number of this step in the client's round, from 0."""
         return self.clock.step
 
     @property
     def epoch(self) -> int:
-        """This step's epoch, from 0."""
+        """Epoch of this step, from 0."""
         return self.clock.epoch
 
     @cached_property
     def class_counts(self) -> Tensor:
-        """(classes,) int64: the client's training samples of each class, on the device; counted when first asked for."""
+        """Count the client's training samples of each class, at the first access.
+
+        Returns:
+            Counts of shape (classes,), int64, on the device.
+        """
         return self.count_classes()
 
     @property
     def reference(self) -> Net:
-        """A second network like the trained one, in evaluation mode: it runs any parameters and buffers and changes none.
+        """A second network like the trained one, in evaluation mode.
 
-        ``ctx.reference(*ctx.received, batch.x)`` is the received model's output.
+        It runs any parameters and buffers and changes none. For example,
+        ``ctx.reference(*ctx.received, batch.x)`` is the output of the received model.
         """
         return self.net.beside(self.net.spec)
 
     def network(self, spec: ModelSpec) -> Net:
-        """Another network, in evaluation mode: a generator whose parameters and buffers come in `shared`."""
+        """Return another network in evaluation mode.
+
+        An example is a generator whose parameters and buffers arrive in `shared`.
+
+        Args:
+            spec: Architecture of the network.
+        """
         return self.net.beside(spec)
 
 
 @dataclass(frozen=True, eq=False)
 class Adjustment:
-    """``gradient * g + pull * (w - toward) + shift`` in place of g; and, after the optimizer's step, ``w -= lr * outside``.
+    """A change of the gradient that stays the same for a whole round.
 
-    `toward` is w^t unless there is one.
+    Before clipping, the gradient g becomes ``gradient * g + pull * (w - toward) +
+    shift``. After the optimizer's step, ``w -= lr * outside``. Engines apply it without
+    a copy of the gradient. Most methods that change gradients can be expressed this
+    way.
 
-    Its parts stay the same for a whole round. Engines apply it without a copy of the gradient; most methods that change
-    gradients can say it this way. `outside` stays out of clipping, weight decay and momentum.
+    Args:
+        gradient: Factor of the gradient.
+        pull: Factor of the distance to `toward`.
+        toward: Parameters that w is pulled toward. None stands for w^t.
+        shift: Tree that is added to the gradient, or None.
+        outside: Tree that stays outside clipping, weight decay and momentum, or None.
     """
 
     gradient: float = 1.0
@@ -159,11 +212,12 @@ class Adjustment:
 
 @dataclass(frozen=True, eq=False)
 class ServerUpdate:
-    """A round's step of the server: trees of the trained parameters, new minus old.
+    """The server's step of a round: trees of the trained parameters, new minus old.
 
     Args:
-        mean: what the aggregator made of the clients' updates, as the server optimizer received it.
-        applied: what the server optimizer made of that, as added to the weights.
+        mean: The aggregate of the clients' updates, as the server optimizer received
+            it.
+        applied: The change that the server optimizer added to the weights.
     """
 
     mean: Tree
@@ -172,11 +226,17 @@ class ServerUpdate:
 
 @dataclass(frozen=True)
 class Ascent:
-    """The step's gradient is that at ``w + e``, ``e = rho * g / (||g|| + eps)``, g being the gradient at w.
+    """A step whose gradient is taken at ``w + e``, ``e = rho * g / (||g|| + eps)``.
 
-    Foret et al. 2021 (SAM). Both gradients are of the same batch under the same random numbers; the norm is over all trained
-    parameters of one client. The loss and BatchNorm's statistics are those at w; ``||e||`` is logged as
-    ``train/perturbation``. It stays the same for a whole round and for all clients.
+    Here g is the gradient at w (Foret et al. 2021, SAM). Both gradients use the same
+    batch and the same random numbers. The norm is over all trained parameters of one
+    client. The loss and BatchNorm's statistics are those at w. ``||e||`` is logged as
+    ``train/perturbation``. The ascent stays the same for a whole round and for all
+    clients.
+
+    Args:
+        rho: Radius of the perturbation.
+        eps: Number that is added to the norm.
     """
 
     rho: float
@@ -184,7 +244,13 @@ class Ascent:
 
 
 class TermValue(NamedTuple):
-    """A `FeatureTerm` at a batch: its value, its gradient in z, and the scalars that the trainer's `loss` measures, by name."""
+    """The value of a `FeatureTerm` at a batch.
+
+    Args:
+        value: Value of the term.
+        gradient: Its gradient in z.
+        scalars: The scalars that the trainer's `loss` measures, by name.
+    """
 
     value: Tensor
     gradient: Tensor
@@ -193,13 +259,19 @@ class TermValue(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FeatureTerm:
-    """What `Trainer.loss` adds to the task's loss, as a function of representations of a batch, in closed form.
+    """The term that `Trainer.loss` adds to the task's loss, in closed form.
+
+    The term is a function of the representations of a batch.
 
     Args:
-        layer: the representation, ``penultimate`` (input of the network's head) or ``logits``.
-        of: from z, (..., b, d), the representation by w; the same by the received model, in evaluation mode; what a sample
-            counts in its client's mean, ``1 / b`` or (..., b) with zeros for padding; and the task's gradient in z, if asked
-            for, (..., b, d), at the same weights as z. Values and scalars are of shape (...), one a client.
+        layer: The representation z: ``penultimate`` (the input of the network's head)
+            or ``logits``.
+        of: Function of four arguments that returns a `TermValue`. First: z of shape
+            (..., b, d), the representation by w. Second: the same by the received
+            model, in evaluation mode. Third: the weight of a sample in its client's
+            mean, ``1 / b`` or a tensor (..., b) with zeros for padding. Fourth: a
+            function that returns the gradient of the task's loss in z, (..., b, d), at
+            the same weights as z. Values and scalars have shape (...), one per client.
     """
 
     layer: Literal["penultimate", "logits"]
@@ -208,15 +280,20 @@ class FeatureTerm:
 
 @dataclass(frozen=True)
 class RoundStats:
-    """Facts of a finished round that server halves and server optimizers use.
+    """Facts of a finished round for server halves and server optimizers.
 
     Args:
-        round: counted from 0; N: clients that may take part; m: clients whose results were aggregated.
-        share: the weight of these m among the N, in (0, 1]: m / N, or their part of all samples.
-        lr, lr_0: local step size of this round and of the first.
-        p: aggregation weights, summing to 1; tau: local steps; both in client order.
-        squared_norms: ||u_i||^2 of the updates, in float64, in client order, each as long as it entered the mean; empty
-            unless a plug-in needs them.
+        round: Communication round, from 0.
+        N: Number of clients that may take part.
+        m: Number of clients whose results were aggregated.
+        share: Weight of these m among the N, in (0, 1]: m / N, or their share of all
+            samples.
+        lr: Local step size of this round.
+        lr_0: Local step size of round 0.
+        p: Aggregation weights in client order. They sum to 1.
+        tau: Local steps in client order.
+        squared_norms: ||u_i||^2 of the updates in float64, in client order. Each is
+            measured as it entered the mean. Empty unless a plug-in needs them.
     """
 
     round: int
@@ -232,37 +309,73 @@ class RoundStats:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Local training as pure functions of trees. Override the hooks a method needs; the others cost nothing.
+    """Local training as pure functions of trees.
 
-    A step is, in this order (spec: multi-round 1.2): ``grad`` (twice where there is an ``ascent``: at w, then at w + e; w
-    is restored to the bit), ``adjustment``, ``correct``, clip, weight decay, local optimizer, ``after_step``; frozen
-    parameters never change. ``adjustment`` and ``ascent`` are asked once a round, before its first step.
+    Override the hooks that a method needs. The others cost nothing. A step runs in this
+    order:
 
-    Engines can stack clients whatever the hooks do, with one exception: a trainer with a `grad` of its own runs serially.
+    1. ``grad``. If there is an ``ascent``, twice: at w, then at w + e. Afterwards w is
+       restored bit-exactly.
+    2. ``adjustment``, then ``correct``.
+    3. Clipping, weight decay, the local optimizer.
+    4. ``after_step``.
+
+    Frozen parameters never change. ``adjustment`` and ``ascent`` are called once per
+    round, before its first step. Engines can stack clients whatever the hooks do, with
+    one
+    exception: a trainer that overrides `grad` runs serially.
     """
 
     @property
     def needs(self) -> Needs:
-        """What must hold for this trainer, checked before anything runs."""
+        """The requirements of this trainer, checked before anything runs."""
         return Needs()
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
-        """Refuse a model that this trainer cannot train, before anything is loaded; `ConfigError` says why."""
+        """Refuse a model that this trainer cannot train, before anything is loaded.
+
+        Args:
+            spec: Architecture of the model.
+            input_shape: Shape of one sample.
+
+        Raises:
+            ConfigError: The model does not fit. The message names the reason.
+        """
 
     def init_state(self, start: Tree, received: Received) -> Trees | None:
-        """A client state before its first round, from what ``ctx.start`` and ``ctx.received`` will be; None: it keeps none."""
+        """Return a client's state before its first round, or None if it keeps no state.
+
+        Args:
+            start: The value that ``ctx.start`` will have.
+            received: The value that ``ctx.received`` will have.
+        """
         return None
 
     def loss(
         self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
     ) -> Tensor | Measured:
-        """Scalar training loss: the task's, plus the method's own terms; with named scalars, if it measures any."""
+        """Compute the scalar training loss: the task's loss plus the method's terms.
+
+        Args:
+            net: The network.
+            params: Its parameters.
+            buffers: Its buffers.
+            batch: Inputs and targets.
+            ctx: The context of the client's round.
+
+        Returns:
+            The loss, or a `Measured` if the trainer measures named scalars.
+        """
         return ctx.task.loss(net, params, buffers, batch, ctx.noise)
 
     def grad(
         self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
     ) -> tuple[Tree, Tensor | Measured]:
-        """Gradient with respect to the parameters that require one, and what `loss` returned, detached."""
+        """Compute the gradient of the parameters that require one.
+
+        Returns:
+            The gradient, and the detached return value of `loss`.
+        """
         found = self.loss(net, params, buffers, batch, ctx)
         live = {name: value for name, value in params.items() if value.requires_grad}
         if not isinstance(found, Measured):
@@ -271,55 +384,82 @@ class Trainer:
         return gradient(found.loss, live), Measured(found.loss.detach(), scalars)
 
     def feature_term(self) -> FeatureTerm | None:
-        """All that `loss` adds to the task's loss, if it adds anything, for kernels that write the backward pass by hand.
+        """Return the part of `loss` beyond the task's loss, if it has a closed form.
 
-        The class that defines `loss` says it; where one defines `loss` alone, such a kernel does not train it.
+        Kernels that write the backward pass by hand use it. The class that defines
+        `loss` must also define this hook. If a class defines only `loss`, such a kernel
+        does not train it.
         """
         return None
 
     def ascent(self, ctx: Ctx) -> Ascent | None:
-        """Where gradients are taken, if not at w itself: the SAM family."""
+        """Return where gradients are taken, or None for w. The SAM family overrides it."""
         return None
 
     def adjustment(self, ctx: Ctx) -> Adjustment | None:
-        """How this round's gradients are changed before clipping: proximal pull, control variate, client momentum."""
+        """Return the change of this round's gradients before clipping, or None.
+
+        Examples are a proximal pull, a control variate and client momentum.
+        """
         return None
 
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
-        """Change the gradient before clipping in ways that `adjustment` cannot say."""
+        """Change the gradient before clipping where `adjustment` cannot express it."""
         return grad
 
     def after_step(self, params: Tree, ctx: Ctx) -> Tree:
-        """Change the parameters after the optimizer's step: a correction outside the momentum buffer."""
+        """Change the parameters after the optimizer's step, outside its momentum buffer."""
         return params
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
-        """Payload for the server and the new client state, from the trained parameters and the buffers after training."""
+        """Return what a client sends and stores after its round.
+
+        Args:
+            params: The trained parameters.
+            buffers: The buffers after training.
+            ctx: The context of the client's round.
+
+        Returns:
+            The payload for the server, and the new client state or None.
+        """
         return {}, None
 
     def init_shared(self, start: Tree) -> Trees:
-        """The server half's trees before round 0, from the parameters that are trained; broadcast to every client."""
+        """Return the trees of the server half before round 0, sent to every client.
+
+        Args:
+            start: The parameters that are trained.
+        """
         return {}
 
     @property
     def payload_weights(self) -> Literal["uniform", "models"]:
-        """Weights of the mean of payloads: each participant's alike, or the models' p_i."""
+        """Weights of the mean of payloads: ``uniform``, or the ``models``' p_i."""
         return "uniform"
 
     def update_shared(
         self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
     ) -> Trees:
-        """The server half after a round; it moves no weights.
+        """Return the trees of the server half after a round. It moves no weights.
 
         Args:
-            payload_mean: mean of the participants' payloads, weighted as `payload_weights` says.
+            shared: The trees before the round.
+            payload_mean: Mean of the participants' payloads with the weights
+                `payload_weights`.
+            update: The server's step of this round.
+            stats: Facts of the round.
         """
         return shared
 
     def normalizer(self, tau: int, local_training: LocalTraining) -> float:
-        """How far `tau` steps with a constant unit gradient move the weights, in units of lr.
+        """Return how far `tau` steps with a constant unit gradient move the weights.
 
-        By Wang et al. 2020: ``tau`` for plain SGD, ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)`` with momentum rho.
+        The distance is in units of lr. By Wang et al. 2020 it is ``tau`` for plain SGD
+        and ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)`` with momentum rho.
+
+        Args:
+            tau: Number of local steps.
+            local_training: The local training of the round.
         """
         rho = local_training.momentum
         return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)

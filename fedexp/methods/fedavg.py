@@ -1,7 +1,18 @@
-"""FedAvg: plain local training, the weighted mean of the updates, the plain server step.
+"""FedAvg: local training, then the weighted mean of the clients' updates.
 
-Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
-Algorithm 1. In update form, ``w + sum_i p_i (y_i - w)``, so that every averaging method shares its rounding.
+Reference:
+    McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized
+    Data, AISTATS 2017, Algorithm 1.
+
+Update:
+    ``w <- w + sum_i p_i (y_i - w)``. This is the paper's weighted mean of models, in
+    update form. All averaging methods share the rounding of this form.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    Clients: none. Server: w.
 """
 
 from __future__ import annotations
@@ -23,12 +34,18 @@ from fedexp.methods.bases.averaging import Averaging
 
 @dataclass(frozen=True)
 class PlainTrainer(Trainer):
-    """Plain local training: the task's loss, the configured local optimizer, nothing sent but the model."""
+    """Plain local training: the task's loss and the configured local optimizer.
+
+    A client sends nothing but its model.
+    """
 
 
 @dataclass(frozen=True)
 class Mean(Averaging):
-    """The weighted mean of the updates, as a stream: memory does not grow with the number of clients."""
+    """The weighted mean of the updates, computed as a stream.
+
+    Memory does not grow with the number of clients.
+    """
 
     def add(self, merging: Tree | None, update: Tree, p: float, a: float) -> Tree:
         total = trees.zeros_like(update) if merging is None else merging
@@ -42,10 +59,10 @@ class Mean(Averaging):
 
 @dataclass(frozen=True)
 class PlainServerStep(ServerOptimizer):
-    """The plain server step ``w + lr * direction``; lr = 1 is averaging.
+    """The plain server step ``w + lr * direction``. With lr = 1 it is averaging.
 
     Args:
-        lr: server step size (eta_g).
+        lr: Server step size (eta_g).
     """
 
     lr: float = 1.0

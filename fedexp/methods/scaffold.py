@@ -1,16 +1,33 @@
-"""SCAFFOLD: stochastic controlled averaging.
+"""SCAFFOLD: control variates that correct the drift of local training.
 
-Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
-Local step with ``g + c - c_i``; then c_i becomes, by option I, the client's full gradient at the received model, by
-option II, ``c_i - c + (w^t - y_i) / (tau_i lr)``. Server: ``c += (1/N) sum_{i in P_t} (c_i_new - c_i)``, or, where the
-models are weighted by samples, ``sum_{i in P_t} (n_i / n) (c_i_new - c_i)``, n being the samples of all N: c is then the
-gradient of what the weighted mean minimises. Controls start at zero. Client state: c_i (D floats). Up: y_i and the change of
-c_i (2D). Down: w and c (2D).
+Reference:
+    Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated
+        Learning,
+    ICML 2020, Algorithm 1.
 
-``correction=step`` applies ``w -= lr (c - c_i)`` after the optimizer's step, outside the momentum buffer. With momentum rho
-only this is stable: inside the buffer, option II's recursion is undamped at 0.5 and diverges at 0.9. There tau steps with a
-gradient g move w by ``lr a g``, a being `Trainer.normalizer`, and the correction moves it by ``lr tau (c - c_i)``: option I's
-gradient is taken times a / tau, which tends to 1 / (1 - rho). Option II has the factor in its path.
+Update:
+    A local step uses the gradient ``g + c - c_i``. After local training c_i is renewed.
+    Option I sets it to the client's full gradient at the received model. Option II sets
+    it to ``c_i - c + (w^t - y_i) / (tau_i lr)``. The server adds ``(1/N) sum_{i in P_t}
+    (c_i_new - c_i)`` to c. If the models are weighted by samples, it adds ``sum_{i in
+    P_t} (n_i / n) (c_i_new - c_i)``, where n is the number of samples of all N clients.
+    Then c is the gradient of the function that the weighted mean minimises. All
+    controls start at zero.
+
+Communication:
+    Up: y_i and the change of c_i (2D). Down: w and c (2D).
+
+State:
+    Clients: c_i (D floats). Server: c (D floats).
+
+Differences from the paper:
+    ``correction=step`` is an extension that allows momentum. It applies ``w -= lr (c -
+    c_i)`` after the optimizer's step, outside the momentum buffer. With
+    momentum rho only this form is stable: inside the buffer, option II's recursion is
+    undamped at 0.5 and diverges at 0.9. With momentum, tau steps with a gradient g move
+    w by ``lr a g``, where a is `Trainer.normalizer`. The correction moves w by ``lr tau
+    (c - c_i)``. Option I therefore multiplies its gradient by a / tau, which tends to 1
+    / (1 - rho). Option II has this factor in its path.
 """
 
 from __future__ import annotations
@@ -43,9 +60,12 @@ PLAIN = Demand(
 
 @dataclass(frozen=True)
 class Scaffold(Trainer):
-    """Args:
-    option: how c_i is renewed, ``I`` (one more pass over the data) or ``II``.
-    correction: ``gradient`` (the paper's; plain SGD only) or ``step`` (outside the momentum buffer).
+    """The client's side of SCAFFOLD. The server's control variate is its server half.
+
+    Args:
+        option: How c_i is renewed: ``I`` (one more pass over the data) or ``II``.
+        correction: ``gradient`` (the paper's form, plain SGD only) or ``step`` (outside
+            the momentum buffer).
     """
 
     option: Literal["I", "II"] = "II"
@@ -71,9 +91,8 @@ class Scaffold(Trainer):
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
         old = ctx.state["c_i"]
         if self.option == "I":
-            amplified = (
-                self.normalizer(ctx.num_steps, ctx.local_training) / ctx.num_steps
-            )  # 1 without momentum
+            # The factor is 1 without momentum.
+            amplified = self.normalizer(ctx.num_steps, ctx.local_training) / ctx.num_steps
             change = trees.sub(trees.scale(ctx.full_gradient(ctx.start), amplified), old)
         else:
             change = trees.sub(ctx.start, params)
