@@ -68,9 +68,8 @@ def train_client(
     trainable = {
         name: value.requires_grad_() for name, value in params.items() if name not in job.frozen
     }
-    values = {
-        name: value.detach() for name, value in trainable.items()
-    }  # the same memory, unknown to autograd
+    # The same memory, unknown to autograd
+    values = {name: value.detach() for name, value in trainable.items()}
     noise = StepNoise(job.seed, samples.x.device)
     ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
     correct = (
@@ -368,9 +367,8 @@ def _full_gradient(
     }
     total = trees.zeros_like(at)
     parts = -(-len(index) // max(job.local_training.batch_size, 512))
-    for part in torch.tensor_split(
-        index, parts
-    ):  # equal parts: BatchNorm has no statistics of one left-over sample
+    # Equal parts: BatchNorm has no statistics of one left-over sample
+    for part in torch.tensor_split(index, parts):
         batch = Batch(samples.inputs(part), samples.y[part])
         loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, noise)
         grads = torch.autograd.grad(

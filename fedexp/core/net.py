@@ -176,10 +176,8 @@ class Net:
         }
         watched = [(name, self._parts[name]) for name in names]
         calls: dict[str, tuple[Tensor, Tensor]] = {}
-        for (
-            name,
-            module,
-        ) in watched:  # cheaper than hooks of torch's, and nothing where nobody looks
+        # Cheaper than hooks of torch's, and nothing where nobody looks
+        for name, module in watched:
             module.__dict__["forward"] = partial(_witnessed, module.forward, calls, name)
         try:
             output = self(params, buffers, *inputs)

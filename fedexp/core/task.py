@@ -31,9 +31,8 @@ class Task(ABC):
     # Is `loss` the mean softmax cross-entropy of the net's logits and int64 labels?
     cross_entropy: ClassVar[bool] = False
     targets: ClassVar[Targets] = "labels"  # of the data sets that it is for
-    highest: ClassVar[float] = (
-        math.inf
-    )  # bound of all metrics that are to be maximised; a target above it is refused
+    # Bound of all metrics that are to be maximised; a target above it is refused
+    highest: ClassVar[float] = math.inf
 
     @abstractmethod
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:

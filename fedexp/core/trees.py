@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
-Trees = Mapping[
-    str, Tree
-]  # several trees by name: what a server broadcasts, a client keeps, a client sends up
+# Several trees by name: what a server broadcasts, a client keeps, a client sends up
+Trees = Mapping[str, Tree]
 
 
 def _like(tree: Tree, values: list[Tensor] | tuple[Tensor, ...]) -> Tree:
@@ -84,10 +83,8 @@ def nonfinite(tree: Tree) -> str | None:
         torch.stack([value.sum() for value in floating.values()]).sum()
     ):
         return None
-    for (
-        name,
-        value,
-    ) in floating.items():  # a finite tensor's sum may overflow: look at the values themselves
+    # A finite tensor's sum may overflow: look at the values themselves
+    for name, value in floating.items():
         if not bool(value.isfinite().all()):
             return name
     return None

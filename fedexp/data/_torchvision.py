@@ -9,9 +9,8 @@ from types import ModuleType
 import torch
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_declared: list[
-    torch.library.Library
-] = []  # a library that is collected takes its declarations with it
+# A library that is collected takes its declarations with it
+_declared: list[torch.library.Library] = []
 
 
 def torchvision_datasets() -> ModuleType:

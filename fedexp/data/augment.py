@@ -61,9 +61,8 @@ class Augment:
         )
         if self.crop_probability < 1:
             cropped = noise("augment/crop", (decisions,)).to(x.device) < self.crop_probability
-            offset = torch.where(
-                cropped[:, None], offset, pad
-            )  # offset (pad, pad) is the image itself
+            # Offset (pad, pad) is the image itself
+            offset = torch.where(cropped[:, None], offset, pad)
         padded = functional.pad(x, (pad, pad, pad, pad))
         rows = offset[:, 0, None] + torch.arange(height, device=x.device)
         columns = offset[:, 1, None] + torch.arange(width, device=x.device)

@@ -16,9 +16,8 @@ from fedexp.storage.files import litter, replacing, sweep
 
 FOLDER = ".fedexp"
 _fingerprints: dict[Path, str] = {}  # by entry: of what this process decoded or looked up
-_entries: list[
-    dict[tuple[str, ...], Path]
-] = []  # of sources that were looked at, while they stay as they are
+# Of sources that were looked at, while they stay as they are
+_entries: list[dict[tuple[str, ...], Path]] = []
 
 
 @contextlib.contextmanager

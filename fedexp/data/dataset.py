@@ -74,15 +74,13 @@ class Dataset(ABC):
 
     targets: ClassVar[Targets] = "labels"  # what `read` returns as train_y and test_y
     pixels: ClassVar[bool] = True  # are samples 8 bits a value? (False: floating point)
-    pinned: ClassVar[bool] = (
-        False  # does the config alone say which samples these are? Not where files are read
-    )
+    # Does the config alone say which samples these are? Not where files are read
+    pinned: ClassVar[bool] = False
     # Are these the bits the papers used? (False: a re-encoding; no number is reproduced)
     faithful: ClassVar[bool] = True
     copy_of: ClassVar[str | None] = None  # name of the data set whose samples these are, re-encoded
-    has_owners: ClassVar[bool] = (
-        False  # does `read` say whose each training sample is? partition=natural needs it
-    )
+    # Does `read` say whose each training sample is? partition=natural needs it
+    has_owners: ClassVar[bool] = False
     can_download: ClassVar[bool] = False
     # Not 0: decoded arrays are kept under <root>/.fedexp. Raise it when `read` changes its answer for the same files.
     cache_version: ClassVar[int] = 0
@@ -169,9 +167,8 @@ class Dataset(ABC):
         cache = ArrayCache(root, self.name, self.recipe())
         stored = _stored(cache, files)
         if stored is None:
-            with (
-                cache.lock()
-            ):  # of several jobs at once one downloads and decodes, the others take its result
+            # Of several jobs at once one downloads and decodes, the others take its result
+            with cache.lock():
                 stored = _stored(cache, files)
                 if stored is None:
                     arrays = verify(self, self.read(root, download))
@@ -196,12 +193,8 @@ class Dataset(ABC):
 
     def recipe(self) -> tuple[str, ...]:
         """Everything but the files that decides what `read` returns."""
-        outside = {
-            "mean",
-            "std",
-            "augment",
-            "download",
-        }  # applied to batches, or irrelevant once the files are there
+        # Applied to batches, or irrelevant once the files are there
+        outside = {"mean", "std", "augment", "download"}
         own = tuple(
             f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in outside
         )

@@ -44,13 +44,11 @@ def featured(
         key = _key(given, weights)
         path = memo / key[:2] / f"{key}.safetensors"
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(
-                OSError
-            ):  # a folder that cannot be written: each computes its own
+            # A folder that cannot be written: each computes its own
+            with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                lock = stack.enter_context(
-                    FileLock(memo / f"{key}.lock")
-                )  # of a sweep's runs one computes them
+                # Of a sweep's runs one computes them
+                lock = stack.enter_context(FileLock(memo / f"{key}.lock"))
                 stack.callback(Path(lock.lock_file).unlink, missing_ok=True)
             damaged = "stored features were damaged: they are computed again"
             stored = recalled(path, like.x.device, lambda: note(damaged))

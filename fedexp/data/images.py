@@ -17,12 +17,8 @@ EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif"}
 )
 _CHUNK = 256
-_UNDECODABLE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-)  # what Pillow's decoders raise on damaged files
+# What Pillow's decoders raise on damaged files
+_UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError)
 
 
 def decode_images(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
@@ -38,9 +34,8 @@ def decode_images(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
         for i in range(start, min(start + _CHUNK, len(files))):
             out[i] = _decode(files[i], channels, height, width)
 
-    with ThreadPoolExecutor(
-        max_workers=min(8, os.cpu_count() or 1)
-    ) as pool:  # decoders release the interpreter lock
+    # Decoders release the interpreter lock
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         for _ in pool.map(chunk, range(0, len(files), _CHUNK)):
             pass
     return np.ascontiguousarray(out.transpose(0, 3, 1, 2))

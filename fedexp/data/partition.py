@@ -44,12 +44,10 @@ class Partitioner(ABC):
     """
 
     deals: ClassVar[Literal["labels", "owners"]] = "labels"  # what `draw` is given of each sample
-    one_class: ClassVar[bool] = (
-        False  # does it make sense where all samples are of one class, images with masks say?
-    )
-    scales: ClassVar[bool] = (
-        True  # can it be drawn for fewer clients and samples (limit.clients, limit.train)?
-    )
+    # Does it make sense where all samples are of one class, images with masks say?
+    one_class: ClassVar[bool] = False
+    # Can it be drawn for fewer clients and samples (limit.clients, limit.train)?
+    scales: ClassVar[bool] = True
 
     val_fraction: float = 0.0
     min_size: int = 1
@@ -243,9 +241,8 @@ def _repair(partition: Partition, small: np.ndarray, min_size: int) -> Partition
         for _ in range(min_size - int(sizes[client])):
             negative, donor = heapq.heappop(donors)
             left = -negative - 1
-            owner[partition.offsets[donor] + left] = (
-                client  # the donor's last sample that it still has
-            )
+            # The donor's last sample that it still has
+            owner[partition.offsets[donor] + left] = client
             if left > min_size:
                 heapq.heappush(donors, (-left, donor))
             moved += 1
@@ -262,9 +259,8 @@ def save_partition(partition: Partition, path: Path) -> None:
     if isinstance(partition, CutPartition):
         arrays |= {"held": partition.held, "held_offsets": partition.held_offsets}
     about = {"format": FORMAT, "sha256": partition.sha256, "info": partition.info}
-    metadata = {
-        "fedexp": json.dumps(about, sort_keys=True)
-    }  # one key: several are written in random order
+    # One key: several are written in random order
+    metadata = {"fedexp": json.dumps(about, sort_keys=True)}
     write_bytes(
         path,
         save({k: np.ascontiguousarray(v, dtype=np.int64) for k, v in arrays.items()}, metadata),

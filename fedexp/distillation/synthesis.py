@@ -132,9 +132,8 @@ def generated_by(generator: Weights, precision: Precision = "float32") -> Callab
     first = next(iter(generator.params.values()))
     net = Net(generator.spec, first.device, first.dtype, precision)
     net.train()
-    buffers = {
-        name: value.clone() for name, value in generator.buffers.items()
-    }  # which training mode changes
+    # Which training mode changes
+    buffers = {name: value.clone() for name, value in generator.buffers.items()}
 
     def images_of(learned: Tree) -> Tensor:
         params = {name: learned[name] for name in generator.params}

@@ -33,9 +33,8 @@ def assignments(costs: Tensor) -> Tensor:
     def solve(cost: Tensor) -> Tensor:
         return torch.from_numpy(linear_sum_assignment(cost.T.numpy())[1])  # positions choose units
 
-    with ThreadPoolExecutor(
-        max(1, torch.get_num_threads())
-    ) as pool:  # the solver runs without the interpreter's lock
+    # The solver runs without the interpreter's lock
+    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
         return torch.stack(list(pool.map(solve, costs.double().cpu())))
 
 

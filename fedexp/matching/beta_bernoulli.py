@@ -34,9 +34,8 @@ from fedexp.core.errors import overflow
 Penalty = Literal["paper", "code2020", "code2022"]
 
 _MEMBERS, _UNITS = 10, 700  # the caps of the code
-_PRODUCTS_BYTES = (
-    2**30
-)  # of inner products that are kept; beyond, a model's are computed at each of its visits
+# Of inner products that are kept; beyond, a model's are computed at each of its visits
+_PRODUCTS_BYTES = 2**30
 
 
 @dataclass(frozen=True)

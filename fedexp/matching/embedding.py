@@ -58,9 +58,8 @@ class Embedding:
         found = []
         for axis in sorted({a.axis for a, _ in pairs if a.group in self.units}):
             here = [(a, b) for a, b in pairs if a.axis == axis]
-            others = torch.ones(
-                shape[axis], dtype=torch.bool
-            )  # what belongs to no unit keeps its order
+            # What belongs to no unit keeps its order
+            others = torch.ones(shape[axis], dtype=torch.bool)
             for _, b in here:
                 others[b.positions.flatten()] = False
             places = torch.full(

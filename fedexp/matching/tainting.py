@@ -166,9 +166,8 @@ class _Stage:
                 if last
                 else x.reshape(*x.shape[:2], -1).amax(2)
             )
-            hit = (
-                top.isnan()
-            )  # a maximum over positions is NaN where one of them is; faster than looking at each
+            # A maximum over positions is NaN where one of them is; faster than looking at each
+            hit = top.isnan()
             if name in self.seen and not torch.equal(self.seen[name], hit):
                 raise refusal(f"layer '{name}' is applied to the units of different layers")
             self.seen[name] = hit

@@ -152,9 +152,8 @@ class CoBoosting(Replay):
         u = (2 * torch.rand(len(samples), env.num_classes, generator=random) - 1).to(
             env.device, env.dtype
         )
-        scale = (
-            255 * env.domain.affine(samples.x.dim(), env.device)[0]
-        )  # of normalised inputs in [0, 1] units
+        # Of normalised inputs in [0, 1] units
+        scale = 255 * env.domain.affine(samples.x.dim(), env.device)[0]
         for inputs, at in self.inputs(samples, View.of(self.views, env, "distillation"), env):
             moved = inputs + self.epsilon * scale * direction(
                 inputs, teach, u[at], self.tau_epsilon

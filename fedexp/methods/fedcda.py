@@ -44,9 +44,8 @@ BLOCK_BYTES = 1 << 22  # of candidates side by side in float64, while products a
 MOST_COMBINATIONS = 1 << 24  # of one group: a table of 128 MiB
 
 Entry = dict[str, Any]  # model: Kept; loss: F; norm: ||w||^2; round: when it was trained, -1 is w_0
-Caches = Mapping[
-    str, Mapping[str, Any]
-]  # by client: entries, the newest first, and the index of the chosen one
+# By client: entries, the newest first, and the index of the chosen one
+Caches = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -108,9 +107,8 @@ class FedCDA(Mean):
             return
         m, groups = extent.sampling.m, self._groups(extent)
         fixed = extent.sampling.kind != "bernoulli"  # else m is a mean
-        if (
-            self.strategy == "approximate" and fixed and 1 < m < groups
-        ):  # one client is one group, whatever B
+        # One client is one group, whatever B
+        if self.strategy == "approximate" and fixed and 1 < m < groups:
             raise ConfigError(
                 "there are more groups than participants",
                 where="aggregator.B",

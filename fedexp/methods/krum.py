@@ -79,9 +79,8 @@ class Krum(Collecting):
             )
 
     def init(self, env: Env) -> State:
-        self._check(
-            max(0, int(env.sampling.m) - int((env.sizes == 0).sum()))
-        )  # in the worst case all of these are drawn
+        # In the worst case all of these are drawn
+        self._check(max(0, int(env.sampling.m) - int((env.sizes == 0).sum())))
         return super().init(env)
 
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:

@@ -121,9 +121,8 @@ class ConvNet(nn.Module):
                 x = self.dropouts[index](x)
             if self.pools[index] > 1:
                 x = functional.max_pool2d(x, self.pools[index])
-            x = torch.relu(
-                x
-            )  # of fewer numbers than before the pooling; the same values and gradients
+            # Of fewer numbers than before the pooling; the same values and gradients
+            x = torch.relu(x)
         x = x.flatten(1)
         for layer in self.hidden:
             x = torch.relu(layer(x))

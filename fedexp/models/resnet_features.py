@@ -244,9 +244,8 @@ def _read(file: Path) -> Tree:
         EOFError,
         ValueError,
     ) as error:
-        told = (
-            str(error).partition("\n")[0].partition(". ")[0]
-        )  # torch goes on to advise what nobody should do
+        # Torch goes on to advise what nobody should do
+        told = str(error).partition("\n")[0].partition(". ")[0]
         raise ConfigError(
             "the file of pre-trained weights cannot be read",
             where="model.pretrained",

@@ -13,7 +13,8 @@ from fedexp.core.net import Net
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
-_BATCH = 256  # samples a forward pass of a teacher; fixed, so that last bits do not depend on the student's
+# Samples a forward pass of a teacher; fixed, so that last bits do not depend on the student's
+_BATCH = 256
 
 
 @torch.no_grad()

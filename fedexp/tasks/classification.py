@@ -46,9 +46,8 @@ class Classification(Task):
             else weights / weights.sum()
         )
         share = share.to(stacked).reshape(-1, 1, 1)
-        if (
-            rule == "probs"
-        ):  # in log-space: a probability below float32's smallest is no infinite loss
+        # In log-space: a probability below float32's smallest is no infinite loss
+        if rule == "probs":
             return torch.logsumexp(stacked.log_softmax(-1) + share.log(), 0)
         return (stacked * share).sum(0)
 

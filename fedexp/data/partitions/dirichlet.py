@@ -116,9 +116,8 @@ class Dirichlet(BoundedPartitioner):
     ) -> np.ndarray:
         for _ in range(MAX_REDRAWS):
             drawn = rng.dirichlet(concentration)
-            if (
-                is_open is not None and is_open.any()
-            ):  # all are full only where the remaining classes are empty
+            # All are full only where the remaining classes are empty
+            if is_open is not None and is_open.any():
                 drawn = drawn * is_open
             total = drawn.sum()
             if total > 0:  # false for NaN

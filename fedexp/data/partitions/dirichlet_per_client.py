@@ -10,7 +10,8 @@ from fedexp.core.build import require
 from fedexp.core.data import Partition
 from fedexp.data.partition import Partitioner, from_owners
 
-_ROWS = 65_536  # clients whose draws are made at a time: bounds the memory of the (draws, classes) comparison
+# Clients whose draws are made at a time: bounds the memory of the (draws, classes) comparison
+_ROWS = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +74,8 @@ def class_priors(
     for start in range(0, clients, _ROWS):
         rows = rng.standard_gamma(alpha, size=(min(_ROWS, clients - start), num_classes))
         total = rows.sum(axis=1, keepdims=True)
-        empty = np.flatnonzero(
-            total[:, 0] == 0
-        )  # every gamma underflowed: the limit of Dir(alpha -> 0) is one class
+        # Every gamma underflowed: the limit of Dir(alpha -> 0) is one class
+        empty = np.flatnonzero(total[:, 0] == 0)
         rows[empty, rng.randint(num_classes, size=len(empty))] = 1
         priors[start : start + len(rows)] = rows / np.where(total > 0, total, 1)
     return priors

@@ -77,9 +77,8 @@ class DataFree(Aggregator):
         for name in ("T", "tau", "lr_student", "at_once"):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name} must be positive, got {value}")
-        require(
-            self.b >= 2, f"b must be at least 2, got {self.b}"
-        )  # BatchNorm has no variance of one
+        # BatchNorm has no variance of one
+        require(self.b >= 2, f"b must be at least 2, got {self.b}")
         require(
             self.precision == "float32" or self.teachers != "stacked",
             "teachers=stacked does not run in precision=bf16: set teachers=looped",
