@@ -16,9 +16,9 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec
 
-# A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and Weights. References from
-# `Env.keep` may replace Weights that need not be in memory. When a run is resumed, everything but these
-# references is read at once.
+# A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and Weights.
+# References from `Env.keep` may replace Weights that need not be in memory. When a run is
+# resumed, everything but these references is read at once.
 State = dict[str, Any]
 
 
@@ -69,7 +69,7 @@ class Aggregator(ABC):
 
     @abstractmethod
     def plan(self, state: State, env: Env) -> list[ClientJob]:
-        """Return the client jobs of this step. With an empty list only the server works."""
+        """Return the client jobs of this step. Without jobs only the server works."""
 
     @abstractmethod
     def update(
@@ -110,7 +110,7 @@ class Aggregator(ABC):
         """
 
     def check_extent(self, extent: Extent) -> None:
-        """Refuse rounds or cohorts that do not fit the method, before anything is loaded.
+        """Refuse rounds or cohorts that do not fit, before anything is loaded.
 
         Args:
             extent: Rounds, clients and sampling of the run.

@@ -1,4 +1,7 @@
-"""One function that turns a config node into a checked object: names, types and interfaces, before anything runs."""
+"""Checked objects from config nodes.
+
+Names, types and interfaces are checked before anything runs.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,20 @@ NOT_A_KEY: Mapping[str, bool] = types.MappingProxyType({"key": False})
 
 
 def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
-    """Build the dataclass `cls` (or the subclass that ``_target_`` names) from a plain mapping.
+    """Build the dataclass `cls`, or the subclass of ``_target_``, from a mapping.
 
-    Every key must be a field, every value must have the field's type (an int may stand for a float, a list for a tuple;
-    nothing else is cast). A ``ValueError`` of ``__post_init__`` becomes a `ConfigError`, and so does whatever else a plug-in
-    of the user's raises there.
+    Every key must be a field. Every value must have the field's type: an int may
+    replace a float and a list may replace a tuple, nothing else is cast. A
+    ``ValueError`` of ``__post_init__`` becomes a `ConfigError`. So does any other error
+    that a user's plug-in raises there.
 
     Args:
-        cls: a dataclass or an interface.
-        node: plain Python values (no OmegaConf nodes).
-        where: the config key the node stands at, for messages.
+        cls: A dataclass or an interface.
+        node: Plain Python values, no OmegaConf nodes.
+        where: Config key of the node, for messages.
+
+    Raises:
+        ConfigError: A key or value does not fit.
     """
     values = dict(node)
     target = values.pop("_target_", None)
@@ -55,7 +62,8 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
             if "__dataclass_fields__" not in vars(kind) and (
                 hasattr(kind, str(key)) or "__init__" in vars(kind)
             ):
-                raise _no_dataclass(kind, where)  # only its base is one
+                # Only a base of it is a dataclass.
+                raise _no_dataclass(kind, where)
             raise ConfigError(
                 f"unknown key '{key}'",
                 where=f"{where}.{key}" if where else key,
@@ -101,7 +109,16 @@ _hints = functools.cache(typing.get_type_hints)
 
 
 def locate(path: Any, interface: type, where: str) -> type:
-    """The class at dotted `path`; it must be a concrete subclass of `interface`."""
+    """Return the class at the dotted `path`.
+
+    Args:
+        path: Dotted path, ``package.module.Class``.
+        interface: Class that it must derive from.
+        where: Config key that names the class, for messages.
+
+    Raises:
+        ConfigError: There is no such class, or it does not derive from `interface`.
+    """
     place = f"{where}._target_"
     if not isinstance(path, str) or "." not in path:
         raise ConfigError(
@@ -144,13 +161,18 @@ def locate(path: Any, interface: type, where: str) -> type:
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the type `hint`, or a `ConfigError`."""
+    """Return `value` as the type `hint`.
+
+    Raises:
+        ConfigError: The value does not fit the type.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
         others = [option for option in arguments if option is not type(None)]
-        if len(others) == 1 and value is not None:  # an optional value: its own message says more
+        # An optional value: the message about its type is more precise.
+        if len(others) == 1 and value is not None:
             return convert(value, others[0], where)
         for option in arguments:
             try:
@@ -204,7 +226,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def _rewritten(value: Any, hint: Any, where: str) -> str | None:
-    """How `value` would be written, where one was given for a list, or a list for one."""
+    """Return how to write `value` if one was given for a list, or a list for one."""
     if typing.get_args(hint)[-1:] == (Ellipsis,) and isinstance(value, int | float):
         return f"write brackets: {where}=[{value}]"
     if hint in (int, float, str) and isinstance(value, list | tuple):
@@ -215,7 +237,7 @@ def _rewritten(value: Any, hint: Any, where: str) -> str | None:
 
 
 def describe(hint: Any) -> str:
-    """A type as a user would say it."""
+    """Describe a type in a user's terms."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(a) for a in arguments)
@@ -234,6 +256,10 @@ def describe(hint: Any) -> str:
 
 
 def require(condition: bool, message: str) -> None:
-    """For ``__post_init__``: the value rule of a field."""
+    """Check a field's value in ``__post_init__``.
+
+    Raises:
+        ValueError: `condition` is false.
+    """
     if not condition:
         raise ValueError(message)

@@ -1,4 +1,4 @@
-"""What the engines know of data: samples that lie on the device once, and clients as index lists."""
+"""Data as engines see them: samples on the device, and clients as lists of indices."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-POOLED = -1  # the 'client' that holds every client's training data (centralised training)
+# The 'client' that holds every client's training data, for centralised training.
+POOLED = -1
 
 Targets = Literal["labels", "masks"]
-"""What a data set has beside its inputs: (n,) int64 labels, or (n, height, width) uint8 masks of images, 1 on the object."""
+"""Targets of a data set: (n,) int64 labels, or (n, height, width) uint8 masks of images.
+
+A mask is 1 on the object.
+"""
 
 
 class Noise(Protocol):
-    """A source of uniform [0, 1) numbers that are a function of client, step and `name`."""
+    """A source of uniform numbers in [0, 1) that depend on client, step and name."""
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
 
@@ -32,14 +36,19 @@ class Augmentation(Protocol):
 
 @dataclass(frozen=True)
 class InputDomain:
-    """How images become what networks are fed: clients' samples, proxy data and images that the server generates alike.
+    """The rule by which images become inputs of networks.
+
+    It is the same for clients' samples, proxy data and images that the server
+    generates.
 
     Args:
-        mean, std: per channel, of images with values in `pixel_range`, or of floating-point samples; (): not normalised.
-        pixel_range: (0, 1) where the data set has 8-bit images, which count as value / 255; None: samples are floating
-            point, with any values.
-        augment: random transform of the clients' training batches, which are normalised, or None.
-        dtype: of what networks are fed.
+        mean: Mean per channel of images with values in `pixel_range`, or of
+            floating-point samples. Empty if inputs are not normalised.
+        std: Standard deviation per channel, in the same unit.
+        pixel_range: (0, 1) for data sets of 8-bit images, which count as value / 255.
+            None for floating-point samples with any values.
+        augment: Random transform of the clients' normalised training batches, or None.
+        dtype: Type of the inputs.
     """
 
     mean: tuple[float, ...] = ()
@@ -49,7 +58,12 @@ class InputDomain:
     dtype: torch.dtype = torch.float32
 
     def affine(self, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Scale and shift of raw samples (8 bits where there is a pixel range) of `dim` dimensions, the batch's included."""
+        """Return scale and shift of raw samples (8 bits if there is a pixel range).
+
+        Args:
+            dim: Number of dimensions, including the batch.
+            device: Device of the result.
+        """
         unit = 255.0 if self.pixel_range else 1.0
         mean, std = self.mean or (0.0,), self.std or (1.0,)
         shape = (-1,) + (1,) * max(0, dim - 2)
@@ -62,9 +76,10 @@ class InputDomain:
         return scale, shift.reshape(shape)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Inputs of (batch, *shape) images with values in `pixel_range`; gradients flow through.
+        """Return the inputs for (batch, *shape) images with values in `pixel_range`.
 
-        To the bit what `Samples.inputs` makes of the same image: ``x / 255 * 255`` is x for all of the 256 values.
+        Gradients flow through. The result equals that of `Samples.inputs` for the same
+        image bit-exactly, because ``x / 255 * 255`` is x for all of the 256 values.
         """
         scale, shift = self.affine(images.dim(), images.device)
         raw = images.to(self.dtype)
@@ -76,10 +91,14 @@ class Samples:
     """Inputs and targets of one split.
 
     Args:
-        x: (n, *shape), uint8 (images, 0..255) or floating point, on the training device.
+        x: (n, *shape), uint8 (images, 0..255) or floating point, on the training
+            device.
         y: (n, ...) `Targets`.
-        mean, std: per channel, in the unit of ``x`` after division by 255 (uint8) or of ``x`` itself.
-        augment: applied to training batches only.
+        mean: Mean per channel, in the unit of ``x`` after division by 255 (uint8) or of
+            ``x``.
+        std: Standard deviation per channel, in the same unit.
+        augment: Random transform, applied only to training batches.
+        dtype: Type of the inputs.
     """
 
     x: Tensor
@@ -94,37 +113,45 @@ class Samples:
 
     @cached_property
     def _affine(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift, so that the normalised input is ``x * scale + shift``."""
+        """Scale and shift. The normalised input is ``x * scale + shift``."""
         return self.domain.affine(self.x.dim(), self.x.device)
 
     @property
     def domain(self) -> InputDomain:
-        """How these samples become inputs."""
+        """The rule by which these samples become inputs."""
         pixel_range = (0.0, 1.0) if self.x.dtype == torch.uint8 else None
         return InputDomain(self.mean, self.std, pixel_range, self.augment, self.dtype)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
-        """Normalised inputs at `index`, (batch, *shape) in the run's dtype. Elementwise, so batching does not change bits."""
+        """Return the normalised inputs at `index`, (batch, *shape), in the run's dtype.
+
+        The operation is elementwise, so the division into batches does not change bits.
+        """
         scale, shift = self._affine
-        # index_select is 15 times faster than x[index]
+        # index_select is 15 times faster than x[index].
         x = self.x[index] if isinstance(index, slice) else self.x.index_select(0, index)
         return x.to(self.dtype, copy=True).mul_(scale).add_(shift)
 
     def labels(self, index: Tensor) -> Tensor:
-        """(batch,) int64 labels at `index`; zeros where targets are masks, as all samples are of one class then."""
+        """Return the (batch,) int64 labels at `index`.
+
+        If the targets are masks, all samples belong to one class and the labels are
+        zeros.
+        """
         return self.y.index_select(0, index) if self.y.dim() == 1 else torch.zeros_like(index)
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which sample belongs to which client, as two flat arrays.
+    """The assignment of samples to clients, as two flat arrays.
 
-    Client ``c`` holds ``indices[offsets[c]:offsets[c + 1]]`` (positions in the training pool).
+    Client ``c`` holds ``indices[offsets[c]:offsets[c + 1]]``, positions in the training
+    pool.
 
     Args:
         indices: (n,) int64.
         offsets: (clients + 1,) int64, ascending from 0 to n.
-        info: plain facts of how it was drawn (scheme, draws needed, dropped clients ...).
+        info: Plain facts of how it was sampled (scheme, attempts, dropped clients ...).
     """
 
     indices: np.ndarray
@@ -137,11 +164,11 @@ class Partition:
 
     @property
     def sizes(self) -> np.ndarray:
-        """(clients,) samples a client."""
+        """Number of samples of each client, (clients,)."""
         return np.diff(self.offsets)
 
     def size(self, client: int) -> int:
-        """Samples of `client`; of all clients together for `POOLED`."""
+        """Return the number of samples of `client`, or of all clients for `POOLED`."""
         return (
             len(self.indices)
             if client == POOLED
@@ -149,14 +176,17 @@ class Partition:
         )
 
     def of(self, client: int) -> np.ndarray:
-        """Indices of `client`; of all clients together, ascending, for `POOLED`."""
+        """Return the indices of `client`, or all indices, ascending, for `POOLED`."""
         if client == POOLED:
             return np.sort(self.indices)
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the assignment (little-endian int64 of offsets, then indices)."""
+        """Hash of the assignment.
+
+        It covers the offsets, then the indices, as little-endian int64.
+        """
         digest = hashlib.sha256()
         digest.update(np.ascontiguousarray(self.offsets, dtype="<i8").data)
         digest.update(np.ascontiguousarray(self.indices, dtype="<i8").data)
@@ -174,19 +204,24 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """Everything a run knows of data. Aggregators never see it; they see `Env`.
+    """The data of a run. Aggregators never see them, only `Env`.
 
     Args:
-        train: the training pool, minus what `proxy` took.
-        partition: clients' shares of `train` after the validation cut.
-        test: the test set, untouched (minus a proxy that the config takes from it).
-        val: the clients' held-out shares together, or samples that no client has; or None.
-        proxy: server data, or None.
+        train: The training pool without the samples that `proxy` took.
+        partition: The clients' parts of `train` after the validation cut.
+        test: The test set, without a proxy that the config takes from it.
+        num_classes: Number of classes.
         fingerprint: sha256 of the arrays as loaded, before any split.
-        labels: (n,) int64, `train.y`'s labels as a NumPy array, zeros where they are masks; may share memory with them.
-        proxy_source: the split that `proxy` was taken from: none, train or test; or noise.
-        proxy_dataset, proxy_fingerprint: name and `fingerprint` of the other data set that it was taken from, or None.
-        after_split: state of the legacy generator that drew the partition, after it (``RandomState.get_state``), or None.
+        labels: (n,) int64 labels of `train` as a NumPy array, zeros for masks. It may
+            share memory with ``train.y``.
+        val: The clients' held-out parts together, or samples that no client has, or
+            None.
+        proxy: Server data, or None.
+        proxy_source: Source of `proxy`: ``none``, ``train``, ``test`` or ``noise``.
+        proxy_dataset: Name of the other data set that `proxy` was taken from, or None.
+        proxy_fingerprint: Fingerprint of that data set, or None.
+        after_split: State of the legacy generator after it sampled the partition
+            (``RandomState.get_state``), or None.
     """
 
     train: Samples
@@ -204,7 +239,7 @@ class FederatedData:
 
     @property
     def test_data_in_training(self) -> str | None:
-        """Test data that the server may train on, in words, or None."""
+        """Description of test data that the server may train on, or None."""
         if self.proxy is None or self.proxy_source != "test":
             return None
         return f"proxy.source=test: {len(self.proxy):,} samples" + (
@@ -212,11 +247,19 @@ class FederatedData:
         )
 
     def positions(self, client: int) -> Tensor:
-        """(n,) int64: where `client`'s samples lie in the training pool, on its device."""
+        """Return the positions of `client`'s samples in the training pool.
+
+        Returns:
+            Positions of shape (n,), int64, on the device of the pool.
+        """
         return torch.from_numpy(self.partition.of(client)).to(self.train.x.device)
 
     def class_counts(self) -> np.ndarray:
-        """(clients, classes) int64: how many training samples of each class a client holds."""
+        """Return how many training samples of each class each client holds.
+
+        Returns:
+            Counts of shape (clients, classes), int64.
+        """
         owner = np.repeat(np.arange(self.partition.num_clients), self.partition.sizes)
         flat = owner * self.num_classes + self.labels[self.partition.indices]
         counts = np.bincount(flat, minlength=self.partition.num_clients * self.num_classes)

@@ -1,4 +1,7 @@
-"""Dropout whose random numbers are a function of names, so that runs resume and engines agree bit for bit."""
+"""Dropout whose random numbers are a function of names.
+
+With it, runs resume and engines agree bit-exactly.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ from torch import Tensor, nn
 
 
 class Dropout(nn.Module):
-    """Zero each element with probability `p` in training and scale the rest by 1 / (1 - p); identity in evaluation.
+    """A dropout layer: zeros each element with probability `p` in training.
+
+    The other elements are multiplied by 1 / (1 - p). In evaluation it is the identity.
 
     Args:
-        p: probability in [0, 1).
+        p: Probability in [0, 1).
 
     Attributes:
-        noise: gives uniform [0, 1) numbers for a stream's name and a shape, on the input's device; set by
-            ``Net.set_noise``.
-        stream: this layer's name within the model; set by ``Net``. Two layers never share one module, or they would
-            drop the same units.
+        noise: Function that returns uniform numbers in [0, 1) for a stream's name and a
+            shape, on the input's device. ``Net.set_noise`` sets it.
+        stream: This layer's name within the model. ``Net`` sets it. Two layers must not
+            share one module, or they would drop the same units.
     """
 
     def __init__(self, p: float = 0.5) -> None:
@@ -29,7 +34,11 @@ class Dropout(nn.Module):
         self.stream = ""
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` of any shape; raises RuntimeError in training without a `noise`."""
+        """Apply dropout to `x` of any shape.
+
+        Raises:
+            RuntimeError: The layer is in training mode and has no `noise`.
+        """
         if not self.training or self.p == 0:
             return x
         if self.noise is None:

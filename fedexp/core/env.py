@@ -1,4 +1,7 @@
-"""What an aggregator may ask of the world: clients, sampling, jobs. No client's data, no test data."""
+"""The environment of an aggregator: clients, sampling and jobs.
+
+It holds no client's data and no test data.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,29 @@ from fedexp.core.weights import ModelSpec, Weights
 
 @dataclass(frozen=True)
 class Sampling:
-    """Who takes part in a round.
+    """The rule by which clients take part in a round.
 
     Args:
-        kind: ``fixed`` (exactly `m`, without replacement) or ``bernoulli`` (every client by itself with probability
-            m / N, drawn again while nobody was drawn).
-        m: expected number of clients a round.
+        kind: ``fixed`` (exactly `m` clients, without replacement) or ``bernoulli``
+            (every client independently with probability m / N, sampled again while no
+            client was chosen).
+        m: Expected number of clients per round.
     """
 
     kind: Literal["fixed", "bernoulli"]
     m: float
 
     def draw(self, N: int, seed: int, round: int) -> list[int]:
-        """Ascending client indices; a function of seed and round alone, so every method sees the same sequence."""
+        """Return ascending client indices of a round.
+
+        They depend only on the seed and the round, so every method sees the same
+        sequence.
+
+        Args:
+            N: Number of clients.
+            seed: Seed of the run.
+            round: Communication round, from 0.
+        """
         rng = numpy_generator(seed, "sample", round)
         if self.kind == "fixed":
             m = int(self.m)
@@ -57,11 +70,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Extent:
-    """What is known of a run before its data are loaded.
+    """Facts of a run that are known before its data are loaded.
 
     Args:
-        rounds, clients: how many; who takes part is drawn by `sampling`.
-        limit_server_steps: ``limit.server_steps``; methods ask `server_steps`.
+        rounds: Number of communication rounds.
+        clients: Number of clients.
+        sampling: The rule by which clients take part.
+        limit_server_steps: ``limit.server_steps``. Methods call `server_steps`.
     """
 
     rounds: int
@@ -70,17 +85,20 @@ class Extent:
     limit_server_steps: int | None = None
 
     def server_steps(self, wanted: int) -> int:
-        """How many steps a method's server work may take that would take `wanted`: fewer in smoke forms."""
+        """Return the allowed number of steps of server work, at most `wanted`.
+
+        Smoke variants allow fewer steps.
+        """
         return min(wanted, self.limit_server_steps or wanted)
 
 
 @dataclass(frozen=True)
 class Specs:
-    """Who has which network.
+    """The networks of the server and the clients.
 
     Args:
-        server: the server's, and every client's where there are no `clients`.
-        clients: client c has number c modulo their number.
+        server: The server's network. Clients have it too if `clients` is empty.
+        clients: Networks of clients. Client c has number c modulo their count.
     """
 
     server: ModelSpec
@@ -91,33 +109,47 @@ class Specs:
 
     @property
     def trained(self) -> tuple[ModelSpec, ...]:
-        """Those that clients train."""
+        """The networks that clients train."""
         return self.clients or (self.server,)
 
     @cached_property
     def distinct(self) -> tuple[ModelSpec, ...]:
-        """Each once, the server's first."""
+        """Each network once, the server's first."""
         return tuple(dict.fromkeys((self.server, *self.clients)))
 
 
 @dataclass(frozen=True, eq=False)
 class Env:
-    """The world as an aggregator sees it in step `step` of round `round` (both counted from 0).
+    """The world as an aggregator sees it in step `step` of round `round`, both from 0.
 
     Args:
-        sizes: (clients,) int64 training samples a client.
-        specs: the server's network and the clients'.
-        init: ``same`` (all start from the global model, or that of their architecture) or ``different`` (each from its own
-            initialisation).
-        input_shape: of one sample.
-        local_training: The config's ``local.*``. `job` applies the per-round decay of the step size.
-        proxy: server data, or None.
-        validation: the clients' held-out shares together, where a plug-in's needs ask for them, else None.
-        domain: how an image becomes a network's input: ``env.domain.normalise(images)``.
-        trace: takes what the server's models go through within a round, where the config asks for it.
-        models: where `keep` puts models.
-        limit_server_steps: ``limit.server_steps``; methods ask `server_steps`.
-        legacy: state of the generator that drew the split, or None; methods ask `after_split`.
+        sizes: Number of training samples of each client, (clients,), int64.
+        specs: The networks of the server and the clients.
+        seed: Seed of the run.
+        trainer: The trainer of the run.
+        server_optimizer: The server optimizer of the run.
+        task: The task of the run.
+        local_training: The config's ``local.*``. `job` applies the decay of the step
+            size.
+        rounds: Number of communication rounds.
+        sampling: The rule by which clients take part.
+        init: ``same`` (all clients start from the global model, or that of their
+            architecture) or ``different`` (each from its own initialisation).
+        device: Device of training.
+        dtype: Type of parameters.
+        num_classes: Number of classes.
+        input_shape: Shape of one sample.
+        proxy: Server data, or None.
+        validation: The clients' held-out parts together if a plug-in needs them, else
+            None.
+        domain: How an image becomes an input: ``env.domain.normalise(images)``.
+        round: Communication round.
+        step: Step within the round.
+        trace: Receives the server's intermediate models, if the config asks for them.
+        models: The storage behind `keep`.
+        limit_server_steps: ``limit.server_steps``. Methods call `server_steps`.
+        legacy: State of the generator that sampled the split, or None. Methods call
+            `after_split`.
     """
 
     sizes: np.ndarray
@@ -146,16 +178,22 @@ class Env:
 
     @property
     def server_spec(self) -> ModelSpec:
-        """The server's network; every client's, too, under the need ``same_architecture``."""
+        """The server's network.
+
+        With the need ``same_architecture`` it is every client's network too.
+        """
         return self.specs.server
 
     def spec_of(self, client: int) -> ModelSpec:
-        """The network that `client` trains."""
+        """Return the network that `client` trains."""
         return self.specs.of(client)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """The server's model's linear and convolutional layers in forward order; the last is the output layer."""
+        """Linear and convolutional layers of the server's model in forward order.
+
+        The last one is the output layer.
+        """
         return layers_of(self.server_spec, self.input_shape)
 
     @property
@@ -177,17 +215,25 @@ class Env:
 
     @property
     def first(self) -> bool:
-        """Whether this is the run's first step: nothing in it depends on earlier ones."""
+        """Whether this is the run's first step, which depends on no earlier one."""
         return self.round == self.step == 0
 
     def server_steps(self, wanted: int) -> int:
-        """How many steps a method's server work may take that would take `wanted`: fewer in smoke forms."""
+        """Return the allowed number of steps of server work, at most `wanted`.
+
+        Smoke variants allow fewer steps.
+        """
         return min(wanted, self.limit_server_steps or wanted)
 
     def after_split(self) -> np.random.RandomState:
-        """NumPy's legacy generator as the split of the data left it; of a split from a file, as ``seed_data`` seeds it.
+        """Return NumPy's legacy generator in its state after the split of the data.
 
-        Published code that seeds it once goes on with this stream; nothing else here draws from it.
+        For a split from a file it is in the state after ``seed_data`` seeded it.
+        Published code that seeds this generator once continues with its stream. Nothing
+        else in fedexp draws from it.
+
+        Raises:
+            ConfigError: The split was not sampled in this process.
         """
         if self.legacy is None:
             raise ConfigError("the split of these data was not drawn here", where="partition")
@@ -196,19 +242,26 @@ class Env:
         return generator
 
     def sample(self) -> list[int]:
-        """This round's participants; a client without data takes part with weight 0, that is, not at all."""
+        """Return this round's participants. Clients without data do not take part."""
         return [
             c for c in self.sampling.draw(self.num_clients, self.seed, self.round) if self.sizes[c]
         ]
 
     def initial_weights(self, client: int | None = None) -> Weights:
-        """The global model's initialisation, or client `client`'s: of its architecture, and its own with ``init=different``."""
+        """Return the initial weights of the global model, or of `client`.
+
+        A client's weights have its architecture. With ``init=different`` they have an
+        initialisation of their own.
+        """
         names = ("init",) if client is None or self.init == "same" else ("init", client)
         spec = self.server_spec if client is None else self.spec_of(client)
         return Weights.init(spec, seed_of(self.seed, *names), self.device, self.dtype)
 
     def keep(self, weights: Weights) -> Kept:
-        """A reference for the state in place of `weights`: a run moves the model to disk and reads it when asked for."""
+        """Store `weights` and return a reference for the state.
+
+        A run may move the model to disk. It is read when it is asked for.
+        """
         return self.models.keep(weights)
 
     def job(
@@ -220,12 +273,20 @@ class Env:
         probes: tuple[Probe, ...] = (),
         local_training: LocalTraining | None = None,
     ) -> ClientJob:
-        """Local training of `client` in this step. The runner attaches the client's state.
+        """Return the job of training `client` in this step.
+
+        The runner attaches the client's state.
 
         Args:
-            local_training: Local training of its own, made from `local_training_this_round` by
-                `dataclasses.replace`. None: `local_training_this_round`.
-            frozen: names of parameters that must not change, besides those that the model declares.
+            client: Index of the client.
+            start: The model that training starts from.
+            shared: Trees that the server broadcasts.
+            frozen: Names of parameters that must not change, besides those that the
+                model declares.
+            probes: Questions about the trained model and the client's data.
+            local_training: Local training of this job, made from
+                `local_training_this_round` by `dataclasses.replace`. None stands for
+                `local_training_this_round`.
         """
         return ClientJob(
             client=client,

@@ -1,4 +1,4 @@
-"""Errors that say what is wrong, where, what was expected, what came instead, and what to do."""
+"""Errors with five parts: what, where, expected, got, and what to do."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 
 class FedexpError(Exception):
-    """An error a user can act on. The command line prints it without a traceback.
+    """An error that a user can act on. The command line prints it without a traceback.
 
     Args:
-        what: one sentence that says what is wrong.
-        where: config key, file, client or round it belongs to.
-        expected, got: the rule and the value that broke it.
-        do: the next step.
+        what: One sentence that names the problem.
+        where: Config key, file, client or round.
+        expected: The rule that was broken.
+        got: The value that broke it.
+        do: The next step.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class FedexpError(Exception):
         ]
         return "\n".join(lines)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # processes send each other errors
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Processes send errors to each other.
         return (
             _rebuild,
             (type(self), self.what, self.facts, "".join(traceback.format_exception(self))),
@@ -46,7 +48,10 @@ class FedexpError(Exception):
 
 
 class RemoteError(Exception):
-    """The traceback of an error in another process, as text: the cause of that error here."""
+    """The traceback of an error in another process, as text.
+
+    It is the cause of the error that is raised in this process.
+    """
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -60,23 +65,27 @@ def _rebuild(cls: type[FedexpError], what: str, facts: dict[str, Any], trace: st
 
 
 class ConfigError(FedexpError):
-    """A config that cannot be run; raised before any training."""
+    """A config that cannot be run. It is raised before any training."""
 
 
 class DataError(FedexpError):
-    """Data that are absent, damaged or cannot be partitioned as asked."""
+    """Data that are absent, damaged or cannot be partitioned as configured."""
 
 
 class ClientError(FedexpError):
-    """A client's work failed or returned something that must not be aggregated."""
+    """A client's work that failed, or a result that must not be aggregated."""
 
 
 class StorageError(FedexpError):
-    """A run folder, checkpoint or memo entry that cannot be used."""
+    """A run folder, checkpoint or client-cache entry that cannot be used."""
 
 
 def overflow(what: str) -> FedexpError:
-    """Of finite weights, `what` (a plural) is not finite."""
+    """Return the error for values that are not finite although all weights are.
+
+    Args:
+        what: Name of the values, a plural.
+    """
     return FedexpError(
         f"{what} are not finite",
         do="the clients' weights are as large as after a training that diverged: lower local.lr",
@@ -84,7 +93,7 @@ def overflow(what: str) -> FedexpError:
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """'did you mean ...?' for the nearest of `options` that is not `name`, or the list of them where nothing is near."""
+    """Suggest the nearest of `options` that is not `name`, or list all options."""
     known = sorted({*options} - {name})
     if (near := nearest(name, known)) is not None:
         return f"did you mean '{near}'?"
@@ -92,10 +101,12 @@ def suggest(name: str, options: Iterable[str]) -> str:
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:
-    """The option that `name` most likely is, capitals and separators aside; None: none is near.
+    """Return the option that `name` most likely means, or None.
 
-    The same letters, its words' initials (learning_rate: lr), like letters, or the option's initials (wd: weight_decay) or
-    first word (skip: skip_client).
+    Capitals and separators do not count. The candidates are, in this order: the same
+        letters,
+    the initials of the name's words (learning_rate: lr), similar letters, the option's
+    initials (wd: weight_decay) or its first word (skip: skip_client).
     """
     by_letters: dict[str, str] = {}
     for option in sorted(options):

@@ -1,4 +1,4 @@
-"""Client work as values: what a client is asked to do and what comes back."""
+"""Client work as values: a job, and the result of a job."""
 
 from __future__ import annotations
 
@@ -14,18 +14,25 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True, eq=False)
 class ClientJob:
-    """One client's work in one step: a pure function of these values and the client's data.
+    """One client's work in one step.
+
+    The result is a pure function of these values and the client's data.
 
     Args:
-        client: index, or `fedexp.core.data.POOLED`.
-        start: the model local training starts from.
-        round, step: communication round and step within it, from 0.
-        seed: the stream that batch order, augmentation and random layers draw from.
-        shared: trees broadcast by the server (control variate, momentum ...).
-        state: this client's own state; the runner fills it in and takes it back.
-        frozen: names of parameters that must not change.
-        probes: what the server asks of the trained model and the client's data besides.
-        trained: `start` is what this client trained earlier: the probes are answered, and nothing else is done.
+        client: Index of the client, or `fedexp.core.data.POOLED`.
+        start: The model that local training starts from.
+        trainer: The trainer.
+        task: The task.
+        local_training: The local training of this round.
+        round: Communication round, from 0.
+        seed: Seed of batch order, augmentation and random layers.
+        shared: Trees broadcast by the server (control variate, momentum ...).
+        step: Step within the round, from 0.
+        state: This client's state. The runner attaches it and stores the new one.
+        frozen: Names of parameters that must not change.
+        probes: Questions about the trained model and the client's data.
+        trained: Whether this client has trained `start` already. Then only the probes
+            are answered.
     """
 
     client: int
@@ -43,27 +50,33 @@ class ClientJob:
     trained: bool = False
 
     def asking(self, weights: Weights, probes: tuple[Probe, ...]) -> ClientJob:
-        """The job that asks `probes` about `weights`, which this one trained."""
+        """Return the job that asks `probes` about `weights`, which this job trained."""
         return replace(self, start=weights, shared={}, state=None, probes=probes, trained=True)
 
     @property
     def first(self) -> bool:
-        """Whether it belongs to a run's first step, so that nothing here depends on earlier ones."""
+        """Whether the job belongs to the run's first step, before any other."""
         return self.round == self.step == 0
 
 
 @dataclass(frozen=True, eq=False)
 class ClientResult:
-    """What a client sends back.
+    """The result of a client's job.
 
     Args:
-        weights: the locally trained model; no tensors in answer to a `trained` job, for who asked has them.
-        num_examples: size of its training data; num_steps: optimizer steps taken (tau_i).
-        payload: further trees sent to the server; state: the new client state (None: it keeps none).
-        metrics: ``loss``, the mean training loss over the steps, ``loss_last_epoch``, that over the steps of the last
-            epoch alone, and what the trainer measured besides, averaged over the steps; none where nothing was trained.
-        probes: answers to ``job.probes`` by name; none where the model holds NaN or infinity.
-        probe_seconds: what they took, of the time that passed here.
+        client: Index of the client.
+        weights: The locally trained model. It has no tensors if the job was `trained`,
+            because the sender has them.
+        num_examples: Number of training samples of the client.
+        num_steps: Number of optimizer steps taken (tau_i).
+        payload: Further trees that are sent to the server.
+        state: The new client state, or None if the client keeps none.
+        metrics: ``loss`` is the mean training loss over the steps. ``loss_last_epoch``
+            is the mean over the steps of the last epoch. The trainer's measured scalars
+            are averaged over the steps. Empty if nothing was trained.
+        probes: Answers to ``job.probes`` by name. Empty if the model holds NaN or
+            infinity.
+        probe_seconds: Time that the probes took.
     """
 
     client: int
@@ -77,15 +90,17 @@ class ClientResult:
     probe_seconds: float = 0.0
 
     def with_answers(self, other: ClientResult) -> ClientResult:
-        """This result with what `other` says besides to probes."""
+        """Return this result with the probe answers of `other` added."""
         return replace(
             self, probes={**self.probes, **other.probes}, probe_seconds=other.probe_seconds
         )
 
     def in_order(self) -> ClientResult:
-        """This result with every tensor row by row in memory, as it comes back from the memo, a file or a process.
+        """Return this result with every tensor contiguous in memory.
 
-        A product with a transposed matrix differs from it in its last bits; itself where nothing is transposed.
+        Results from the client cache, a file or another process are contiguous too. A
+        product with a transposed matrix differs from theirs in its last bits. If
+        nothing is transposed, the result itself is returned.
         """
         trees = [
             self.weights.params,
@@ -114,7 +129,10 @@ class ClientResult:
         return replace(self, weights=weights, payload=payload, probes=probes, state=state)
 
     def nonfinite(self) -> str | None:
-        """Name of the first tensor that holds NaN or infinity, answers to probes aside."""
+        """Return the name of the first tensor that holds NaN or infinity, or None.
+
+        Answers to probes are not checked.
+        """
         everything = {**self.weights.params, **self.weights.buffers}
         for name, tree in (*self.payload.items(), *(self.state or {}).items()):
             everything |= {f"{name} of {inside}": value for inside, value in tree.items()}
@@ -126,12 +144,12 @@ def _in_order(tree: Tree) -> Tree:
 
 
 def bytes_down(job: ClientJob) -> int:
-    """What a server would send for `job`: the model and the broadcast trees."""
+    """Return the size in bytes of a job's model and broadcast trees."""
     return sum(map(num_bytes, (job.start.params, job.start.buffers, *job.shared.values())))
 
 
 def bytes_up(result: ClientResult) -> int:
-    """What a client would send back: the model, its payload and the answers to probes."""
+    """Return the size in bytes of a result's model, payload and probe answers."""
     sent = (
         result.weights.params,
         result.weights.buffers,

@@ -1,4 +1,7 @@
-"""The step kernel: one client's local training, from job to result. Its order of operations is documented in `Trainer`."""
+"""The step kernel: one client's local training, from job to result.
+
+`Trainer` documents the order of operations in a step.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,23 @@ from fedexp.core.trainer import Adjustment, Ascent, Clock, Ctx, Measured, Receiv
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
-# Inputs gathered and normalised at a time: large enough to save calls, small enough for the cache.
+# Bytes of inputs that are gathered and normalised together: large enough to save calls, small
+# enough for the cache.
 CHUNK_BYTES = 1 << 22
 
-_OWN_NAMES = {"loss", "loss_last_epoch", "perturbation"}  # of what kernels measure
+# Names of the scalars that kernels measure.
+_OWN_NAMES = {"loss", "loss_last_epoch", "perturbation"}
 
-Schedule = list[tuple[int, int, int]]  # (epoch, start, stop) of every step
+# (epoch, start, stop) of every step.
+Schedule = list[tuple[int, int, int]]
 
 
 class Vectors:
-    """What is done with a client's gradients as one vector."""
+    """Operations on a client's gradients as one vector."""
 
     @staticmethod
     def norm(tensors: list[Tensor]) -> Tensor:
-        """Euclidean norm over all tensors; no synchronisation."""
+        """Return the Euclidean norm over all tensors, without a synchronisation."""
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
         return norm
 
@@ -46,7 +52,7 @@ class Vectors:
 
     @staticmethod
     def moved(tensors: list[Tensor], along: list[Tensor], factor: Tensor) -> list[Tensor]:
-        """``tensors + factor * along``, new, in one pass."""
+        """Return new tensors ``tensors + factor * along``, computed in one pass."""
         return [value.addcmul(step, factor) for value, step in zip(tensors, along, strict=True)]
 
 
@@ -55,21 +61,27 @@ def train_client(
 ) -> ClientResult:
     """Run `job` on the client's data.
 
-    Args:
-        net: a network of ``job.start.spec``.
-        samples: the training pool; index: (n,) int64 positions of this client's samples in it, on the same device.
-
     The same job gives the same bits, whatever ran on `net` before.
+
+    Args:
+        job: The client's work.
+        net: A network of ``job.start.spec``.
+        samples: The training pool.
+        index: (n,) int64 positions of this client's samples in the pool, on the same
+            device.
+        num_classes: Number of classes of the data set.
     """
     trainer, local_training = job.trainer, job.local_training
     schedule = schedule_of(job, net, len(index))
+
     params = trees.clone(job.start.params)
     buffers = trees.clone(job.start.buffers)
     trainable = {
         name: value.requires_grad_() for name, value in params.items() if name not in job.frozen
     }
-    # The same memory, unknown to autograd
+    # The same memory without a graph.
     values = {name: value.detach() for name, value in trainable.items()}
+
     noise = StepNoise(job.seed, samples.x.device)
     ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
     correct = (
@@ -82,11 +94,13 @@ def train_client(
         if overrides(trainer, "after_step")
         else None
     )
+
     optimizer = LocalOptimizer(local_training)
     measured: defaultdict[str, list[Tensor]] = defaultdict(list)
     net.train()
     net.set_noise(noise)
     adjustment, ascent = trainer.adjustment(ctx), trainer.ascent(ctx)
+
     for step, batch in enumerate(batches(job, samples, index, schedule, noise)):
         noise.step, noise.epoch = step, schedule[step][0]
         grad, loss = trainer.grad(net, params, buffers, batch, ctx)
@@ -98,6 +112,7 @@ def train_client(
                 return trainer.grad(net, {**params, **live}, trees.clone(buffers), batch, ctx)[0]
 
             grad, scalars["perturbation"] = ascended(ascent, grad, values, gradient_at, Vectors)
+
         for name, value in scalars.items():
             measured[name].append(value)
         take_step(
@@ -111,6 +126,7 @@ def train_client(
             Vectors,
             after_step,
         )
+
     payload, state = trainer.finish(values, buffers, ctx)
     net.set_noise(None)
     return ClientResult(
@@ -125,7 +141,7 @@ def train_client(
 
 
 def by_name(loss: Tensor | Measured) -> dict[str, Tensor]:
-    """What one step measured, its loss first."""
+    """Return the scalars measured in one step by name, the loss first."""
     if not isinstance(loss, Measured):
         return {"loss": loss}
     if taken := _OWN_NAMES & loss.scalars.keys():
@@ -134,7 +150,11 @@ def by_name(loss: Tensor | Measured) -> dict[str, Tensor]:
 
 
 def means(measured: Mapping[str, list[Tensor]], schedule: Schedule) -> Metrics:
-    """A client's metrics from every step's scalars: means over all steps, in float64, and the last epoch's loss."""
+    """Compute a client's metrics from the scalars of every step.
+
+    Returns:
+        Means over all steps in float64, and the mean loss of the last epoch.
+    """
     check_measured(measured, len(schedule))
     stacked = {name: torch.stack(values) for name, values in measured.items()}
     last = stacked["loss"][last_epoch(schedule) :].tolist()
@@ -144,7 +164,10 @@ def means(measured: Mapping[str, list[Tensor]], schedule: Schedule) -> Metrics:
 
 
 def last_epoch(schedule: Schedule) -> int:
-    """The first step of the last epoch, which `limit.steps` or `local.steps` may have cut short."""
+    """Return the first step of the last epoch.
+
+    ``limit.steps`` or ``local.steps`` may have cut that epoch short.
+    """
     return next(step for step, (epoch, _, _) in enumerate(schedule) if epoch == schedule[-1][0])
 
 
@@ -163,7 +186,11 @@ def ascended(
     gradient_at: Callable[[Tree], Tree],
     vectors: type[Vectors],
 ) -> tuple[Tree, Tensor]:
-    """The gradient at the parameters that `ascent` climbs to from `values`, and the norm of that perturbation."""
+    """Compute the gradient at the parameters that `ascent` reaches from `values`.
+
+    Returns:
+        The gradient there, and the norm of the perturbation.
+    """
     uphill = list(grad.values())
     norm = vectors.norm(uphill)
     factor = ascent.rho / (norm + ascent.eps)
@@ -182,7 +209,10 @@ def take_step(
     vectors: type[Vectors],
     after_step: Callable[[Tree], Tree] | None,
 ) -> None:
-    """All of a step that follows the gradient, in the order that `Trainer` documents; `values` are changed in place."""
+    """Take the part of a step that follows the gradient, in the order of `Trainer`.
+
+    `values` are changed in place.
+    """
     live = list(values.values())
     if adjustment is not None:
         grad = adjusted(grad, values, start, adjustment)
@@ -201,7 +231,7 @@ def take_step(
 
 
 def overrides(trainer: Trainer, hook: str) -> bool:
-    """Whether a trainer has its own version of a hook."""
+    """Return whether a trainer overrides a hook."""
     return getattr(type(trainer), hook) is not getattr(Trainer, hook)
 
 
@@ -214,7 +244,7 @@ def context(
     num_steps: int,
     noise: StepNoise,
 ) -> Ctx:
-    """What the trainer's hooks may know of one client."""
+    """Return the context that the trainer's hooks read for one client."""
     return Ctx(
         start={name: value for name, value in job.start.params.items() if name not in job.frozen},
         received=Received(job.start.params, job.start.buffers),
@@ -235,7 +265,11 @@ def context(
 
 
 def schedule_of(job: ClientJob, net: Net, n: int) -> Schedule:
-    """(epoch, start, stop) of every step of a client with `n` samples; raises `ClientError` if it cannot take any."""
+    """Return (epoch, start, stop) of every step of a client with `n` samples.
+
+    Raises:
+        ClientError: The client cannot take a step.
+    """
     schedule = list(batch_ranges(n, job.local_training, smallest=2 if net.has_batch_norm else 1))
     if not schedule:
         raise ClientError(
@@ -250,7 +284,10 @@ def schedule_of(job: ClientJob, net: Net, n: int) -> Schedule:
 
 
 def adjusted(grad: Tree, params: Tree, start: Tree, how: Adjustment) -> Tree:
-    """``gradient * g + pull * (w - toward) + shift``, `toward` being `start` unless there is one."""
+    """Return ``gradient * g + pull * (w - toward) + shift``.
+
+    If the adjustment has no `toward`, it is `start`.
+    """
     if how.gradient != 1:
         grad = trees.scale(grad, how.gradient)
     if how.pull:
@@ -259,7 +296,10 @@ def adjusted(grad: Tree, params: Tree, start: Tree, how: Adjustment) -> Tree:
 
 
 def clipped(grads: list[Tensor], bound: float, vectors: type[Vectors]) -> list[Tensor]:
-    """``g * bound / (||g|| + 1e-6)`` where the norm over all tensors exceeds `bound`."""
+    """Scale gradients whose norm over all tensors exceeds `bound`.
+
+    The result is ``g * bound / (||g|| + 1e-6)``, or g if the norm is within the bound.
+    """
     norm = vectors.norm(grads)
     return vectors.scaled(
         grads, torch.where(norm > bound, bound / (norm + 1e-6), torch.ones_like(norm))
@@ -269,7 +309,10 @@ def clipped(grads: list[Tensor], bound: float, vectors: type[Vectors]) -> list[T
 def batch_ranges(
     n: int, local_training: LocalTraining, smallest: int
 ) -> Iterator[tuple[int, int, int]]:
-    """(epoch, start, stop) of every step. The last batch of an epoch may be short, but not below `smallest`."""
+    """Iterate over (epoch, start, stop) of every step.
+
+    The last batch of an epoch may be short, but not below `smallest`.
+    """
     epoch_ranges = [
         (a, min(a + local_training.batch_size, n)) for a in range(0, n, local_training.batch_size)
     ]
@@ -292,7 +335,11 @@ def batch_ranges(
 def batches(
     job: ClientJob, samples: Samples, index: Tensor, schedule: Schedule, noise: StepNoise
 ) -> Iterator[Batch]:
-    """The training batches of `schedule`: shuffled anew every epoch, normalised in chunks, augmented one by one."""
+    """Iterate over the training batches of `schedule`.
+
+    Samples are shuffled anew in every epoch and normalised in chunks. Batches are
+    augmented one by one.
+    """
     sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
     chunk = max(1, CHUNK_BYTES // (sample_bytes * job.local_training.batch_size))
     position = 0
@@ -317,15 +364,16 @@ def batches(
 
 
 def epoch_order(job: ClientJob, index: Tensor, epoch: int) -> Tensor:
-    """A client's sample positions in the order of `epoch`."""
+    """Return a client's sample positions in the order of `epoch`."""
     shuffle = torch.randperm(len(index), generator=torch_generator(job.seed, "order", epoch))
     return index.index_select(0, shuffle.to(index.device))
 
 
 class StepNoise:
-    """Uniform numbers as a function of (client seed, step, name): the same batch sees the same mask in every pass.
+    """Uniform numbers as a function of client seed, step and name.
 
-    It is the client's clock besides.
+    The same batch sees the same mask in every pass. This object is also the client's
+    `Clock`.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -360,14 +408,17 @@ class Once:
 def _full_gradient(
     job: ClientJob, net: Net, samples: Samples, index: Tensor, noise: StepNoise, at: Tree
 ) -> Tree:
-    """Mean gradient of the task's loss over the client's data at parameters `at`, in training mode, buffers untouched."""
+    """Compute the mean gradient of the task's loss over the client's data at `at`.
+
+    The network is in training mode. The job's buffers stay as they are.
+    """
     params = {
         **job.start.params,
         **{name: value.detach().clone().requires_grad_() for name, value in at.items()},
     }
     total = trees.zeros_like(at)
     parts = -(-len(index) // max(job.local_training.batch_size, 512))
-    # Equal parts: BatchNorm has no statistics of one left-over sample
+    # Equal parts, because BatchNorm has no statistics of a single left-over sample.
     for part in torch.tensor_split(index, parts):
         batch = Batch(samples.inputs(part), samples.y[part])
         loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, noise)

@@ -1,4 +1,4 @@
-"""What a network is made of, to methods that look into it: its linear and convolutional layers, and whether it has a head."""
+"""The linear and convolutional layers of a network, and whether it has a head."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from fedexp.core.weights import ModelSpec, Weights, by_spec
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear or convolutional layer of a network, as a matrix: rows are output units.
+    """A linear or convolutional layer as a matrix whose rows are output units.
 
     Args:
-        weight, bias: names of its parameters (bias None where it has none).
-        kind: ``linear`` (out, in) or ``conv`` (out, channels, kernel height, kernel width).
-        kernel, stride, padding, dilation: of a convolution, (height, width).
+        weight: Name of its weight.
+        bias: Name of its bias, or None.
+        kind: ``linear`` (out, in) or ``conv`` (out, channels, kernel height, kernel
+            width).
+        kernel: Size of a convolution's kernel, (height, width).
+        stride: Stride of a convolution, (height, width).
+        padding: Padding of a convolution, (height, width).
+        dilation: Dilation of a convolution, (height, width).
     """
 
     weight: str
@@ -56,14 +61,17 @@ def _layer(name: str, module: nn.Module) -> Layer | None:
 
 
 def layers_in(net: Net) -> dict[str, Layer]:
-    """The network's linear and convolutional layers by the names of their weights, in no order that means anything."""
+    """Return the linear and convolutional layers by the names of their weights.
+
+    The order has no meaning.
+    """
     layers = (_layer(name, module) for name, module in net.named_modules())
     return {layer.weight: layer for layer in layers if layer is not None}
 
 
 @by_spec
 def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...]:
-    """The network's linear and convolutional layers in the order in which a forward pass meets them; the last is the output."""
+    """Return the linear and convolutional layers in forward order, the output last."""
     net, weights = _trial(spec)
     layers = layers_in(net)
     with torch.no_grad():
@@ -75,7 +83,11 @@ def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...
 
 @by_spec
 def check_head(spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
-    """Refuse a network that has no penultimate features with a head that runs on them alone; `ConfigError` says why."""
+    """Refuse a network without a head that runs on penultimate features only.
+
+    Raises:
+        ConfigError: There is no such head. The message names the reason.
+    """
     net, weights = _trial(spec)
     with torch.no_grad():
         net.observe(weights.params, weights.buffers, torch.zeros(1, *input_shape), features=True)

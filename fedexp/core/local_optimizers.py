@@ -1,6 +1,7 @@
-"""Local optimizers on lists of tensors, equal to torch.optim's but without building an optimizer object a client.
+"""Local optimizers on lists of tensors, equal to those of ``torch.optim``.
 
-``torch.optim.SGD(...)`` costs more than a whole round of a small model the first time, and more than a step after that.
+No optimizer object is built per client. ``torch.optim.SGD(...)`` costs more than a
+whole round of a small model the first time, and more than a step after that.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ from fedexp.core.local_training import LocalTraining
 
 
 class LocalOptimizer:
-    """One client's optimizer for one round, or that of several stacked clients: every operation is elementwise.
+    """The optimizer of one client, or of several stacked clients, for one round.
 
-    Which one the budget says; its state starts empty.
+    Every operation is elementwise. The optimizer's state starts empty.
+
+    Args:
+        local_training: Names the optimizer and its constants.
     """
 
     def __init__(self, local_training: LocalTraining) -> None:
         self._local_training = local_training
-        # Adam's two moments (and their second's maximum), RMSprop's second, the momentum buffer, or nothing
+        # Adam's two moments (and the maximum of the second), RMSprop's second moment, the
+        # momentum buffer, or nothing.
         self._averages: list[list[Tensor]] = []
         self._t = 0
 
     def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        """Change `params` in place; `grads` are left alone."""
+        """Change `params` in place. `grads` stay as they are."""
         local_training = self._local_training
         if not self._averages:
             count = {"adam": 2, "amsgrad": 3, "rmsprop": 1}.get(
@@ -59,7 +64,7 @@ class LocalOptimizer:
             sgd_step(params, grads, buffer, local_training.lr, local_training.momentum)
 
     def keep(self, count: int) -> None:
-        """Go on with the first `count` of the stacked clients."""
+        """Continue with the first `count` of the stacked clients."""
         self._averages = [[value[:count] for value in values] for values in self._averages]
 
 
@@ -71,9 +76,10 @@ def sgd_step(
     momentum: float,
     nesterov: bool = False,
 ) -> None:
-    """``b = momentum * b + g``, ``w -= lr * b`` (nesterov: ``w -= lr * (g + momentum * b)``), in place; b starts at zero.
+    """Take a step of SGD in place: ``b = momentum * b + g``, ``w -= lr * b``.
 
-    Without momentum ``w -= lr * g``, and no buffer is looked at.
+    With `nesterov` the step is ``w -= lr * (g + momentum * b)``. The buffer b starts at
+    zero. Without momentum the step is ``w -= lr * g``, and no buffer is read.
     """
     direction = grads
     if momentum:
@@ -94,11 +100,22 @@ def adam_step(
     eps: float,
     largest: list[Tensor] | None = None,
 ) -> None:
-    """Step `t` (from 1) of Adam with bias correction (Kingma & Ba 2015, Algorithm 1), in place; both moments start at zero.
+    """Take a step of Adam with bias correction, in place.
+
+    Kingma & Ba 2015, Algorithm 1. Both moments start at zero.
 
     Args:
-        largest: of all second moments so far, elementwise, from zero: it stands for `second` then (AMSGrad, Reddi, Kale & Kumar
-            2018, with torch's bias correction after the maximum).
+        params: Parameters, changed in place.
+        grads: Gradients.
+        first: First moments, changed in place.
+        second: Second moments, changed in place.
+        t: Number of the step, from 1.
+        lr: Step size.
+        betas: Decay rates of the moments.
+        eps: Number that is added to the root.
+        largest: Elementwise maxima of the second moments so far, from zero. If given,
+            they replace `second` in the step (AMSGrad, Reddi, Kale & Kumar 2018, with
+            torch's bias correction after the maximum).
     """
     beta_1, beta_2 = betas
     torch._foreach_lerp_(first, grads, 1 - beta_1)
@@ -120,9 +137,10 @@ def rmsprop_step(
     alpha: float,
     eps: float,
 ) -> None:
-    """RMSprop (Hinton, Srivastava & Swersky 2012), in place: ``v = alpha v + (1 - alpha) g^2``, ``w -= lr g / (sqrt(v) + eps)``.
+    """Take a step of RMSprop in place (Hinton, Srivastava & Swersky 2012).
 
-    v starts at zero; eps outside the root is torch's.
+    ``v = alpha v + (1 - alpha) g^2``, ``w -= lr g / (sqrt(v) + eps)``. v starts at
+    zero. As in torch, eps is outside the root.
     """
     torch._foreach_mul_(second, alpha)
     torch._foreach_addcmul_(second, grads, grads, value=1 - alpha)

@@ -1,4 +1,7 @@
-"""Does a network fit a data set? Found out by running two zeros through it, before anything is loaded."""
+"""A check that a network fits a data set, before anything is loaded.
+
+Two samples of zeros run through the network.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,20 @@ def check_model(
     output_shape: tuple[int, ...],
     device: str = "cpu",
 ) -> bool:
-    """Build the network once and run two zeros through it; a `ConfigError` says what does not fit the data set.
+    """Build the network once and run two samples of zeros through it.
 
     Args:
-        output_shape: of one sample's output.
-        device: the kind of device it will run on. The check itself needs the CPU only.
+        spec: Architecture of the network.
+        input_shape: Shape of one sample.
+        output_shape: Shape of one sample's output.
+        device: Kind of the device of the run. The check itself needs only the CPU.
 
     Returns:
-        whether it has BatchNorm, which cannot train on one sample.
+        Whether the network has BatchNorm, which cannot train on one sample.
+
+    Raises:
+        ConfigError: The network does not fit the data set. The message names the
+            reason.
     """
     try:
         weights = Weights.init(spec, seed_of("check"), torch.device("cpu"), torch.float32)

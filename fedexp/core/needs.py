@@ -1,4 +1,4 @@
-"""Declared requirements of plug-ins, checked for every job of a sweep before its first one starts."""
+"""Requirements of plug-ins, checked for all jobs of a sweep before the first one starts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ class Demand:
     """One key of the config that must have one value.
 
     Args:
-        key: as in the config, ``local.momentum`` say, or a group of plug-ins, ``server_optimizer`` say.
-        value: what it must be; of a group the class, or one that it derives from.
-        why: goes after the plug-in's name: "needs SGD at the clients".
-        instead: what else could be set, in words.
+        key: A config key such as ``local.momentum``, or a group of plug-ins such as
+            ``server_optimizer``.
+        value: The required value. For a group, the required class or a base of it.
+        why: The reason. It follows the plug-in's name: "needs SGD at the clients".
+        instead: An alternative setting, as text, or empty.
     """
 
     key: str
@@ -28,21 +29,29 @@ SAME_INIT = Demand("init", "same", "starts every client from one model")
 
 @dataclass(frozen=True)
 class Needs:
-    """What a plug-in cannot do without.
+    """The requirements of a plug-in.
 
     Args:
-        demands: values that keys of the config must have; those of two plug-ins must agree.
-        proxy, proxy_labels: server data must be configured, with labels; unseen_proxy: of one round, they must not
-            be test data.
-        validation: the config must cut a validation share; an aggregator gets it as ``env.validation``.
+        demands: Values that keys of the config must have. Those of two plug-ins must
+            agree.
+        proxy: Server data must be configured.
+        proxy_labels: Server data must be configured with labels.
+        unseen_proxy: In one round, server data must not be test data.
+        validation: The config must cut a validation share. An aggregator gets it as
+            ``env.validation``.
         update_norms: RoundStats.squared_norms must be filled.
-        same_architecture: every client and the server must have one network (whatever averages or matches models);
-            lifted_by: what else could be set, as ``aggregator.student_start=fresh``; empty: nothing.
-        global_model: clients must receive a model of several clients', not the one they last trained.
-        broadcasts: clients start from the server's model from the second round on, so of several rounds likewise.
-        images: samples must be 8-bit images (whatever makes images of its own); augmented: training batches must pass a random
-            transform.
-        local_steps: the numbers of local steps must be known, so models from elsewhere will not do.
+        same_architecture: All clients and the server must have one network. Methods
+            that average or match models need it.
+        lifted_by: A setting that lifts `same_architecture`, for example
+            ``aggregator.student_start=fresh``, or empty.
+        global_model: Clients must receive a model of several clients, not the one that
+            they trained last.
+        broadcasts: Clients start from the server's model from the second round on.
+            Several rounds therefore need one network too.
+        images: Samples must be 8-bit images. Methods that generate images need it.
+        augmented: Training batches must pass a random transform.
+        local_steps: The numbers of local steps must be known, so models from elsewhere
+            are refused.
     """
 
     demands: tuple[Demand, ...] = ()
@@ -60,7 +69,7 @@ class Needs:
     local_steps: bool = False
 
     def __or__(self, other: Needs) -> Needs:
-        """What two plug-ins need together."""
+        """Return the requirements of two plug-ins together."""
         either = {
             field.name: getattr(self, field.name) or getattr(other, field.name)
             for field in fields(self)

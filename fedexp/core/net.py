@@ -1,4 +1,4 @@
-"""The net: one module that runs on whatever parameters and buffers are put into it."""
+"""The net: one module that runs on the parameters and buffers that it is given."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ _RANDOM_LAYERS = (
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """What one run of a network showed. Under ``torch.vmap``, return its tensors, not itself.
+    """The values observed in one run of a network.
+
+    Under ``torch.vmap``, return the tensors and not this object.
 
     Args:
-        output: the network's.
-        layers: inputs of linear and convolutional layers by the names of their weights, in forward order.
-        features: the head's input, (batch, ...); None unless asked for.
-        norms: inputs (batch, channels, ...) of BatchNorms by module name, in forward order; the statistics that each keeps
-            of them are the buffers ``<name>.running_mean`` and ``<name>.running_var``.
+        output: The network's output.
+        layers: Inputs of linear and convolutional layers, by the names of their
+            weights, in forward order.
+        features: The head's input, (batch, ...). None unless it was asked for.
+        norms: Inputs (batch, channels, ...) of BatchNorms by module name, in forward
+            order. The running statistics of each are the buffers
+            ``<name>.running_mean`` and ``<name>.running_var``.
     """
 
     output: Tensor
@@ -44,23 +48,27 @@ class Observed:
 
 
 class Net:
-    """Runs a network on given parameters and buffers: one module whose tensors are swapped in.
+    """A network that runs on given parameters and buffers.
 
-    This is the only way method code runs a network. Training mode updates the given buffers in place (BatchNorm).
+    It is one module whose tensors are swapped in. Method code runs networks only
+    through this class. Training mode updates the given buffers in place (BatchNorm). A
+    model's class may
+    declare ``frozen_parameters``: fnmatch patterns of the names of parameters and
+        buffers that
+    clients never train. It may also declare ``head_module``, see below.
 
     Args:
-        precision: ``bf16`` runs the network under autocast in training mode, alone; parameters, gradients and the output
-            stay in `dtype`, evaluation is exact.
+        precision: ``bf16`` runs the network under autocast, in training mode only.
+            Parameters, gradients and the output stay in `dtype`. Evaluation is exact.
 
     Attributes:
-        linear_chain: a module may offer it: (weight, bias or None) names of linear layers, first to last, if the network is
-            ``flatten``, then these layers with ReLU between them, and nothing else. Engines have a faster way to train it.
-        head_module: the name of the module that makes the output of the penultimate features, empty where there is none.
-        has_batch_norm: whether a training batch needs two samples; what the module keeps in evaluation mode does not count.
-
-    A class may declare ``frozen_parameters``, fnmatch patterns of the names of what clients never train, and
-    ``head_module``, the name of the module that makes the network's output of the penultimate features (by default its
-    last linear layer).
+        linear_chain: Names (weight, bias or None) of linear layers, first to last. A
+            module offers it if the network is ``flatten``, then these layers with ReLU
+            between them, and nothing else. Engines train such a network faster.
+        head_module: Name of the module that computes the output from the penultimate
+            features, empty if there is none. By default it is the last linear layer.
+        has_batch_norm: Whether a training batch needs two samples. BatchNorms that the
+            module leaves in evaluation mode do not count.
     """
 
     def __init__(
@@ -107,16 +115,20 @@ class Net:
             self._module.train(mode)
 
     def set_noise(self, noise: Callable[[str, tuple[int, ...]], Tensor] | None) -> None:
-        """Where random layers draw from during training."""
+        """Set the source of random numbers that random layers use in training."""
         for module in self._dropouts:
             module.noise = noise
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """The network's parts by name, for those who look into it."""
+        """Iterate over the parts of the network with their names."""
         yield from self._parts.items()
 
     def bind(self, params: Tree, buffers: Tree) -> None:
-        """Put tensors into the module. The same dictionaries again cost nothing; change tensors in place, not the dicts."""
+        """Put tensors into the module.
+
+        Binding the same dictionaries again costs nothing. Change tensors in place, not
+        the dictionaries.
+        """
         if self._bound is not None and self._bound[0] is params and self._bound[1] is buffers:
             return
         for slots, tree in ((self._slots, params), (self._buffer_slots, buffers)):
@@ -126,13 +138,16 @@ class Net:
         self._bound = (params, buffers)
 
     def release(self) -> None:
-        """Forget the bound tensors' identity, so that nothing outlives its client by mistake."""
+        """Forget the bound tensors, so that none outlives its client by mistake."""
         self._bound = None
         for net in self._beside.values():
             net.release()
 
     def beside(self, spec: ModelSpec) -> Net:
-        """Another network, of `spec`, in evaluation mode: running it leaves this one's tensors and mode alone. Kept."""
+        """Return another network of `spec` in evaluation mode. It is created once.
+
+        Running it does not change this network's tensors or mode.
+        """
         if spec not in self._beside:
             first = next(self._module.parameters())
             self._beside[spec] = Net(spec, first.device, self._dtype, self.precision)
@@ -143,9 +158,10 @@ class Net:
         return self._run(self._module, params, buffers, inputs)
 
     def head(self, params: Tree, buffers: Tree, features: Tensor) -> Tensor:
-        """The output for penultimate features (batch, ...): what comes after them, alone.
+        """Compute the output from penultimate features (batch, ...).
 
-        A method that calls it checks with `fedexp.core.layers.check_head`, before anything is trained, that there is one.
+        A method that calls it first checks with `fedexp.core.layers.check_head` that
+        the network has a head, before anything is trained.
         """
         return self._run(self._parts[self.head_module], params, buffers, (features,))
 
@@ -158,10 +174,17 @@ class Net:
         features: bool = False,
         norms: bool = False,
     ) -> Observed:
-        """Run the network as a call does and keep what was asked for; of a layer that runs twice, its last input.
+        """Run the network as a call does and return the requested values.
+
+        If a layer runs twice, its last input is returned.
 
         Args:
-            layers: names of the weights of linear and convolutional layers.
+            params: Parameters.
+            buffers: Buffers.
+            inputs: Inputs of the network.
+            layers: Names of the weights of linear and convolutional layers, or ``all``.
+            features: Whether to return the head's input.
+            norms: Whether to return the inputs of BatchNorms.
 
         Raises:
             ConfigError: `features` of a network without a head.
@@ -176,7 +199,7 @@ class Net:
         }
         watched = [(name, self._parts[name]) for name in names]
         calls: dict[str, tuple[Tensor, Tensor]] = {}
-        # Cheaper than hooks of torch's, and nothing where nobody looks
+        # Cheaper than torch's hooks, and free if nothing is observed.
         for name, module in watched:
             module.__dict__["forward"] = partial(_witnessed, module.forward, calls, name)
         try:
@@ -244,7 +267,10 @@ def _joined(module: str, name: str) -> str:
 
 
 def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """Where each named tensor sits in the module tree; a shared (tied) tensor has several places."""
+    """Find the places of each named tensor in the module tree.
+
+    A shared (tied) tensor has several places.
+    """
     first: dict[int, str] = {}
     slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
     for prefix, child in module.named_modules():
@@ -257,7 +283,11 @@ def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any],
 
 
 def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
-    """The module's own word, where it comes from the class that wrote `forward` and names every parameter."""
+    """Return the module's declared chain, if it can be trusted.
+
+    It is trusted if the class that wrote `forward` declares it and it names every
+    parameter.
+    """
     if not same_author(type(module), "linear_chain", "forward"):
         return ()
     chain: tuple[tuple[str, str | None], ...] = getattr(module, "linear_chain", ())
@@ -266,7 +296,10 @@ def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
 
 
 def same_author(kind: type, claim: str, about: str) -> bool:
-    """Whether the class that states `claim` is the one that defines `about`: a subclass may change one and not the other."""
+    """Return whether the class that states `claim` also defines `about`.
+
+    A subclass may change one of them and not the other.
+    """
 
     def author(name: str) -> type | None:
         return next((base for base in kind.__mro__ if name in vars(base)), None)
@@ -275,7 +308,10 @@ def same_author(kind: type, claim: str, about: str) -> bool:
 
 
 def _own_dropout(module: nn.Module) -> nn.Module:
-    """Replace torch's dropout, which draws from the global generator, by ours; refuse other random layers."""
+    """Replace torch's dropout, which draws from the global generator, by fedexp's.
+
+    Other random layers are refused with a `ConfigError`.
+    """
     for name, child in module.named_modules():
         for key, layer in list(child.named_children()):
             if type(layer) is nn.Dropout:

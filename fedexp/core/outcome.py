@@ -1,4 +1,4 @@
-"""What a method delivers."""
+"""The outcome of a method."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ Delivers = Literal["global", "ensemble", "local"]
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a method delivers.
+    """The models that a method delivers.
 
     Args:
-        models: one global model, an ensemble's members, or one model a client (in client order).
-        combine: how an ensemble's outputs are combined.
-        weights: (models,) weights of an ensemble's members, or None for equal ones; with ``logits`` also (models, classes):
-            class c's logit is ``sum_i w_ic z_ic / sum_i w_ic``, 0 where every w_ic is.
-        clients: whose each model is, where it is one client's; None elsewhere.
+        models: One global model, the members of an ensemble, or one model per client in
+            client order.
+        kind: ``global``, ``ensemble`` or ``local``.
+        combine: How an ensemble's outputs are combined.
+        weights: Weights of an ensemble's members, (models,), or None for equal weights.
+            With ``logits`` they may have shape (models, classes). Then class c's logit
+            is ``sum_i w_ic z_ic / sum_i w_ic``, or 0 if every w_ic is 0.
+        clients: The client of each model, or None if the models are not clients'
+            models.
     """
 
     models: tuple[Weights, ...]

@@ -1,4 +1,4 @@
-"""Probes: what an aggregator may ask about a trained local model and its client's data, beyond the weights."""
+"""Probes: questions of an aggregator about a local model and its client's data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True)
 class Record:
-    """What was written down about a client's training samples; None: it was not.
+    """Recorded facts of a client's training samples. None means that a fact is unknown.
 
     Args:
-        num_examples: how many; class_counts: how many of each class.
+        num_examples: Number of samples.
+        class_counts: Number of samples of each class.
     """
 
     num_examples: int | None = None
@@ -29,22 +30,33 @@ class Record:
 
 @dataclass(frozen=True)
 class Probe(ABC):
-    """A pure function of a local model, its client's data and a seed; run after training, where the data are."""
+    """A pure function of a local model, its client's data and a seed.
 
-    name: ClassVar[str]  # under which an aggregator finds it in `ClientResult.probes`
+    It runs after training, in the place where the data are.
+    """
+
+    # The key of the answer in `ClientResult.probes`.
+    name: ClassVar[str]
 
     @abstractmethod
     def __call__(
         self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int
     ) -> Tree:
-        """What the client sends up.
+        """Compute the answer that the client sends.
 
         Args:
-            net: of ``weights.spec``, in evaluation mode.
-            task: says what the net is given of a batch.
-            samples: the training pool; index: (n,) int64 positions of the client's samples in it, on the same device.
+            net: Network of ``weights.spec``, in evaluation mode.
+            weights: The trained local model.
+            task: The task, which defines the network's inputs.
+            samples: The training pool.
+            index: (n,) int64 positions of the client's samples in the pool, on the same
+                device.
+            seed: Seed of random numbers.
         """
 
     def from_record(self, record: Record) -> Tree | None:
-        """The answer, on the CPU, where `record` says it: the client's data are not asked then."""
+        """Return the answer on the CPU if `record` holds it, else None.
+
+        With an answer the client's data are not used.
+        """
         return None

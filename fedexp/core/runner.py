@@ -1,4 +1,7 @@
-"""The runner: plan, attach client states, execute, check, update. It knows no method and no engine by name."""
+"""The runner: plan, attach client states, execute, check, update.
+
+It names no method and no engine.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,16 @@ OnNonfinite = Literal["raise", "skip_client"]
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """All a run needs to go on: the number of finished steps, the server's state and the client states.
+    """The state of a run between two steps.
 
-    The states are not copied from step to step: keep the latest snapshot. The one before it stays usable until a
-    further step is asked for; older ones raise RuntimeError where their states are read.
+    States are not copied from step to step, so keep only the latest snapshot. The one
+    before it stays usable until a further step is asked for. Older ones raise a
+    RuntimeError when their client states are read.
+
+    Args:
+        step: Number of finished steps.
+        state: The server's state.
+        clients: The client states.
     """
 
     step: int
@@ -37,12 +46,16 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A finished step: the snapshot after it, what to log and what it took.
+    """A finished step.
 
     Args:
-        round: the communication round it belonged to; within: its number in that round, both from 0.
-        ends_round: whether it was the last step of that round.
-        ends_run: whether it was the last step of the run.
+        after: The snapshot after the step.
+        round: Communication round of the step, from 0.
+        within: Number of the step in its round, from 0.
+        ends_round: Whether it was the last step of that round.
+        ends_run: Whether it was the last step of the run.
+        metrics: Values to log.
+        seconds: Time by phase.
     """
 
     after: Snapshot
@@ -63,9 +76,20 @@ def run(
     on_nonfinite: OnNonfinite = "raise",
     on_client: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[Step]:
-    """Execute a method from `snapshot` (or its beginning), yielding after every step; stop by not asking for the next.
+    """Execute a method from `snapshot`, or from its start, and yield after every step.
 
-    Client states change once the aggregator consumed the whole stream, so a step happens entirely or not.
+    To stop, do not ask for the next step. Client states change once the aggregator has
+    consumed the whole stream, so a step happens completely or not at all.
+
+    Args:
+        aggregator: The method.
+        env: Its world.
+        engine: The engine that executes client jobs.
+        data: The data.
+        snapshot: The snapshot to continue from, or None.
+        on_nonfinite: Reaction to NaN or infinity in a client's result.
+        on_client: Callback with the number of finished jobs and of all jobs of the
+            step.
     """
     now = snapshot or Snapshot(0, aggregator.init(env))
     here = env_of(aggregator, env, now)
@@ -75,18 +99,23 @@ def run(
         states = committed(now.clients)
         env.models.retain(now.state)
         jobs = next_jobs(aggregator, env, now)
+
         with contextlib.closing(engine.map(jobs, data)) as executed:
             stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates)
             results = iter(stream)
             state, metrics = aggregator.update(now.state, results, here)
-            for _ in results:  # an aggregator may stop early; the step is over when every client is
+            # An aggregator may stop early. The step is over when every client is.
+            for _ in results:
                 pass
+
         now = Snapshot(now.step + 1, state, After(states, stream.states))
         total = time.perf_counter() - began
-        probing = min(stream.probe_seconds, stream.seconds)  # processes side by side: an estimate
+        # An estimate if several processes work side by side.
+        probing = min(stream.probe_seconds, stream.seconds)
         seconds = {"train": stream.seconds - probing, "aggregate": total - stream.seconds}
         if any(job.probes for job in jobs):
             seconds["probe"] = probing
+
         following = env_of(aggregator, env, now)
         if (following.round, following.step) <= (here.round, here.step):
             raise RuntimeError(
@@ -106,7 +135,7 @@ def run(
 
 
 def env_of(aggregator: Aggregator, env: Env, now: Snapshot) -> Env:
-    """The world of the step that follows `now`."""
+    """Return the world of the step that follows `now`."""
     return env.at(*aggregator.position(now.state, now.step))
 
 
@@ -115,9 +144,9 @@ def _trained(job: ClientJob) -> Tree:
 
 
 def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob]:
-    """The client work of the step that follows `now`, states attached."""
+    """Return the client jobs of the step that follows `now`, with client states."""
     jobs = aggregator.plan(now.state, env_of(aggregator, env, now))
-    # Many clients share one start, hence one first state.
+    # Many clients share one start, so they share one first state.
     first: dict[tuple[int, int, frozenset[str]], Trees | None] = {}
 
     def state(job: ClientJob) -> Trees | None:
@@ -139,7 +168,10 @@ def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob
 
 
 class _Stream:
-    """Results on their way to the aggregator: checked, counted, their client states set aside."""
+    """A stream of results to the aggregator that checks and counts them.
+
+    It also collects their client states.
+    """
 
     def __init__(
         self,
@@ -155,7 +187,8 @@ class _Stream:
         self.states: dict[int, Trees] = {}
         self.seconds = self.probe_seconds = 0.0
         self.steps = self.up = self.down = self.skipped = 0
-        self.examples: dict[str, int] = {}  # by metric, of the clients that measured it
+        # By metric, the samples of the clients that measured it.
+        self.examples: dict[str, int] = {}
         self.totals: Metrics = {}
 
     def __iter__(self) -> Iterator[ClientResult]:
@@ -195,7 +228,10 @@ class _Stream:
         )
 
     def metrics(self) -> Metrics:
-        """Facts of the step that do not depend on the method; all deterministic."""
+        """Return the facts of the step that do not depend on the method.
+
+        All are deterministic.
+        """
         if not self.jobs:
             return {}
         facts: Metrics = {

@@ -1,4 +1,7 @@
-"""Randomness as a function of names: no global generator, no generator state to save."""
+"""Random numbers as a function of names.
+
+There is no global generator and no generator state to store.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,25 @@ import torch
 
 
 def seed_of(*names: Any) -> int:
-    """A 63-bit seed from names, e.g. ``seed_of(run_seed, "client", round, client)``.
+    """Return a 63-bit seed from names.
 
-    Names are str, int, float, bool or None; the same names give the same seed in every process and version.
+    An example is ``seed_of(run_seed, "client", round, client)``. The same names give
+    the same seed in every process and version.
+
+    Args:
+        names: str, int, float, bool or None.
     """
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def torch_generator(*names: Any, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of its own for the stream that `names` name."""
+    """Return a generator for the stream that `names` identify."""
     generator = torch.Generator(device=device)
     generator.manual_seed(seed_of(*names))
     return generator
 
 
 def numpy_generator(*names: Any) -> np.random.Generator:
-    """As `torch_generator`, for NumPy."""
+    """Return a NumPy generator for the stream that `names` identify."""
     return np.random.Generator(np.random.Philox(seed_of(*names)))

@@ -1,4 +1,4 @@
-"""The server optimizer interface: what is done with an averaged update."""
+"""The server optimizer interface: the use of an averaged update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True)
 class ServerOptimizer(ABC):
-    """``direction`` points downhill (new minus old); the plain step is ``w + lr * direction``."""
+    """The server's step with an averaged update.
+
+    ``direction`` points downhill (new minus old). The plain step is ``w + lr *
+    direction``.
+    """
 
     @property
     def needs(self) -> Needs:
@@ -27,15 +31,25 @@ class ServerOptimizer(ABC):
         return True
 
     def init(self, weights: Weights) -> dict[str, Any]:
-        """State before round 0: a nest of dict, list, scalar, None, Tensor and Weights."""
+        """Return the state before round 0.
+
+        A state is a nest of dict, list, scalar, None, Tensor and Weights.
+        """
         return {}
 
     @abstractmethod
     def step(
         self, state: dict[str, Any], params: Tree, direction: Tree, stats: RoundStats
     ) -> tuple[dict[str, Any], Tree, Metrics]:
-        """New state, new parameters, and what to log."""
+        """Take a step.
+
+        Returns:
+            The new state, the new parameters and the values to log.
+        """
 
     def evaluated(self, state: dict[str, Any], params: Tree) -> Tree:
-        """The parameters that are evaluated and reported; training continues from `params`."""
+        """Return the parameters that are evaluated and reported.
+
+        Training continues from `params`.
+        """
         return params

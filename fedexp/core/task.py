@@ -1,4 +1,4 @@
-"""What a batch is, what its loss is and what is measured."""
+"""The task interface: batches, their loss and their metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ Metrics = dict[str, float]
 
 
 class Batch(NamedTuple):
-    """Normalised (and, in training, augmented) inputs (b, ...) and targets (b, ...), on the device."""
+    """A batch on the device.
+
+    Args:
+        x: Normalised inputs (b, ...). In training they are augmented.
+        y: Targets (b, ...).
+    """
 
     x: Tensor
     y: Tensor
@@ -26,47 +31,73 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """Classification, segmentation, generative models ...: the part of an experiment that knows what an output means."""
+    """The part of an experiment that knows the meaning of a network's output.
 
-    # Is `loss` the mean softmax cross-entropy of the net's logits and int64 labels?
+    Examples are classification, segmentation and generative models.
+    """
+
+    # Whether `loss` is the mean softmax cross-entropy of the net's logits and int64 labels.
     cross_entropy: ClassVar[bool] = False
-    targets: ClassVar[Targets] = "labels"  # of the data sets that it is for
-    # Bound of all metrics that are to be maximised; a target above it is refused
+
+    # Targets of the data sets that the task is for.
+    targets: ClassVar[Targets] = "labels"
+
+    # Upper bound of all metrics that are to be maximised. A target above it is refused.
     highest: ClassVar[float] = math.inf
 
     @abstractmethod
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:
-        """Mean training loss of a batch (a scalar); random layers of the loss draw from `noise`."""
+        """Compute the mean training loss of a batch, a scalar.
+
+        Random layers of the loss draw from `noise`.
+        """
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What the network is given of a batch outside training; conditional models are given labels, too."""
+        """Return the network's inputs for a batch outside training.
+
+        Conditional models also receive the labels.
+        """
         return (batch.x,)
 
     @abstractmethod
     def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
-        """The model's output for `inputs` of a batch, or for unlabelled samples alone, in evaluation mode."""
+        """Compute the model's output in evaluation mode.
+
+        The inputs are those of a batch, or only unlabelled samples.
+        """
 
     @abstractmethod
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
-        """One output for an ensemble's several."""
+        """Combine the outputs of an ensemble into one output."""
 
     @abstractmethod
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums over the batch (scalar tensors), which `metrics` divides once every batch is in."""
+        """Return sums over the batch as scalar tensors.
+
+        `metrics` divides them once every batch was added.
+        """
 
     @abstractmethod
     def metrics(self, totals: dict[str, float], count: int) -> Metrics:
-        """Final values by name (``acc``, ``loss`` ...) from the summed `totals` of `count` samples."""
+        """Compute the final values by name (``acc``, ``loss`` ...).
+
+        Args:
+            totals: Sums of `totals` over all batches.
+            count: Number of samples.
+        """
 
     @property
     @abstractmethod
     def metric_names(self) -> tuple[str, ...]:
-        """What `metrics` returns; the first is compared by default."""
+        """Names that `metrics` returns. The first one is compared by default."""
 
     def higher_is_better(self, name: str) -> bool:
-        """Whether metric `name` (with or without its prefixes) is to be maximised."""
+        """Return whether metric `name` is to be maximised. It may have prefixes."""
         return "loss" not in name
 
     @abstractmethod
     def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the model's output for one sample of a data set; the first number is what the model is told as its classes."""
+        """Return the shape of the model's output for one sample of a data set.
+
+        The first number is passed to the model as its number of classes.
+        """

@@ -1,4 +1,4 @@
-"""What a server-side method goes through within a round, handed to whoever evaluates it."""
+"""The interface to intermediate models of a server-side method within a round."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from fedexp.core.outcome import Outcome
 
 
 class Trace:
-    """Takes intermediate models from an aggregator; this one wants none. Test data stay on the other side."""
+    """A receiver of intermediate models from an aggregator. This one wants none.
+
+    The aggregator never sees test data. They stay with the receiver.
+    """
 
     def wants(self, iteration: int) -> bool:
-        """Whether somebody looks at `iteration`, counted through a round's steps (0: before the first)."""
+        """Return whether `iteration` is of interest.
+
+        Iterations are counted through the steps of a round. 0 is before the first.
+        """
         return False
 
     def __call__(
@@ -22,8 +28,11 @@ class Trace:
         clients: Sequence[int] = (),
         values: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Take the models of `iteration`, by the name of each series; those of one model a client belong to `clients`.
+        """Receive the models of `iteration`, by the name of each series.
 
         Args:
-            values: what there is to say besides, by name.
+            iteration: Number of the iteration in the round.
+            outcomes: Models by series.
+            clients: The clients of the models, for series of one model per client.
+            values: Further values of the iteration, by name.
         """

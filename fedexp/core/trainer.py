@@ -73,7 +73,10 @@ def gradient(loss: Tensor, params: Tree) -> Tree:
 
 
 class Received(NamedTuple):
-    """A whole model as a network takes it: all parameters, frozen or not, and all buffers."""
+    """A whole model as a network takes it: all parameters and all buffers.
+
+    Frozen parameters are included.
+    """
 
     params: Tree
     buffers: Tree
@@ -393,7 +396,7 @@ class Trainer:
         return None
 
     def ascent(self, ctx: Ctx) -> Ascent | None:
-        """Return where gradients are taken, or None for w. The SAM family overrides it."""
+        """Return where gradients are taken, or None for w. SAM methods override it."""
         return None
 
     def adjustment(self, ctx: Ctx) -> Adjustment | None:
@@ -408,7 +411,7 @@ class Trainer:
         return grad
 
     def after_step(self, params: Tree, ctx: Ctx) -> Tree:
-        """Change the parameters after the optimizer's step, outside its momentum buffer."""
+        """Change the parameters after the optimizer's step, outside its momentum."""
         return params
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:

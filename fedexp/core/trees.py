@@ -1,4 +1,7 @@
-"""Arithmetic on trees: ``dict[str, Tensor]`` with equal keys in equal order. Pure; one fused call a tree."""
+"""Arithmetic on trees: ``dict[str, Tensor]`` with equal keys in equal order.
+
+All functions are pure. Each makes one fused call per tree.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
-# Several trees by name: what a server broadcasts, a client keeps, a client sends up
+# Several trees by name: broadcasts of the server, states and payloads of clients.
 Trees = Mapping[str, Tree]
 
 
@@ -33,12 +36,12 @@ def clone(tree: Tree) -> Tree:
 
 
 def add(a: Tree, b: Tree, alpha: float = 1.0) -> Tree:
-    """``a + alpha * b``."""
+    """Return ``a + alpha * b``."""
     return _like(a, torch._foreach_add(tensors(a), tensors(b), alpha=alpha))
 
 
 def sub(a: Tree, b: Tree, alpha: float = 1.0) -> Tree:
-    """``a - alpha * b``."""
+    """Return ``a - alpha * b``."""
     return _like(a, torch._foreach_sub(tensors(a), tensors(b), alpha=alpha))
 
 
@@ -63,7 +66,10 @@ def sign(tree: Tree) -> Tree:
 
 
 def norm(tree: Tree) -> Tensor:
-    """Euclidean norm of the whole tree as one vector, in the tree's dtype (a scalar tensor, no synchronisation)."""
+    """Return the Euclidean norm of the whole tree as one vector.
+
+    The result is a scalar tensor in the tree's dtype. Nothing is synchronised.
+    """
     if not tree:
         return torch.zeros(())
     total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors(tree))))
@@ -71,19 +77,22 @@ def norm(tree: Tree) -> Tensor:
 
 
 def squared_norm(tree: Tree) -> float:
-    """Squared Euclidean norm of the whole tree, accumulated in float64."""
+    """Return the squared Euclidean norm of the whole tree, accumulated in float64."""
     parts = [torch.linalg.vector_norm(value, dtype=torch.float64) ** 2 for value in tree.values()]
     return float(torch.stack(parts).sum()) if parts else 0.0
 
 
 def nonfinite(tree: Tree) -> str | None:
-    """Name of the first tensor that holds NaN or infinity, or None. One synchronisation where all is well."""
+    """Return the name of the first tensor that holds NaN or infinity, or None.
+
+    A tree of finite values costs one synchronisation.
+    """
     floating = {name: value for name, value in tree.items() if value.is_floating_point()}
     if not floating or math.isfinite(
         torch.stack([value.sum() for value in floating.values()]).sum()
     ):
         return None
-    # A finite tensor's sum may overflow: look at the values themselves
+    # The sum of a finite tensor may overflow, so the values are checked.
     for name, value in floating.items():
         if not bool(value.isfinite().all()):
             return name
@@ -95,12 +104,12 @@ def num_bytes(tree: Tree) -> int:
 
 
 def joined(parts: Trees) -> Tree:
-    """Several trees as one: names begin with ``<part>/``."""
+    """Join several trees into one whose names begin with ``<part>/``."""
     return {f"{part}/{name}": value for part, tree in parts.items() for name, value in tree.items()}
 
 
 def part_of(tree: Tree, part: str) -> Tree:
-    """One of the trees that were `joined`."""
+    """Return one of the trees that `joined` joined."""
     prefix = f"{part}/"
     return {
         name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)
@@ -108,15 +117,20 @@ def part_of(tree: Tree, part: str) -> Tree:
 
 
 def digest(tree: Tree) -> str:
-    """Hash of names, types, shapes and bytes."""
-    state = hashlib.sha256()  # in hardware: about as fast as a disk takes the bytes
+    """Return a hash of names, types, shapes and bytes."""
+    # Computed in hardware, it is about as fast as a disk writes the bytes.
+    state = hashlib.sha256()
     for part in _bytes_of(tree):
         state.update(part)
     return state.hexdigest()[:40]
 
 
 def checksum(tree: Tree) -> int:
-    """CRC-32 of names, types, shapes and bytes: shows damage, at a fraction of a digest's cost; no name for a content."""
+    """Return the CRC-32 of names, types, shapes and bytes.
+
+    It shows damage at a fraction of the cost of `digest`. It does not identify a
+    content.
+    """
     return functools.reduce(lambda crc, part: zlib.crc32(part, crc), _bytes_of(tree), 0)
 
 

@@ -1,4 +1,4 @@
-"""A user's own code: where in it an error arose, and whether its hooks can be called as their interfaces are."""
+"""Users' code: where an error arose in it, and whether its hooks fit their interfaces."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ _OURS = str(Path(__file__).resolve().parents[1])
 
 
 def is_ours(module: str) -> bool:
-    """Whether a module's name is fedexp's own."""
+    """Return whether a module is part of fedexp."""
     return module.partition(".")[0] == "fedexp"
 
 
 def place_of_error(error: BaseException) -> str | None:
-    """``file:line`` in code that is neither fedexp's nor installed, nearest to where `error` arose; None: it never was there."""
+    """Return the innermost ``file:line`` of an error in a user's code.
+
+    Returns:
+        The place, or None if the error passed only through fedexp and installed
+        packages.
+    """
     if isinstance(error, SyntaxError) and _is_users(error.filename):
         return f"{error.filename}:{error.lineno}"
     frames = reversed(traceback.extract_tb(error.__traceback__))
@@ -41,7 +46,7 @@ def _is_users(file: str | None) -> bool:
 
 
 def place_of_class(kind: type) -> str:
-    """``file:line`` of a class, or its name where it has no file."""
+    """Return ``file:line`` of a class, or its name if it has no file."""
     try:
         return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
     except (OSError, TypeError):
@@ -62,13 +67,18 @@ def said(error: BaseException) -> str:
 
 
 def check_hooks(kind: type, where: str) -> None:
-    """Refuse a plug-in whose methods cannot be called, with a `ConfigError` that names the line.
+    """Refuse a plug-in whose methods cannot be called as their interface calls them.
 
-    Every method that a class outside fedexp overrides must take the arguments of the one it replaces, in their order; their
-    names are free, further ones have defaults.
+    Every method that a class outside fedexp overrides must accept the arguments of the
+    method that it replaces, in their order. Their names are free. Further arguments
+    need defaults.
 
     Args:
-        where: the config key that names the class.
+        kind: Class of the plug-in.
+        where: Config key that names the class.
+
+    Raises:
+        ConfigError: A method does not fit. The message names its line.
     """
     problems = _problems(kind)
     if problems:
@@ -83,7 +93,11 @@ def check_hooks(kind: type, where: str) -> None:
 
 @cache
 def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
-    """(what is wrong, where, what was expected, what came instead) of every hook that cannot be called or is missing."""
+    """List every hook that is missing or cannot be called.
+
+    Returns:
+        One tuple per hook: what is wrong, where, what was expected, what was found.
+    """
     problems: list[tuple[str, str, str, str | None]] = []
     for number, cls in enumerate(kind.__mro__):
         if is_ours(cls.__module__):
@@ -117,7 +131,7 @@ def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
 
 
 def _mismatch(name: str, own: Any, replaced: Any) -> tuple[str, str] | None:
-    """(expected, got) where `own` cannot stand for `replaced`."""
+    """Return (expected, got) if `own` cannot replace `replaced`, else None."""
     if isinstance(replaced, property | cached_property):
         return ("a @property", f"def {name}(...)") if isinstance(own, FunctionType) else None
     if not isinstance(replaced, FunctionType):
@@ -136,13 +150,13 @@ def _mismatch(name: str, own: Any, replaced: Any) -> tuple[str, str] | None:
 
 
 def _function(own: Any) -> Any:
-    """The code object of a method, in whatever form it stands in its class."""
+    """Return the code object of a method, whatever kind of attribute it is."""
     function = getattr(own, "__func__", None) or getattr(own, "fget", None) or own
     return getattr(function, "__code__", None)
 
 
 def _written(name: str, method: Any) -> str:
-    """``def NAME(ARGUMENTS)``, without types."""
+    """Write a method as ``def NAME(ARGUMENTS)``, without types."""
     if not callable(method):
         return name
     parts = inspect.signature(method).parameters.values()

@@ -1,4 +1,4 @@
-"""Models as values: a spec (architecture and widths) and weights (spec, parameters, buffers)."""
+"""Models as values: a spec (architecture and widths) and weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,26 @@ from fedexp.core.build import convert, locate
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.core.trees import Tree
 
-_CHANNELS_LAST_ON = ("cuda",)  # kinds of device whose convolutions are faster so
+# Kinds of devices whose convolutions are faster channels last.
+_CHANNELS_LAST_ON = ("cuda",)
 
 by_spec = lru_cache(maxsize=16)
-"""Keeps what a function of specs (or `Net`) returned for those used last: widths may change every round."""
+"""Cache of a function of specs (or `Net`) for the specs used last.
+
+Widths may change in every round.
+"""
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Which network: a class path and its keyword arguments. Hashable; widths are data and may change between rounds."""
+    """A network: a class path and its keyword arguments.
+
+    A spec is hashable. Widths are arguments and may change between rounds.
+
+    Args:
+        arch: Dotted path of the class.
+        kwargs: Sorted pairs of argument and value.
+    """
 
     arch: str
     kwargs: tuple[tuple[str, Any], ...]
@@ -33,9 +44,19 @@ class ModelSpec:
     def of(
         cls, node: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int
     ) -> ModelSpec:
-        """From a ``model`` config node; checks names and types of its keys against the class's constructor.
+        """Build a spec from a ``model`` config node.
 
-        ``input_shape`` and ``num_classes`` come from the data set and are passed to every constructor that takes them.
+        The names and types of the keys are checked against the class's constructor.
+        ``input_shape`` and ``num_classes`` come from the data set. They are passed to
+        every constructor that takes them.
+
+        Args:
+            node: The config node.
+            input_shape: Shape of one sample.
+            num_classes: Number of classes of the data set.
+
+        Raises:
+            ConfigError: A key is unknown, missing or of the wrong type.
         """
         values = dict(node)
         arch = values.pop("_target_", None)
@@ -75,9 +96,11 @@ class ModelSpec:
         return cls(str(arch), tuple(sorted(kwargs.items())))
 
     def split(self) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None:
-        """Frozen extractor, tuned head, and the shape of the features between; None: the network is trained as one.
+        """Return the frozen extractor, the tuned head and the shape of their features.
 
-        A class offers them as a static method ``extractor_and_head(kwargs)``; it must compute the head of the extractor.
+        A class offers them as a static method ``extractor_and_head(kwargs)``. The
+        network must compute the head of the extractor. None means that the network is
+        trained as one.
         """
         parts = getattr(locate(self.arch, nn.Module, "model"), "extractor_and_head", None)
         answer: tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None = parts and parts(
@@ -87,19 +110,25 @@ class ModelSpec:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All constructor arguments, those at their defaults included."""
+        """All constructor arguments, with the defaults of those that are not set."""
         signature = inspect.signature(locate(self.arch, nn.Module, "model")).parameters.values()
         return {p.name: p.default for p in signature if p.default is not p.empty} | dict(
             self.kwargs
         )
 
     def variant(self, rule: str, refusal: str, *arguments: Any) -> ModelSpec:
-        """The network that a rule of its class makes of it.
+        """Return the network that a rule of the class derives from this one.
 
-        A rule is a static method; of all constructor arguments (defaults included) and `arguments` it makes those that change.
+        A rule is a static method. It receives all constructor arguments (defaults
+        included) and `arguments`, and returns those that change.
+
+        Args:
+            rule: Name of the static method.
+            refusal: Message if the class has no such rule.
+            arguments: Further arguments of the rule.
 
         Raises:
-            ConfigError: the class has no such rule; says `refusal`.
+            ConfigError: The class has no such rule.
         """
         kind = locate(self.arch, nn.Module, "model")
         changes: Callable[..., Mapping[str, Any]] | None = getattr(kind, rule, None)
@@ -119,7 +148,11 @@ class ModelSpec:
         return ModelSpec(self.arch, tuple(sorted(own.items())))
 
     def module(self) -> nn.Module:
-        """A new module. Its initialisation draws from a fork of torch's global generator: `Weights.init` seeds it."""
+        """Build a new module.
+
+        Its initialisation draws from a fork of torch's global generator, which
+        `Weights.init` seeds.
+        """
         kind = locate(self.arch, nn.Module, "model")
         try:
             with torch.random.fork_rng(devices=[]):
@@ -133,7 +166,7 @@ class ModelSpec:
 
 
 def _freeze(value: Any) -> Any:
-    """Hashable form of plain config values."""
+    """Return plain config values in a hashable form."""
     if isinstance(value, list | tuple):
         return tuple(_freeze(v) for v in value)
     if isinstance(value, dict):
@@ -143,9 +176,14 @@ def _freeze(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """The only form in which models travel: parameters and buffers of the network `spec` names.
+    """Parameters and buffers of the network `spec`. Models travel only in this form.
 
-    On CUDA its 4-D parameters lie channels last, wherever they come from.
+    On CUDA, 4-D parameters are stored channels last, whatever their source.
+
+    Args:
+        spec: Architecture of the network.
+        params: Parameters by name.
+        buffers: Buffers by name.
     """
 
     spec: ModelSpec
@@ -161,7 +199,10 @@ class Weights:
 
     @property
     def frozen(self) -> frozenset[str]:
-        """Parameters and buffers that clients never change: those that match the class's ``frozen_parameters``."""
+        """Names of parameters and buffers that clients never change.
+
+        They match the class's ``frozen_parameters``.
+        """
         return frozen_of(self.spec.arch, (*self.params, *self.buffers))
 
     @property
@@ -176,7 +217,7 @@ class Weights:
 
     @classmethod
     def init(cls, spec: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
-        """The network's own initialisation under `seed`."""
+        """Return the network's own initialisation under `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             module = spec.module()
@@ -191,10 +232,17 @@ class Weights:
 
     @classmethod
     def of_state_dict(cls, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> Weights:
-        """From what ``torch.nn.Module.state_dict`` returned, on the CPU; buffers it leaves out are as initialised.
+        """Build weights from a module's ``state_dict()``, on the CPU.
+
+        Buffers that the state dict leaves out have their initial values.
+
+        Args:
+            spec: Architecture of the network.
+            state: The state dict.
+            where: Name of the state dict for messages.
 
         Raises:
-            ConfigError: names or shapes are not the network's; says `where`.
+            ConfigError: Names or shapes do not fit the network.
         """
         module = spec.module()
         kinds = {value.dtype for value in state.values() if value.is_floating_point()}
@@ -213,7 +261,7 @@ class Weights:
         return cls(spec, params, dict(module.named_buffers()))
 
     def module(self) -> nn.Module:
-        """A network of its own with copies of these tensors, in evaluation mode."""
+        """Return a new network with copies of these tensors, in evaluation mode."""
         module = self.spec.module()
         first = next(iter(self.params.values()))
         module.to(first.device, first.dtype)
@@ -229,14 +277,17 @@ class Weights:
 
 @cache
 def frozen_of(arch: str, names: tuple[str, ...]) -> frozenset[str]:
-    """Those of `names` that clients of this architecture never change."""
+    """Return those of `names` that clients of this architecture never change."""
     patterns: tuple[str, ...] = getattr(locate(arch, nn.Module, "model"), "frozen_parameters", ())
     return frozenset(name for name in names for pattern in patterns if fnmatchcase(name, pattern))
 
 
 @by_spec
 def computes_channels_last(spec: ModelSpec, device: str) -> bool:
-    """Whether 4-D tensors of this network lie channels last; its class may refuse with ``channels_last = False``."""
+    """Return whether 4-D tensors of this network are stored channels last on `device`.
+
+    The network's class may refuse with ``channels_last = False``.
+    """
     return device in _CHANNELS_LAST_ON and getattr(
         locate(spec.arch, nn.Module, "model"), "channels_last", True
     )
