@@ -18,8 +18,9 @@ from fedexp.core.weights import ModelSpec
 
 # A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and Weights.
 # References from `Env.keep` may replace Weights that need not be in memory. When a run is
-# resumed, everything but these references is read at once.
-State = dict[str, Any]
+# resumed, everything but these references is read at once. At run time it is a plain dict. A
+# method declares its keys as a TypedDict.
+State = Any
 
 
 @dataclass(frozen=True)

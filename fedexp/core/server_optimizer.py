@@ -12,6 +12,10 @@ from fedexp.core.trainer import RoundStats
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
+# The state of a server optimizer: at run time a plain dict, a nest of dict, list, scalar, None,
+# Tensor and Weights.
+State = Any
+
 
 @dataclass(frozen=True)
 class ServerOptimizer(ABC):
@@ -30,7 +34,7 @@ class ServerOptimizer(ABC):
         """Whether the step differs from ``w + direction``, so that an averaged update is needed."""
         return True
 
-    def init(self, weights: Weights) -> dict[str, Any]:
+    def init(self, weights: Weights) -> State:
         """Return the state before round 0.
 
         A state is a nest of dict, list, scalar, None, Tensor and Weights.
@@ -39,15 +43,15 @@ class ServerOptimizer(ABC):
 
     @abstractmethod
     def step(
-        self, state: dict[str, Any], params: Tree, direction: Tree, stats: RoundStats
-    ) -> tuple[dict[str, Any], Tree, Metrics]:
+        self, state: State, params: Tree, direction: Tree, stats: RoundStats
+    ) -> tuple[State, Tree, Metrics]:
         """Take a step.
 
         Returns:
             The new state, the new parameters and the values to log.
         """
 
-    def evaluated(self, state: dict[str, Any], params: Tree) -> Tree:
+    def evaluated(self, state: State, params: Tree) -> Tree:
         """Return the parameters that are evaluated and reported.
 
         Training continues from `params`.

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, NotRequired
 
 import torch
 import torch.nn.functional as F
@@ -39,10 +39,16 @@ from fedexp.distillation.student import answers
 from fedexp.distillation.synthesis import Terms, generate, named
 from fedexp.distillation.views import View
 from fedexp.methods.bases.data_free import Lesson
-from fedexp.methods.bases.replay import Replay, logits_of
+from fedexp.methods.bases.replay import BankState, Replay, logits_of
 from fedexp.server_training.batches import batches, on_device
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Adam, Optimizer, Sgd
+
+
+class CoBoostingState(BankState):
+    """The bank, and the teachers' weights, (teachers,)."""
+
+    weights: NotRequired[Tensor]
 
 
 @dataclass(frozen=True)

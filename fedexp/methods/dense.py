@@ -36,6 +36,7 @@ from fedexp.distillation.pictures import generated
 from fedexp.distillation.student import answers
 from fedexp.distillation.synthesis import Terms, generate, generated_by, named, synthesise
 from fedexp.distillation.views import View, Views
+from fedexp.methods.bases.data_free import DataFreeState, GeneratorState
 from fedexp.methods.bases.replay import Replay
 from fedexp.server_training.optimizers import Adam, Optimizer
 
@@ -90,9 +91,15 @@ class Dense(Replay):
             return own
         spec = generator_spec(env.input_shape, self.nz, self.ngf)
         generator = Weights.init(spec, seed_of(env.seed, "generator"), env.device, env.dtype)
-        return {"generator": generator, "optimizer": self.generator.init(generator.params)}
+        state: GeneratorState = {
+            "generator": generator,
+            "optimizer": self.generator.init(generator.params),
+        }
+        return state
 
-    def epoch(self, state: State, ensemble: Ensemble, lr: float, env: Env) -> tuple[State, Metrics]:
+    def epoch(
+        self, state: DataFreeState, ensemble: Ensemble, lr: float, env: Env
+    ) -> tuple[DataFreeState, Metrics]:
         if self.variant == "bank":
             return super().epoch(state, ensemble, lr, env)
         images, made, own = self.synthesise(
@@ -104,7 +111,7 @@ class Dense(Replay):
         state, taught = self.taught({**state, "own": own}, [lesson], lr, env)
         return state, {**made, **taught}
 
-    def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
+    def made(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
         if self.variant == "bank":
             return super().made(state, env)
         return generated(state["own"]["generator"], state["student"], self.nz, env)

@@ -21,7 +21,13 @@ from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec
 from fedexp.methods.bases.output_layer import check_mask, presence, presence_probes
-from fedexp.methods.local import Local, by_client
+from fedexp.methods.local import Local, LocalState, by_client
+
+
+class EnsembleState(LocalState):
+    """The state of an ensemble: the members, and by client their weights if they have any."""
+
+    member_weights: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Ensemble(Local):
     def probes(self, env: Env) -> tuple[Probe, ...]:
         return presence_probes(self.combine, env)
 
-    def init(self, env: Env) -> State:
+    def init(self, env: Env) -> EnsembleState:
         return {**super().init(env), "member_weights": {}}
 
     def update(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from fedexp.distillation.losses import information_entropy, one_hot
 from fedexp.distillation.pictures import generated
 from fedexp.distillation.synthesis import Terms, generated_by, named
 from fedexp.distillation.views import View
-from fedexp.methods.bases.data_free import DataFree, Lesson
+from fedexp.methods.bases.data_free import DataFree, DataFreeState, GeneratorState, Lesson
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Adam, Optimizer
 
@@ -75,24 +75,26 @@ class FedDafl(DataFree):
         if self.w_a > 0:
             check_head(spec, input_shape)
 
-    def begin(self, own: State, env: Env) -> State:
+    def begin(self, own: State, env: Env) -> GeneratorState:
         if own:
-            return own
+            return cast(GeneratorState, own)
         spec = generator_spec(env.input_shape, self.nz, self.ngf)
         generator = Weights.init(spec, seed_of(env.seed, "generator"), env.device, env.dtype)
         return {"generator": generator, "optimizer": self.generator.init(generator.params)}
 
-    def epoch(self, state: State, ensemble: Ensemble, lr: float, env: Env) -> tuple[State, Metrics]:
+    def epoch(
+        self, state: DataFreeState, ensemble: Ensemble, lr: float, env: Env
+    ) -> tuple[DataFreeState, Metrics]:
         game = _Game(self, state["own"]["generator"], state["own"]["optimizer"], ensemble, env)
         state, taught = self.taught(state, game.lessons(), lr, env)
         means = {
             name: float(torch.stack([row[name] for row in game.rows]).mean())
             for name in game.rows[0]
         }
-        own = {"generator": game.generator, "optimizer": game.optimizer}
+        own: GeneratorState = {"generator": game.generator, "optimizer": game.optimizer}
         return {**state, "own": own}, {**named(means), **taught}
 
-    def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
+    def made(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
         return generated(state["own"]["generator"], state["student"], self.nz, env)
 
 

@@ -8,7 +8,7 @@ Yogi ``v = v - (1 - beta_2) U^2 sign(v - U^2)``; ``w += lr b / (sqrt(v) + tau)``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -19,6 +19,13 @@ from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
+
+
+class FedAdamState(TypedDict):
+    """The moments of the averaged update: b, the first, and v, the second."""
+
+    b: Tree
+    v: Tree
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class FedAdam(ServerOptimizer):
         )
         require(self.tau > 0, f"tau must be positive, got {self.tau}")
 
-    def init(self, weights: Weights) -> dict[str, Any]:
+    def init(self, weights: Weights) -> FedAdamState:
         v = {name: torch.full_like(value, self.tau**2) for name, value in weights.params.items()}
         return {"b": trees.zeros_like(weights.params), "v": v}
 
@@ -46,8 +53,8 @@ class FedAdam(ServerOptimizer):
         return trees.add(trees.scale(v, self.beta_2), squared, alpha=1 - self.beta_2)
 
     def step(
-        self, state: dict[str, Any], params: Tree, direction: Tree, stats: RoundStats
-    ) -> tuple[dict[str, Any], Tree, Metrics]:
+        self, state: FedAdamState, params: Tree, direction: Tree, stats: RoundStats
+    ) -> tuple[FedAdamState, Tree, Metrics]:
         b = trees.add(trees.scale(state["b"], self.beta_1), direction, alpha=1 - self.beta_1)
         v = self.second_moment(state["v"], trees.mul(direction, direction))
         denominator = {name: value.add_(self.tau) for name, value in trees.sqrt(v).items()}

@@ -7,7 +7,7 @@ Classification, 2019. ``b = beta b + U``, ``w += lr b`` (heavy ball); with ``nes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from fedexp.core import trees
 from fedexp.core.build import require
@@ -16,6 +16,12 @@ from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
+
+
+class FedAvgMState(TypedDict):
+    """The momentum buffer b."""
+
+    b: Tree
 
 
 @dataclass(frozen=True)
@@ -30,12 +36,12 @@ class FedAvgM(ServerOptimizer):
         require(self.lr > 0, f"lr must be positive, got {self.lr}")
         require(0 <= self.beta < 1, f"beta must lie in [0, 1), got {self.beta}")
 
-    def init(self, weights: Weights) -> dict[str, Any]:
+    def init(self, weights: Weights) -> FedAvgMState:
         return {"b": trees.zeros_like(weights.params)}
 
     def step(
-        self, state: dict[str, Any], params: Tree, direction: Tree, stats: RoundStats
-    ) -> tuple[dict[str, Any], Tree, Metrics]:
+        self, state: FedAvgMState, params: Tree, direction: Tree, stats: RoundStats
+    ) -> tuple[FedAvgMState, Tree, Metrics]:
         b = trees.add(direction, state["b"], alpha=self.beta)
         move = trees.add(direction, b, alpha=self.beta) if self.nesterov else b
         return {"b": b}, trees.add(params, move, alpha=self.lr), {}

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -35,17 +35,50 @@ from fedexp.core.env import Env, Extent
 from fedexp.core.errors import ConfigError, overflow
 from fedexp.core.jobs import ClientResult
 from fedexp.core.seeds import numpy_generator
+from fedexp.core.stored_weights import Kept
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
+from fedexp.methods.bases.averaging import AveragingState
 from fedexp.methods.fedavg import Mean
 
 BLOCK_BYTES = 1 << 22  # of candidates side by side in float64, while products are summed
 MOST_COMBINATIONS = 1 << 24  # of one group: a table of 128 MiB
 
-Entry = dict[str, Any]  # model: Kept; loss: F; norm: ||w||^2; round: when it was trained, -1 is w_0
-# By client: entries, the newest first, and the index of the chosen one
-Caches = Mapping[str, Mapping[str, Any]]
+
+class Entry(TypedDict):
+    """A model in a client's cache.
+
+    Args:
+        model: The model.
+        loss: Its training loss F.
+        norm: ||w||^2 of its trained parameters.
+        round: The round in which it was trained. -1 stands for w_0.
+    """
+
+    model: Kept
+    loss: float
+    norm: float
+    round: int
+
+
+class Cache(TypedDict):
+    """A client's cache: its entries, the newest first, and the index of the chosen one."""
+
+    entries: list[Entry]
+    chosen: int
+
+
+class FedCDAState(AveragingState):
+    """The state of FedAvg with the clients' caches and the sum of the chosen models.
+
+    Args:
+        caches: Caches by client.
+        sum: Sum of the chosen models in float64.
+    """
+
+    caches: dict[str, Cache]
+    sum: Tree
 
 
 @dataclass(frozen=True)
@@ -130,18 +163,18 @@ class FedCDA(Mean):
     def _groups(self, world: Env | Extent) -> int:
         return 1 if self.strategy == "optimal" else world.server_steps(self.B)
 
-    def init(self, env: Env) -> State:
+    def init(self, env: Env) -> FedCDAState:
         base = super().init(env)
         start: Weights = base["weights"]
-        caches: dict[str, Any] = {}
+        caches: dict[str, Cache] = {}
         if self.unseen == "initial":
-            entry = {
+            entry: Entry = {
                 "model": env.keep(start),
                 "loss": 0.0,
                 "norm": trees.squared_norm(start.trainable),
                 "round": -1,
             }
-            alike = {"entries": [entry], "chosen": 0}
+            alike: Cache = {"entries": [entry], "chosen": 0}
             caches = {str(client): alike for client in np.flatnonzero(env.sizes).tolist()}
         total = {k: v.double() * len(caches) for k, v in _averaged(start).items()}
         return {**base, "caches": caches, "sum": total}
@@ -156,11 +189,12 @@ class FedCDA(Mean):
                 arrived[str(result.client)] = self._entry(result, env)
                 yield result
 
+        base: AveragingState
         base, metrics = super().update(state, kept(), env)
         if not arrived:
             return state, metrics
         old: Weights = state["weights"]
-        before: Caches = state["caches"]
+        before: dict[str, Cache] = state["caches"]
         rest = [_chosen(cache) for client, cache in before.items() if client not in arrived]
         fixed = self._fixed(state, arrived, bool(rest))
         warm = env.round < self.warm_up_rounds(env.rounds)
@@ -174,12 +208,12 @@ class FedCDA(Mean):
             picks = _drawn(list(fresh.values()), env)
         else:
             picks, facts = self._search(list(fresh.values()), old.trainable, fixed, rest, env)
-        after = {
+        after: dict[str, Cache] = {
             client: {"entries": entries, "chosen": pick}
             for (client, entries), pick in zip(fresh.items(), picks, strict=True)
         }
         mean, total = _mean_of([_chosen(cache) for cache in after.values()], old, fixed, len(rest))
-        new = {**base, "caches": {**before, **after}, "sum": total}
+        new: FedCDAState = {**base, "caches": {**before, **after}, "sum": total}
         if warm:
             return new, metrics
         weights = Weights(
@@ -213,7 +247,7 @@ class FedCDA(Mean):
             "round": env.round,
         }
 
-    def _pushed(self, cache: Mapping[str, Any] | None, entry: Entry) -> list[Entry]:
+    def _pushed(self, cache: Cache | None, entry: Entry) -> list[Entry]:
         """A client's entries with a new one; w_0 stands in until there is one and is no candidate."""
         return [entry, *(e for e in (cache["entries"] if cache else ()) if e["round"] >= 0)][
             : self.K
@@ -410,9 +444,8 @@ def _add(total: Tree, tree: Tree, alpha: float) -> None:
     torch._foreach_add_(trees.tensors(total), trees.tensors(tree), alpha=alpha)
 
 
-def _chosen(cache: Mapping[str, Any]) -> Entry:
-    entry: Entry = cache["entries"][cache["chosen"]]
-    return entry
+def _chosen(cache: Cache) -> Entry:
+    return cache["entries"][cache["chosen"]]
 
 
 def _drawn(fresh: Sequence[Sequence[Entry]], env: Env) -> list[int]:

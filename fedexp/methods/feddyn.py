@@ -13,7 +13,7 @@ Up: y_i. Down: w. Client state: g_i (D floats, from zero). Server state: d (D fl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from fedexp.core import trees
 from fedexp.core.build import require
@@ -23,6 +23,12 @@ from fedexp.core.task import Metrics
 from fedexp.core.trainer import Adjustment, Ctx, Received, RoundStats, Trainer, elementwise
 from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import Weights
+
+
+class FedDynState(TypedDict):
+    """The drift correction d."""
+
+    d: Tree
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,12 @@ class FedDynServer(ServerOptimizer):
             )
         )
 
-    def init(self, weights: Weights) -> dict[str, Any]:
+    def init(self, weights: Weights) -> FedDynState:
         return {"d": trees.zeros_like(weights.params)}
 
     def step(
-        self, state: dict[str, Any], params: Tree, direction: Tree, stats: RoundStats
-    ) -> tuple[dict[str, Any], Tree, Metrics]:
+        self, state: FedDynState, params: Tree, direction: Tree, stats: RoundStats
+    ) -> tuple[FedDynState, Tree, Metrics]:
         d = trees.add(state["d"], direction, alpha=stats.m / stats.N)
         return (
             {"d": d},

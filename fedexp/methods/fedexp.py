@@ -10,7 +10,7 @@ last two iterates; training continues from the last.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from fedexp.core import trees
 from fedexp.core.build import require
@@ -20,6 +20,12 @@ from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
+
+
+class FedExPState(TypedDict):
+    """The previous iterate."""
+
+    previous: Tree
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class FedExP(ServerOptimizer):
     def needs(self) -> Needs:
         return Needs(update_norms=True)
 
-    def init(self, weights: Weights) -> dict[str, Any]:
+    def init(self, weights: Weights) -> FedExPState:
         return {"previous": weights.params}
 
     def eta(self, direction: Tree, stats: RoundStats) -> float:
@@ -49,10 +55,10 @@ class FedExP(ServerOptimizer):
         return max(1.0, mean / denominator) if denominator else 1.0
 
     def step(
-        self, state: dict[str, Any], params: Tree, direction: Tree, stats: RoundStats
-    ) -> tuple[dict[str, Any], Tree, Metrics]:
+        self, state: FedExPState, params: Tree, direction: Tree, stats: RoundStats
+    ) -> tuple[FedExPState, Tree, Metrics]:
         eta = self.eta(direction, stats)
         return {"previous": params}, trees.add(params, direction, alpha=eta), {"server/eta_g": eta}
 
-    def evaluated(self, state: dict[str, Any], params: Tree) -> Tree:
+    def evaluated(self, state: FedExPState, params: Tree) -> Tree:
         return trees.scale(trees.add(params, state["previous"]), 0.5)

@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedexp.core.aggregator import Aggregator, State
+from fedexp.core.aggregator import Aggregator
 from fedexp.core.build import require
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
@@ -35,6 +35,7 @@ from fedexp.core.local_training import LocalTraining
 from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.seeds import numpy_generator
+from fedexp.core.stored_weights import Kept
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec, Weights
@@ -49,6 +50,42 @@ from fedexp.methods.bases.class_counts import ClassCounts, counts
 from fedexp.methods.bases.fusion import averaged
 from fedexp.methods.bases.output_layer import check_classes
 from fedexp.methods.pfnm import class_shares
+
+
+class Matching(TypedDict):
+    """The cohort of a round between two of its steps.
+
+    Args:
+        cohort: Clients of the round.
+        models: Their models, with the matched layers replaced.
+        units: By group of hidden units, the matched positions of every model's units.
+        counted: Samples of each class, (models, classes).
+    """
+
+    cohort: list[int]
+    models: list[Kept]
+    units: dict[str, Tensor]
+    counted: Tensor
+
+
+class FedMAState(TypedDict):
+    """The state of FedMA.
+
+    Args:
+        weights: The fused model.
+        round: Number of finished rounds.
+        cohort: Clients of the last finished round.
+        units: Their assignments, by group of hidden units.
+        stage: Number of finished steps in the round.
+        matching: The cohort of the round, or None before its first step.
+    """
+
+    weights: Weights
+    round: int
+    cohort: list[int]
+    units: dict[str, Tensor]
+    stage: int
+    matching: Matching | None
 
 
 @dataclass(frozen=True)
@@ -144,7 +181,7 @@ class FedMA(Aggregator):
         """The network that is matched."""
         return folded_spec(spec, input_shape) if self.fold_batch_norm else spec
 
-    def init(self, env: Env) -> State:
+    def init(self, env: Env) -> FedMAState:
         keeps = (
             type(env.trainer).init_state is not Trainer.init_state
             or type(env.trainer).finish is not Trainer.finish
@@ -165,17 +202,14 @@ class FedMA(Aggregator):
             "matching": None,
         }
 
-    def position(self, state: State, step: int) -> tuple[int, int]:
+    def position(self, state: FedMAState, step: int) -> tuple[int, int]:
         return state["round"], state["stage"]
 
-    def plan(self, state: State, env: Env) -> list[ClientJob]:
-        return (
-            self._retraining(state["matching"], env)
-            if state["stage"]
-            else self._training(state, env)
-        )
+    def plan(self, state: FedMAState, env: Env) -> list[ClientJob]:
+        matching = state["matching"]
+        return self._training(state, env) if matching is None else self._retraining(matching, env)
 
-    def _training(self, state: State, env: Env) -> list[ClientJob]:
+    def _training(self, state: FedMAState, env: Env) -> list[ClientJob]:
         """Of whole models, a round's first step."""
         probes = (ClassCounts(env.num_classes),)
         local_training = self._local_training(env) if self.retrain and env.round else None
@@ -186,7 +220,7 @@ class FedMA(Aggregator):
             for client, start in starts
         ]
 
-    def _starts(self, state: State, cohort: Sequence[int], env: Env) -> list[Weights]:
+    def _starts(self, state: FedMAState, cohort: Sequence[int], env: Env) -> list[Weights]:
         fused: Weights = state["weights"]
         if env.first and env.init == "different":
             return [env.initial_weights(client) for client in cohort]
@@ -197,7 +231,7 @@ class FedMA(Aggregator):
         owned = [units_of(client, state["units"], state["cohort"]) for client in cohort]
         return [Embedding(small, large, own).cut_out(fused) for own in owned]
 
-    def _retraining(self, matching: dict[str, Any], env: Env) -> list[ClientJob]:
+    def _retraining(self, matching: Matching, env: Env) -> list[ClientJob]:
         """Of what lies above the matched layers, each client from its own model."""
         models = [kept.load() for kept in matching["models"]]
         structure = structure_of(models[0].spec, env.input_shape)
@@ -233,10 +267,10 @@ class FedMA(Aggregator):
         )
 
     def update(
-        self, state: State, results: Iterable[ClientResult], env: Env
-    ) -> tuple[State, Metrics]:
+        self, state: FedMAState, results: Iterable[ClientResult], env: Env
+    ) -> tuple[FedMAState, Metrics]:
         came = list(results)
-        ended = {**state, "round": state["round"] + 1, "stage": 0, "matching": None}
+        ended: FedMAState = {**state, "round": state["round"] + 1, "stage": 0, "matching": None}
         if not came:  # every client was skipped: the round changes nothing
             return ended, {"clients": 0}
         cohort = [result.client for result in came]
@@ -258,7 +292,7 @@ class FedMA(Aggregator):
         widths = [group.size for group in structure.groups]
         if again:
             models = [env.keep(model) for model in matched.models]
-            matching = {
+            matching: Matching = {
                 "cohort": cohort,
                 "models": models,
                 "units": dict(matched.units),
@@ -272,7 +306,7 @@ class FedMA(Aggregator):
         return {**ended, "weights": fused, "cohort": cohort, "units": dict(matched.units)}, metrics
 
     def _received(
-        self, matching: dict[str, Any] | None, came: list[ClientResult], env: Env
+        self, matching: Matching | None, came: list[ClientResult], env: Env
     ) -> tuple[PartlyMatched, Tensor]:
         """The trained models, and the samples behind each by class, (models, classes)."""
         if matching is not None:
@@ -286,7 +320,7 @@ class FedMA(Aggregator):
             models = [fold_batch_norm(model, env.input_shape) for model in models]
         return PartlyMatched(models, {}), counts(came)
 
-    def outcome(self, state: State) -> Outcome:
+    def outcome(self, state: FedMAState) -> Outcome:
         return Outcome((state["weights"],), self.delivers)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.env import Env
@@ -16,6 +16,13 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
+from fedexp.core.weights import Weights
+
+
+class LocalState(TypedDict):
+    """The state of local training: by client, the latest model."""
+
+    models: dict[str, Weights]
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Local(Aggregator):
         """What is asked about every trained model."""
         return ()
 
-    def init(self, env: Env) -> State:
+    def init(self, env: Env) -> LocalState:
         return {"models": {}}
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:

@@ -38,7 +38,7 @@ from fedexp.matching.chains import Chain, Fused, chain_structure, fuse_chains
 from fedexp.matching.embedding import Embedding, units_of
 from fedexp.matching.structure import Structure, with_widths
 from fedexp.methods.bases.class_counts import ClassCounts, counts
-from fedexp.methods.bases.fusion import FusionAggregator
+from fedexp.methods.bases.fusion import FusionAggregator, FusionState
 from fedexp.storage.files import file_sha256
 
 _ONE_MATCHING = Demand(
@@ -47,6 +47,13 @@ _ONE_MATCHING = Demand(
     "visits models in raw orders, those of one matching after the split",
     "set aggregator.visits=seed",
 )
+
+
+class PFNMState(FusionState):
+    """The fused model, the last cohort, and its assignments by group of hidden units."""
+
+    units: dict[str, Tensor]
+    cohort: list[int]
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ class PFNM(FusionAggregator):
     def probes(self, env: Env) -> tuple[Probe, ...]:
         return () if self.class_counts else (ClassCounts(env.num_classes),)
 
-    def init(self, env: Env) -> State:
+    def init(self, env: Env) -> PFNMState:
         return {**super().init(env), "units": {}, "cohort": []}
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:

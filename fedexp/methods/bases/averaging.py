@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -23,8 +23,24 @@ from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats, ServerUpdate, Trainer
-from fedexp.core.trees import Tree
+from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import Weights
+
+
+class AveragingState(TypedDict):
+    """The state of a method that averages.
+
+    Args:
+        weights: The global model.
+        shared: Trees that the trainer broadcasts.
+        server: The state of the server optimizer.
+        evaluated: The model that is evaluated.
+    """
+
+    weights: Weights
+    shared: Trees
+    server: State
+    evaluated: Weights
 
 
 @dataclass(frozen=True)
@@ -77,7 +93,7 @@ class Averaging(Aggregator):
         """The direction's length in units of `merged`'s; ``stats.squared_norms`` are those of u_i / a_i here."""
         return 1.0
 
-    def init(self, env: Env) -> State:
+    def init(self, env: Env) -> AveragingState:
         start = env.initial_weights()
         return {
             "weights": start,
@@ -137,7 +153,7 @@ class Averaging(Aggregator):
                 **metrics,
                 **{f"server/{name}": _length(tree) for name, tree in renewed.items()},
             }
-        new = {
+        new: AveragingState = {
             "weights": weights,
             "shared": shared,
             "server": server,

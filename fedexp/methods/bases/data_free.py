@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from fedexp.core.kernel import StepNoise
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.seeds import seed_of
+from fedexp.core.stored_weights import Kept
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
 from fedexp.distillation.ensemble import Ensemble
@@ -31,6 +32,35 @@ from fedexp.server_training.optimizers import Optimizer, Sgd, cosine
 from fedexp.tasks.classification import Classification
 
 Lesson = tuple[Tensor, Tensor]  # normalised inputs (b, ...) and the teachers' logits of them (b, C)
+
+
+class DataFreeState(TypedDict):
+    """The state of data-free distillation.
+
+    Args:
+        round: Number of finished rounds.
+        epoch: Number of finished steps in the round.
+        stacked: Whether teachers run stacked, None before the first cohort.
+        student: The student.
+        optimizer: The state of its optimizer.
+        teachers: The round's teachers.
+        own: The state of the method itself.
+    """
+
+    round: int
+    epoch: int
+    stacked: bool | None
+    student: Weights
+    optimizer: State
+    teachers: list[Kept]
+    own: State
+
+
+class GeneratorState(TypedDict):
+    """A generator and the state of its optimizer."""
+
+    generator: Weights
+    optimizer: State
 
 
 @dataclass(frozen=True)
@@ -94,18 +124,25 @@ class DataFree(Aggregator):
             images=True,
         )
 
-    def init(self, env: Env) -> State:
+    def init(self, env: Env) -> DataFreeState:
         if self.teachers == "stacked":
             _check_stackable(env)
         if self.precision == "bf16":
             _check_bf16(env)
-        work = {"student": fresh_student(env), "optimizer": {}, "teachers": [], "own": {}}
-        return {"round": 0, "epoch": 0, "stacked": None, **work}
+        return {
+            "round": 0,
+            "epoch": 0,
+            "stacked": None,
+            "student": fresh_student(env),
+            "optimizer": {},
+            "teachers": [],
+            "own": {},
+        }
 
-    def position(self, state: State, step: int) -> tuple[int, int]:
+    def position(self, state: DataFreeState, step: int) -> tuple[int, int]:
         return state["round"], state["epoch"]
 
-    def plan(self, state: State, env: Env) -> list[ClientJob]:
+    def plan(self, state: DataFreeState, env: Env) -> list[ClientJob]:
         if env.step:
             return []
         return [
@@ -114,14 +151,14 @@ class DataFree(Aggregator):
         ]
 
     def update(
-        self, state: State, results: Iterable[ClientResult], env: Env
-    ) -> tuple[State, Metrics]:
+        self, state: DataFreeState, results: Iterable[ClientResult], env: Env
+    ) -> tuple[DataFreeState, Metrics]:
         if env.step == 0:
             return self._begin(state, [result.weights for result in results], env)
         ensemble = Ensemble(
             [kept.load() for kept in state["teachers"]],
             self.at_once,
-            stacked=state["stacked"],
+            stacked=bool(state["stacked"]),
             bf16=self.precision == "bf16",
         )
         epochs, lr = env.server_steps(self.T), self.lr_student
@@ -134,7 +171,9 @@ class DataFree(Aggregator):
             return _ended(state), metrics
         return {**state, "epoch": env.step + 1}, metrics
 
-    def _begin(self, state: State, models: list[Weights], env: Env) -> tuple[State, Metrics]:
+    def _begin(
+        self, state: DataFreeState, models: list[Weights], env: Env
+    ) -> tuple[DataFreeState, Metrics]:
         """The round's teachers and the student's start."""
         if not models:  # every client was skipped: the round changes nothing
             return _ended(state), {"clients": 0}
@@ -148,7 +187,7 @@ class DataFree(Aggregator):
             inputs = torch.zeros(self.b, *env.input_shape, device=env.device, dtype=env.dtype)
             running = "looped" if self.precision == "bf16" else self.teachers
             stacked = stacks(running, models, self.at_once, inputs)
-        started = {
+        started: DataFreeState = {
             **state,
             "epoch": 1,
             "stacked": stacked,
@@ -164,7 +203,9 @@ class DataFree(Aggregator):
         return {}
 
     @abstractmethod
-    def epoch(self, state: State, ensemble: Ensemble, lr: float, env: Env) -> tuple[State, Metrics]:
+    def epoch(
+        self, state: DataFreeState, ensemble: Ensemble, lr: float, env: Env
+    ) -> tuple[DataFreeState, Metrics]:
         """Epoch number ``env.step`` (from 1) of a round: the student, its optimizer and ``own`` after it.
 
         Args:
@@ -172,18 +213,18 @@ class DataFree(Aggregator):
         """
 
     @abstractmethod
-    def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
+    def made(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
         """(n, c, H, W) images to look at after a round, the oldest first, 8 bits a value or in [0, 1], and (n,) their classes."""
 
-    def pictures(self, state: State, env: Env) -> Mapping[str, Tensor]:
+    def pictures(self, state: DataFreeState, env: Env) -> Mapping[str, Tensor]:
         """``synthetic``: images of the bank, or fresh ones of a generator that keeps none, a row a class."""
         return (
             {"synthetic": by_class(*self.made(state, env), env.num_classes)} if state["own"] else {}
         )
 
     def taught(
-        self, state: State, lessons: Iterable[Lesson], lr: float, env: Env
-    ) -> tuple[State, Metrics]:
+        self, state: DataFreeState, lessons: Iterable[Lesson], lr: float, env: Env
+    ) -> tuple[DataFreeState, Metrics]:
         """The state after a step of the student on each of `lessons`, and what to log."""
         noise = StepNoise(seed_of(env.seed, "student noise", env.round, env.step), env.device)
         student, optimizer, losses = distil(
@@ -196,7 +237,7 @@ class DataFree(Aggregator):
             )
         return {**state, "student": student, "optimizer": optimizer}, metrics
 
-    def outcome(self, state: State) -> Outcome:
+    def outcome(self, state: DataFreeState) -> Outcome:
         return Outcome((state["student"],), self.delivers)
 
 
@@ -242,5 +283,5 @@ def _check_bf16(env: Env) -> None:
         )
 
 
-def _ended(state: State) -> State:
+def _ended(state: DataFreeState) -> DataFreeState:
     return {**state, "round": state["round"] + 1, "epoch": 0, "teachers": []}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -18,6 +19,12 @@ from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
+
+
+class FusionState(TypedDict):
+    """The state of a fusion: the fused model."""
+
+    weights: Weights
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class FusionAggregator(Aggregator):
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
         """One model of the cohort's (at least one), and what to log."""
 
-    def init(self, env: Env) -> State:
+    def init(self, env: Env) -> FusionState:
         return {"weights": env.initial_weights()}
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:

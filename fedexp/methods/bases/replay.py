@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -15,12 +16,25 @@ from fedexp.core.data import Samples
 from fedexp.core.env import Env
 from fedexp.core.seeds import torch_generator
 from fedexp.core.task import Metrics
+from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.distillation.bank import Rounding, samples_of, stored
 from fedexp.distillation.ensemble import Ensemble
 from fedexp.distillation.views import View, Views
-from fedexp.methods.bases.data_free import DataFree, Lesson
+from fedexp.methods.bases.data_free import DataFree, DataFreeState, Lesson
 from fedexp.server_training.batches import batches, on_device
+
+
+class BankState(TypedDict):
+    """The bank of synthetic images.
+
+    Args:
+        bank: One tree with ``x`` and ``y`` per batch of images.
+        logits: The teachers' logits of each batch, if images are not augmented.
+    """
+
+    bank: list[Tree]
+    logits: NotRequired[list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -47,9 +61,12 @@ class Replay(DataFree):
         require(self.B >= 2, f"B must be at least 2, got {self.B}")
 
     def begin(self, own: State, env: Env) -> State:
-        return {"bank": own["bank"] if self.keep_bank and own else []}
+        bank: BankState = {"bank": own["bank"] if self.keep_bank and own else []}
+        return bank
 
-    def epoch(self, state: State, ensemble: Ensemble, lr: float, env: Env) -> tuple[State, Metrics]:
+    def epoch(
+        self, state: DataFreeState, ensemble: Ensemble, lr: float, env: Env
+    ) -> tuple[DataFreeState, Metrics]:
         labels = self.labels(env)
         images, made, own = self.synthesise(labels, state["student"], ensemble, state["own"], env)
         bank = [*own["bank"], stored(images, labels, self.rounding)]
@@ -58,7 +75,7 @@ class Replay(DataFree):
         state, taught = self.taught({**state, "own": own}, lessons, lr, env)
         return state, {**made, **taught, "bank": len(samples)}
 
-    def made(self, state: State, env: Env) -> tuple[Tensor, Tensor]:
+    def made(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
         bank = samples_of(state["own"]["bank"], env.domain)
         return bank.x, bank.y
 

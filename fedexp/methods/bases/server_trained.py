@@ -31,6 +31,7 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights, by_spec
+from fedexp.methods.bases.averaging import AveragingState
 from fedexp.methods.fedavg import Mean
 from fedexp.server_training.batches import batches, on_device
 
@@ -39,6 +40,20 @@ network = by_spec(Net)
 
 Part = tuple[int, Tensor, Tensor]
 """A batch of proxy data: the round's optimizer step that it is for, from 0, positions (b,) and inputs (b, ...)."""
+
+
+class ServerTrainedState(AveragingState):
+    """The state of FedAvg with the position of server training.
+
+    Args:
+        round: Number of finished rounds.
+        stage: Number of finished steps in the round.
+        work: The state of server training within a round.
+    """
+
+    round: int
+    stage: int
+    work: State
 
 
 @dataclass(frozen=True)
@@ -122,7 +137,7 @@ class ServerTrained(Mean):
         """Optimizer steps that one step of the run takes: those of a pass over the proxy data."""
         return self.pass_length(env)
 
-    def init(self, env: Env) -> State:
+    def init(self, env: Env) -> ServerTrainedState:
         if (
             len(proxy_of(env)) < 2
             and network(env.server_spec, env.device, env.dtype).has_batch_norm

@@ -35,6 +35,7 @@ from fedexp.core.task import Metrics
 from fedexp.core.trainer import Trainer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights, by_spec
+from fedexp.methods.bases.averaging import AveragingState
 from fedexp.methods.bases.class_counts import ClassCounts, counts
 from fedexp.methods.bases.server_trained import mean_loss, network, whole
 from fedexp.methods.fedavg import Mean
@@ -66,6 +67,13 @@ def generator_spec(classes: int, noise: int, hidden: int, features: int) -> Mode
 
 class FeatureTrainer(Trainer):
     """A client's side of `FedGen`: fits the generator's features."""
+
+
+class FedGenState(AveragingState):
+    """The state of FedAvg with the generator and its optimizer's state."""
+
+    generator: Weights
+    optimizer: State
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ class FedGen(Mean):
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         head_of(spec, input_shape)
 
-    def init(self, env: Env) -> State:
+    def init(self, env: Env) -> FedGenState:
         state = super().init(env)
         _, features = head_of(env.server_spec, env.input_shape)
         spec = generator_spec(env.num_classes, self.noise, self.hidden, features)
