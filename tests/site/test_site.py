@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from pathlib import Path
 
@@ -81,6 +85,63 @@ def test_numbers_lead_to_their_cells_configs_and_commands(
         and "fedexp-table run ma_echo/table1</code>" in unrun
         and "report.html" not in unrun
     )
+
+
+def _git(*arguments: str) -> list[str]:
+    """Return the paths that a git command prints, or skip the test outside a git checkout."""
+    git = shutil.which("git")
+    root = conf_dir().parent
+    if git is None or not (root / ".git").exists():
+        pytest.skip("not a git checkout")
+
+    # A user's own ignore rules must not count.
+    command = [git, "-c", f"core.excludesFile={os.devnull}", *arguments]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode > 1:
+        pytest.skip(f"git cannot read the checkout: {done.stderr.strip()}")
+    return done.stdout.splitlines()
+
+
+def test_committed_records_contain_no_html() -> None:
+    tracked = _git("ls-files", "scripts/results")
+    assert any(path.endswith("/record.json") for path in tracked)
+    assert [path for path in tracked if path.lower().endswith((".html", ".htm"))] == []
+
+
+def test_git_ignores_only_the_html_of_a_record() -> None:
+    folder = "scripts/results/ma_echo/fig7"
+    names = ("record.json", "runs.csv", "configs.json", "report.md", "report-a.png", "report.html")
+    ignored = _git("check-ignore", "--no-index", *(f"{folder}/{name}" for name in names))
+    assert ignored == [f"{folder}/report.html"]
+
+
+@pytest.mark.slow
+def test_every_record_has_a_table_page_and_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One process reads the records without drawing, which takes most of the time.
+    monkeypatch.setattr(records, "with_pictures", lambda report, drawings, missed: report)
+    monkeypatch.setattr(records, "ProcessPoolExecutor", lambda _, mp_context: ThreadPoolExecutor(1))
+    read = records.read(RESULTS)
+    reports = {
+        path: data.decode()
+        for path, data in results.files_of(read)
+        if path.endswith("/report.html")
+    }
+
+    expected = set()
+    for about in RESULTS.glob("*/*/record.json"):
+        name = json.loads(about.read_text())["table"]
+        table = name.rpartition("/")[2]
+        form = about.parent.name.removeprefix(table).removeprefix("-") or "full"
+        expected.add(f"results/{name}/{form}/report.html")
+    assert reports.keys() == expected
+
+    pages = {page.path: page.text for page in results.pages(read)}
+    for path, html in reports.items():
+        folder, form, _ = path.rsplit("/", 2)
+        page = pages[f"{folder}.md"]
+        assert f'href="{folder.rpartition("/")[2]}/{form}/report.html"' in page
+        assert html.startswith("<!DOCTYPE html>") and html.rstrip().endswith("</html>")
+        assert 'id="cell-' in html
 
 
 def test_a_paper_says_what_does_not_come_out_and_what_was_assumed(pages: dict[str, str]) -> None:
