@@ -142,6 +142,12 @@ def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:
 @functools.cache
 def _fingerprint(modules: frozenset[str]) -> str:
     seen = _walk(modules)
+
+    # Without this check, edits of a module that was moved would return results of the earlier code.
+    lost = sorted((modules & {*_ALWAYS}) - seen.keys())
+    if lost:
+        raise RuntimeError(f"the code hash names modules that have no source: {', '.join(lost)}")
+
     state = hashlib.blake2b(digest_size=16)
     state.update(versions().encode())
     for name in sorted(seen):
