@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import fedexp
+from fedexp.config.compose import compose
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.data import Samples
 from fedexp.core.dropout import Dropout
@@ -123,3 +125,91 @@ def test_hash_without_the_sources_of_named_modules_raises(
     with pytest.raises(RuntimeError, match="no source") as raised:
         hash_of(NO_PLUGINS)
     assert all(module in str(raised.value) for module in named)
+
+
+@pytest.fixture(scope="module")
+def config() -> dict[str, Any]:
+    """Compose a config that has every key that the identity names."""
+    return compose(["method=fed_adi", "proxy.dataset=digits"])
+
+
+def parent_of(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the node that has the last part of a dotted key."""
+    *nodes, last = key.split(".")
+    for node in nodes:
+        config = config[node]
+    assert last in config, f"the composed config has no key '{key}'"
+    return config
+
+
+def with_value(config: dict[str, Any], key: str, value: object) -> dict[str, Any]:
+    """Return a copy of a config in which a dotted key has another value."""
+    changed = copy.deepcopy(config)
+    parent_of(changed, key)[key.rpartition(".")[2]] = value
+    return changed
+
+
+def without(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a copy of a config that lacks a dotted key."""
+    changed = copy.deepcopy(config)
+    del parent_of(changed, key)[key.rpartition(".")[2]]
+    return changed
+
+
+def keys_of(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of all values that are not nodes."""
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from keys_of(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+@pytest.mark.parametrize("key", identity.NON_SCIENTIFIC)
+def test_config_hash_stays_with_each_non_scientific_key(config: dict[str, Any], key: str) -> None:
+    before = identity.config_hash(config)
+    assert identity.config_hash(with_value(config, key, "changed")) == before
+    assert identity.config_hash(without(config, key)) == before
+
+
+def test_config_hash_changes_with_each_scientific_key(config: dict[str, Any]) -> None:
+    before = identity.config_hash(config)
+    left_out = tuple(f"{key}." for key in identity.NON_SCIENTIFIC)
+    scientific = [key for key in keys_of(config) if not f"{key}.".startswith(left_out)]
+
+    unseen = [key for key in scientific if identity.config_hash(with_value(config, key, "changed")) == before]
+
+    assert {"method", "rounds", "local.lr", "dataset._target_"} <= {*scientific}
+    assert not unseen
+
+
+@pytest.mark.parametrize("key", identity.SEEDS)
+def test_config_hash_changes_with_each_seed(config: dict[str, Any], key: str) -> None:
+    assert identity.config_hash(with_value(config, key, 1)) != identity.config_hash(config)
+
+
+@pytest.mark.parametrize(("key", "neutral"), identity._LATER.items())
+def test_config_hash_has_a_later_key_only_at_another_value(config: dict[str, Any], key: str, neutral: object) -> None:
+    earlier = identity.config_hash(without(config, key))
+    assert identity.config_hash(with_value(config, key, neutral)) == earlier
+    assert identity.config_hash(with_value(config, key, "changed")) != earlier
+
+
+def test_config_hash_of_a_stored_config_keeps_its_value() -> None:
+    """Stored runs are found by this hash, so the keys that it leaves out and its form must stay."""
+    left_out = dict.fromkeys([
+        "checkpoint", "choices", "data_root", "deterministic", "device", "engine", "logger",
+        "memo", "on_running", "output_root", "overrides", "reuse", "state", "threads",
+    ])  # fmt: skip
+    stored = left_out | {
+        "aggregator": {"_target_": "method.Method", "tv": "l2"},
+        "contents": {"model.path": "file hash"},
+        "dataset": {"_target_": "data.Data", "download": False},
+        "eval": {"every": 1, "per_class": False, "per_client": False},
+        "limit": {"proxy": None},
+        "model": {"path": "place of the file"},
+        "proxy": {"dataset": {"download": True}, "resize": False},
+        "seed": 0,
+    }
+
+    assert identity.config_hash(stored) == "f78bf488c548ec962b5314d50f1c3fe3"
