@@ -46,7 +46,7 @@ from fedexp.core.runner import Snapshot, run
 from fedexp.core.seeds import torch_generator
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation.bank import samples_of
-from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.stacking import seconds, stacks
 from fedexp.methods import co_boosting
@@ -132,8 +132,8 @@ class World:
         )
         self.bank = [{"x": x.to(torch.uint8).to(options.device), "y": self.labels} for x in pixels]
 
-    def ensemble(self, bf16: bool = False) -> Ensemble:
-        return Ensemble(self.teachers, bf16=bf16)
+    def ensemble(self, bf16: bool = False) -> TeacherEnsemble:
+        return TeacherEnsemble(self.teachers, bf16=bf16)
 
 
 class Bare:
@@ -159,7 +159,7 @@ class Bare:
                         lambda layer, args: self.norms.append((layer, args[0]))
                     )
 
-    def taught(self, x: Tensor) -> Tensor:
+    def train_student(self, x: Tensor) -> Tensor:
         self.norms.clear()
         return sum(
             (teacher(x) for teacher in self.teachers), torch.zeros((), device=x.device)
@@ -184,7 +184,7 @@ class Bare:
         for _ in range(steps):
             images = generator(z)
             x = (images - self.mean) / self.std
-            d, s = self.taught(x), self.student(x)
+            d, s = self.train_student(x), self.student(x)
             apart = torch.zeros((), device=env.device)
             for layer, a in self.norms:
                 var, mean = torch.var_mean(a, (0, 2, 3), correction=0)
@@ -213,7 +213,9 @@ class Bare:
     def known(self, bank: list[Tensor]) -> list[Tensor]:
         """D(x) of all batches of pixels but the last."""
         with torch.no_grad():
-            return [self.taught((batch / 255.0 - self.mean) / self.std) for batch in bank[:-1]]
+            return [
+                self.train_student((batch / 255.0 - self.mean) / self.std) for batch in bank[:-1]
+            ]
 
     def distil(self, bank: list[Tensor], known: list[Tensor]) -> None:
         """A step a batch of pixels; `known` is of all but the last, and not used as printed."""
@@ -227,13 +229,13 @@ class Bare:
         if not self.printed:
             with torch.no_grad():
                 targets = torch.cat(
-                    [*known, self.taught((bank[-1] / 255.0 - self.mean) / self.std)]
+                    [*known, self.train_student((bank[-1] / 255.0 - self.mean) / self.std)]
                 )
         for at in torch.randperm(len(pixels)).split(method.B):
             x = (pixels[at.to(pixels.device)] / 255.0 - self.mean) / self.std
             x = x.contiguous(memory_format=torch.channels_last)
             with torch.no_grad():
-                d = self.taught(x) if self.printed else targets[at.to(pixels.device)]
+                d = self.train_student(x) if self.printed else targets[at.to(pixels.device)]
             log_q, log_p = (self.student(x) / tau).log_softmax(1), (d / tau).log_softmax(1)
             loss = tau**2 * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
             optimizer.zero_grad()
@@ -266,7 +268,7 @@ def _module(weights: Weights) -> nn.Module:
     return module
 
 
-def generator_step(world: World, steps: int, ensemble: Ensemble) -> float:
+def generator_step(world: World, steps: int, ensemble: TeacherEnsemble) -> float:
     """Seconds of one of `steps`."""
     made = partial(
         world.method.synthesise,
@@ -279,7 +281,7 @@ def generator_step(world: World, steps: int, ensemble: Ensemble) -> float:
     return clock(made, world.env.device) / steps
 
 
-def distillation_step(world: World, ensemble: Ensemble) -> float:
+def distillation_step(world: World, ensemble: TeacherEnsemble) -> float:
     """Seconds of one, of a pass over the bank, whose last batch is the teachers' first sight of it."""
     method, env, samples = world.method, world.env, samples_of(world.bank, world.env.domain)
     known = [
@@ -287,8 +289,10 @@ def distillation_step(world: World, ensemble: Ensemble) -> float:
     ]
 
     def once() -> None:
-        _, lessons = method.lessons({"bank": world.bank, "logits": known}, samples, ensemble, env)
-        method.taught(world.state, lessons, method.lr_student, env)
+        _, distillation_batches = method.distillation_batches(
+            {"bank": world.bank, "logits": known}, samples, ensemble, env
+        )
+        method.train_student(world.state, distillation_batches, method.lr_student, env)
 
     return clock(once, env.device) / len(world.bank)
 
@@ -460,7 +464,7 @@ def bench_ensemble(options: argparse.Namespace, table: alternate.Table) -> None:
     for name in options.models:
         teachers = models(name, options.teachers, options.device)
         x = drawn(options.batch, *SHAPES.get(name, (3, 32, 32)), device=options.device)
-        looped, stacked = Ensemble(teachers), Ensemble(teachers, stacked=True)
+        looped, stacked = TeacherEnsemble(teachers), TeacherEnsemble(teachers, stacked=True)
         mine, other, ratio = beside(
             partial(seconds, stacked, x, 1), partial(seconds, looped, x, 1), options.turns
         )
@@ -552,7 +556,7 @@ def bench_checkpoint(options: argparse.Namespace, table: alternate.Table) -> Non
 
 def worker(options: argparse.Namespace) -> dict[str, float]:
     """Seconds of a pass with its gradient; MB on a GPU."""
-    ensemble = Ensemble(models("resnet18_bn_cifar", options.many, options.device))
+    ensemble = TeacherEnsemble(models("resnet18_bn_cifar", options.many, options.device))
     leaf = drawn(options.batch, 3, 32, 32, device=options.device).requires_grad_()
 
     def once() -> None:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fedexp.core.seeds import numpy_generator, torch_generator
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.matching.beta_bernoulli import BetaBernoulli, Matched, match, match_each
+from fedexp.matching.beta_bernoulli import BetaBernoulli, UnitAssignment, match, match_each
 from fedexp.matching.graduated_assignment import Joint, match_jointly, random_start
 from fedexp.matching.structure import structure_of
 from fedexp.running.peak_memory import peak_memory, reset_peak
@@ -176,7 +176,7 @@ def bench_grid(options: argparse.Namespace) -> list[str]:
     return rows
 
 
-def _same(a: Matched, b: Matched) -> bool:
+def _same(a: UnitAssignment, b: UnitAssignment) -> bool:
     alike = all(torch.equal(x, y) for x, y in zip(a.units, b.units, strict=True))
     return alike and torch.equal(a.mean, b.mean)
 

@@ -28,7 +28,7 @@ class Aggregator(ABC):
     """The server's side of a method.
 
     All state is in the `State` value that the hooks receive and return. An instance
-    stores nothing.
+    holds only its configuration.
     """
 
     # The kind of the outcome, at any time.
@@ -70,7 +70,10 @@ class Aggregator(ABC):
 
     @abstractmethod
     def plan(self, state: State, env: Env) -> list[ClientJob]:
-        """Return the client jobs of this step. Without jobs only the server works."""
+        """Return the client jobs of this step.
+
+        An empty list makes it a server-only step.
+        """
 
     @abstractmethod
     def update(
@@ -111,7 +114,9 @@ class Aggregator(ABC):
         """
 
     def check_extent(self, extent: Extent) -> None:
-        """Refuse rounds or cohorts that do not fit, before anything is loaded.
+        """Refuse rounds or numbers of clients that the method cannot handle.
+
+        It is called before anything is loaded.
 
         Args:
             extent: Rounds, clients and sampling of the run.

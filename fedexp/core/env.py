@@ -76,7 +76,8 @@ class Extent:
         rounds: Number of communication rounds.
         clients: Number of clients.
         sampling: The rule by which clients take part.
-        limit_server_steps: ``limit.server_steps``. Methods call `server_steps`.
+        limit_server_steps: The config's ``limit.server_steps``, an upper bound for
+            small test runs. Methods call `server_steps` instead of reading it.
     """
 
     rounds: int
@@ -85,10 +86,7 @@ class Extent:
     limit_server_steps: int | None = None
 
     def server_steps(self, wanted: int) -> int:
-        """Return the allowed number of steps of server work, at most `wanted`.
-
-        Smoke variants allow fewer steps.
-        """
+        """Return the allowed number of steps of server work, at most `wanted`."""
         return min(wanted, self.limit_server_steps or wanted)
 
 
@@ -98,7 +96,7 @@ class Specs:
 
     Args:
         server: The server's network. Clients have it too if `clients` is empty.
-        clients: Networks of clients. Client c has number c modulo their count.
+        clients: Networks of clients. Client c has ``clients[c % len(clients)]``.
     """
 
     server: ModelSpec
@@ -129,8 +127,7 @@ class Env:
         trainer: The trainer of the run.
         server_optimizer: The server optimizer of the run.
         task: The task of the run.
-        local_training: The config's ``local.*``. `job` applies the decay of the step
-            size.
+        local_training: The config's ``local.*``, with the step size of round 0.
         rounds: Number of communication rounds.
         sampling: The rule by which clients take part.
         init: ``same`` (all clients start from the global model, or that of their
@@ -145,9 +142,11 @@ class Env:
         domain: How an image becomes an input: ``env.domain.normalise(images)``.
         round: Communication round.
         step: Step within the round.
-        trace: Receives the server's intermediate models, if the config asks for them.
+        trace: Receives the server's intermediate models within a round, if the config
+            asks for them.
         models: The storage behind `keep`.
-        limit_server_steps: ``limit.server_steps``. Methods call `server_steps`.
+        limit_server_steps: The config's ``limit.server_steps``, an upper bound for
+            small test runs. Methods call `server_steps` instead of reading it.
         legacy: State of the generator that sampled the split, or None. Methods call
             `after_split`.
     """
@@ -219,21 +218,19 @@ class Env:
         return self.round == self.step == 0
 
     def server_steps(self, wanted: int) -> int:
-        """Return the allowed number of steps of server work, at most `wanted`.
-
-        Smoke variants allow fewer steps.
-        """
+        """Return the allowed number of steps of server work, at most `wanted`."""
         return min(wanted, self.limit_server_steps or wanted)
 
     def after_split(self) -> np.random.RandomState:
         """Return NumPy's legacy generator in its state after the split of the data.
 
-        For a split from a file it is in the state after ``seed_data`` seeded it.
-        Published code that seeds this generator once continues with its stream. Nothing
-        else in fedexp draws from it.
+        Some published code seeds NumPy once, splits the data and then draws from the
+        same stream. This generator continues that stream. If the split came from a
+        file, the state is the one right after seeding with ``seed_data``. Nothing else
+        in fedexp draws from it.
 
         Raises:
-            ConfigError: The split was not sampled in this process.
+            ConfigError: The split was not sampled in this run.
         """
         if self.legacy is None:
             raise ConfigError("the split of these data was not drawn here", where="partition")
@@ -242,7 +239,10 @@ class Env:
         return generator
 
     def sample(self) -> list[int]:
-        """Return this round's participants. Clients without data do not take part."""
+        """Return this round's participants.
+
+        Clients without data would have weight 0 and are left out.
+        """
         return [
             c for c in self.sampling.draw(self.num_clients, self.seed, self.round) if self.sizes[c]
         ]
@@ -260,7 +260,7 @@ class Env:
     def keep(self, weights: Weights) -> Kept:
         """Store `weights` and return a reference for the state.
 
-        A run may move the model to disk. It is read when it is asked for.
+        A run may move the model to disk and read it back on access.
         """
         return self.models.keep(weights)
 

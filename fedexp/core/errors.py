@@ -104,9 +104,8 @@ def nearest(name: str, options: Iterable[str]) -> str | None:
     """Return the option that `name` most likely means, or None.
 
     Capitals and separators do not count. The candidates are, in this order: the same
-        letters,
-    the initials of the name's words (learning_rate: lr), similar letters, the option's
-    initials (wd: weight_decay) or its first word (skip: skip_client).
+    letters, the initials of the name's words (learning_rate: lr), similar letters, the
+    option's initials (wd: weight_decay) or its first word (skip: skip_client).
     """
     by_letters: dict[str, str] = {}
     for option in sorted(options):

@@ -55,7 +55,7 @@ class ClientJob:
 
     @property
     def first(self) -> bool:
-        """Whether the job belongs to the run's first step, before any other."""
+        """Whether the job is of the run's first step, which depends on no other."""
         return self.round == self.step == 0
 
 
@@ -76,7 +76,7 @@ class ClientResult:
             are averaged over the steps. Empty if nothing was trained.
         probes: Answers to ``job.probes`` by name. Empty if the model holds NaN or
             infinity.
-        probe_seconds: Time that the probes took.
+        probe_seconds: Time that the probes took, part of the time of the job.
     """
 
     client: int
@@ -96,11 +96,11 @@ class ClientResult:
         )
 
     def in_order(self) -> ClientResult:
-        """Return this result with every tensor contiguous in memory.
+        """Return this result with its tensors contiguous in memory.
 
-        Results from the client cache, a file or another process are contiguous too. A
-        product with a transposed matrix differs from theirs in its last bits. If
-        nothing is transposed, the result itself is returned.
+        Results from the client cache, a file or another process are contiguous. A
+        matrix product can differ in its last bits for a transposed operand. If
+        everything is contiguous already, the result itself is returned.
         """
         trees = [
             self.weights.params,
@@ -144,12 +144,18 @@ def _in_order(tree: Tree) -> Tree:
 
 
 def bytes_down(job: ClientJob) -> int:
-    """Return the size in bytes of a job's model and broadcast trees."""
+    """Return the bytes that a server would send for a job.
+
+    They are those of the model and the broadcast trees.
+    """
     return sum(map(num_bytes, (job.start.params, job.start.buffers, *job.shared.values())))
 
 
 def bytes_up(result: ClientResult) -> int:
-    """Return the size in bytes of a result's model, payload and probe answers."""
+    """Return the bytes that a client would send.
+
+    They are those of the model, the payload and the probe answers.
+    """
     sent = (
         result.weights.params,
         result.weights.buffers,

@@ -164,7 +164,7 @@ def means(measured: Mapping[str, list[Tensor]], schedule: Schedule) -> Metrics:
 
 
 def last_epoch(schedule: Schedule) -> int:
-    """Return the first step of the last epoch.
+    """Return the index of the first step of the last epoch.
 
     ``limit.steps`` or ``local.steps`` may have cut that epoch short.
     """
@@ -209,7 +209,7 @@ def take_step(
     vectors: type[Vectors],
     after_step: Callable[[Tree], Tree] | None,
 ) -> None:
-    """Take the part of a step that follows the gradient, in the order of `Trainer`.
+    """Apply everything in a step after the gradient, in the order given in `Trainer`.
 
     `values` are changed in place.
     """
@@ -286,7 +286,7 @@ def schedule_of(job: ClientJob, net: Net, n: int) -> Schedule:
 def adjusted(grad: Tree, params: Tree, start: Tree, how: Adjustment) -> Tree:
     """Return ``gradient * g + pull * (w - toward) + shift``.
 
-    If the adjustment has no `toward`, it is `start`.
+    `start` is used if `toward` is None.
     """
     if how.gradient != 1:
         grad = trees.scale(grad, how.gradient)
@@ -311,7 +311,8 @@ def batch_ranges(
 ) -> Iterator[tuple[int, int, int]]:
     """Iterate over (epoch, start, stop) of every step.
 
-    The last batch of an epoch may be short, but not below `smallest`.
+    The last batch of an epoch may be short. It is skipped if it has fewer than
+    `smallest` samples.
     """
     epoch_ranges = [
         (a, min(a + local_training.batch_size, n)) for a in range(0, n, local_training.batch_size)
@@ -372,8 +373,8 @@ def epoch_order(job: ClientJob, index: Tensor, epoch: int) -> Tensor:
 class StepNoise:
     """Uniform numbers as a function of client seed, step and name.
 
-    The same batch sees the same mask in every pass. This object is also the client's
-    `Clock`.
+    A batch gets the same dropout mask in every forward pass of a step. This object is
+    also the client's `Clock`.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -408,9 +409,17 @@ class Once:
 def _full_gradient(
     job: ClientJob, net: Net, samples: Samples, index: Tensor, noise: StepNoise, at: Tree
 ) -> Tree:
-    """Compute the mean gradient of the task's loss over the client's data at `at`.
+    """Compute the mean gradient of the task's loss over the client's data.
 
     The network is in training mode. The job's buffers stay as they are.
+
+    Args:
+        job: The client's work.
+        net: The network.
+        samples: The training pool.
+        index: Positions of the client's samples.
+        noise: Source of random numbers.
+        at: The parameters at which the gradient is taken.
     """
     params = {
         **job.start.params,

@@ -1,4 +1,7 @@
-"""Requirements of plug-ins, checked for all jobs of a sweep before the first one starts."""
+"""Requirements of plug-ins.
+
+They are checked for all jobs of a sweep before the first one starts.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +39,23 @@ class Needs:
             agree.
         proxy: Server data must be configured.
         proxy_labels: Server data must be configured with labels.
-        unseen_proxy: In one round, server data must not be test data.
+        unseen_proxy: In runs with a single round, server data must not be test data,
+            unless they come from another data set (``proxy.dataset``).
         validation: The config must cut a validation share. An aggregator gets it as
             ``env.validation``.
         update_norms: RoundStats.squared_norms must be filled.
-        same_architecture: All clients and the server must have one network. Methods
-            that average or match models need it.
+        same_architecture: All clients and the server must have the same architecture.
+            Methods that average or match models need it.
         lifted_by: A setting that lifts `same_architecture`, for example
             ``aggregator.student_start=fresh``, or empty.
         global_model: Clients must receive a model of several clients, not the one that
             they trained last.
-        broadcasts: Clients start from the server's model from the second round on.
-            Several rounds therefore need one network too.
+        broadcasts: Clients start from the server's model from the second round on. Runs
+            of several rounds therefore need the same architecture.
         images: Samples must be 8-bit images. Methods that generate images need it.
         augmented: Training batches must pass a random transform.
-        local_steps: The numbers of local steps must be known, so models from elsewhere
-            are refused.
+        local_steps: The numbers of local steps must be known, so ``client_models.path``
+            must be null.
     """
 
     demands: tuple[Demand, ...] = ()

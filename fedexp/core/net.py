@@ -29,7 +29,8 @@ _RANDOM_LAYERS = (
 class Observed:
     """The values observed in one run of a network.
 
-    Under ``torch.vmap``, return the tensors and not this object.
+    A function under ``torch.vmap`` must return tensors, so it returns these fields and
+    not the object.
 
     Args:
         output: The network's output.
@@ -51,15 +52,19 @@ class Net:
     """A network that runs on given parameters and buffers.
 
     It is one module whose tensors are swapped in. Method code runs networks only
-    through this class. Training mode updates the given buffers in place (BatchNorm). A
-    model's class may
-    declare ``frozen_parameters``: fnmatch patterns of the names of parameters and
-        buffers that
-    clients never train. It may also declare ``head_module``, see below.
+    through this class. Training mode updates the given buffers in place (BatchNorm).
+
+    A model's class may declare two attributes. ``frozen_parameters`` lists fnmatch
+    patterns of the names of parameters and buffers that clients never train.
+    ``head_module`` is described below.
 
     Args:
+        spec: Architecture of the network.
+        device: Device of the tensors.
+        dtype: Type of parameters and outputs.
         precision: ``bf16`` runs the network under autocast, in training mode only.
-            Parameters, gradients and the output stay in `dtype`. Evaluation is exact.
+            Parameters, gradients and the output stay in `dtype`. Evaluation runs
+            without autocast.
 
     Attributes:
         linear_chain: Names (weight, bias or None) of linear layers, first to last. A
@@ -67,8 +72,8 @@ class Net:
             between them, and nothing else. Engines train such a network faster.
         head_module: Name of the module that computes the output from the penultimate
             features, empty if there is none. By default it is the last linear layer.
-        has_batch_norm: Whether a training batch needs two samples. BatchNorms that the
-            module leaves in evaluation mode do not count.
+        has_batch_norm: Whether a training batch needs at least two samples. BatchNorms
+            that the module leaves in evaluation mode do not count.
     """
 
     def __init__(
@@ -126,8 +131,8 @@ class Net:
     def bind(self, params: Tree, buffers: Tree) -> None:
         """Put tensors into the module.
 
-        Binding the same dictionaries again costs nothing. Change tensors in place, not
-        the dictionaries.
+        Binding the same dictionaries again costs nothing. To change values, write into
+        the tensors. Replaced entries of a dictionary are not noticed.
         """
         if self._bound is not None and self._bound[0] is params and self._bound[1] is buffers:
             return
@@ -138,7 +143,7 @@ class Net:
         self._bound = (params, buffers)
 
     def release(self) -> None:
-        """Forget the bound tensors, so that none outlives its client by mistake."""
+        """Forget which dictionaries are bound, so that the next `bind` sets its tensors."""
         self._bound = None
         for net in self._beside.values():
             net.release()
@@ -298,7 +303,7 @@ def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
 def same_author(kind: type, claim: str, about: str) -> bool:
     """Return whether the class that states `claim` also defines `about`.
 
-    A subclass may change one of them and not the other.
+    A subclass may override one of them. Then the claim may no longer be true.
     """
 
     def author(name: str) -> type | None:

@@ -1,6 +1,6 @@
 """The runner: plan, attach client states, execute, check, update.
 
-It names no method and no engine.
+It depends on no particular method or engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OnNonfinite = Literal["raise", "skip_client"]
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The state of a run between two steps.
+    """All that a run needs to continue after a step.
 
     States are not copied from step to step, so keep only the latest snapshot. The one
     before it stays usable until a further step is asked for. Older ones raise a
@@ -78,8 +78,8 @@ def run(
 ) -> Iterator[Step]:
     """Execute a method from `snapshot`, or from its start, and yield after every step.
 
-    To stop, do not ask for the next step. Client states change once the aggregator has
-    consumed the whole stream, so a step happens completely or not at all.
+    To stop, stop iterating. Client states change once the aggregator has consumed the
+    whole stream, so a step happens completely or not at all.
 
     Args:
         aggregator: The method.
@@ -87,9 +87,14 @@ def run(
         engine: The engine that executes client jobs.
         data: The data.
         snapshot: The snapshot to continue from, or None.
-        on_nonfinite: Reaction to NaN or infinity in a client's result.
+        on_nonfinite: Reaction to NaN or infinity in a client's result: ``raise`` an
+            error, or ``skip_client``.
         on_client: Callback with the number of finished jobs and of all jobs of the
             step.
+
+    Raises:
+        ClientError: A client failed or returned NaN or infinity.
+        RuntimeError: The aggregator's positions do not ascend.
     """
     now = snapshot or Snapshot(0, aggregator.init(env))
     here = env_of(aggregator, env, now)
@@ -168,9 +173,9 @@ def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob
 
 
 class _Stream:
-    """A stream of results to the aggregator that checks and counts them.
+    """Checks and counts results on their way to the aggregator.
 
-    It also collects their client states.
+    It also collects the clients' states.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ State = Any
 class ServerOptimizer(ABC):
     """The server's step with an averaged update.
 
-    ``direction`` points downhill (new minus old). The plain step is ``w + lr *
-    direction``.
+    ``direction`` points downhill (new minus old). The plain step is
+    ``w + lr * direction``.
     """
 
     @property

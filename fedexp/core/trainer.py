@@ -37,7 +37,7 @@ def elementwise(hook: Hook) -> Hook:
 
 
 def gradient(loss: Tensor, params: Tree) -> Tree:
-    """Compute the gradient of a scalar loss. It is zero where the loss does not depend.
+    """Compute the gradient of a scalar loss.
 
     A parameter that the loss does not depend on gets zeros. This calls the autograd
     engine directly, because the argument checks of ``torch.autograd.grad`` take a tenth
@@ -124,13 +124,13 @@ class Ctx:
         net: The network that is trained.
         clock: The source of `step` and `epoch`.
         once: ``once(name, make)`` returns the tensor that ``make()`` returns at this
-            step. It is computed without a graph at the first call and stored for all
-            gradients of the step. Use it for values that depend on the batch and on no
-            trained parameter.
+            step. It is computed without a graph at the first call and reused by every
+            gradient computation of that step (SAM takes two). Use it for values that
+            depend on the batch and on no trained parameter.
         noise: Uniform numbers in [0, 1) by name and shape. They depend on the client,
             the round and the step.
         full_gradient: Mean task gradient over the client's data at given parameters, in
-            training mode.
+            training mode, without augmentation and with the received buffers.
         count_classes: Function that computes `class_counts`.
     """
 
@@ -193,10 +193,10 @@ class Ctx:
 class Adjustment:
     """A change of the gradient that stays the same for a whole round.
 
-    Before clipping, the gradient g becomes ``gradient * g + pull * (w - toward) +
-    shift``. After the optimizer's step, ``w -= lr * outside``. Engines apply it without
-    a copy of the gradient. Most methods that change gradients can be expressed this
-    way.
+    Before clipping, the gradient g becomes
+    ``gradient * g + pull * (w - toward) + shift``. After the optimizer's step,
+    ``w -= lr * outside``. Engines can apply it to the stacked gradients of several
+    clients. Most methods that change gradients can be expressed this way.
 
     Args:
         gradient: Factor of the gradient.
@@ -218,8 +218,7 @@ class ServerUpdate:
     """The server's step of a round: trees of the trained parameters, new minus old.
 
     Args:
-        mean: The aggregate of the clients' updates, as the server optimizer received
-            it.
+        mean: The aggregated client update that the server optimizer received.
         applied: The change that the server optimizer added to the weights.
     """
 
@@ -229,11 +228,12 @@ class ServerUpdate:
 
 @dataclass(frozen=True)
 class Ascent:
-    """A step whose gradient is taken at ``w + e``, ``e = rho * g / (||g|| + eps)``.
+    """The point at which the gradient of a step is taken.
 
-    Here g is the gradient at w (Foret et al. 2021, SAM). Both gradients use the same
-    batch and the same random numbers. The norm is over all trained parameters of one
-    client. The loss and BatchNorm's statistics are those at w. ``||e||`` is logged as
+    It is ``w + e`` with ``e = rho * g / (||g|| + eps)``, where g is the gradient at w
+    (Foret et al. 2021, SAM). Both gradients use the same batch and the same random
+    numbers. The norm is over all trained parameters of one client. The loss and
+    BatchNorm's statistics are those at w. ``||e||`` is logged as
     ``train/perturbation``. The ascent stays the same for a whole round and for all
     clients.
 
@@ -251,7 +251,7 @@ class TermValue(NamedTuple):
 
     Args:
         value: Value of the term.
-        gradient: Its gradient in z.
+        gradient: Its gradient with respect to z.
         scalars: The scalars that the trainer's `loss` measures, by name.
     """
 
@@ -262,19 +262,24 @@ class TermValue(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FeatureTerm:
-    """The term that `Trainer.loss` adds to the task's loss, in closed form.
+    """Everything that `Trainer.loss` adds to the task's loss, in closed form.
 
-    The term is a function of the representations of a batch.
+    It is a function of the representations of a batch, called as
+    ``of(z, received, share, task_gradient)``:
+
+    - z has shape (..., b, d). It is the representation by w.
+    - received is the same by the received model, in evaluation mode.
+    - share is the weight of a sample in its client's mean: ``1 / b``, or a tensor (...,
+      b) with zeros for padding.
+    - task_gradient is a function that returns the gradient of the task's loss with
+      respect to z, (..., b, d), at the same weights as z.
+
+    Values and scalars of the result have shape (...), one per client.
 
     Args:
         layer: The representation z: ``penultimate`` (the input of the network's head)
             or ``logits``.
-        of: Function of four arguments that returns a `TermValue`. First: z of shape
-            (..., b, d), the representation by w. Second: the same by the received
-            model, in evaluation mode. Third: the weight of a sample in its client's
-            mean, ``1 / b`` or a tensor (..., b) with zeros for padding. Fourth: a
-            function that returns the gradient of the task's loss in z, (..., b, d), at
-            the same weights as z. Values and scalars have shape (...), one per client.
+        of: The function, which returns a `TermValue`.
     """
 
     layer: Literal["penultimate", "logits"]
@@ -295,8 +300,9 @@ class RoundStats:
         lr_0: Local step size of round 0.
         p: Aggregation weights in client order. They sum to 1.
         tau: Local steps in client order.
-        squared_norms: ||u_i||^2 of the updates in float64, in client order. Each is
-            measured as it entered the mean. Empty unless a plug-in needs them.
+        squared_norms: Squared norms of the clients' updates in float64, in client
+            order, as the updates entered the mean (after division by a method's
+            normaliser a_i). Empty unless a plug-in needs them.
     """
 
     round: int
@@ -312,21 +318,23 @@ class RoundStats:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Local training as pure functions of trees.
+    """Local training as pure functions of trees (`fedexp.core.trees`).
 
-    Override the hooks that a method needs. The others cost nothing. A step runs in this
-    order:
+    Override the hooks that a method needs. The others cost nothing. A trainer may have
+    a server
+    half: trees that the server keeps for it (`init_shared`, `update_shared`). A step
+        runs in
+    this order:
 
-    1. ``grad``. If there is an ``ascent``, twice: at w, then at w + e. Afterwards w is
-       restored bit-exactly.
-    2. ``adjustment``, then ``correct``.
+    1. ``grad``. If there is an ``ascent``, twice: at w, then at w + e. w itself does
+       not change.
+    2. The gradient part of ``adjustment``, then ``correct``.
     3. Clipping, weight decay, the local optimizer.
-    4. ``after_step``.
+    4. The part of ``adjustment`` outside the optimizer, then ``after_step``.
 
     Frozen parameters never change. ``adjustment`` and ``ascent`` are called once per
-    round, before its first step. Engines can stack clients whatever the hooks do, with
-    one
-    exception: a trainer that overrides `grad` runs serially.
+    round, before its first step. Engines can stack clients whatever the hooks do. The
+    only exception is a trainer that overrides `grad`: it runs serially.
     """
 
     @property
@@ -374,7 +382,7 @@ class Trainer:
     def grad(
         self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
     ) -> tuple[Tree, Tensor | Measured]:
-        """Compute the gradient of the parameters that require one.
+        """Compute the loss's gradient with respect to the parameters that require one.
 
         Returns:
             The gradient, and the detached return value of `loss`.
@@ -387,16 +395,20 @@ class Trainer:
         return gradient(found.loss, live), Measured(found.loss.detach(), scalars)
 
     def feature_term(self) -> FeatureTerm | None:
-        """Return the part of `loss` beyond the task's loss, if it has a closed form.
+        """Return everything that `loss` adds to the task's loss, in closed form.
 
-        Kernels that write the backward pass by hand use it. The class that defines
-        `loss` must also define this hook. If a class defines only `loss`, such a kernel
+        None states that `loss` adds nothing. Kernels that write the backward pass by
+        hand use it. The class that defines `loss` must also define this hook. If a
+        class defines only `loss`, because its term has no closed form, such a kernel
         does not train it.
         """
         return None
 
     def ascent(self, ctx: Ctx) -> Ascent | None:
-        """Return where gradients are taken, or None for w. SAM methods override it."""
+        """Return the point at which gradients are taken. None means w.
+
+        The SAM family overrides it.
+        """
         return None
 
     def adjustment(self, ctx: Ctx) -> Adjustment | None:
@@ -418,7 +430,7 @@ class Trainer:
         """Return what a client sends and stores after its round.
 
         Args:
-            params: The trained parameters.
+            params: The trained parameters, without frozen ones.
             buffers: The buffers after training.
             ctx: The context of the client's round.
 
@@ -428,7 +440,9 @@ class Trainer:
         return {}, None
 
     def init_shared(self, start: Tree) -> Trees:
-        """Return the trees of the server half before round 0, sent to every client.
+        """Return the trees that the server keeps for this trainer, before round 0.
+
+        They are broadcast to every client.
 
         Args:
             start: The parameters that are trained.
@@ -437,13 +451,16 @@ class Trainer:
 
     @property
     def payload_weights(self) -> Literal["uniform", "models"]:
-        """Weights of the mean of payloads: ``uniform``, or the ``models``' p_i."""
+        """Weights of the mean of payloads.
+
+        ``uniform``: equal weights. ``models``: the aggregation weights p_i.
+        """
         return "uniform"
 
     def update_shared(
         self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
     ) -> Trees:
-        """Return the trees of the server half after a round. It moves no weights.
+        """Return the server's trees after a round. The model's weights do not change.
 
         Args:
             shared: The trees before the round.

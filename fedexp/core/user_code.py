@@ -1,4 +1,4 @@
-"""Users' code: where an error arose in it, and whether its hooks fit their interfaces."""
+"""Users' code: the place of an error in it, and the form of its hooks."""
 
 from __future__ import annotations
 

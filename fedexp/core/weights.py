@@ -99,7 +99,7 @@ class ModelSpec:
         """Return the frozen extractor, the tuned head and the shape of their features.
 
         A class offers them as a static method ``extractor_and_head(kwargs)``. The
-        network must compute the head of the extractor. None means that the network is
+        network must equal ``head(extractor(x))``. None means that the network is
         trained as one.
         """
         parts = getattr(locate(self.arch, nn.Module, "model"), "extractor_and_head", None)
@@ -117,18 +117,18 @@ class ModelSpec:
         )
 
     def variant(self, rule: str, refusal: str, *arguments: Any) -> ModelSpec:
-        """Return the network that a rule of the class derives from this one.
+        """Return the spec with the changes that a static method of the class gives.
 
-        A rule is a static method. It receives all constructor arguments (defaults
-        included) and `arguments`, and returns those that change.
+        The static method receives all constructor arguments (defaults included) and
+        `arguments`. It returns those that change.
 
         Args:
             rule: Name of the static method.
-            refusal: Message if the class has no such rule.
-            arguments: Further arguments of the rule.
+            refusal: Message if the class has no such method.
+            arguments: Further arguments of the method.
 
         Raises:
-            ConfigError: The class has no such rule.
+            ConfigError: The class has no such method.
         """
         kind = locate(self.arch, nn.Module, "model")
         changes: Callable[..., Mapping[str, Any]] | None = getattr(kind, rule, None)
@@ -176,9 +176,10 @@ def _freeze(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Parameters and buffers of the network `spec`. Models travel only in this form.
+    """Parameters and buffers of the network `spec`.
 
-    On CUDA, 4-D parameters are stored channels last, whatever their source.
+    Models are passed between parts of fedexp only in this form. On CUDA, 4-D parameters
+    are stored channels last, whatever their source.
 
     Args:
         spec: Architecture of the network.
@@ -217,7 +218,7 @@ class Weights:
 
     @classmethod
     def init(cls, spec: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
-        """Return the network's own initialisation under `seed`."""
+        """Return the weights that the class initialises under `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             module = spec.module()
@@ -234,7 +235,9 @@ class Weights:
     def of_state_dict(cls, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> Weights:
         """Build weights from a module's ``state_dict()``, on the CPU.
 
-        Buffers that the state dict leaves out have their initial values.
+        Buffers that a state dict leaves out (non-persistent ones) have their initial
+        values. The type is that of the floating tensors, or float32 if they have
+        several types.
 
         Args:
             spec: Architecture of the network.

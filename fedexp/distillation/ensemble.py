@@ -18,7 +18,7 @@ from fedexp.core.weights import Weights
 _AT_ONCE = 10  # 100 ResNets' activations do not fit into a device's memory
 
 
-class Shown(NamedTuple):
+class EnsembleOutput(NamedTuple):
     """What an ensemble of m teachers shows of (b, ...) inputs; scalars are 0 where they were not asked for.
 
     Args:
@@ -32,7 +32,7 @@ class Shown(NamedTuple):
     activation: Tensor
 
 
-class Ensemble:
+class TeacherEnsemble:
     """m teachers of any architectures, in evaluation mode; nothing of them is ever changed.
 
     Args:
@@ -102,7 +102,7 @@ class Ensemble:
         *,
         norms: bool = False,
         features: bool = False,
-    ) -> Shown:
+    ) -> EnsembleOutput:
         """D(x) and what was asked for; gradients flow to `inputs`.
 
         Args:
@@ -117,7 +117,7 @@ class Ensemble:
             logits, statistics, activation = _InParts.apply(inputs, sums, starts)  # type: ignore[no-untyped-call]
         else:
             logits, statistics, activation = _total(sums, inputs, starts)
-        return Shown(logits, statistics / m, activation / m)
+        return EnsembleOutput(logits, statistics / m, activation / m)
 
     def _sums(
         self, inputs: Tensor, start: int, *, shares: Tensor, norms: bool, features: bool

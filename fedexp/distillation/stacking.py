@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.weights import Weights
-from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.ensemble import TeacherEnsemble
 
 Running = Literal["auto", "stacked", "looped"]
 
@@ -27,26 +27,26 @@ _GAIN = 0.95  # of the time in turn: what gains less is no reason to stack
 def stacks(
     running: Running, teachers: Sequence[Weights], at_once: int | None, inputs: Tensor
 ) -> bool:
-    """Whether `teachers` shall run stacked on inputs like `inputs` (b, ...), in parts of `at_once` as `Ensemble` has it.
+    """Whether `teachers` shall run stacked on inputs like `inputs` (b, ...), in parts of `at_once` as `TeacherEnsemble` has it.
 
     With ``auto`` those of several architectures run one after the other, others as is faster; memory does not count.
     """
     alike = len({teacher.spec for teacher in teachers}) == 1
     if running != "auto" or not alike or len(teachers) == 1 or inputs.device.type not in _TIMED_ON:
         return running == "stacked"
-    in_turn = seconds(Ensemble(teachers, at_once), inputs)
+    in_turn = seconds(TeacherEnsemble(teachers, at_once), inputs)
     try:
-        return seconds(Ensemble(teachers, at_once, stacked=True), inputs) < _GAIN * in_turn
+        return seconds(TeacherEnsemble(teachers, at_once, stacked=True), inputs) < _GAIN * in_turn
     except RuntimeError:  # the network cannot be stacked, or stacks do not fit into memory
         return False
 
 
-def seconds(ensemble: Ensemble, inputs: Tensor, repeats: int = _REPEATS) -> float:
+def seconds(ensemble: TeacherEnsemble, inputs: Tensor, repeats: int = _REPEATS) -> float:
     """Of the fastest forward pass with statistics, and its gradient with respect to `inputs`, after one that does not count."""
     return min([_pass_seconds(ensemble, inputs) for _ in range(1 + repeats)][1:])
 
 
-def _pass_seconds(ensemble: Ensemble, inputs: Tensor) -> float:
+def _pass_seconds(ensemble: TeacherEnsemble, inputs: Tensor) -> float:
     leaf = inputs.detach().requires_grad_()
     _wait(inputs)
     began = time.perf_counter()

@@ -119,7 +119,7 @@ class Space:
 
 
 @dataclass(frozen=True, eq=False)
-class Local:
+class LocalUnits:
     """One model's units, v = q w.
 
     Args:
@@ -133,7 +133,7 @@ class Local:
     rest: Tensor
 
     @classmethod
-    def of(cls, v: Tensor, q: Tensor, space: Space) -> Local:
+    def of(cls, v: Tensor, q: Tensor, space: Space) -> LocalUnits:
         return cls(q, space.sums(v.square()), space.sums(v * space.a0), v[:, space.rest])
 
 
@@ -160,7 +160,7 @@ class Posterior:
         return cls(torch.full_like(own, space.p0), own.new_zeros(units), own, own, rest)
 
     def moved(
-        self, units: Tensor, model: Local, products: Tensor, space: Space, sign: int
+        self, units: Tensor, model: LocalUnits, products: Tensor, space: Space, sign: int
     ) -> Posterior:
         """One model's units become members (sign 1) of global units `units`, or are taken out of them (-1).
 
@@ -190,7 +190,7 @@ class Posterior:
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class QuadraticForm:
     """For v and a global unit: the sum over dimensions of ``square v^2 + cross v G + prior v a_0``, plus a constant.
 
     Args:
@@ -202,13 +202,13 @@ class Form:
     prior: Tensor
     constant: Tensor
 
-    def plus(self, other: Form) -> Form:
+    def plus(self, other: QuadraticForm) -> QuadraticForm:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Form(*(own + theirs for own, theirs in pairs))
+        return QuadraticForm(*(own + theirs for own, theirs in pairs))
 
     def __call__(
         self,
-        model: Local,
+        model: LocalUnits,
         posterior: Posterior,
         products: Tensor,
         space: Space,
@@ -228,14 +228,14 @@ class Form:
         return values.addcmul_(self.cross[:, space.widest, None], products)
 
 
-def reward(posterior: Posterior, q: Tensor, space: Space) -> Form:
+def reward(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
     """sum_d (v + G)^2 / (q + S) - G^2 / S: twice the gain in log-likelihood, up to what all global units share."""
     S = posterior.S
     A = 1 / (q + S)
-    return Form(A, 2 * A, torch.zeros_like(A), -(posterior.square * q * A / S).sum(1))
+    return QuadraticForm(A, 2 * A, torch.zeros_like(A), -(posterior.square * q * A / S).sum(1))
 
 
-def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> Form:
+def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
     """What NAFI adds to the cost, without its lambda.
 
     ``paper``: KL(before || after) = 1/2 sum_d [q/S - log(1 + q/S) + q^2 (w - G/S)^2 / (S + q)]. ``code2020``:
@@ -250,17 +250,17 @@ def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> For
     ratio = q / posterior.S
     shift = _shift(A / 2, posterior, q)
     spread = ((ratio - ratio.log1p()) * space.sizes).sum(1) / 2
-    return Form(shift.square, shift.cross, shift.prior, shift.constant + spread)
+    return QuadraticForm(shift.square, shift.cross, shift.prior, shift.constant + spread)
 
 
-def _shift(scale: Tensor, posterior: Posterior, q: Tensor) -> Form:
+def _shift(scale: Tensor, posterior: Posterior, q: Tensor) -> QuadraticForm:
     """sum_d scale q^2 (w - G/S)^2, `scale` (K, B)."""
     ratio = q / posterior.S
     constant = (posterior.square * scale * ratio.square()).sum(1)
-    return Form(scale, -2 * scale * ratio, torch.zeros_like(scale), constant)
+    return QuadraticForm(scale, -2 * scale * ratio, torch.zeros_like(scale), constant)
 
 
-def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> Form:
+def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
     """The penalty of 2020. A new unit is one without members whose a_0 is taken off once as well: (v - a_0 + 0)^2."""
     S = posterior.S
     once = posterior.c.clamp(min=1)[:, None]
@@ -271,7 +271,7 @@ def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> Form:
         return posterior.square - 2 * times * posterior.prior + times.square() * space.square
 
     constant = (A * squared(once + 1) - capped * q / S.square() * squared(once)).sum(1)
-    return Form(A, 2 * A, -2 * A * (once + 1), constant)
+    return QuadraticForm(A, 2 * A, -2 * A * (once + 1), constant)
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,7 +295,7 @@ class Gains:
 
 
 def gains(
-    model: Local,
+    model: LocalUnits,
     posterior: Posterior,
     products: Tensor,
     space: Space,
@@ -320,7 +320,7 @@ def gains(
     opened = model.prior[None, :, space.widest]
 
     def worth(
-        form: Callable[[Posterior], Form], bonus: Tensor | None, of_new: Tensor | None
+        form: Callable[[Posterior], QuadraticForm], bonus: Tensor | None, of_new: Tensor | None
     ) -> Tensor:
         values, own = products.new_empty(known + count, units), form(posterior)
         if bonus is not None:
@@ -373,7 +373,7 @@ def assign(values: Tensor, known: int = 0) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Matched:
+class UnitAssignment:
     """Who has which global unit.
 
     Args:
@@ -394,7 +394,7 @@ def match(
     options: BetaBernoulli,
     orders: np.ndarray,
     start: Sequence[Tensor] | None = None,
-) -> Matched:
+) -> UnitAssignment:
     """Match the units of at least one model.
 
     Args:
@@ -415,7 +415,7 @@ def match_each(
     strengths: Sequence[float],
     orders: np.ndarray,
     start: Sequence[Tensor] | None = None,
-) -> list[Matched]:
+) -> list[UnitAssignment]:
     """`match` for each of several lambdas, to the bit as alone; those that part nowhere share one result.
 
     Inner products are computed once. As long as lambdas assign all units alike they have one state, of which rewards and
@@ -425,7 +425,7 @@ def match_each(
         strengths: lambdas, instead of ``options.strength``.
         orders: (lambdas, sweeps, N).
     """
-    pool = _Pool(models, q, mu0, options)
+    pool = _UnitPool(models, q, mu0, options)
     with _side_by_side(len(strengths)) as threads:
         branches = [_Branch(tuple(range(len(strengths))), pool.begun(start))]
 
@@ -444,7 +444,7 @@ def match_each(
             branches = _joined(branches, pool)
             for visits in sweep:  # the model that each lambda visits next
                 branches = visit(visits)
-    found: dict[int, Matched] = {}
+    found: dict[int, UnitAssignment] = {}
     for branch in _joined(branches, pool):
         found |= dict.fromkeys(branch.numbers, pool.matched(branch.state.units))
     return [found[number] for number in range(len(strengths))]
@@ -500,7 +500,7 @@ class _Branch:
         return [(_Branch(tuple(numbers), self.state), s) for s, numbers in parts.items()]
 
 
-def _joined(branches: Sequence[_Branch], pool: _Pool) -> list[_Branch]:
+def _joined(branches: Sequence[_Branch], pool: _UnitPool) -> list[_Branch]:
     """Sums made anew from their members, so that rounding does not add up; lambdas that agree again have one state."""
     same: dict[bytes, list[_Branch]] = {}
     for branch in branches:
@@ -521,7 +521,7 @@ def _in_order(columns: Tensor, known: int) -> Tensor:
     return columns.masked_scatter(new, known + torch.arange(int(new.sum())))
 
 
-class _Pool:
+class _UnitPool:
     """Everything that all lambdas share: the local units, and what comes of assigning them."""
 
     def __init__(
@@ -534,7 +534,7 @@ class _Pool:
         for own, row in zip(self.v, q, strict=True):
             own.mul_(row)
         self.local = [
-            Local.of(own, row, self.space) for own, row in zip(self.v, self.q, strict=True)
+            LocalUnits.of(own, row, self.space) for own, row in zip(self.v, self.q, strict=True)
         ]
         self._ends = [0, *np.cumsum([len(own) for own in self.v]).tolist()]
         self._wide = (
@@ -630,7 +630,7 @@ class _Pool:
         shared = left[mine]  # of the model's units, those whose global unit stays
         at = torch.arange(len(mine), device=mine.device)[shared]
         model = self.local[s]
-        here = Local(model.q, model.square[shared], model.prior[shared], model.rest[shared])
+        here = LocalUnits(model.q, model.square[shared], model.prior[shared], model.rest[shared])
         to = place[mine[shared]]
         return _State(
             units, posterior.kept(left).moved(to, here, products[to, at], self.space, -1)
@@ -647,7 +647,7 @@ class _Pool:
         )
         return _State({**state.units, s: units}, posterior)
 
-    def matched(self, units: Mapping[int, Tensor]) -> Matched:
+    def matched(self, units: Mapping[int, Tensor]) -> UnitAssignment:
         """What has come of it: posterior means from their members."""
         known = 1 + max(int(places.max()) for places in units.values())
         G = self.space.a0.repeat(known, 1)
@@ -660,4 +660,4 @@ class _Pool:
             S.index_add_(0, places, self.q[s].expand(len(places), -1))
             members.index_add_(0, places, members.new_ones(len(places)))
         mean = G / S[:, self.space.blocks.argmax(1)]
-        return Matched(tuple(units[s].cpu() for s in range(len(self.v))), members, mean)
+        return UnitAssignment(tuple(units[s].cpu() for s in range(len(self.v))), members, mean)

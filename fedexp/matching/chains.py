@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.weights import ModelSpec, by_spec
-from fedexp.matching.beta_bernoulli import BetaBernoulli, Matched, match_each
+from fedexp.matching.beta_bernoulli import BetaBernoulli, UnitAssignment, match_each
 from fedexp.matching.structure import Structure, structure_of
 from fedexp.matching.tainting import norm_layers
 from fedexp.matching.widths import width_metrics
@@ -84,7 +84,7 @@ class Fused:
     """
 
     chain: list[tuple[Tensor, Tensor | None]]
-    matched: tuple[Matched, ...]
+    matched: tuple[UnitAssignment, ...]
 
     def metrics(self) -> dict[str, float]:
         """`width_metrics` of the hidden layers."""
@@ -153,14 +153,14 @@ class _Partly:
     numbers: tuple[int, ...]
     outgoing: Sequence[Tensor]
     precision: Tensor
-    matched: tuple[Matched, ...]
+    matched: tuple[UnitAssignment, ...]
 
     def next(
         self,
         models: Sequence[Chain],
         layer: int,
         numbers: tuple[int, ...],
-        matched: Matched,
+        matched: UnitAssignment,
         options: BetaBernoulli,
     ) -> _Partly:
         laid = zip(models, matched.units, strict=True)
@@ -194,7 +194,7 @@ def _rows(
 
 def _assembled(
     models: Sequence[Chain],
-    matched: tuple[Matched, ...],
+    matched: tuple[UnitAssignment, ...],
     classes: Tensor,
     shares: Tensor,
     options: BetaBernoulli,

@@ -20,7 +20,7 @@ from fedexp.core.weights import Weights
 from fedexp.matching.beta_bernoulli import BetaBernoulli, match
 from fedexp.matching.chains import BIAS_MEAN
 from fedexp.matching.embedding import Embedding
-from fedexp.matching.structure import Slot, Structure, structure_of, with_widths
+from fedexp.matching.structure import Structure, UnitAxis, structure_of, with_widths
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class PartlyMatched:
             [*weights, *(params[x.bias][:, None].double() for x in layers if x.bias is not None)], 1
         )
 
-    def _over_common(self, number: int, weight: Tensor, inputs: Sequence[Slot]) -> Tensor:
+    def _over_common(self, number: int, weight: Tensor, inputs: Sequence[UnitAxis]) -> Tensor:
         """A layer's weight as (out, d) float64, with an input for every common unit of pending groups."""
         columns = weight.double()
         columns = columns.flatten(2) if columns.dim() > 2 else columns[..., None]

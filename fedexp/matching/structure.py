@@ -46,7 +46,7 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
-class Slot:
+class UnitAxis:
     """One tensor axis that a group's units index.
 
     Args:
@@ -74,7 +74,7 @@ class Structure:
     layers: tuple[Layer, ...]
     groups: tuple[Group, ...]
     output: Group
-    slots: Mapping[str, tuple[Slot, ...]]
+    slots: Mapping[str, tuple[UnitAxis, ...]]
     columns: Mapping[str, int]
 
     def permute(self, tree: Tree, maps: Maps) -> Tree:
@@ -109,7 +109,7 @@ class Structure:
                 rows = _moved(blocks, 0, slot.positions, maps[slot.group]).reshape(rows.shape)
         return rows
 
-    def inputs(self, weight: str) -> tuple[Slot, ...]:
+    def inputs(self, weight: str) -> tuple[UnitAxis, ...]:
         """What indexes the input side of a layer; nothing for the first layer."""
         return tuple(slot for slot in self.slots.get(weight, ()) if slot.axis == 1)
 
@@ -123,7 +123,7 @@ class Structure:
         return maps
 
     @staticmethod
-    def _moved(value: Tensor, slots: tuple[Slot, ...], maps: Maps) -> Tensor:
+    def _moved(value: Tensor, slots: tuple[UnitAxis, ...], maps: Maps) -> Tensor:
         for slot in slots:
             if slot.group in maps:
                 value = _moved(value, slot.axis, slot.positions, maps[slot.group])
@@ -164,10 +164,10 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
         key: Group(_weight(names[0]), flows.sizes[names[0]], tuple(map(_weight, names)))
         for key, names in members.items()
     }
-    slots: dict[str, tuple[Slot, ...]] = {}
+    slots: dict[str, tuple[UnitAxis, ...]] = {}
     for name, size in flows.sizes.items():
         for tensor in flows.tensors[name]:
-            slots[tensor] = (Slot(0, groups[group_of[name]].name, torch.arange(size)[:, None]),)
+            slots[tensor] = (UnitAxis(0, groups[group_of[name]].name, torch.arange(size)[:, None]),)
     for reader in dict.fromkeys(reader for reader, _ in flows.reads):
         found: dict[str, Tensor] = {}
         for (name, source), units in flows.reads.items():
@@ -183,7 +183,7 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
             order = units.argsort(stable=True)[int((units < 0).sum()) :]
             is_layer = reader in flows.sizes
             for tensor in [_weight(reader)] if is_layer else flows.tensors[reader]:
-                slot = Slot(1 if is_layer else 0, group.name, order.reshape(group.size, -1))
+                slot = UnitAxis(1 if is_layer else 0, group.name, order.reshape(group.size, -1))
                 slots[tensor] = (*slots.get(tensor, ()), slot)
     output = next(group for group in groups.values() if last in group.layers)
     hidden = tuple(group for group in groups.values() if group is not output)

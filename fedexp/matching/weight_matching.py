@@ -18,7 +18,7 @@ from fedexp.core.build import require
 from fedexp.core.seeds import torch_generator
 from fedexp.core.trees import Tree
 from fedexp.matching.assignment import assignments
-from fedexp.matching.structure import Group, Slot, Structure
+from fedexp.matching.structure import Group, Structure, UnitAxis
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class WeightMatching:
 
 
 @dataclass(frozen=True, eq=False)
-class Matched:
+class FoundPermutations:
     """What a search found.
 
     Args:
@@ -61,7 +61,7 @@ def match_pair(
     groups: Sequence[Group],
     options: WeightMatching,
     *names: object,
-) -> Matched:
+) -> FoundPermutations:
     """`model` moved onto `reference`.
 
     Args:
@@ -88,8 +88,8 @@ def match_pair(
                 maps[group.name] = maps[group.name][order]
                 improved = True
         if not improved:
-            return Matched([maps], sweep + 1)
-    return Matched([maps], options.sweeps)
+            return FoundPermutations([maps], sweep + 1)
+    return FoundPermutations([maps], options.sweeps)
 
 
 def match_many(
@@ -98,7 +98,7 @@ def match_many(
     groups: Sequence[Group],
     options: WeightMatching,
     *names: object,
-) -> Matched:
+) -> FoundPermutations:
     """Each model, in random order and again and again, moved onto the mean of the others.
 
     No model is the reference. Afterwards all are moved alike so that the first one stays where it was.
@@ -129,7 +129,7 @@ def match_many(
             maps[number] = {name: order[orders[name]] for name, order in maps[number].items()}
         if not improved:
             break
-    return Matched(as_the_first(maps), sweeps)
+    return FoundPermutations(as_the_first(maps), sweeps)
 
 
 def as_the_first(maps: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
@@ -143,14 +143,14 @@ def inner_product(one: Tree, other: Tree) -> float:
     return float(sum((value * other[name]).sum() for name, value in one.items()))
 
 
-def unit_rows(value: Tensor, slot: Slot) -> Tensor:
+def unit_rows(value: Tensor, slot: UnitAxis) -> Tensor:
     """(units, entries): what each unit of the slot's group has of a tensor."""
     along = value.movedim(slot.axis, 0)
     picked = along.index_select(0, slot.positions.flatten().to(value.device))
     return picked.reshape(len(slot.positions), -1)
 
 
-def _slots(structure: Structure, group: Group, params: Tree) -> list[tuple[str, Slot]]:
+def _slots(structure: Structure, group: Group, params: Tree) -> list[tuple[str, UnitAxis]]:
     """Where parameters are indexed by the group's units."""
     return [
         (name, slot)
@@ -160,7 +160,7 @@ def _slots(structure: Structure, group: Group, params: Tree) -> list[tuple[str, 
     ]
 
 
-def _similarities(moved: Tree, target: Tree, slots: Sequence[tuple[str, Slot]]) -> Tensor:
+def _similarities(moved: Tree, target: Tree, slots: Sequence[tuple[str, UnitAxis]]) -> Tensor:
     """(units, units): entry [a, b] is the inner product of unit a of `moved` with unit b of `target`."""
     products = [
         unit_rows(moved[name], slot) @ unit_rows(target[name], slot).T for name, slot in slots

@@ -1,8 +1,18 @@
 """The plain mean of a cohort's models, each with weight 1 / N.
 
-Reference: "Average" of Su, Li, Xue, One-shot Federated Learning without server-side training, Neural Networks 2023
-(MA-Echo): every tensor plainly, or the last layer's rows over those clients that know their class.
-Up: models; with ``last_layer=masked`` the class counts n_{i,c} as well. Server state: the mean.
+Reference:
+    "Average" of Su, Li, Xue, One-shot Federated Learning without server-side training,
+    Neural Networks 2023 (MA-Echo).
+
+Update:
+    Every tensor is averaged plainly. Optionally each row of the last layer is averaged
+    over the clients that know its class.
+
+Communication:
+    Up: y_i. With ``last_layer=masked`` also the class counts n_{i,c}. Down: w.
+
+State:
+    Server: the mean.
 """
 
 from __future__ import annotations
@@ -27,11 +37,11 @@ from fedexp.methods.bases.output_layer import (
 
 @dataclass(frozen=True)
 class Average(FusionAggregator):
-    """The mean of the models; integer buffers take their maximum.
+    """The mean of the models. Integer buffers take their maximum.
 
     Args:
-        last_layer: ``plain``, or ``masked``: row c is the mean over the clients with more than one sample of class c, and
-            zero where there is none.
+        last_layer: ``plain`` or ``masked``. With ``masked`` row c is the mean over the
+            clients with more than one sample of class c, and zero if there is none.
     """
 
     last_layer: LastLayer = "plain"

@@ -1,8 +1,15 @@
-"""Local SGD in training mode during the first local epoch alone: an oddity of DENSE's code, for comparisons with its figures.
+"""Local training that is in training mode only in the first local epoch.
 
-Reference: the authors' code of DENSE (Zhang et al., NeurIPS 2022). It tests the model after every local epoch and does not set
-training mode again: from the second epoch on BatchNorm normalises by the running statistics of the first one and updates none,
-and dropout is off. Of networks with neither it is plain local training to the bit.
+It reproduces an oddity of DENSE's code, for comparisons with its figures.
+
+Reference:
+    The authors' code of DENSE (Zhang et al., NeurIPS 2022).
+
+Update:
+    The code tests the model after every local epoch and does not return to training
+    mode. From the second epoch on BatchNorm normalises by the running statistics of the
+    first epoch and updates none, and dropout is off. For networks with neither it
+    equals plain local training bit-exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ from fedexp.core.trees import Tree
 
 @dataclass(frozen=True)
 class BnFrozenAfterEpoch1(Trainer):
-    """Has no settings."""
+    """The trainer of DENSE's code. It has no settings."""
 
     def loss(
         self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx

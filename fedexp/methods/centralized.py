@@ -1,7 +1,7 @@
-"""Centralised training: one model on every client's data together, the reference point from above.
+"""Centralised training: one model on the data of all clients, the baseline from above.
 
-A round is one job on the pooled data (``local.epochs`` passes); the optimizer's state starts empty every round, as a
-client's does.
+A round is one job on the pooled data (``local.epochs`` passes). The optimizer's state
+starts empty every round, as it does for a client.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedexp.methods.fedavg import Mean
 
 @dataclass(frozen=True)
 class Centralized(Mean):
-    """`Mean` over a cohort of one, which holds all training data."""
+    """The mean over a cohort of one that holds all training data."""
 
     communicates: ClassVar[bool] = False
 

@@ -32,13 +32,13 @@ from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation.bank import samples_of
-from fedexp.distillation.ensemble import Ensemble, shares_of
+from fedexp.distillation.ensemble import TeacherEnsemble, shares_of
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.losses import boundary_support, hard_similarity
 from fedexp.distillation.student import answers
 from fedexp.distillation.synthesis import Terms, generate, named
 from fedexp.distillation.views import View
-from fedexp.methods.bases.data_free import Lesson
+from fedexp.methods.bases.data_free import DistillationBatch
 from fedexp.methods.bases.replay import BankState, Replay, logits_of
 from fedexp.server_training.batches import batches, on_device
 from fedexp.server_training.gradients import value_and_grad
@@ -96,7 +96,7 @@ class CoBoosting(Replay):
         generator_spec(input_shape, self.nz, self.ngf)
 
     def synthesise(
-        self, labels: Tensor, student: Weights, ensemble: Ensemble, own: State, env: Env
+        self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, own: State, env: Env
     ) -> tuple[Tensor, Metrics, State]:
         """Images with the weights of the epoch before, then the weights' pass over the bank without those images."""
         even = torch.full((len(ensemble),), 1 / len(ensemble), dtype=env.dtype, device=env.device)
@@ -130,7 +130,12 @@ class CoBoosting(Replay):
         return made.images, metrics, {**own, "weights": weights, "logits": logits}
 
     def loss(
-        self, labels: Tensor, student: Weights, ensemble: Ensemble, weights: Tensor, view: View
+        self,
+        labels: Tensor,
+        student: Weights,
+        ensemble: TeacherEnsemble,
+        weights: Tensor,
+        view: View,
     ) -> Callable[[Tensor, int], Terms]:
         """The loss and its terms, of images (b, c, H, W) and the number of a generator step."""
         answer = answers(student)
@@ -145,15 +150,15 @@ class CoBoosting(Replay):
 
         return terms_of
 
-    def lessons(
-        self, own: State, samples: Samples, ensemble: Ensemble, env: Env
-    ) -> tuple[State, Iterator[Lesson]]:
+    def distillation_batches(
+        self, own: State, samples: Samples, ensemble: TeacherEnsemble, env: Env
+    ) -> tuple[State, Iterator[DistillationBatch]]:
         """Perturbed batches, without bounds; every pass draws the images' directions u anew."""
         return own, self._perturbed(partial(ensemble, weights=own["weights"]), samples, env)
 
     def _perturbed(
         self, teach: Callable[[Tensor], Tensor], samples: Samples, env: Env
-    ) -> Iterator[Lesson]:
+    ) -> Iterator[DistillationBatch]:
         random = torch_generator(env.seed, "directions", env.round, env.step)
         u = (2 * torch.rand(len(samples), env.num_classes, generator=random) - 1).to(
             env.device, env.dtype

@@ -29,7 +29,7 @@ from fedexp.core.env import Env
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.losses import Mask, boundary_support
 from fedexp.distillation.pictures import generated
@@ -98,7 +98,7 @@ class Dense(Replay):
         return state
 
     def epoch(
-        self, state: DataFreeState, ensemble: Ensemble, lr: float, env: Env
+        self, state: DataFreeState, ensemble: TeacherEnsemble, lr: float, env: Env
     ) -> tuple[DataFreeState, Metrics]:
         if self.variant == "bank":
             return super().epoch(state, ensemble, lr, env)
@@ -108,16 +108,16 @@ class Dense(Replay):
         inputs = View.of(self.views, env, "distillation").inputs(images, 0)
         with torch.no_grad():
             lesson = inputs, ensemble(inputs)
-        state, taught = self.taught({**state, "own": own}, [lesson], lr, env)
-        return state, {**made, **taught}
+        state, trained = self.train_student({**state, "own": own}, [lesson], lr, env)
+        return state, {**made, **trained}
 
-    def made(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
+    def synthetic_images(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
         if self.variant == "bank":
-            return super().made(state, env)
+            return super().synthetic_images(state, env)
         return generated(state["own"]["generator"], state["student"], self.nz, env)
 
     def synthesise(
-        self, labels: Tensor, student: Weights, ensemble: Ensemble, own: State, env: Env
+        self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, own: State, env: Env
     ) -> tuple[Tensor, Metrics, State]:
         random = torch_generator(env.seed, "z", env.round, env.step)
         z = torch.randn(self.b, self.nz, generator=random).to(env.device, env.dtype)
@@ -142,7 +142,7 @@ class Dense(Replay):
         return images, named(made.terms[-1]), {"generator": after, "optimizer": made.optimizer}
 
     def loss(
-        self, labels: Tensor, student: Weights, ensemble: Ensemble, view: View
+        self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, view: View
     ) -> Callable[[Tensor, int], Terms]:
         """Eq. 7 and its terms, of images (b, c, H, W) and the number of a generator step."""
         answer = answers(student)

@@ -1,8 +1,13 @@
-"""The ensemble of the clients' local models.
+"""The ensemble of the clients' local models: the baseline of combined outputs.
 
-`Ensemble` combines their outputs (mean of logits, plain as in FedSyn (Eq. 3), by samples or over the members that know a class
-as in MA-Echo, or of softmax probabilities as in NAFI and PFNM). A client that is not sampled, or has no data, keeps its model;
-one that never trained is not part of the outcome. Server state: one model a client and, with weights, the member's.
+Update:
+    The outputs are combined by the mean of logits (plain as in FedSyn, Eq. 3, weighted
+    by samples, or over the members that know a class as in MA-Echo) or of softmax
+    probabilities (as in NAFI and PFNM). A client that is not sampled, or has no data,
+    keeps its model. A client that never trained is not part of the outcome.
+
+State:
+    Server: one model per client and, with weights, each member's weights.
 """
 
 from __future__ import annotations
@@ -32,12 +37,13 @@ class EnsembleState(LocalState):
 
 @dataclass(frozen=True)
 class Ensemble(Local):
-    """The same local models, asked together.
+    """The local models as one ensemble.
 
     Args:
-        combine: ``logits`` (argmax of the summed logits), ``samples`` (of their mean with weights n_i / n), ``probs`` (of
-            the mean softmax probabilities) or ``masked``: a class's logit is the mean over the members with more than one
-            sample of it, 0 where there is none.
+        combine: ``logits`` (argmax of the summed logits), ``samples`` (argmax of their
+            mean with weights n_i / n), ``probs`` (argmax of the mean softmax
+            probabilities) or ``masked``. With ``masked`` a class's logit is the mean
+            over the members with more than one sample of it, and 0 if there is none.
     """
 
     combine: Literal["logits", "samples", "probs", "masked"] = "logits"

@@ -25,7 +25,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.seeds import torch_generator
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.losses import Variation, competition, total_variation
 from fedexp.distillation.student import answers
 from fedexp.distillation.synthesis import Terms, named, synthesise
@@ -74,7 +74,7 @@ class FedAdi(Replay):
             )
 
     def synthesise(
-        self, labels: Tensor, student: Weights, ensemble: Ensemble, own: State, env: Env
+        self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, own: State, env: Env
     ) -> tuple[Tensor, Metrics, State]:
         random = torch_generator(env.seed, "pixels", env.round, env.step)
         u = {"u": torch.randn(self.b, *env.input_shape, generator=random).to(env.device, env.dtype)}
@@ -91,7 +91,7 @@ class FedAdi(Replay):
         self,
         labels: Tensor,
         student: Weights,
-        ensemble: Ensemble,
+        ensemble: TeacherEnsemble,
         offsets: list[list[int]],
         view: View,
     ) -> Callable[[Tensor, int], Terms]:

@@ -25,13 +25,18 @@ from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.losses import information_entropy, one_hot
 from fedexp.distillation.pictures import generated
 from fedexp.distillation.synthesis import Terms, generated_by, named
 from fedexp.distillation.views import View
-from fedexp.methods.bases.data_free import DataFree, DataFreeState, GeneratorState, Lesson
+from fedexp.methods.bases.data_free import (
+    DataFree,
+    DataFreeState,
+    DistillationBatch,
+    GeneratorState,
+)
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Adam, Optimizer
 
@@ -83,18 +88,18 @@ class FedDafl(DataFree):
         return {"generator": generator, "optimizer": self.generator.init(generator.params)}
 
     def epoch(
-        self, state: DataFreeState, ensemble: Ensemble, lr: float, env: Env
+        self, state: DataFreeState, ensemble: TeacherEnsemble, lr: float, env: Env
     ) -> tuple[DataFreeState, Metrics]:
         game = _Game(self, state["own"]["generator"], state["own"]["optimizer"], ensemble, env)
-        state, taught = self.taught(state, game.lessons(), lr, env)
+        state, trained = self.train_student(state, game.distillation_batches(), lr, env)
         means = {
             name: float(torch.stack([row[name] for row in game.rows]).mean())
             for name in game.rows[0]
         }
         own: GeneratorState = {"generator": game.generator, "optimizer": game.optimizer}
-        return {**state, "own": own}, {**named(means), **taught}
+        return {**state, "own": own}, {**named(means), **trained}
 
-    def made(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
+    def synthetic_images(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
         return generated(state["own"]["generator"], state["student"], self.nz, env)
 
 
@@ -106,14 +111,19 @@ class _Game:
     """
 
     def __init__(
-        self, method: FedDafl, generator: Weights, optimizer: State, ensemble: Ensemble, env: Env
+        self,
+        method: FedDafl,
+        generator: Weights,
+        optimizer: State,
+        ensemble: TeacherEnsemble,
+        env: Env,
     ) -> None:
         self.generator, self.optimizer, self.rows = generator, optimizer, list[Terms]()
         self._method, self._ensemble, self._env = method, ensemble, env
         self._view = View.of("none", env, "synthesis")
-        self._shown: Lesson | None = None
+        self._shown: DistillationBatch | None = None
 
-    def lessons(self) -> Iterator[Lesson]:
+    def distillation_batches(self) -> Iterator[DistillationBatch]:
         """Normalised images of each step and their logits, which the generator's loss has computed, after it took the step."""
         method, env = self._method, self._env
         random = torch_generator(env.seed, "z", env.round, env.step)

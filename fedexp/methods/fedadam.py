@@ -1,8 +1,21 @@
-"""FedAdam and FedYogi: adaptive server steps without bias correction.
+"""FedAdam: an adaptive server step without bias correction.
 
-Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2. With the averaged update U:
-``b = beta_1 b + (1 - beta_1) U``; Adam ``v = beta_2 v + (1 - beta_2) U^2``;
-Yogi ``v = v - (1 - beta_2) U^2 sign(v - U^2)``; ``w += lr b / (sqrt(v) + tau)``. v starts at tau^2.
+`fedexp.methods.fedyogi` derives FedYogi from it.
+
+Reference:
+    Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2.
+
+Update:
+    With the averaged update U: ``b = beta_1 b + (1 - beta_1) U``. FedAdam:
+    ``v = beta_2 v + (1 - beta_2) U^2``. FedYogi:
+    ``v = v - (1 - beta_2) U^2 sign(v - U^2)``. Then ``w += lr b / (sqrt(v) + tau)``. v
+    starts at tau^2.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    Server: b and v (2D floats).
 """
 
 from __future__ import annotations
@@ -30,7 +43,14 @@ class FedAdamState(TypedDict):
 
 @dataclass(frozen=True)
 class FedAdam(ServerOptimizer):
-    """Args: lr: eta_g; beta_1, beta_2: decay of the two moments; tau: degree of adaptivity (added to sqrt(v))."""
+    """The server step of FedAdam.
+
+    Args:
+        lr: Server step size (eta_g).
+        beta_1: Decay of the first moment.
+        beta_2: Decay of the second moment.
+        tau: Degree of adaptivity. It is added to sqrt(v).
+    """
 
     lr: float = 0.1
     beta_1: float = 0.9
@@ -49,7 +69,12 @@ class FedAdam(ServerOptimizer):
         return {"b": trees.zeros_like(weights.params), "v": v}
 
     def second_moment(self, v: Tree, squared: Tree) -> Tree:
-        """v after a round, from the elementwise square of the averaged update."""
+        """Return v after a round.
+
+        Args:
+            v: Second moment before the round.
+            squared: Elementwise square of the averaged update.
+        """
         return trees.add(trees.scale(v, self.beta_2), squared, alpha=1 - self.beta_2)
 
     def step(

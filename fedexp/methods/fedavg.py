@@ -5,8 +5,10 @@ Reference:
     Data, AISTATS 2017, Algorithm 1.
 
 Update:
-    ``w <- w + sum_i p_i (y_i - w)``. This is the paper's weighted mean of models, in
-    update form. All averaging methods share the rounding of this form.
+    ``w <- w + sum_i p_i (y_i - w)``, where y_i is client i's trained model. By default
+    p_i is client i's share of the participants' samples. This is the paper's weighted
+    mean of models. It is written as an update so that all averaging methods round
+    identically.
 
 Communication:
     Up: y_i. Down: w.

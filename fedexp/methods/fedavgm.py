@@ -1,7 +1,18 @@
-"""FedAvgM: server momentum.
+"""FedAvgM: momentum of the server.
 
-Reference: Hsu, Qi & Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification, 2019. ``b = beta b + U``, ``w += lr b`` (heavy ball); with ``nesterov``, ``w += lr (U + beta b)``.
+Reference:
+    Hsu, Qi & Brown, Measuring the Effects of Non-Identical Data Distribution for
+    Federated Visual Classification, 2019.
+
+Update:
+    ``b = beta b + U``, ``w += lr b`` (heavy ball). With ``nesterov``:
+    ``w += lr (U + beta b)``.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    Server: b (D floats).
 """
 
 from __future__ import annotations
@@ -26,7 +37,13 @@ class FedAvgMState(TypedDict):
 
 @dataclass(frozen=True)
 class FedAvgM(ServerOptimizer):
-    """Args: lr: eta_g; beta: momentum, 0 is FedAvg; nesterov: look ahead."""
+    """The server step of FedAvgM.
+
+    Args:
+        lr: Server step size (eta_g).
+        beta: Momentum. With 0 the method is FedAvg.
+        nesterov: Whether the step looks ahead.
+    """
 
     lr: float = 1.0
     beta: float = 0.9

@@ -1,15 +1,30 @@
 """FedBE: Bayesian model ensemble.
 
-Reference: Chen & Chao, FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning, ICLR 2021, Algorithm 1. The
-teachers are the clients' mean, the m clients and M models drawn from a distribution over models; the mean of their
-probabilities, sharpened, is distilled into the mean on unlabelled proxy data, with averaging of the student's weights (SWA).
-Up: y_i. Down: w. Static proxy data: every teacher runs once a sample.
+Reference:
+    Chen & Chao, FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning,
+    ICLR 2021, Algorithm 1.
 
-Distributions: the paper's diagonal Gaussian (mean and variance of the y_i, weighted by p_i) and Dirichlet mixture
-(``sum_i s_i y_i``, s_i proportional to ``p_i r_i``, r ~ Dir(alpha)); the published code's Gaussian is one on the clients'
-directions, tensor by tensor: d_i = u_i / ||u_i||, mean of d plus 0.1 standard deviations, times the mean norm of the u_i. Of
-drawn models the buffers are the mean's. The code's loss is the mean over batch and classes, 1 / C of the divergence. Its
-temperature 0.5 is an exponent, ``p^(1 / T)``, renormalised.
+Update:
+    The teachers are the clients' mean, the m clients and M models sampled from a
+    distribution over models. The mean of their probabilities is sharpened and distilled
+    into the mean on unlabelled proxy data, with averaging of the student's weights
+    (SWA). Proxy data do not change, so every teacher runs once per sample. The paper's
+    distributions are a diagonal Gaussian (mean and variance of the y_i, weighted by
+    p_i) and a Dirichlet mixture (``sum_i s_i y_i``, s_i proportional to ``p_i r_i``, r
+    ~ Dir(alpha)). Sampled models have the mean's buffers.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    Server, within a round: the targets and the running average of the student.
+
+Differences from the authors' code:
+    The code's Gaussian (``distribution=directions``) is one of the clients' directions,
+    tensor by tensor: d_i = u_i / ||u_i||, mean of d plus 0.1 standard deviations, times
+    the mean norm of the u_i. The code's loss is the mean over batch and classes, 1 / C
+    of the divergence. Its temperature 0.5 is an exponent, ``p^(1 / T)``, renormalised.
+    All three are implemented as in the code.
 """
 
 from __future__ import annotations
@@ -35,7 +50,7 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.distillation.losses import kl
 from fedexp.methods.bases.distilling import Distilling
-from fedexp.methods.bases.server_trained import network, proxy_of, whole
+from fedexp.methods.bases.server_trained import network, proxy_of, with_frozen
 from fedexp.server_training.forward import logits_of, recomputed_statistics
 from fedexp.server_training.optimizers import Optimizer, Sgd
 
@@ -45,12 +60,17 @@ _SPREAD = 0.1  # standard deviations that a drawn direction has, in the code
 
 @dataclass(frozen=True)
 class FedBE(Distilling):
-    """Args:
-    distribution: that models are drawn from: ``directions`` (the code's Gaussian), ``gaussian`` or ``dirichlet``.
-    samples: models drawn (M); alpha: concentration of the Dirichlet distribution.
-    temperature: T of the sharpening; 1: none.
-    swa_start, swa_every: optimizer steps before the first student that enters the average, and between two of them; where
-        none does, the last student is the round's model.
+    """The aggregator of FedBE.
+
+    Args:
+        distribution: Distribution over models: ``directions`` (the code's Gaussian),
+            ``gaussian`` or ``dirichlet``.
+        samples: Number of sampled models (M).
+        alpha: Concentration of the Dirichlet distribution.
+        temperature: Temperature T of the sharpening. 1 means none.
+        swa_start: Optimizer steps before the first student that enters the average. If
+            none enters, the last student is the round's model.
+        swa_every: Optimizer steps between two students that enter the average.
     """
 
     optimizer: Optimizer = field(default_factory=lambda: Sgd(momentum=0.9, weight_decay=1e-5))
@@ -70,32 +90,36 @@ class FedBE(Distilling):
         require(self.swa_start >= 0, f"swa_start must not be negative, got {self.swa_start}")
         require(self.swa_every >= 1, f"swa_every must be at least 1, got {self.swa_every}")
 
-    def watched(
-        self, results: Iterable[ClientResult], start: Weights, gathered: State, env: Env
+    def collect(
+        self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
     ) -> Iterator[ClientResult]:
-        gathered |= {"models": [], "p": []}
+        collected |= {"models": [], "p": []}
         for result in results:
-            gathered["models"].append(result.weights)
-            gathered["p"].append(self.weight(result.num_examples))
+            collected["models"].append(result.weights)
+            collected["p"].append(self.weight(result.num_examples))
             yield result
 
-    def taught(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
-        models, p = gathered["models"], torch.tensor(gathered["p"], dtype=torch.float64)
+    def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
+        models, p = collected["models"], torch.tensor(collected["p"], dtype=torch.float64)
         net = network(env.server_spec, env.device, env.dtype)
         net.train(False)
         log_probs = partial(_log_probs, net=net, env=env)
-        said = torch.logaddexp(log_probs(mean), log_probs(models[0]))
+        log_mean = torch.logaddexp(log_probs(mean), log_probs(models[0]))
         for teacher in (*models[1:], *self.drawn(models, p / p.sum(), start, mean, env)):
-            said = torch.logaddexp(said, log_probs(teacher))
-        return {"target": F.log_softmax(said / self.temperature, 1), "averaged": None}
+            log_mean = torch.logaddexp(log_mean, log_probs(teacher))
+        return {"target": F.log_softmax(log_mean / self.temperature, 1), "averaged": None}
 
     def drawn(
         self, models: list[Weights], p: Tensor, start: Weights, mean: Weights, env: Env
     ) -> Iterator[Weights]:
-        """The M models, one after the other.
+        """Iterate over the M sampled models.
 
         Args:
-            p: (m,) float64 weights of `models`, summing to 1.
+            models: Models of the clients.
+            p: (m,) float64 weights of `models`, which sum to 1.
+            start: The round's global model.
+            mean: The clients' mean.
+            env: The world at this step.
         """
         live = {
             name: torch.stack([model.params[name] for model in models]) for name in mean.trainable
@@ -116,10 +140,10 @@ class FedBE(Distilling):
                     name: torch.randn(value.shape, generator=random, dtype=value.dtype).to(value.device)
                     * spread[name] + value for name, value in centre.items()
                 }  # fmt: skip
-            yield Weights(mean.spec, whole(mean, params), mean.buffers)
+            yield Weights(mean.spec, with_frozen(mean, params), mean.buffers)
 
     def _gaussian(self, live: Tree, p: Tensor, start: Weights) -> tuple[Tree, Tree]:
-        """Means and standard deviations of the parameters, from the cohort's (m, ...) ones."""
+        """Return means and standard deviations of the cohort's parameters (m, ...)."""
         if self.distribution == "dirichlet":
             return {}, {}
         centre, spread = {}, {}
@@ -152,7 +176,7 @@ class FedBE(Distilling):
         if averaged is None:
             return weights
         live = trees.scale(averaged["sum"], 1 / averaged["count"])
-        student = Weights(weights.spec, whole(weights, live), weights.buffers)
+        student = Weights(weights.spec, with_frozen(weights, live), weights.buffers)
         net = network(env.server_spec, env.device, env.dtype)
         net.set_noise(StepNoise(seed_of(env.seed, "server", env.round, "statistics"), env.device))
         recomputed = recomputed_statistics(net, student, proxy_of(env), self.batch_size)
@@ -161,11 +185,11 @@ class FedBE(Distilling):
 
 
 def _log_probs(weights: Weights, *, net: Net, env: Env) -> Tensor:
-    """(n, classes) log-probabilities of the proxy samples."""
+    """Return the log-probabilities (n, classes) of the proxy samples."""
     return F.log_softmax(logits_of(net, weights, proxy_of(env)), 1)
 
 
 def _over_models(shares: Tensor, values: Tensor) -> Tensor:
-    """Mean of `values` (m, ...) with weights `shares` (m,)."""
+    """Return the mean of `values` (m, ...) with weights `shares` (m,)."""
     mean: Tensor = torch.tensordot(shares.to(values), values, 1)
     return mean

@@ -1,21 +1,33 @@
-"""FedCDA: the mean of one recent model of every client, so chosen that they lie close together.
+"""FedCDA: the mean of one recent model of every client, chosen to lie close together.
 
-Reference: Wang et al., FedCDA: Federated Learning with Cross-round Divergence-aware Aggregation, ICLR 2024, Algorithm 1.
-The server keeps the last K models of every client with their loss F (the mean over the last local epoch). Each round the
-participants choose theirs anew, all others keep their choice, by the least (Eq. 6, wbar is the mean of the chosen)
+Reference:
+    Wang et al., FedCDA: Federated Learning with Cross-round Divergence-aware
+    Aggregation, ICLR 2024, Algorithm 1.
 
-    J = (1/M) sum_n [F_n(w_n) + (L/2) ||w_n - wbar||^2],
+Update:
+    The server stores the last K models of every client with their loss F, the mean over
+    the last local epoch. In each round the participants' models are chosen anew. All
+    other clients keep their choice. The choice minimises (Eq. 6, wbar is the mean of
+    the chosen models) ``J = (1/M) sum_n [F_n(w_n) + (L/2) ||w_n - wbar||^2]``. Then
+    w^{t+1} = wbar, with equal weights over all M clients that have a model. Warm-up is
+    a number of rounds of the base method: this aggregator's `weights` with the
+    configured trainer and server optimizer. Models are stored meanwhile. After the
+    warm-up the trainer and its server half continue as before, and wbar replaces the
+    server optimizer's weights.
 
-and w^{t+1} = wbar, with equal weights over all M clients that have a model. Warm-up: so many rounds of the base method, that
-is of this aggregator's `weights` with the configured trainer and server optimizer; models are kept meanwhile. Later the
-trainer and its server half go on as before, and the server optimizer's weights give way to wbar.
+    J does not change if all models move alike. Everything is therefore computed in
+    float64 from one Gram matrix of the candidates minus w^t: ||w_n||^2 is 1e3 to 1e4,
+    while the compared values are 1e-2 to 10. Norms and products are those of the
+    trained parameters. BatchNorm's statistics are averaged over the same models.
+    Counters take their maximum.
 
-J does not change if all models move alike, so that all is computed from one Gram matrix of the candidates less w^t, in
-float64: ||w_n||^2 is 1e3 to 1e4, what is compared 1e-2 to 10. Norms and products are those of the trained parameters;
-BatchNorm's statistics are averaged over the same models, counters take their maximum.
+Communication:
+    Up: y_i and F_i. Down: w.
 
-Up: y_i and F_i. Down: w. Server state: references to K models a client, on disk beyond ``state.memory_gb``, and the sum of the
-chosen ones in float64. In memory in a round: the participants' candidates (m K models) and two such sums.
+State:
+    Server: references to K models per client, on disk beyond ``state.memory_gb``, and
+    the sum of the chosen models in float64. During a round memory holds the
+    participants' candidates (m K models) and two such sums.
 """
 
 from __future__ import annotations
@@ -46,7 +58,7 @@ BLOCK_BYTES = 1 << 22  # of candidates side by side in float64, while products a
 MOST_COMBINATIONS = 1 << 24  # of one group: a table of 128 MiB
 
 
-class Entry(TypedDict):
+class CacheEntry(TypedDict):
     """A model in a client's cache.
 
     Args:
@@ -62,10 +74,10 @@ class Entry(TypedDict):
     round: int
 
 
-class Cache(TypedDict):
+class ClientEntries(TypedDict):
     """A client's cache: its entries, the newest first, and the index of the chosen one."""
 
-    entries: list[Entry]
+    entries: list[CacheEntry]
     chosen: int
 
 
@@ -77,23 +89,27 @@ class FedCDAState(AveragingState):
         sum: Sum of the chosen models in float64.
     """
 
-    caches: dict[str, Cache]
+    caches: dict[str, ClientEntries]
     sum: Tree
 
 
 @dataclass(frozen=True)
 class FedCDA(Mean):
-    """Args:
-    weights: p_i of the warm-up's mean; the mean of the chosen models is uniform.
-    K: models a client.
-    B: groups that choose one after the other, those before them and the clients at rest being fixed, those after them
-        left out (Eq. 8); a round with fewer participants has as many groups as these.
-    L: smoothness constant.
-    strategy: ``newest``; ``random`` (participants draw); ``approximate`` (B groups); ``optimal`` (all participants at once,
-        Eq. 7).
-    warm_up: rounds, or a fraction of all rounds.
-    loss_term: whether F counts.
-    unseen: clients that never took part are ``left_out`` of the mean, or stand in it with the ``initial`` model.
+    """The aggregator of FedCDA.
+
+    Args:
+        weights: p_i of the warm-up's mean. The mean of the chosen models is uniform.
+        K: Number of models per client.
+        B: Number of groups that choose one after the other. The groups before a group
+            and the clients at rest are fixed, the groups after it are left out (Eq. 8).
+            A round with fewer participants has as many groups as participants.
+        L: Smoothness constant.
+        strategy: ``newest``, ``random`` (participants choose at random),
+            ``approximate`` (B groups) or ``optimal`` (all participants at once, Eq. 7).
+        warm_up: A number of rounds, or a fraction of all rounds.
+        loss_term: Whether F counts.
+        unseen: Clients that never took part are ``left_out`` of the mean, or enter it
+            with the ``initial`` model.
     """
 
     K: int = 3
@@ -125,7 +141,7 @@ class FedCDA(Mean):
         return self.strategy in ("approximate", "optimal")
 
     def warm_up_rounds(self, rounds: int) -> int:
-        """Rounds of the base method, of `rounds` in all."""
+        """Return the number of rounds of the base method, of `rounds` in total."""
         return self.warm_up if isinstance(self.warm_up, int) else round(self.warm_up * rounds)
 
     def check_extent(self, extent: Extent) -> None:
@@ -166,15 +182,15 @@ class FedCDA(Mean):
     def init(self, env: Env) -> FedCDAState:
         base = super().init(env)
         start: Weights = base["weights"]
-        caches: dict[str, Cache] = {}
+        caches: dict[str, ClientEntries] = {}
         if self.unseen == "initial":
-            entry: Entry = {
+            entry: CacheEntry = {
                 "model": env.keep(start),
                 "loss": 0.0,
                 "norm": trees.squared_norm(start.trainable),
                 "round": -1,
             }
-            alike: Cache = {"entries": [entry], "chosen": 0}
+            alike: ClientEntries = {"entries": [entry], "chosen": 0}
             caches = {str(client): alike for client in np.flatnonzero(env.sizes).tolist()}
         total = {k: v.double() * len(caches) for k, v in _averaged(start).items()}
         return {**base, "caches": caches, "sum": total}
@@ -182,7 +198,7 @@ class FedCDA(Mean):
     def update(
         self, state: State, results: Iterable[ClientResult], env: Env
     ) -> tuple[State, Metrics]:
-        arrived: dict[str, Entry] = {}
+        arrived: dict[str, CacheEntry] = {}
 
         def kept() -> Iterator[ClientResult]:
             for result in results:
@@ -194,7 +210,7 @@ class FedCDA(Mean):
         if not arrived:
             return state, metrics
         old: Weights = state["weights"]
-        before: dict[str, Cache] = state["caches"]
+        before: dict[str, ClientEntries] = state["caches"]
         rest = [_chosen(cache) for client, cache in before.items() if client not in arrived]
         fixed = self._fixed(state, arrived, bool(rest))
         warm = env.round < self.warm_up_rounds(env.rounds)
@@ -208,7 +224,7 @@ class FedCDA(Mean):
             picks = _drawn(list(fresh.values()), env)
         else:
             picks, facts = self._search(list(fresh.values()), old.trainable, fixed, rest, env)
-        after: dict[str, Cache] = {
+        after: dict[str, ClientEntries] = {
             client: {"entries": entries, "chosen": pick}
             for (client, entries), pick in zip(fresh.items(), picks, strict=True)
         }
@@ -232,7 +248,7 @@ class FedCDA(Mean):
             **facts,
         }
 
-    def _entry(self, result: ClientResult, env: Env) -> Entry:
+    def _entry(self, result: ClientResult, env: Env) -> CacheEntry:
         loss = result.metrics.get("loss_last_epoch")
         if loss is None and self.loss_term and self._searches:
             raise ConfigError(
@@ -247,14 +263,20 @@ class FedCDA(Mean):
             "round": env.round,
         }
 
-    def _pushed(self, cache: Cache | None, entry: Entry) -> list[Entry]:
-        """A client's entries with a new one; w_0 stands in until there is one and is no candidate."""
+    def _pushed(self, cache: ClientEntries | None, entry: CacheEntry) -> list[CacheEntry]:
+        """Return a client's entries with a new one.
+
+        w_0 is the only entry until there is a trained model. Then it is no candidate.
+        """
         return [entry, *(e for e in (cache["entries"] if cache else ()) if e["round"] >= 0)][
             : self.K
         ]
 
-    def _fixed(self, state: State, arrived: Mapping[str, Entry], at_rest: bool) -> Tree:
-        """Sum of what the clients at rest have chosen, in float64; exactly zero where there are none."""
+    def _fixed(self, state: State, arrived: Mapping[str, CacheEntry], at_rest: bool) -> Tree:
+        """Return the sum of the models chosen by the clients at rest, in float64.
+
+        It is exactly zero if there are no clients at rest.
+        """
         if not at_rest:
             return trees.zeros_like(state["sum"])
         total = trees.clone(state["sum"])
@@ -265,13 +287,18 @@ class FedCDA(Mean):
 
     def _search(
         self,
-        fresh: Sequence[Sequence[Entry]],
+        fresh: Sequence[Sequence[CacheEntry]],
         centre: Tree,
         fixed: Tree,
-        rest: Sequence[Entry],
+        rest: Sequence[CacheEntry],
         env: Env,
     ) -> tuple[list[int], Metrics]:
-        """Every participant's index into its entries; J (Eq. 6) of the choice, of the newest and of a random one."""
+        """Choose an entry for every participant.
+
+        Returns:
+            Each participant's index into its entries. J (Eq. 6) of this choice, of the
+            newest models and of a random choice.
+        """
         candidates = [entry["model"].parameter for entries in fresh for entry in entries]
         inner = products(candidates, centre, trees.part_of(fixed, "params"), len(rest))
         if not np.isfinite(inner).all():
@@ -302,14 +329,17 @@ class FedCDA(Mean):
 
 @dataclass(frozen=True)
 class Selection:
-    """Whom the mean is made of, as numbers: no model is looked at again.
+    """The choice of models as a problem of numbers, without the models.
 
     Args:
-        products: (n + 2, n + 2) float64, of `products`: candidates by client, the newest first; the fixed part; the centre.
+        products: (n + 2, n + 2) float64, from `products`: candidates by client, the
+            newest first, then the fixed part and the centre.
         losses: (n,) F of the candidates.
-        sizes: candidates of each participant (K_i).
-        fixed: clients whose choice is fixed; fixed_loss, fixed_norm: sums of their F and ||w||^2.
-        L: smoothness constant.
+        sizes: Number of candidates of each participant (K_i).
+        fixed: Number of clients whose choice is fixed.
+        fixed_loss: Sum of their F.
+        fixed_norm: Sum of their ||w||^2.
+        L: Smoothness constant.
     """
 
     products: np.ndarray
@@ -321,9 +351,13 @@ class Selection:
     L: float
 
     def choose(self, groups: Sequence[np.ndarray]) -> list[int]:
-        """Each participant's index among its candidates, by the least J group after group (Eq. 8); of one group, Eq. 7.
+        """Choose each participant's candidate by the least J.
 
-        Ties go to newer models, then to the lexicographically first choice.
+        Groups choose one after the other (Eq. 8). With one group this is Eq. 7. Ties go
+        to newer models, then to the lexicographically first choice.
+
+        Returns:
+            Each participant's index among its candidates.
         """
         n = len(self.losses)
         gram, with_fixed = self.products[:n, :n], self.products[:n, n].copy()
@@ -342,7 +376,7 @@ class Selection:
         return picks
 
     def objective(self, picks: Sequence[int]) -> float:
-        """J of a choice, with the terms that all choices share (Eq. 6)."""
+        """Return J of a choice, with the terms that all choices share (Eq. 6)."""
         n, M = len(self.losses), self.fixed + len(self.sizes)
         rows = np.cumsum([0, *self.sizes[:-1]]) + np.array(picks)
         to_centre, centre = self.products[n, n + 1], self.products[n + 1, n + 1]
@@ -359,10 +393,14 @@ class Selection:
 def products(
     candidates: Sequence[Callable[[str], Tensor]], centre: Tree, fixed: Tree, count: int
 ) -> np.ndarray:
-    """Inner products in float64 of the n `candidates` less `centre`, of ``fixed - count * centre`` and of `centre`.
+    """Compute inner products in float64.
+
+    The vectors are the n `candidates` minus `centre`, then ``fixed - count * centre``,
+    then `centre`. A tensor of all candidates is in memory at once, and a part of it in
+    float64.
 
     Returns:
-        (n + 2, n + 2). A tensor of all candidates is in memory at once, and a part of it in float64.
+        Products of shape (n + 2, n + 2).
     """
     rows = len(candidates) + 2
     width = max(1, BLOCK_BYTES // (8 * rows))
@@ -385,13 +423,17 @@ def products(
 
 
 def lowest(unary: np.ndarray, pair: np.ndarray, members: Sequence[np.ndarray]) -> list[int]:
-    """One row of each of `members` by the least sum of ``unary[i]`` and, over pairs, ``pair[i, j]``; ties: the first.
+    """Choose one row of each client by the least sum of terms.
+
+    The sum has ``unary[i]`` of each chosen row and ``pair[i, j]`` of each pair of them.
+    Ties go to the first combination. The table of all combinations is the sum of the
+    tables of the first and the second half of the clients and of a product between
+    them, of rows marked in (combinations, n). No combination is evaluated on its own.
 
     Args:
-        unary: (n,); pair: (n, n), symmetric; members: of every client the rows it may choose.
-
-    The table of all combinations is the sum of those of the first and the second half of the clients and of a product between
-    them: of rows marked in (combinations, n), no combination is looked at by itself.
+        unary: (n,) terms of rows.
+        pair: (n, n) terms of pairs, symmetric.
+        members: For every client, the rows that it may choose.
     """
     half = (len(members) + 1) // 2
     sides = [_combinations(part) for part in (members[:half], members[half:])]
@@ -407,14 +449,21 @@ def lowest(unary: np.ndarray, pair: np.ndarray, members: Sequence[np.ndarray]) -
 
 
 def _combinations(members: Sequence[np.ndarray]) -> np.ndarray:
-    """(combinations, clients) int64, the last client's choice changing fastest; of no clients one, the empty one."""
+    """Return all combinations, (combinations, clients) int64.
+
+    The last client's choice changes fastest. Without clients there is one empty
+    combination.
+    """
     if not members:
         return np.zeros((1, 0), dtype=np.int64)
     return np.stack(np.meshgrid(*members, indexing="ij"), -1).reshape(-1, len(members))
 
 
 def _averaged(weights: Weights) -> Tree:
-    """What is averaged of a model: trained parameters and floating buffers, in one tree."""
+    """Return the tensors of a model that are averaged.
+
+    They are the trained parameters and the floating buffers.
+    """
     frozen = weights.frozen
     floating = {
         k: v for k, v in weights.buffers.items() if v.is_floating_point() and k not in frozen
@@ -422,10 +471,14 @@ def _averaged(weights: Weights) -> Tree:
     return trees.joined({"params": weights.trainable, "buffers": floating})
 
 
-def _mean_of(chosen: Sequence[Entry], old: Weights, fixed: Tree, at_rest: int) -> tuple[Tree, Tree]:
-    """The mean of the `chosen` models and of those `at_rest`, whose sum is `fixed`; and the sum of all, in place of `fixed`.
+def _mean_of(chosen: Sequence[CacheEntry], old: Weights, fixed: Tree, at_rest: int) -> tuple[Tree, Tree]:
+    """Compute the mean of the `chosen` models and of the models at rest.
 
-    The mean is ``w + (1/M) sum (w_n - w)`` in the models' own type, as every averaging method rounds it.
+    The sum of the `at_rest` models is `fixed`. The mean is ``w + (1/M) sum (w_n - w)``
+    in the models' own type, which is the rounding of every averaging method.
+
+    Returns:
+        The mean, and the sum of all models, which replaces `fixed`.
     """
     start = _averaged(old)
     moved = trees.zeros_like(start)
@@ -444,11 +497,11 @@ def _add(total: Tree, tree: Tree, alpha: float) -> None:
     torch._foreach_add_(trees.tensors(total), trees.tensors(tree), alpha=alpha)
 
 
-def _chosen(cache: Cache) -> Entry:
+def _chosen(cache: ClientEntries) -> CacheEntry:
     return cache["entries"][cache["chosen"]]
 
 
-def _drawn(fresh: Sequence[Sequence[Entry]], env: Env) -> list[int]:
-    """A uniform draw of each participant's entries."""
+def _drawn(fresh: Sequence[Sequence[CacheEntry]], env: Env) -> list[int]:
+    """Choose uniformly among each participant's entries."""
     rng = numpy_generator(env.seed, "choice", env.round)
     return [int(rng.integers(len(entries))) for entries in fresh]

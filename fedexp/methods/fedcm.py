@@ -1,18 +1,34 @@
-"""FedCM: a momentum of the server's, mixed into every local gradient.
+"""FedCM: a momentum of the server, mixed into every local gradient.
 
-Reference: Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021. Local step with
-``v = alpha g + (1 - alpha) Delta``, Delta fixed during the round; then, from the averaged update U of m clients,
-``Delta = -U / (tau lr)``: minus what the aggregator made of the updates, before the server's step size, in units of a
-gradient, by the step size and the local steps of the round that made it. Delta starts at zero, so that under a constant
-gradient g it is ``(1 - (1 - alpha)^t) g`` after t rounds. Client state: none. Up: y_i. Down: w and Delta (2D). Logged:
-``server/Delta``, its norm.
+Reference:
+    Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021.
 
-The paper and FL-Simulator have equal tau; where clients differ, tau is their mean with the weights p_i, so that every local
-step counts alike (the mean of the u_i / (tau_i lr) would take D more numbers up).
+Update:
+    A local step uses ``v = alpha g + (1 - alpha) Delta``. Delta is fixed during the
+    round. After the round, ``Delta = -U / (tau lr)``. U is the aggregate of the m
+    clients' updates, before the server's step size. Delta is in units of a gradient:
+    tau and lr are the number of local steps and the step size of the round that made
+    it. Delta starts at zero. Under a constant gradient g it is
+    ``(1 - (1 - alpha)^t) g`` after t rounds.
 
-Weight decay comes after clipping, outside the mix, as in FL-Simulator. Delta carries it on from round to round, and the fixed
-points are those of the decay ``weight_decay / alpha``: ``grad f + (weight_decay / alpha) w = 0``. With ``decay_inside_mix``,
-``v = alpha (g + weight_decay w) + (1 - alpha) Delta``, they are those of ``weight_decay``.
+Communication:
+    Up: y_i. Down: w and Delta (2D).
+
+State:
+    Clients: none. Server: Delta (D floats).
+
+Logged:
+    ``server/Delta``, the norm of Delta.
+
+Differences from the paper:
+    The paper and FL-Simulator have equal tau. If clients differ, tau is their mean with
+    the weights p_i, so that every local step counts alike. (The mean of the u_i /
+    (tau_i lr) would send D more numbers up.) As in FL-Simulator, weight decay comes
+    after clipping, outside the mix. Delta carries it from round to round. The fixed
+    points are then those of the decay ``weight_decay / alpha``:
+    ``grad f + (weight_decay / alpha) w = 0``. With ``decay_inside_mix`` the step uses
+    ``v = alpha (g + weight_decay w) + (1 - alpha) Delta`` and the fixed points are
+    those of ``weight_decay``.
 """
 
 from __future__ import annotations
@@ -34,10 +50,14 @@ NO_BUFFER = Demand(
 
 @dataclass(frozen=True)
 class FedCM(Trainer):
-    """Args:
-    alpha: share of the fresh gradient (alpha); 1 is FedAvg to the bit.
-    decay_inside_mix: whether weight decay is mixed as the gradient is. Of a clipped gradient the bound then holds without
-        the decay, ``(1 - alpha) weight_decay w``, that the mix takes away.
+    """The client's side of FedCM. The momentum Delta is its server half.
+
+    Args:
+        alpha: Share of the fresh gradient (alpha). With 1 the method equals FedAvg
+            bit-exactly.
+        decay_inside_mix: Whether weight decay is mixed as the gradient is. The bound of
+            a clipped gradient then holds without the decay
+            ``(1 - alpha) weight_decay w`` that the mix removes.
     """
 
     alpha: float = 0.1

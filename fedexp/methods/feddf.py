@@ -1,15 +1,34 @@
 """FedDF: ensemble distillation.
 
-Reference: Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020, Algorithm 1: the
-mean of the clients' models is trained, on unlabelled proxy data, towards ``softmax(1/m sum_k logits_k(x))`` by the
-Kullback-Leibler divergence. Up: y_i. Down: w. Proxy data that stay as they are meet every teacher once: its logits are summed
-as it comes in, and no teacher is kept. With ``augment`` the teachers are, and see every batch. Of one shot, models may be of
-any architectures: the student, the server's network, then starts afresh (``student_start=fresh``), and nothing is averaged.
+Reference:
+    Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning,
+    NeurIPS 2020, Algorithm 1.
 
-The published code's defaults differ from the commands that it names for the paper; both values stand in the presets. Its
-``avg_losses``, the mean of the divergences from each teacher, has the gradient of ``average=probs``: the target enters
-linearly, up to a constant. Left out, and off there: teachers weighted by validation accuracy, teachers below chance dropped.
-With several architectures its students, one of each, start from the mean of their own kind: not here.
+Update:
+    The mean of the clients' models is trained on unlabelled proxy data toward
+    ``softmax(1/m sum_k logits_k(x))`` by the Kullback-Leibler divergence. Without
+    augmentation every teacher runs once per proxy sample: its logits are summed as it
+    arrives, and no teacher is stored. With ``augment`` the teachers are stored and run
+    on every batch. In one shot the models may have any architectures. The student, the
+    server's network, then starts from a new initialisation (``student_start=fresh``),
+    and nothing is averaged.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    Server, within a round: the targets, or the teachers with ``augment``.
+
+Differences from the paper:
+    With several architectures the paper trains one student per architecture, each from
+    the mean of its kind. That is not implemented.
+
+Differences from the authors' code:
+    The code's defaults differ from the commands that it names for the paper. Both
+    values are in the presets. Its ``avg_losses``, the mean of the divergences from each
+    teacher, has the gradient of ``average=probs``, because the target enters linearly,
+    up to a constant. Two options that are off in the code are left out: teachers
+    weighted by validation accuracy, and dropping teachers below chance.
 """
 
 from __future__ import annotations
@@ -43,15 +62,22 @@ from fedexp.server_training.forward import logits_of
 
 @dataclass(frozen=True)
 class FedDF(Distilling):
-    """Args:
-    student_start: its weights at the start of a round: ``fedavg`` (the clients' mean) or ``fresh`` (an initialisation of its
-        own); fresh, neither `weights` nor a trainer's server half or a server optimizer has an effect.
-    average: of teachers' ``logits`` or ``probs``.
-    temperature: tau; divides the logits of teachers and student; the loss has no factor tau^2.
-    validate_every: optimizer steps between two measurements of the student's accuracy on the validation samples; the best
-        student is the round's model. null: the last one is.
-    patience: optimizer steps without a better accuracy after which a round's distillation stops, or null.
-    augment: proxy batches pass the random transform of the clients' training batches; each teacher then runs on every one.
+    """The aggregator of FedDF.
+
+    Args:
+        student_start: The student's weights at the start of a round: ``fedavg`` (the
+            clients' mean) or ``fresh`` (a new initialisation). With ``fresh``,
+            `weights`, a trainer's server half and a server optimizer have no effect.
+        average: Whether teachers' ``logits`` or ``probs`` are averaged.
+        temperature: Temperature tau, which divides the logits of teachers and student.
+            The loss has no factor tau^2.
+        validate_every: Optimizer steps between two measurements of the student's
+            accuracy on the validation samples. The best student is the round's model.
+            With null it is the last one.
+        patience: Optimizer steps without a better accuracy after which a round's
+            distillation stops, or null.
+        augment: Whether proxy batches pass the random transform of the clients'
+            training batches. Each teacher then runs on every batch.
     """
 
     student_start: Literal["fedavg", "fresh"] = "fedavg"
@@ -92,8 +118,8 @@ class FedDF(Distilling):
     def averages_updates(self) -> bool:
         return self.student_start == "fedavg"
 
-    def stretch(self, env: Env) -> int:
-        return self.validate_every or super().stretch(env)
+    def steps_per_stage(self, env: Env) -> int:
+        return self.validate_every or super().steps_per_stage(env)
 
     def first_step(
         self, state: State, results: Iterable[ClientResult], env: Env
@@ -106,27 +132,29 @@ class FedDF(Distilling):
         student = fresh_student(env)
         return {**state, "weights": student, "evaluated": student}, {"clients": m}
 
-    def watched(
-        self, results: Iterable[ClientResult], start: Weights, gathered: State, env: Env
+    def collect(
+        self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
     ) -> Iterator[ClientResult]:
-        gathered |= {"teachers": [], "ensemble": _Ensemble(self.average, self.temperature)}
+        collected |= {"teachers": [], "ensemble": _TeacherMean(self.average, self.temperature)}
         for result in results:
             if self.augment:
-                gathered["teachers"].append(env.keep(result.weights))
+                collected["teachers"].append(env.keep(result.weights))
             else:
                 net = network(result.weights.spec, env.device, env.dtype)
                 net.train(False)
-                gathered["ensemble"].hear(logits_of(net, result.weights, proxy_of(env)))
+                collected["ensemble"].add(logits_of(net, result.weights, proxy_of(env)))
             yield result
 
-    def taught(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
+    def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
         if self.augment:
-            return {"teachers": gathered["teachers"], "best": None}
-        return {"target": gathered["ensemble"].target(), "best": None}
+            return {"teachers": collected["teachers"], "best": None}
+        return {"target": collected["ensemble"].target(), "best": None}
 
-    def lessons(self, work: State, net: Net, parts: Iterator[Part], env: Env) -> Iterator[Part]:
+    def student_batches(
+        self, work: State, net: Net, parts: Iterator[Part], env: Env
+    ) -> Iterator[Part]:
         if not self.augment:
-            yield from super().lessons(work, net, parts, env)
+            yield from super().student_batches(work, net, parts, env)
             return
         assert env.domain.augment is not None
         noise = StepNoise(seed_of(env.seed, "server", env.round, "augmentation"), env.device)
@@ -135,11 +163,11 @@ class FedDF(Distilling):
             noise.step = step
             seen, ensemble = (
                 env.domain.augment(inputs, noise),
-                _Ensemble(self.average, self.temperature),
+                _TeacherMean(self.average, self.temperature),
             )
             with torch.no_grad():
                 for teacher in teachers:
-                    ensemble.hear(net.beside(teacher.spec)(teacher.params, teacher.buffers, seen))
+                    ensemble.add(net.beside(teacher.spec)(teacher.params, teacher.buffers, seen))
             yield step, seen, ensemble.target()
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -148,7 +176,7 @@ class FedDF(Distilling):
     def train(
         self, weights: Weights, work: State, net: Net, parts: Iterator[Part], env: Env
     ) -> tuple[Weights, State, Metrics]:
-        until = min(work["taken"] + self.stretch(env), self.total(env))
+        until = min(work["taken"] + self.steps_per_stage(env), self.total(env))
         weights, work, metrics = super().train(weights, work, net, parts, env)
         if self.validate_every is None:
             return weights, work, metrics
@@ -174,23 +202,28 @@ class FedDF(Distilling):
         return best
 
 
-class _Ensemble:
-    """Teachers' logits (b, classes), summed as they come; where probabilities are averaged, these, in log-space."""
+class _TeacherMean:
+    """The mean of teachers' logits (b, classes), added as they arrive.
+
+    If probabilities are averaged, they are added in log-space.
+    """
 
     def __init__(self, average: str, temperature: float) -> None:
         self._average, self._temperature = average, temperature
         self._sum, self._m = torch.zeros(()), 0
 
-    def hear(self, logits: Tensor) -> None:
-        said = logits / self._temperature
+    def add(self, logits: Tensor) -> None:
+        scaled = logits / self._temperature
         if self._average == "probs":
-            said = F.log_softmax(said, 1)
+            scaled = F.log_softmax(scaled, 1)
         if self._m:
-            said = (
-                self._sum + said if self._average == "logits" else torch.logaddexp(self._sum, said)
+            scaled = (
+                self._sum + scaled
+                if self._average == "logits"
+                else torch.logaddexp(self._sum, scaled)
             )
-        self._sum, self._m = said, self._m + 1
+        self._sum, self._m = scaled, self._m + 1
 
     def target(self) -> Tensor:
-        """(b, classes) log-probabilities."""
+        """Return the log-probabilities (b, classes)."""
         return F.log_softmax(self._sum / self._m if self._average == "logits" else self._sum, 1)

@@ -1,13 +1,26 @@
-"""FedDyn: dynamic regularisation, which makes the clients' minimisers agree with that of their mean.
+"""FedDyn: dynamic regularisation.
 
-Reference: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1. Client: minimise
-``f_i(w) - <g_i, w> + (a/2) ||w - w^t||^2``, in every step ``g + a (w - (w^t + g_i / a))``; then ``g_i -= a u_i``, which at the
-minimum is the gradient of f_i. Server: ``h -= (a/N) sum_{i in P_t} u_i``, ``w^{t+1} = mean_{P_t} y_i - h/a``. What is kept is
-``d = -h/a``, the mean over all N clients of what they moved so far; then the server needs no a.
+It makes the clients' minimisers agree with the minimiser of their mean.
 
-N counts the clients that can take part. At a fixed point every u_i is 0 and d is 0, hence the gradients sum to zero:
-w minimises the clients' mean, each counted alike. The correction acts before clipping; weight decay is part of f_i.
-Up: y_i. Down: w. Client state: g_i (D floats, from zero). Server state: d (D floats, from zero).
+Reference:
+    Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021,
+    Algorithm 1.
+
+Update:
+    A client minimises ``f_i(w) - <g_i, w> + (a/2) ||w - w^t||^2``. Every step uses the
+    gradient ``g + a (w - (w^t + g_i / a))``. After local training ``g_i -= a u_i``,
+    which at the minimum is the gradient of f_i. The server computes
+    ``h -= (a/N) sum_{i in P_t} u_i`` and ``w^{t+1} = mean_{P_t} y_i - h/a``. The
+    correction acts before clipping. Weight decay is part of f_i. N counts the clients
+    that can take part. At a fixed point every u_i is 0 and d is 0, so the gradients sum
+    to zero: w minimises the clients' mean, in which each client counts alike.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    Clients: g_i (D floats, from zero). Server: ``d = -h/a`` (D floats, from zero), the
+    mean over all N clients of their movements so far. With d the server needs no a.
 """
 
 from __future__ import annotations
@@ -33,7 +46,11 @@ class FedDynState(TypedDict):
 
 @dataclass(frozen=True)
 class FedDynServer(ServerOptimizer):
-    """``d += (m/N) U``, ``w += U + d``, U being the plain mean of the participants' updates; logs ||d|| = ||h||/a."""
+    """The server step ``d += (m/N) U``, ``w += U + d``.
+
+    U is the plain mean of the participants' updates. The norm ||d|| = ||h||/a is
+    logged.
+    """
 
     @property
     def needs(self) -> Needs:
@@ -64,7 +81,11 @@ class FedDynServer(ServerOptimizer):
 
 @dataclass(frozen=True)
 class FedDyn(Trainer):
-    """Args: a: strength of the regularisation (alpha in the paper)."""
+    """The client's side of FedDyn.
+
+    Args:
+        a: Strength of the regularisation (alpha in the paper).
+    """
 
     a: float = 0.1
 

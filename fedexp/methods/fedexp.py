@@ -1,10 +1,25 @@
 """FedExP: an extrapolated server step.
 
-Reference: Jhunjhunwala, Wang & Joshi, FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023, Eq. 9:
-``eta_g = max(1, sum_i p_i ||u_i||^2 / (2 (||U||^2 + eps)))``, ``w += eta_g U``. What is evaluated is the mean of the
-last two iterates; training continues from the last.
-``eps_scaling=code`` follows the authors' code: ``m eps`` in the denominator. eps follows the squared local step size,
-``eps (lr_t / lr_0)^2``, so that both terms shrink alike; norms are accumulated in float64.
+Reference:
+    Jhunjhunwala, Wang & Joshi, FedExP: Speeding Up Federated Averaging via
+    Extrapolation, ICLR 2023, Eq. 9.
+
+Update:
+    ``eta_g = max(1, sum_i p_i ||u_i||^2 / (2 (||U||^2 + eps)))``, ``w += eta_g U``. The
+    mean of the last two iterates is evaluated. Training continues from the last one.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    Server: the previous iterate (D floats).
+
+Differences from the paper:
+    eps follows the squared local step size, ``eps (lr_t / lr_0)^2``, so that both terms
+    shrink alike. Norms are accumulated in float64.
+
+Differences from the authors' code:
+    The code has ``m eps`` in the denominator. ``eps_scaling=code`` follows it.
 """
 
 from __future__ import annotations
@@ -30,7 +45,12 @@ class FedExPState(TypedDict):
 
 @dataclass(frozen=True)
 class FedExP(ServerOptimizer):
-    """Args: eps: keeps the ratio finite near convergence; eps_scaling: ``paper`` (eps) or ``code`` (m eps)."""
+    """The server step of FedExP.
+
+    Args:
+        eps: Number that bounds the ratio near convergence.
+        eps_scaling: ``paper`` (eps) or ``code`` (m eps).
+    """
 
     eps: float = 1e-3
     eps_scaling: Literal["paper", "code"] = "paper"
@@ -46,7 +66,7 @@ class FedExP(ServerOptimizer):
         return {"previous": weights.params}
 
     def eta(self, direction: Tree, stats: RoundStats) -> float:
-        """eta_g of this round (Eq. 9)."""
+        """Return eta_g of this round (Eq. 9)."""
         eps = (
             self.eps * (stats.lr / stats.lr_0) ** 2 * (stats.m if self.eps_scaling == "code" else 1)
         )

@@ -1,15 +1,27 @@
 """FedLAW: learned aggregation weights.
 
-Reference: Li et al., Revisiting Weighted Aggregation in Federated Learning with Neural Networks, ICML 2023. On labelled proxy
-data the server learns m weights lambda_i, which sum to one, and a shrinking factor gamma:
-``w = gamma sum_i lambda_i y_i``. Up: y_i. Down: w. Within a round the state holds the (m, D) matrix of the models.
+Reference:
+    Li et al., Revisiting Weighted Aggregation in Federated Learning with Neural
+    Networks, ICML 2023.
 
-No graph goes through the mix. With q the gradient of the loss at w (D numbers, one ordinary backward pass) and
-``d_i = <q, y_i>``, the gradient for the scalars is that of ``gamma sum_i lambda_i d_i`` at fixed d: a step is two products with
-the matrix, one for w and one for d, besides the pass through the network.
+Update:
+    On labelled proxy data the server learns m weights lambda_i, which sum to one, and a
+    shrinking factor gamma: ``w = gamma sum_i lambda_i y_i``. No graph passes through
+    the mix. Let q be the gradient of the loss at w (D numbers, one ordinary backward
+    pass) and ``d_i = <q, y_i>``. The gradient of the scalars is that of
+    ``gamma sum_i lambda_i d_i`` at fixed d. A step therefore needs one pass through the
+    network and two products with the matrix of the models, one for w and one for d.
 
-In training mode as in the published code, whose BatchNorm statistics never leave the server; here they start from the
-clients' mean. Its StepLR halves the step size every 20 epochs, which 20 epochs do not reach: left out.
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    Server, within a round: the (m, D) matrix of the models.
+
+Differences from the authors' code:
+    As in the code, the network is in training mode. The code's BatchNorm statistics
+    never leave the server. Here they start from the clients' mean. The code's StepLR
+    halves the step size every 20 epochs, which 20 epochs do not reach. It is left out.
 """
 
 from __future__ import annotations
@@ -33,19 +45,31 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.task import Batch, Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
-from fedexp.methods.bases.server_trained import Part, ServerTrained, mean_loss, proxy_of, whole
+from fedexp.methods.bases.server_trained import (
+    Part,
+    ServerTrained,
+    mean_loss,
+    proxy_of,
+    with_frozen,
+)
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Adam, Optimizer, cosine
 
 
 @dataclass(frozen=True)
 class FedLAW(ServerTrained):
-    """Args:
-    form: ``exp`` (lambda = softmax(x), gamma = exp(z), from x_i = log p_i, z = 0) or ``quad`` (lambda_i = x_i^2 / sum x^2,
-        gamma = z^2, from x_i = 1 / sqrt(m), z = 1).
-    learn: ``jointly``, or ``swa``: x in the first half of the epochs, on a cosine to 0, and in the second half of these
-        averaged over epochs (Izmailov et al. 2018); then z.
-    optimizer: of x and z, each with a state of its own, empty in every round; lr: its step size.
+    """The aggregator of FedLAW.
+
+    Args:
+        form: ``exp`` (lambda = softmax(x), gamma = exp(z), from x_i = log p_i, z = 0)
+            or ``quad`` (lambda_i = x_i^2 / sum x^2, gamma = z^2, from x_i = 1 /
+            sqrt(m), z = 1).
+        learn: ``jointly``, or ``swa``: x in the first half of the epochs, on a cosine
+            to 0. In the second half of these epochs x is averaged over epochs (Izmailov
+            et al. 2018). Then z.
+        optimizer: Optimizer of x and z. Each has a state of its own, empty in every
+            round.
+        lr: Step size of the optimizer.
     """
 
     form: Literal["exp", "quad"] = "exp"
@@ -61,18 +85,18 @@ class FedLAW(ServerTrained):
     def needs(self) -> Needs:
         return super().needs | Needs(proxy_labels=True)
 
-    def watched(
-        self, results: Iterable[ClientResult], start: Weights, gathered: State, env: Env
+    def collect(
+        self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
     ) -> Iterator[ClientResult]:
-        gathered |= {"models": [], "p": []}
+        collected |= {"models": [], "p": []}
         for result in results:
-            gathered["models"].append(_vector(result.weights.trainable))
-            gathered["p"].append(self.weight(result.num_examples))
+            collected["models"].append(_vector(result.weights.trainable))
+            collected["p"].append(self.weight(result.num_examples))
             yield result
 
-    def begin(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
-        models = torch.stack(gathered["models"])
-        p = torch.tensor(gathered["p"], dtype=models.dtype, device=models.device)
+    def begin(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
+        models = torch.stack(collected["models"])
+        p = torch.tensor(collected["p"], dtype=models.dtype, device=models.device)
         x = (p / p.sum()).log() if self.form == "exp" else torch.full_like(p, len(p) ** -0.5)
         z = torch.zeros_like(p[0]) if self.form == "exp" else torch.ones_like(p[0])
         optimizers = {"x": self.optimizer.init({"x": x}), "z": self.optimizer.init({"z": z})}
@@ -84,7 +108,7 @@ class FedLAW(ServerTrained):
         }
 
     def mixing(self, scalars: Tree) -> tuple[Tensor, Tensor]:
-        """lambda (m,) and gamma () of x (m,) and z ()."""
+        """Return lambda (m,) and gamma () for x (m,) and z ()."""
         x, z = scalars["x"], scalars["z"]
         return (
             (x.softmax(0), z.exp())
@@ -93,12 +117,18 @@ class FedLAW(ServerTrained):
         )
 
     def mixed(self, scalars: Tree, models: Tensor) -> Tensor:
-        """w = gamma sum_i lambda_i y_i, (D,), of `models` (m, D)."""
+        """Return w = gamma sum_i lambda_i y_i, (D,), for `models` (m, D)."""
         shares, gamma = self.mixing(scalars)
         return (gamma * shares) @ models
 
     def gradients(self, scalars: Tree, models: Tensor, q: Tensor) -> Tree:
-        """Of the loss with respect to x and z, where its gradient at the mix is `q` (D,)."""
+        """Compute the gradient of the loss in x and z.
+
+        Args:
+            scalars: x and z.
+            models: (m, D) models.
+            q: (D,) gradient of the loss at the mix.
+        """
         d = models @ q
 
         def along(scalars: Tree) -> Tensor:
@@ -124,7 +154,7 @@ class FedLAW(ServerTrained):
             def loss_of(
                 live: Tree, batch: Batch = Batch(inputs, proxy.y.index_select(0, index))
             ) -> Tensor:
-                return env.task.loss(net, whole(weights, live), buffers, batch, noise)
+                return env.task.loss(net, with_frozen(weights, live), buffers, batch, noise)
 
             loss, (q,) = value_and_grad(loss_of, _tree(self.mixed(scalars, models), like))
             grads = self.gradients(scalars, models, _vector(q))
@@ -145,7 +175,7 @@ class FedLAW(ServerTrained):
             }  # fmt: skip
             if env.step == half:
                 scalars = {**scalars, "x": averaged["sum"] / averaged["count"]}
-        params = whole(weights, _tree(self.mixed(scalars, models), like))
+        params = with_frozen(weights, _tree(self.mixed(scalars, models), like))
         work = {**work, "scalars": scalars, "optimizers": optimizers, "averaged": averaged}
         shares, gamma = self.mixing(scalars)
         metrics = {"server/gamma": float(gamma), "server/lambda_max": float(shares.max())}
@@ -161,7 +191,7 @@ def _vector(tree: Tree) -> Tensor:
 
 
 def _tree(vector: Tensor, like: Tree) -> Tree:
-    """The inverse of `_vector`, with names and shapes of `like`."""
+    """Return `vector` as a tree like `like`, the inverse of `_vector`."""
     parts = torch.split(vector, [value.numel() for value in like.values()])
     return {
         name: part.view(value.shape)

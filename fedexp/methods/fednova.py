@@ -1,9 +1,19 @@
 """FedNova: normalised averaging.
 
-Reference: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS
-2020, Eq. 8-10: ``w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. a_i comes from the trainer, which
-knows its local dynamics: momentum (`Trainer.normalizer`) or a proximal pull (`FedProx.normalizer`).
-Up: u_i and a_i. State: none.
+Reference:
+    Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization, NeurIPS 2020, Eq. 8-10.
+
+Update:
+    ``w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. a_i comes
+    from the trainer, which knows its local dynamics: momentum (`Trainer.normalizer`) or
+    a proximal pull (`FedProx.normalizer`).
+
+Communication:
+    Up: u_i and a_i. Down: w.
+
+State:
+    Clients: none.
 """
 
 from __future__ import annotations
@@ -20,7 +30,7 @@ from fedexp.methods.fedavg import Mean
 
 @dataclass(frozen=True)
 class FedNova(Mean):
-    """`Mean` with the trainer's normaliser a_i."""
+    """The mean of updates, each divided by the trainer's normaliser a_i."""
 
     @property
     def needs(self) -> Needs:
@@ -30,6 +40,6 @@ class FedNova(Mean):
         return env.trainer.normalizer(result.num_steps, env.local_training_this_round)
 
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
-        """tau_eff (Eq. 10)."""
+        """Return tau_eff (Eq. 10)."""
         a = [env.trainer.normalizer(tau, env.local_training_this_round) for tau in stats.tau]
         return sum(p * a_i for p, a_i in zip(stats.p, a, strict=True))

@@ -1,8 +1,18 @@
 """FedProx: a proximal pull toward the received model.
 
-Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2:
-``f_i(w) + (mu / 2) ||w - w^t||^2``, as its gradient ``mu (w - w^t)`` before clipping, so that momentum, clipping and
-weight decay act as they do for FedAvg. Up: y_i. State: none.
+Reference:
+    Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2.
+
+Update:
+    A client minimises ``f_i(w) + (mu / 2) ||w - w^t||^2``. The gradient of the second
+    term, ``mu (w - w^t)``, is added before clipping. Momentum, clipping and weight
+    decay therefore act as they do for FedAvg.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    Clients: none.
 """
 
 from __future__ import annotations
@@ -16,7 +26,12 @@ from fedexp.core.trainer import Adjustment, Ctx, Trainer, elementwise
 
 @dataclass(frozen=True)
 class FedProx(Trainer):
-    """Args: mu: strength of the pull (mu, Eq. 2); 0 is FedAvg to the bit."""
+    """The client's side of FedProx.
+
+    Args:
+        mu: Strength of the pull (mu, Eq. 2). With 0 the method equals FedAvg
+            bit-exactly.
+    """
 
     mu: float = 0.1
 
@@ -28,7 +43,11 @@ class FedProx(Trainer):
         return Adjustment(pull=self.mu) if self.mu else None
 
     def normalizer(self, tau: int, local_training: LocalTraining) -> float:
-        """a_i with the pull (Wang et al. 2020, Eq. 10): ``(1 - (1 - lr mu)^tau) / (lr mu)``; with momentum by recursion."""
+        """Return a_i with the pull (Wang et al. 2020, Eq. 10).
+
+        It is ``(1 - (1 - lr mu)^tau) / (lr mu)``. With momentum it is computed by
+        recursion.
+        """
         if not self.mu:
             return super().normalizer(tau, local_training)
         a = b = 0.0

@@ -1,9 +1,22 @@
 """FedSAM: sharpness-aware minimisation at the clients.
 
-Reference: Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022. A step takes the
-gradient at ``w + rho g / (||g|| + eps)``, g being the gradient of the same batch at w; the norm is over all trained
-parameters. Clipping and weight decay follow, at w. BatchNorm's statistics are those of the first pass. Up: y_i. State: none.
-Logged: ``train/perturbation``, the norm of what was climbed.
+Reference:
+    Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML
+    2022.
+
+Update:
+    A step takes the gradient at ``w + rho g / (||g|| + eps)``, where g is the gradient
+    of the same batch at w. The norm is over all trained parameters. Clipping and weight
+    decay follow, at w. BatchNorm's statistics are those of the first pass.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    Clients: none.
+
+Logged:
+    ``train/perturbation``, the norm of the perturbation.
 """
 
 from __future__ import annotations
@@ -16,7 +29,13 @@ from fedexp.core.trainer import Ascent, Ctx, Trainer
 
 @dataclass(frozen=True)
 class FedSAM(Trainer):
-    """Args: rho: radius of the perturbation, 0 is FedAvg to the bit, in one pass; eps: added to the gradient's norm."""
+    """The client's side of FedSAM.
+
+    Args:
+        rho: Radius of the perturbation. With 0 the method equals FedAvg bit-exactly, in
+            one pass.
+        eps: Number that is added to the gradient's norm.
+    """
 
     rho: float = 0.5
     eps: float = 1e-7

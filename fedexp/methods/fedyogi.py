@@ -1,4 +1,7 @@
-"""FedYogi: FedAdam with Yogi's second moment (reference and formulas in `fedadam`)."""
+"""FedYogi: FedAdam with Yogi's second moment.
+
+Reference and formulas are in `fedexp.methods.fedadam`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from fedexp.methods.fedadam import FedAdam
 
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
-    """Fields as `FedAdam`."""
+    """The server step of FedYogi, with the fields of `FedAdam`."""
 
     def second_moment(self, v: Tree, squared: Tree) -> Tree:
         change = trees.mul(squared, trees.sign(trees.sub(v, squared)))

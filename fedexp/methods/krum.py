@@ -1,12 +1,27 @@
 """Krum and Multi-Krum: the updates that lie closest to their neighbours.
 
-Reference: Blanchard, El Mhamdi, Guerraoui, Stainer, Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
-NIPS 2017: ``s(i) = sum_{i -> j} ||u_i - u_j||^2`` over the n - f - 2 nearest others; Krum takes the update of least score, of
-equal ones the first client's, Multi-Krum the mean of the m of least score, which for m = n is the uniform mean. The guarantee
-needs 2 f + 2 < n. There workers send gradients; here, as in federated use, updates u_i = y_i - w, over all parameters
-together. Up: y_i. State: none. Server work: n^2 distances.
+Reference:
+    Blanchard, El Mhamdi, Guerraoui, Stainer, Machine Learning with Adversaries:
+    Byzantine Tolerant Gradient Descent, NIPS 2017.
 
-Only parameters are protected: floating buffers (BatchNorm's) and what trainers send are averaged over all participants.
+Update:
+    ``s(i) = sum_{i -> j} ||u_i - u_j||^2`` over the n - f - 2 nearest other updates.
+    Krum takes the update with the least score, and the first client's among equal
+    scores. Multi-Krum takes the mean of the m updates with the least scores. For m = n
+    it is the uniform mean. The guarantee needs 2 f + 2 < n. The server computes n^2
+    distances.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    None.
+
+Differences from the paper:
+    The paper's workers send gradients. Here, as usual in federated learning, they are
+    updates u_i = y_i - w over all parameters together. Only parameters are protected:
+    floating buffers (BatchNorm's) and the payloads of trainers are averaged over all
+    participants.
 """
 
 from __future__ import annotations
@@ -26,13 +41,15 @@ from fedexp.methods.bases.averaging import Collecting
 
 @dataclass(frozen=True)
 class Krum(Collecting):
-    """Every client counts once, whatever its samples.
+    """The aggregator of Krum. Every client counts once, whatever its number of samples.
+
+    If ``on_nonfinite=skip_client`` leaves fewer clients than planned, a score has at
+    least one neighbour.
 
     Args:
-        f: attackers among a round's participants: a fraction of them, rounded down, or a count.
-        m: how many updates are averaged; 1 is Krum.
-
-    Where ``on_nonfinite=skip_client`` leaves fewer than planned, a score has at least one neighbour.
+        f: Number of attackers among a round's participants: a fraction of them, rounded
+            down, or a count.
+        m: Number of updates that are averaged. 1 is Krum.
     """
 
     f: int | float = 0.2
@@ -44,7 +61,7 @@ class Krum(Collecting):
         require(self.m >= 1, f"m must be at least 1, got {self.m}")
 
     def attackers(self, n: int) -> int:
-        """f of n participants."""
+        """Return f for n participants."""
         return self.f if isinstance(self.f, int) else int(self.f * n + 1e-9)
 
     def check_extent(self, extent: Extent) -> None:
@@ -58,7 +75,7 @@ class Krum(Collecting):
         self._check(int(extent.sampling.m))
 
     def _check(self, n: int) -> None:
-        """Refuse f and m that do not go with n participants."""
+        """Refuse f and m that do not fit n participants."""
         f = self.attackers(n)
         if n < 2 * f + 3:
             raise ConfigError(

@@ -1,16 +1,31 @@
-"""LDAM: cross-entropy with a margin that is larger the rarer a class is at the client.
+"""LDAM: cross-entropy with larger margins for the client's rarer classes.
 
-Reference: Cao, Wei, Gaidon, Arechiga and Ma, Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS
-2019, Eq. 13 and Algorithm 1; at the clients as in FedSyn (Zhang et al. 2021, Table 2). With n_j the client's samples of class j,
-``Delta_j = M n_j^(-1/4) / max_i n_i^(-1/4)`` and the loss is the cross-entropy of ``s (z - Delta_y e_y)``. Up: models.
+Reference:
+    Cao, Wei, Gaidon, Arechiga and Ma, Learning Imbalanced Datasets with
+    Label-Distribution-Aware Margin Loss, NeurIPS 2019, Eq. 13 and Algorithm 1. Used at
+    the clients as in FedSyn (Zhang et al. 2021, Table 2).
 
-The network's output is s z, not z: evaluation, ensembles, averages and teachers have calibrated logits and nothing else needs to
-know of s. Of a linear head the factor is part of its weights (s and M then count by their product alone, and training starts
-from ordinary logits; a factor before the loss would multiply every gradient by 30). With ``model.cosine_scale`` = s the head is
-the authors' normalised one, ``s cos(h, w_j)``. FedSyn says nothing of the head, and DENSE's code has linear ones.
+Update:
+    Let n_j be the client's number of samples of class j. The margins are
+    ``Delta_j = M n_j^(-1/4) / max_i n_i^(-1/4)``. The loss is the cross-entropy of
+    ``s (z - Delta_y e_y)``. The network's output is s z, not z. Evaluation, ensembles,
+    averages and teachers therefore have calibrated logits, and nothing else needs to
+    know s. For a linear head the factor is part of its weights. Then s and M count only
+    by their product, and training starts from ordinary logits. A factor before the loss
+    would multiply every gradient by 30. With ``model.cosine_scale`` = s the head is the
+    authors' normalised one, ``s cos(h, w_j)``. FedSyn does not describe the head, and
+    DENSE's code has linear heads.
 
-Departure: a class that a client has none of has margin 0 and DRW weight 0 and takes no part in the maximum; in the authors'
-formula its margin is infinite and every loss NaN.
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    Clients: none.
+
+Differences from the authors' code:
+    A class of which a client has no sample has margin 0 and DRW weight 0 and does not
+    enter the maximum. In the authors' formula its margin is infinite and every loss is
+    NaN.
 """
 
 from __future__ import annotations
@@ -34,11 +49,15 @@ from fedexp.tasks.classification import Classification
 
 @dataclass(frozen=True)
 class Ldam(Trainer):
-    """Args:
-    M: the largest margin, the rarest class's, in units of z; 0 is plain cross-entropy to the bit.
-    s: the scale of z in the logits.
-    drw: deferred re-weighting: from this share of a round's steps on, classes are weighted; None: never.
-    beta: of those weights, in [0, 1); 0 weights all alike.
+    """The client's side of LDAM.
+
+    Args:
+        M: The largest margin, that of the rarest class, in units of z. With 0 the loss
+            equals plain cross-entropy bit-exactly.
+        s: The scale of z in the logits.
+        drw: Deferred re-weighting: classes are weighted from this share of a round's
+            steps on. None means never.
+        beta: Parameter of those weights, in [0, 1). With 0 all weights are equal.
     """
 
     M: float = 0.5
@@ -83,14 +102,19 @@ class Ldam(Trainer):
 
 
 def margins(counts: Tensor, largest: float) -> Tensor:
-    """(classes,) float64 margins Delta of sample counts (classes,), at least one of them positive; 0 where the count is."""
+    """Return the margins Delta of sample counts (classes,), float64.
+
+    At least one count must be positive. A class with count 0 has margin 0.
+    """
     powers = torch.where(counts > 0, counts.clamp(min=1).double() ** -0.25, 0.0)
     return largest * powers / powers.max()
 
 
 def class_weights(counts: Tensor, beta: float) -> Tensor:
-    """(classes,) float64 weights proportional to ``(1 - beta) / (1 - beta^n_j)``, 0 where n_j is; their sum is the number of
-    classes that are present (Cui et al. 2019).
+    """Return the class weights of sample counts, (classes,) float64.
+
+    They are proportional to ``(1 - beta) / (1 - beta^n_j)`` and sum to the number of
+    classes that are present (Cui et al. 2019). A class with n_j = 0 has weight 0.
     """
     present = counts > 0
     w = torch.where(present, (1 - beta) / (1 - beta ** counts.clamp(min=1).double()), 0.0)

@@ -1,7 +1,11 @@
 """Local training without communication: the baseline from below.
 
-`Local` reports the mean of the clients' accuracies on the whole test set. A client that is not sampled, or has no data, keeps
-its model; one that never trained is not part of the outcome. Server state: one model a client.
+The result is the mean of the accuracies of the clients' models on the whole test set. A
+client that is not sampled, or has no data, keeps its model. A client that never trained
+is not part of the outcome.
+
+State:
+    Server: one model per client.
 """
 
 from __future__ import annotations
@@ -27,13 +31,13 @@ class LocalState(TypedDict):
 
 @dataclass(frozen=True)
 class Local(Aggregator):
-    """Every client trains its own model on, round after round."""
+    """The aggregator of local training. Clients continue to train their own models."""
 
     delivers: ClassVar[Delivers] = "local"
     communicates: ClassVar[bool] = False
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
-        """What is asked about every trained model."""
+        """Return the questions about every trained model."""
         return ()
 
     def init(self, env: Env) -> LocalState:
@@ -57,5 +61,5 @@ class Local(Aggregator):
 
 
 def by_client(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Values by client, with those of `new` taking over; in client order."""
+    """Merge values by client in client order. Those of `new` replace those of `old`."""
     return dict(sorted({**old, **new}.items(), key=lambda item: int(item[0])))

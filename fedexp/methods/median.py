@@ -1,10 +1,23 @@
-"""Coordinate-wise median of the clients' updates.
+"""The coordinate-wise median of the clients' updates.
 
-Reference: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018, Definition 1 and
-Algorithm 1, option I. There workers send gradients; here, as in federated use, updates u_i = y_i - w. Withstands fewer than
-half of the participants. Up: y_i. State: none.
+Reference:
+    Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+    Rates, ICML 2018, Definition 1 and Algorithm 1, option I.
 
-Only parameters are protected: floating buffers (BatchNorm's) and what trainers send are averaged over all participants.
+Update:
+    Each coordinate of the update is the median of the clients' values. It withstands
+    fewer attackers than half of the participants.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    None.
+
+Differences from the paper:
+    The paper's workers send gradients. Here, as usual in federated learning, they are
+    updates u_i = y_i - w. Only parameters are protected: floating buffers (BatchNorm's)
+    and the payloads of trainers are averaged over all participants.
 """
 
 from __future__ import annotations
@@ -20,7 +33,11 @@ from fedexp.methods.bases.averaging import Collecting
 
 @dataclass(frozen=True)
 class Median(Collecting):
-    """Every client counts once, whatever its samples; of an even number the midpoint of the two middle values."""
+    """The aggregator of the median. Every client counts once.
+
+    The number of a client's samples has no effect. For an even number of clients the
+    result is the midpoint of the two middle values.
+    """
 
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
         return {
@@ -29,6 +46,6 @@ class Median(Collecting):
 
 
 def _middle(values: torch.Tensor) -> torch.Tensor:
-    """(...) median of (n, ...) values over the first dimension."""
+    """Return the median (...) of (n, ...) values over the first dimension."""
     ordered = values.sort(0).values
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

@@ -1,14 +1,28 @@
 """MOON: model-contrastive federated learning.
 
-Reference: Li, He & Song, Model-Contrastive Federated Learning, CVPR 2021, Eq. 3 and Algorithm 1. Loss: the task's plus mu times
+Reference:
+    Li, He & Song, Model-Contrastive Federated Learning, CVPR 2021, Eq. 3 and Algorithm
+    1.
 
-    -log( exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau)) ),
+Update:
+    The loss is the task's loss plus mu times the mean over the batch of
+    ``-log(exp(s_glob / tau) / (exp(s_glob / tau) + exp(s_prev / tau)))``. Here ``s_glob
+    = sim(z, z_glob)`` and ``s_prev = sim(z, z_prev)`` are cosine similarities. z,
+    z_glob and z_prev are the features that the current model, the received model and
+    the client's last model have of the same inputs. The received and the last model run
+    in evaluation mode and without a gradient. Before its first round a client's last
+    model is the one that it receives. The term is then log 2 and has no gradient.
 
-the mean over the batch, with cosine similarities of the features that the current, the received and the client's own last
-model have of the same inputs. The paper's z is the output of a projection head below the output layer; here z is the output
-layer's input, which is the same where a network's last hidden layer is such a head. The received and the last model run in
-evaluation mode and without a gradient. Before its first round a client's last model is the one it receives: the term is then
-log 2 and has no gradient. Up: y_i. Client state: its last model, buffers included.
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    Clients: the last model with its buffers.
+
+Differences from the paper:
+    The paper's z is the output of a projection head below the output layer. Here z is
+    the input of the output layer. It is the same if a network's last hidden layer is
+    such a head.
 """
 
 from __future__ import annotations
@@ -31,9 +45,11 @@ from fedexp.tasks.classification import Classification
 
 @dataclass(frozen=True)
 class Moon(Trainer):
-    """Args:
-    mu: weight of the contrastive term; 0 is FedAvg to the bit.
-    temperature: tau.
+    """The client's side of MOON.
+
+    Args:
+        mu: Weight of the contrastive term. With 0 the method equals FedAvg bit-exactly.
+        temperature: Temperature tau.
     """
 
     mu: float = 1.0
@@ -60,7 +76,7 @@ class Moon(Trainer):
     def loss(
         self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
     ) -> Tensor | Measured:
-        """With ``contrast``, the term before it is multiplied by mu."""
+        """Compute the loss, and measure ``contrast``, the term before the factor mu."""
         if not self.mu:
             return super().loss(net, params, buffers, batch, ctx)
         seen = net.observe(params, buffers, batch.x, features=True)
@@ -81,7 +97,7 @@ class Moon(Trainer):
 
 
 def _features(ctx: Ctx, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
-    """(b, d) of another model."""
+    """Return the features (b, d) of another model."""
     features = ctx.reference.observe(params, buffers, x, features=True).features
     assert features is not None
     return features.flatten(1)

@@ -2,32 +2,34 @@
 
 Reference:
     Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated
-        Learning,
-    ICML 2020, Algorithm 1.
+    Learning, ICML 2020, Algorithm 1.
 
 Update:
     A local step uses the gradient ``g + c - c_i``. After local training c_i is renewed.
-    Option I sets it to the client's full gradient at the received model. Option II sets
-    it to ``c_i - c + (w^t - y_i) / (tau_i lr)``. The server adds ``(1/N) sum_{i in P_t}
-    (c_i_new - c_i)`` to c. If the models are weighted by samples, it adds ``sum_{i in
-    P_t} (n_i / n) (c_i_new - c_i)``, where n is the number of samples of all N clients.
-    Then c is the gradient of the function that the weighted mean minimises. All
-    controls start at zero.
+    Option I sets it to the client's full gradient at the received model w^t. Option II
+    sets it to ``c_i - c + (w^t - y_i) / (tau_i lr)``, where y_i is the trained model.
+    The server adds ``(1/N) sum_{i in P_t} (c_i_new - c_i)`` to c, over the participants
+    P_t. All controls start at zero.
 
 Communication:
-    Up: y_i and the change of c_i (2D). Down: w and c (2D).
+    Up: y_i and the change of c_i (2D). Down: w and c (2D). D is the number of
+    parameters.
 
 State:
     Clients: c_i (D floats). Server: c (D floats).
 
 Differences from the paper:
-    ``correction=step`` is an extension that allows momentum. It applies ``w -= lr (c -
-    c_i)`` after the optimizer's step, outside the momentum buffer. With
+    If the models are weighted by samples, the server adds
+    ``sum_{i in P_t} (n_i / n) (c_i_new - c_i)``, where n is the number of samples of
+    all N clients. Then c is the gradient of the function that the weighted mean
+    minimises. ``correction=step`` is an extension that allows momentum. It applies
+    ``w -= lr (c - c_i)`` after the optimizer's step, outside the momentum buffer. With
     momentum rho only this form is stable: inside the buffer, option II's recursion is
-    undamped at 0.5 and diverges at 0.9. With momentum, tau steps with a gradient g move
-    w by ``lr a g``, where a is `Trainer.normalizer`. The correction moves w by ``lr tau
-    (c - c_i)``. Option I therefore multiplies its gradient by a / tau, which tends to 1
-    / (1 - rho). Option II has this factor in its path.
+    undamped at rho = 0.5 and diverges at 0.9. With momentum, tau steps with a gradient
+    g move w by ``lr a g``, where a is `Trainer.normalizer`. The correction moves w by
+    ``lr tau (c - c_i)``. Option I therefore multiplies its gradient by a / tau, which
+    tends to ``1 / (1 - rho)``. In option II, ``w^t - y_i`` already contains this
+    factor.
 """
 
 from __future__ import annotations
@@ -60,7 +62,10 @@ PLAIN = Demand(
 
 @dataclass(frozen=True)
 class Scaffold(Trainer):
-    """The client's side of SCAFFOLD. The server's control variate is its server half.
+    """The client's side of SCAFFOLD.
+
+    The server keeps its control variate c for this trainer (`init_shared`,
+    `update_shared`).
 
     Args:
         option: How c_i is renewed: ``I`` (one more pass over the data) or ``II``.

@@ -1,11 +1,26 @@
-"""Coordinate-wise beta-trimmed mean of the clients' updates.
+"""The coordinate-wise beta-trimmed mean of the clients' updates.
 
-Reference: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018, Definition 2 and
-Algorithm 1, option II: of each coordinate's n values the beta n largest and the beta n smallest are left out. There workers
-send gradients; here, as in federated use, updates u_i = y_i - w. Withstands a share beta of the participants, and so beta n is
-rounded up where it is no whole number, which the paper takes it to be. Up: y_i. State: none.
+Reference:
+    Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+    Rates, ICML 2018, Definition 2 and Algorithm 1, option II.
 
-Only parameters are protected: floating buffers (BatchNorm's) and what trainers send are averaged over all participants.
+Update:
+    Of each coordinate's n values the beta n largest and the beta n smallest are left
+    out. The mean of the others is taken. It withstands a share beta of the
+    participants.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    None.
+
+Differences from the paper:
+    The paper's workers send gradients. Here, as usual in federated learning, they are
+    updates u_i = y_i - w. The paper assumes that beta n is a whole number. Here it is
+    rounded up otherwise, so that a share beta is withstood. Only parameters are
+    protected: floating buffers (BatchNorm's) and the payloads of trainers are averaged
+    over all participants.
 """
 
 from __future__ import annotations
@@ -25,10 +40,14 @@ from fedexp.methods.bases.averaging import Collecting
 
 @dataclass(frozen=True)
 class TrimmedMean(Collecting):
-    """Every client counts once, whatever its samples. Where fewer come than planned, at least the middle value is left.
+    """The aggregator of the trimmed mean. Every client counts once.
+
+    The number of a client's samples has no effect. If fewer clients return than
+    planned, at least the middle value is left.
 
     Args:
-        beta: share of the participants that is trimmed at each end, in [0, 1/2); 0 is the uniform mean.
+        beta: Share of the participants that is trimmed at each end, in [0, 1/2). 0 is
+            the uniform mean.
     """
 
     beta: float = 0.1
@@ -37,7 +56,7 @@ class TrimmedMean(Collecting):
         require(0 <= self.beta < 0.5, f"beta must lie in [0, 1/2), got {self.beta}")
 
     def trimmed(self, n: int) -> int:
-        """How many of n values are left out at each end."""
+        """Return how many of n values are left out at each end."""
         return math.ceil(self.beta * n - 1e-9)  # 0.07 * 100 is more than 7
 
     def check_extent(self, extent: Extent) -> None:

@@ -17,8 +17,8 @@ from fedexp.core.trees import Tree
 
 
 @dataclass(frozen=True)
-class Cvae(Task):
-    """Trains a `fedexp.models.cvae.Cvae`. Targets are int64 labels (b,).
+class CvaeTask(Task):
+    """Trains a `fedexp.models.cvae.CvaeTask`. Targets are int64 labels (b,).
 
     The loss is Bernoulli reconstruction, summed over pixels, plus KL(q(z | x, y) || N(0, I)), averaged over the batch.
     Metrics, in nats an image: ``loss`` (that sum) and its part ``reconstruction_loss``, at the posterior's mean in

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fedexp
-import fedexp.probes
+import fedexp.methods
 from fedexp.core.probe import Probe
 
 # Number of uses in the package by label. In an f-string, {} stands for each value.
@@ -148,7 +148,9 @@ class Collector:
                 self.labels[node] = node.value
             case ast.JoinedStr():
                 parts = (part.value for part in node.values)
-                self.labels[node] = "".join(part if isinstance(part, str) else "{}" for part in parts)
+                self.labels[node] = "".join(
+                    part if isinstance(part, str) else "{}" for part in parts
+                )
                 for part in node.values:
                     if isinstance(part, ast.FormattedValue):
                         self._follow(part.value, scopes)
@@ -169,7 +171,12 @@ class Collector:
 
             if isinstance(scope, Function) and name in (own := parameters(scope)):
                 position, annotation, default = own[name]
-                if isinstance(scope, ast.FunctionDef) and annotation in ("", "str", "Any", "object"):
+                if isinstance(scope, ast.FunctionDef) and annotation in (
+                    "",
+                    "str",
+                    "Any",
+                    "object",
+                ):
                     is_vararg = scope.args.vararg is not None and scope.args.vararg.arg == name
                     self.sinks[scope.name, "*" if is_vararg else name] = position
                     values += [default] if default is not None else []
@@ -201,8 +208,12 @@ def parameters(function: Function) -> dict[str, tuple[int, str, ast.expr | None]
     bound = bool(positional) and positional[0].arg in ("self", "cls")
     defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
 
-    found = [(place - bound, *pair) for place, pair in enumerate(zip(positional, defaults, strict=True))]
-    found += [(KEYWORD_ONLY, *pair) for pair in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    found = [
+        (place - bound, *pair) for place, pair in enumerate(zip(positional, defaults, strict=True))
+    ]
+    found += [
+        (KEYWORD_ONLY, *pair) for pair in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    ]
     if given.vararg is not None:
         found.append((len(positional) - bound, given.vararg, None))
 
@@ -251,9 +262,11 @@ def test_seed_labels_match_the_committed_list() -> None:
 
 def test_probe_names_match_the_committed_list() -> None:
     """Each probe draws from a stream of its name."""
-    for module in pkgutil.iter_modules(fedexp.probes.__path__, "fedexp.probes."):
+    for module in pkgutil.walk_packages(fedexp.methods.__path__, "fedexp.methods."):
         importlib.import_module(module.name)
 
-    found = sorted(probe.name for probe in Probe.__subclasses__() if probe.__module__.startswith("fedexp."))
+    found = sorted(
+        probe.name for probe in Probe.__subclasses__() if probe.__module__.startswith("fedexp.")
+    )
 
     assert found == PROBES, "Probe names are data: a renamed probe draws other random numbers."

@@ -19,7 +19,7 @@ from fedexp.data.augment import Augment
 from fedexp.distillation import ensemble as ensembles
 from fedexp.distillation import stacking
 from fedexp.distillation.bank import samples_of, stored
-from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.views import View, augmentation
 from tests.methods.distilled_world import of_norms, small_world
@@ -62,14 +62,18 @@ def inputs(seed: int = 0, b: int = 6) -> torch.Tensor:
 def test_mean_logits_of_any_architectures_whatever_their_order() -> None:
     models, x = [teacher(node, seed) for seed, node in enumerate((CNN, PLAIN, CNN))], inputs()
     each = torch.stack([model.module()(x) for model in models]).detach()
-    torch.testing.assert_close(Ensemble(models)(x), each.mean(0), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(Ensemble(models[::-1])(x), each.mean(0), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(Ensemble(models[:1] * 4)(x), each[0], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(Ensemble(models).each(x), each, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(TeacherEnsemble(models)(x), each.mean(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        TeacherEnsemble(models[::-1])(x), each.mean(0), rtol=1e-12, atol=1e-12
+    )
+    torch.testing.assert_close(TeacherEnsemble(models[:1] * 4)(x), each[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(TeacherEnsemble(models).each(x), each, rtol=1e-12, atol=1e-12)
     weights = torch.tensor([0.2, 0.0, 0.6], dtype=DTYPE)
     expected = 0.25 * each[0] + 0.75 * each[2]
-    torch.testing.assert_close(Ensemble(models)(x, weights), expected, rtol=1e-12, atol=1e-12)
-    assert Ensemble(models)(x, torch.zeros(3, dtype=DTYPE)).abs().max() == 0
+    torch.testing.assert_close(
+        TeacherEnsemble(models)(x, weights), expected, rtol=1e-12, atol=1e-12
+    )
+    assert TeacherEnsemble(models)(x, torch.zeros(3, dtype=DTYPE)).abs().max() == 0
 
 
 def by_hooks(model: Weights, x: torch.Tensor) -> torch.Tensor:
@@ -82,19 +86,19 @@ def by_hooks(model: Weights, x: torch.Tensor) -> torch.Tensor:
 
 def test_statistics_are_those_of_the_teachers_norms_over_their_number() -> None:
     models, x = [teacher(CNN, 1), teacher(PLAIN, 2), teacher(CNN, 3)], inputs()
-    shown = Ensemble(models).show(x, norms=True).statistics
+    shown = TeacherEnsemble(models).show(x, norms=True).statistics
     torch.testing.assert_close(
         shown, sum(by_hooks(model, x) for model in models) / 3, rtol=1e-12, atol=0.0
     )
     torch.testing.assert_close(
-        Ensemble(models * 2).show(x, norms=True).statistics, shown, rtol=1e-12, atol=0.0
+        TeacherEnsemble(models * 2).show(x, norms=True).statistics, shown, rtol=1e-12, atol=0.0
     )
     torch.testing.assert_close(
-        Ensemble(models).show(x.flip(0), norms=True).statistics, shown, rtol=1e-12, atol=0.0
+        TeacherEnsemble(models).show(x.flip(0), norms=True).statistics, shown, rtol=1e-12, atol=0.0
     )
     assert (
-        Ensemble(models).show(x).statistics == 0
-        and Ensemble(models[1:2]).show(x, norms=True).statistics == 0
+        TeacherEnsemble(models).show(x).statistics == 0
+        and TeacherEnsemble(models[1:2]).show(x, norms=True).statistics == 0
     )
 
 
@@ -115,7 +119,7 @@ def test_statistics_of_the_batch_itself_are_at_no_distance() -> None:
             model.params,
             {**model.buffers, **{f"{name}.{k}": v for k, v in own.items()}},
         )
-    assert Ensemble([model]).show(x, norms=True).statistics < 1e-12
+    assert TeacherEnsemble([model]).show(x, norms=True).statistics < 1e-12
 
 
 def test_statistics_after_a_pass_in_training_mode_are_off_by_the_correction_of_the_variance() -> (
@@ -131,7 +135,9 @@ def test_statistics_after_a_pass_in_training_mode_are_off_by_the_correction_of_t
     module(x)
     buffers = {name: value.clone() for name, value in module.named_buffers()}
     variance, n = seen[0].var((0, 2, 3), correction=0), seen[0].numel() // 3
-    shown = Ensemble([Weights(model.spec, model.params, buffers)]).show(x, norms=True).statistics
+    shown = (
+        TeacherEnsemble([Weights(model.spec, model.params, buffers)]).show(x, norms=True).statistics
+    )
     torch.testing.assert_close(shown, variance.norm() / (n - 1), rtol=1e-8, atol=0.0)
     assert 0 < shown < 1e-2
 
@@ -153,7 +159,7 @@ def test_every_batch_norm_is_observed(
         lambda norms, buffers: (seen.append(len(norms)), measure(norms, buffers))[1],
     )
     x = torch.randn((2, *shape), generator=torch.Generator().manual_seed(0))
-    assert (Ensemble([model]).show(x, norms=True).statistics > 0) == (count > 0)
+    assert (TeacherEnsemble([model]).show(x, norms=True).statistics > 0) == (count > 0)
     assert seen == [count]
 
 
@@ -175,7 +181,7 @@ def test_of_many_teachers_one_has_activations_at_a_time(
     count: int, at_once: int | None, stacked: bool, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = inputs().requires_grad_()
-    logits = Ensemble(many()[:count], at_once, stacked=stacked)(x)
+    logits = TeacherEnsemble(many()[:count], at_once, stacked=stacked)(x)
     taken: list[int] = []
     grad = torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: (taken.append(1), grad(*a, **k))[1])
@@ -201,7 +207,9 @@ def test_in_parts_the_same_with_one_more_pass(
     def found(models: Sequence[Weights], at_once: int | None) -> tuple[torch.Tensor, ...]:
         passes.clear()
         x = inputs().requires_grad_()
-        shown = Ensemble(models, at_once).show(x, weights[: len(models)], norms=True, features=True)
+        shown = TeacherEnsemble(models, at_once).show(
+            x, weights[: len(models)], norms=True, features=True
+        )
         loss = shown.logits.square().sum() + 0.7 * shown.statistics + 0.3 * shown.activation
         return *(value.detach() for value in shown), *torch.autograd.grad(loss, x)
 
@@ -232,7 +240,7 @@ def test_in_parts_the_same_with_one_more_pass(
 
 
 def all_shown(
-    ensemble: Ensemble, x: torch.Tensor, weights: torch.Tensor | None = None
+    ensemble: TeacherEnsemble, x: torch.Tensor, weights: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
     """Logits, statistics, activation, the gradient of a loss of all three, and every teacher's logits."""
     leaf = x.clone().requires_grad_()
@@ -248,14 +256,16 @@ def all_shown(
 def test_stacked_the_same_as_one_after_the_other(node: dict[str, Any], at_once: int | None) -> None:
     models, x = [teacher(node, seed) for seed in range(3)], inputs(b=4)
     before = [trees.clone({**model.params, **model.buffers}) for model in models]
-    stacked = Ensemble(models, at_once, stacked=True)
+    stacked = TeacherEnsemble(models, at_once, stacked=True)
     weights = torch.tensor([0.1, 0.6, 0.3], dtype=DTYPE)
     for shares in (None, weights):
         for a, b in zip(
-            all_shown(stacked, x, shares), all_shown(Ensemble(models), x, shares), strict=True
+            all_shown(stacked, x, shares),
+            all_shown(TeacherEnsemble(models), x, shares),
+            strict=True,
         ):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(stacked(x), Ensemble(models)(x), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(stacked(x), TeacherEnsemble(models)(x), rtol=1e-9, atol=1e-11)
     for model, old in zip(models, before, strict=True):
         assert all(
             torch.equal(value, old[name])
@@ -271,12 +281,12 @@ def test_several_architectures_run_one_after_the_other(monkeypatch: pytest.Monke
         inputs(),
     )
     with pytest.raises(ValueError, match="one architecture"):
-        Ensemble(mixed, stacked=True)
+        TeacherEnsemble(mixed, stacked=True)
     with pytest.raises(ValueError, match="do not run in bf16"):
-        Ensemble(alike, stacked=True, bf16=True)
+        TeacherEnsemble(alike, stacked=True, bf16=True)
     times: list[tuple[bool, float | None]] = []
 
-    def seconds(ensemble: Ensemble, inputs: torch.Tensor) -> float:
+    def seconds(ensemble: TeacherEnsemble, inputs: torch.Tensor) -> float:
         stacked, time = times.pop(0)
         assert bool(ensemble._stacks) == stacked
         if time is None:
@@ -298,7 +308,7 @@ def test_several_architectures_run_one_after_the_other(monkeypatch: pytest.Monke
 def test_a_pass_is_timed_after_one_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 0.1, 1.0, 3.0, 5.0, 6.5])
     monkeypatch.setattr(stacking.time, "perf_counter", lambda: next(clock))
-    assert stacking.seconds(Ensemble([teacher(CNN, 0)]), inputs(), repeats=2) == 1.5
+    assert stacking.seconds(TeacherEnsemble([teacher(CNN, 0)]), inputs(), repeats=2) == 1.5
 
 
 def test_in_bfloat16_near_with_statistics_in_single_precision(
@@ -307,7 +317,7 @@ def test_in_bfloat16_near_with_statistics_in_single_precision(
     """Switched off, autocast is never entered, and logits are the modules' to the bit."""
     models = [single(teacher(CNN, seed)) for seed in range(3)]
     x = inputs().float()
-    exact = all_shown(Ensemble(models), x)
+    exact = all_shown(TeacherEnsemble(models), x)
     types: list[torch.dtype] = []
     measure = ensembles.distance_of_statistics
     monkeypatch.setattr(
@@ -318,7 +328,7 @@ def test_in_bfloat16_near_with_statistics_in_single_precision(
             measure(norms, buffers),
         )[1],
     )
-    rounded = all_shown(Ensemble(models, 2, bf16=True), x)
+    rounded = all_shown(TeacherEnsemble(models, 2, bf16=True), x)
     assert set(types) == {torch.bfloat16}  # what BatchNorms saw
     for a, b in zip(rounded, exact, strict=True):
         assert a.dtype == torch.float32 and a.isfinite().all() and not torch.equal(a, b)
@@ -327,7 +337,7 @@ def test_in_bfloat16_near_with_statistics_in_single_precision(
     buffers = {"n.running_mean": torch.zeros(2), "n.running_var": torch.ones(2)}
     assert torch.equal(measure({"n": values}, buffers), measure({"n": values.float()}, buffers))
     monkeypatch.setattr(torch, "autocast", lambda *args: pytest.fail("autocast"))
-    again = all_shown(Ensemble(models), x)
+    again = all_shown(TeacherEnsemble(models), x)
     assert all(torch.equal(a, b) for a, b in zip(again, exact, strict=True))
     each = torch.stack([model.module()(x) for model in models])
     assert torch.equal(exact[4], each) and torch.equal(

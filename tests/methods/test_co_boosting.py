@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.weights import Weights
 from fedexp.distillation.bank import samples_of
-from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.views import View
 from fedexp.methods.co_boosting import CoBoosting, direction, reweighted
@@ -126,14 +126,16 @@ def test_every_pixel_moves_by_epsilon_along_the_gradient() -> None:
     world = small_world("co_boosting", *TINY)
     state, aggregator = states(world)[0][1], world.aggregator
     assert isinstance(aggregator, CoBoosting)
-    ensemble, env = Ensemble([kept.load() for kept in state["teachers"]]), world.env.at(0, 2)
+    ensemble, env = TeacherEnsemble([kept.load() for kept in state["teachers"]]), world.env.at(0, 2)
     samples = samples_of(state["own"]["bank"], env.domain)
     teach = partial(ensemble, weights=state["own"]["weights"])
     view = View.of("clients", env, "distillation")
     still = torch.cat([x for x, _ in aggregator.inputs(samples, view, env)])
-    lessons = list(aggregator.lessons(state["own"], samples, ensemble, env)[1])
-    moved = torch.cat([x for x, _ in lessons])
-    for x, logits in lessons:
+    distillation_batches = list(
+        aggregator.distillation_batches(state["own"], samples, ensemble, env)[1]
+    )
+    moved = torch.cat([x for x, _ in distillation_batches])
+    for x, logits in distillation_batches:
         assert torch.equal(logits, teach(x)) and not logits.requires_grad
     steps = (moved - still).abs() * 0.25 * 255  # in 8 bits of the images
     assert torch.all((steps - 4).abs().minimum(steps) < 1e-9) and (steps > 1).float().mean() > 0.5
@@ -178,7 +180,7 @@ def test_weights_learn_from_the_second_epoch_on_from_the_banks_logits() -> None:
     weights = [state["own"]["weights"] for state in after[1:]]
     assert torch.equal(weights[0], torch.full((3,), 1 / 3, dtype=torch.float64))
     assert ((weights[1] - weights[0]).abs() / (0.05 * 0.99)).round().tolist() == [1.0] * 3
-    ensemble = Ensemble([kept.load() for kept in after[0]["teachers"]])
+    ensemble = TeacherEnsemble([kept.load() for kept in after[0]["teachers"]])
     first, second = after[3]["own"]["bank"][:2]
     for batch, cached in zip((first, second), after[3]["own"]["logits"], strict=True):
         torch.testing.assert_close(

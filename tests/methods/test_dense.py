@@ -27,7 +27,7 @@ from fedexp.core.runner import run
 from fedexp.core.seeds import seed_of
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation import synthesis
-from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.views import View
 from fedexp.engines.serial import Serial
@@ -166,15 +166,15 @@ def test_teachers_see_an_image_once_unless_distillation_augments(
     ]
     world = small_world(method, *(TINY if method == "dense" else ["aggregator.N_inv=2"]), *rounds)
     seen: list[int] = []
-    call = Ensemble.__call__
+    call = TeacherEnsemble.__call__
     monkeypatch.setattr(
-        Ensemble, "__call__", lambda self, x: (seen.append(len(x)), call(self, x))[1]
+        TeacherEnsemble, "__call__", lambda self, x: (seen.append(len(x)), call(self, x))[1]
     )
     after, _ = states(world)
     assert sum(seen) == (6 + 6 + 18 + 6 if views == "clients" else 6 + 12 + 18 + 24)
     for begun, ended in ((after[0], after[2]), (after[3], after[5])):
         assert ("logits" in ended["own"]) == (views == "clients")
-        ensemble = Ensemble([kept.load() for kept in begun["teachers"]])
+        ensemble = TeacherEnsemble([kept.load() for kept in begun["teachers"]])
         for batch, logits in zip(
             ended["own"]["bank"], ended["own"].get("logits", []), strict=False
         ):
@@ -189,7 +189,7 @@ def epoch_of(
 ) -> Any:
     """What `Dense.synthesise` makes in the second epoch."""
     aggregator, env = replace(world.aggregator, **changes), world.env.at(0, 2)
-    ensemble = Ensemble([kept.load() for kept in state["teachers"]])
+    ensemble = TeacherEnsemble([kept.load() for kept in state["teachers"]])
     return aggregator.synthesise(
         aggregator.labels(env), student or state["student"], ensemble, state["own"], env
     )
@@ -237,7 +237,7 @@ def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.Monkey
     best = losses.index(min(losses))
     assert 0 < best < 5 and losses[best] < min(losses[0], losses[-1])
     aggregator = replace(world.aggregator, synthesis_views="crop_flip")
-    env, ensemble = world.env.at(0, 2), Ensemble([kept.load() for kept in state["teachers"]])
+    env, ensemble = world.env.at(0, 2), TeacherEnsemble([kept.load() for kept in state["teachers"]])
     view = View.of("crop_flip", env, "synthesis")
     terms_of = aggregator.loss(aggregator.labels(env), state["student"], ensemble, view)
     again = float(terms_of(images, best)["loss"])
@@ -371,11 +371,11 @@ def test_how_teachers_run_is_chosen_once_and_kept(
     expected, rows = states(world)
     assert [row.get("teachers/stacked") for row in rows] == [0, None, 0, None]
     asked, built = list[bool](), list[bool]()
-    build = data_free.Ensemble
+    build = data_free.TeacherEnsemble
     monkeypatch.setattr(data_free, "stacks", lambda *args: asked.pop())
     monkeypatch.setattr(
         data_free,
-        "Ensemble",
+        "TeacherEnsemble",
         lambda *args, **how: (built.append(how["stacked"]), build(*args, **how))[1],
     )
     students = []

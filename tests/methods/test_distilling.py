@@ -143,12 +143,12 @@ def test_of_a_static_proxy_every_teacher_sees_each_sample_once(
     seen: dict[bool, list[Tensor]] = {True: [], False: []}
     run = Net.__call__
 
-    def watched(net: Net, params: Any, buffers: Any, x: Tensor) -> Tensor:
+    def collect(net: Net, params: Any, buffers: Any, x: Tensor) -> Tensor:
         seen[net._module.training].append(x)
         return run(net, params, buffers, x)
 
     world = world_of("feddf", epochs=3, batch_size=4)  # runs a new network once, to check it
-    monkeypatch.setattr(Net, "__call__", watched)
+    monkeypatch.setattr(Net, "__call__", collect)
     round_of(world, models_near(world.env.initial_weights(), 3))
     assert [len(x) for x in seen[False]] == [9, 9, 9]
     assert [len(x) for x in seen[True]] == [4, 4, 1] * 3
@@ -374,7 +374,9 @@ def test_fedbes_teachers_count_alike() -> None:
     teachers = [mean, *models, *drawn]
     probabilities = torch.stack([module_of(t)(x).softmax(1) for t in teachers]).mean(0).detach()
     expected = probabilities.square() / probabilities.square().sum(1, keepdim=True)
-    found = aggregator.taught({"models": models, "p": p.tolist()}, start, mean, world.env)["target"]
+    found = aggregator.targets({"models": models, "p": p.tolist()}, start, mean, world.env)[
+        "target"
+    ]
     torch.testing.assert_close(found.exp(), expected, rtol=1e-9, atol=1e-12)
 
 

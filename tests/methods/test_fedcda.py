@@ -17,7 +17,7 @@ from fedexp.core.jobs import ClientResult
 from fedexp.core.runner import Snapshot, next_jobs, run
 from fedexp.core.weights import Weights
 from fedexp.engines.serial import Serial
-from fedexp.methods.fedcda import Entry, FedCDA, Selection, products
+from fedexp.methods.fedcda import CacheEntry, FedCDA, Selection, products
 from fedexp.running.experiment import Experiment
 from fedexp.storage.kept_models import KeptModels
 from fedexp.storage.tensors import TensorStore
@@ -346,7 +346,7 @@ def test_models_without_a_loss_are_refused_where_it_counts() -> None:
     with pytest.raises(ConfigError, match="without their training loss"):
         world.aggregator.update(state, [result], world.env)
     without = make_world("method=fedcda", "aggregator.warm_up=0", "aggregator.loss_term=false")
-    entry: Entry = without.aggregator.update(state, [result], without.env)[0]["caches"]["0"][
+    entry: CacheEntry = without.aggregator.update(state, [result], without.env)[0]["caches"]["0"][
         "entries"
     ][0]
     assert entry["loss"] == 0.0 and isinstance(without.aggregator, FedCDA)

@@ -23,15 +23,15 @@ from fedexp.evaluation.evaluate import Evaluator
 from fedexp.evaluation.tracing import Tracer
 from fedexp.matching.alignment import Alignment
 from fedexp.matching.simplex_qp import capped_simplex_qp
-from fedexp.methods.ma_echo.null_space import NullSpace, Rule
+from fedexp.methods.ma_echo.null_space import LayerRule, NullSpace
 from fedexp.methods.ma_echo.projections import Projections
 from fedexp.methods.ot_fusion import aligned
 from fedexp.models import mlp
 from fedexp.running.experiment import Experiment
 from tests.world import CPU, MLP, World, answers, assert_same, make_data, make_world
 
-RELEASED = Rule(eta=1.6, step=1.6, shrinkage=1.0, anchored=False, norm=False, C=None)
-ALGORITHM_1 = Rule(eta=1.0, step=1.0, shrinkage=0.5, anchored=False, norm=False, C=0.4)
+RELEASED = LayerRule(eta=1.6, step=1.6, shrinkage=1.0, anchored=False, norm=False, C=None)
+ALGORITHM_1 = LayerRule(eta=1.0, step=1.0, shrinkage=0.5, anchored=False, norm=False, C=0.4)
 PRINTED = replace(ALGORITHM_1, C=1.0)
 RULES = {
     "released": RELEASED,
@@ -53,7 +53,7 @@ def factor(d: int, rank: int, seed: int) -> Tensor:
 
 
 def plain(
-    local: list[Tensor], P: list[Tensor], start: Tensor, rule: Rule, T: int
+    local: list[Tensor], P: list[Tensor], start: Tensor, rule: LayerRule, T: int
 ) -> tuple[Tensor, list[Tensor]]:
     """The iteration as it is written, with dense matrices."""
     N, d = len(local), start.shape[1]
@@ -327,7 +327,7 @@ def cohort(world: World) -> list[ClientResult]:
 @pytest.mark.parametrize(
     ("method", "rule"), [("ma_echo", RELEASED), ("ma_echo_algorithm1", PRINTED)]
 )
-def test_a_whole_fusion_is_the_plain_form(method: str, rule: Rule) -> None:
+def test_a_whole_fusion_is_the_plain_form(method: str, rule: LayerRule) -> None:
     """Every hidden layer by the dense iteration with its bias as a column; the output layer over clients that have a class.
 
     Algorithm 1 returns W, and its output layer is the plain mean.

@@ -81,9 +81,9 @@ def test_lambdas_that_agree_cost_one_posterior(monkeypatch) -> None:
     """Products of a visit are computed once for all that have the same state."""
     models, q, mu0 = problem(False)
     calls: list[int] = []
-    products = beta_bernoulli._Pool.products
+    products = beta_bernoulli._UnitPool.products
     spy = lambda pool, units, known, s: calls.append(s) or products(pool, units, known, s)  # noqa: E731
-    monkeypatch.setattr(beta_bernoulli._Pool, "products", spy)
+    monkeypatch.setattr(beta_bernoulli._UnitPool, "products", spy)
     orders = visits(1, 3, 4)
     counts = []
     for strengths in ([0.0], [0.0, 1e-12, 1e-11, 0.0]):
@@ -98,7 +98,7 @@ def test_lambdas_that_agree_cost_one_posterior(monkeypatch) -> None:
 def test_lambdas_that_agree_again_have_one_state_whose_sums_are_new() -> None:
     """Whatever rounding their ways there have left."""
     models, q, mu0 = problem(True)
-    pool = beta_bernoulli._Pool(models, q, mu0, BetaBernoulli(caps=False))
+    pool = beta_bernoulli._UnitPool(models, q, mu0, BetaBernoulli(caps=False))
     state = pool.recomputed({s: torch.arange(len(w)) for s, w in enumerate(models)})
     drifted = replace(
         state, posterior=replace(state.posterior, square=state.posterior.square * (1 + 1e-9))
@@ -121,7 +121,7 @@ def test_products_that_are_not_kept_are_computed_at_each_visit(monkeypatch) -> N
     options, orders = BetaBernoulli(0.9, 3.0, caps=False, strength=0.1), visits(1, 3, 4)[0]
     expected = match(models, q, mu0, options, orders)
     monkeypatch.setattr(beta_bernoulli, "_PRODUCTS_BYTES", 0)
-    pool = beta_bernoulli._Pool(models, q, mu0, options)
+    pool = beta_bernoulli._UnitPool(models, q, mu0, options)
     assert pool._products == ()
     found = match(models, q, mu0, options, orders)
     assert all(torch.equal(a, b) for a, b in zip(found.units, expected.units, strict=True))
@@ -187,7 +187,7 @@ def test_traced_models_are_measured_on_the_validation_share_too() -> None:
     world = make_world("method=fedavg")
     val = Samples(world.data.train.x[:9], world.data.train.y[:9], dtype=torch.float64)
     data, evaluator = replace(world.data, val=val), Evaluator(world.experiment.task, 7)
-    outcome = Outcome((world.env.initial_weights(),), "model")
+    outcome = Outcome((world.env.initial_weights(),), "global")
     tracer = Tracer(evaluator, data, every=1, weights=())
     tracer(4, {"fused": outcome}, values={"lam": 0.5})
     (row,) = tracer.take().rows

@@ -23,11 +23,11 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.matching.beta_bernoulli import (
     BetaBernoulli,
-    Form,
     Posterior,
+    QuadraticForm,
     _Branch,
-    _Pool,
     _State,
+    _UnitPool,
     assign,
     gains,
     match,
@@ -113,27 +113,29 @@ def fuse_one(models, shares, frequency: bool, options: BetaBernoulli, orders: np
 
 def pool_of(
     models, q: torch.Tensor, mu0: torch.Tensor, options: BetaBernoulli, *assigned: int
-) -> tuple[_Pool, _State]:
+) -> tuple[_UnitPool, _State]:
     """With these models assigned one after the other."""
-    pool = _Pool(models, q, mu0, options)
+    pool = _UnitPool(models, q, mu0, options)
     state = pool.begun(None)
     for s in assigned:
         state = add(pool, state, s)
     return pool, state
 
 
-def add(pool: _Pool, state: _State, s: int) -> _State:
+def add(pool: _UnitPool, state: _State, s: int) -> _State:
     (branch,) = pool.visited(_Branch((0,), state), s, [pool.options.strength], map)
     return branch.state
 
 
-def values_of(pool: _Pool, form: Form, posterior: Posterior, units, s: int) -> torch.Tensor:
+def values_of(
+    pool: _UnitPool, form: QuadraticForm, posterior: Posterior, units, s: int
+) -> torch.Tensor:
     """(J, K) what a form says of model s."""
     products = pool.products(units, len(posterior.c), s)
     return form(pool.local[s], posterior, products, pool.space).T
 
 
-def sums_of(pool: _Pool, units, known: int) -> tuple[torch.Tensor, torch.Tensor]:
+def sums_of(pool: _UnitPool, units, known: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(K, D) G and S, from the members one by one."""
     G, S = (
         pool.space.a0.repeat(known, 1),
@@ -293,7 +295,7 @@ def test_the_papers_penalty_is_the_divergence() -> None:
             assert float(found[j, k]) == pytest.approx(float(expected), rel=1e-11)
             assert found[j, k] >= 0
     w, at_mean = torch.randn(1, 5, generator=rng).double(), []
-    pool = _Pool(
+    pool = _UnitPool(
         [w] * 6, torch.ones(6, 5).double(), w[0], options
     )  # the prior's mean is w, and so is every posterior's
     state = pool.recomputed({0: torch.zeros(1).long()})
@@ -311,7 +313,7 @@ def test_penalties_pair_by_pair(kind: str) -> None:
     mu0 = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
     q = torch.rand(14, 3, generator=rng, dtype=torch.float64) + 0.2
     sizes = [3, *[1] * 11, 3, 3]
-    pool = _Pool(
+    pool = _UnitPool(
         [torch.randn(n, 3, generator=rng, dtype=torch.float64) for n in sizes], q, mu0, options
     )
     known = pool.recomputed(
@@ -400,7 +402,7 @@ def test_caps() -> None:
     def values(
         known: int, units: int, options: BetaBernoulli, c: float = 12.0, N: int = 30
     ) -> torch.Tensor:
-        pool = _Pool(
+        pool = _UnitPool(
             [torch.zeros(units, 1).double()],
             torch.ones(1, 1).double(),
             torch.zeros(1).double(),

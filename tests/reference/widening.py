@@ -16,7 +16,7 @@ from fedexp.core.outcome import Outcome
 from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.matching.structure import Slot, structure_of, with_widths
+from fedexp.matching.structure import UnitAxis, structure_of, with_widths
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def widened(old: Weights, grown: ModelSpec, input_shape: tuple[int, ...], seed: 
     def placed(name: str, value: Tensor, fresh: Tensor) -> Tensor:
         result = fresh.clone()
         indices = [torch.arange(size) for size in value.shape]
-        pairs: list[tuple[Slot, Slot]] = list(
+        pairs: list[tuple[UnitAxis, UnitAxis]] = list(
             zip(before.slots.get(name, ()), after.slots.get(name, ()), strict=True)
         )
         for a, b in pairs:

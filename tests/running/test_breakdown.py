@@ -90,7 +90,7 @@ def test_classes_without_samples_are_left_out_and_the_worst_tenth_is_rounded_up(
         ["test/global/acc_of_class_2", "val/global/acc_of_class_1", "test/global/acc"], "model"
     )
     with pytest.raises(ConfigError, match="no test sample is of class 1"):
-        breakdown.check(["test/global/acc", "test/global/acc_of_class_1"], "model")
+        breakdown.check(["test/global/acc", "test/global/acc_of_class_1"], "global")
     many = make_data((5,) * 11, seed=1)
     found = Breakdown(evaluator, many, classes=False, clients=True)(Outcome((model,), "global"))
     big = replace(world, data=many)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from fedexp.engines.exactness import applied
+from fedexp.engines.memo import Memo
 
 import fedexp
 from fedexp.config.compose import compose
@@ -28,11 +30,9 @@ from fedexp.core.trainer import Trainer
 from fedexp.core.weights import Weights
 from fedexp.data.augment import Augment
 from fedexp.data.federated import federate
-from fedexp.engines.exactness import applied
 from fedexp.engines.kernels.kernel import FusedKernel, StackKernel
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.kernels.vmapped import Vmapped
-from fedexp.engines.memo import Memo
 from fedexp.engines.serial import Serial
 from fedexp.engines.stack import train_stack
 from fedexp.engines.stored_models import FromStoredModels
@@ -103,7 +103,9 @@ def test_hashes_change_with_each_module_that_they_name(package: Path, module: st
         assert identity.training_code_hash(NO_PLUGINS) != training
 
 
-@pytest.mark.parametrize(("named", "code"), [(identity._TRAINING, LOCAL_TRAINING), (identity._ALWAYS, WHOLE_RUN)])
+@pytest.mark.parametrize(
+    ("named", "code"), [(identity._TRAINING, LOCAL_TRAINING), (identity._ALWAYS, WHOLE_RUN)]
+)
 def test_named_modules_reach_the_code_that_decides_results(
     package: Path, named: tuple[str, ...], code: tuple[Any, ...]
 ) -> None:
@@ -177,7 +179,11 @@ def test_config_hash_changes_with_each_scientific_key(config: dict[str, Any]) ->
     left_out = tuple(f"{key}." for key in identity.NON_SCIENTIFIC)
     scientific = [key for key in keys_of(config) if not f"{key}.".startswith(left_out)]
 
-    unseen = [key for key in scientific if identity.config_hash(with_value(config, key, "changed")) == before]
+    unseen = [
+        key
+        for key in scientific
+        if identity.config_hash(with_value(config, key, "changed")) == before
+    ]
 
     assert {"method", "rounds", "local.lr", "dataset._target_"} <= {*scientific}
     assert not unseen
@@ -189,7 +195,9 @@ def test_config_hash_changes_with_each_seed(config: dict[str, Any], key: str) ->
 
 
 @pytest.mark.parametrize(("key", "neutral"), identity._LATER.items())
-def test_config_hash_has_a_later_key_only_at_another_value(config: dict[str, Any], key: str, neutral: object) -> None:
+def test_config_hash_has_a_later_key_only_at_another_value(
+    config: dict[str, Any], key: str, neutral: object
+) -> None:
     earlier = identity.config_hash(without(config, key))
     assert identity.config_hash(with_value(config, key, neutral)) == earlier
     assert identity.config_hash(with_value(config, key, "changed")) != earlier

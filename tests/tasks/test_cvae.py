@@ -22,7 +22,7 @@ from fedexp.evaluation.evaluate import Evaluator
 from fedexp.models.cvae import Cvae as Network
 from fedexp.models.cvae import decoder_of, generate, kl_to_standard_normal, one_hot
 from fedexp.running.experiment import Experiment
-from fedexp.tasks.cvae import Cvae, standard_normal
+from fedexp.tasks.cvae import CvaeTask, standard_normal
 from tests.world import CPU
 
 DIGITS = [
@@ -46,13 +46,13 @@ def world():
     return make()
 
 
-def parts(world) -> tuple[Cvae, Net, Weights, Batch]:
+def parts(world) -> tuple[CvaeTask, Net, Weights, Batch]:
     """Task, net in evaluation mode, initial weights and the first test images."""
     experiment, data, env = world
     weights = env.initial_weights()
     net = Net(env.server_spec, CPU, torch.float64)
     net.train(False)
-    assert isinstance(experiment.task, Cvae)
+    assert isinstance(experiment.task, CvaeTask)
     return experiment.task, net, weights, Batch(data.test.inputs(slice(0, 12)), data.test.y[:12])
 
 

@@ -1,7 +1,16 @@
-"""What aggregators that average have in common: sampling, the trainer's server half, the server optimizer, the outcome.
+"""The base of aggregators that average updates.
 
-Up: y_i (and the trainer's payload). Down: w (and the trainer's shared trees). Server state: those trees and the server
-optimizer's. Logged: the norm of each of those trees that the trainer renews (``server/NAME``), and a `factor`.
+It has the sampling, the trainer's server half, the server optimizer and the outcome.
+
+Communication:
+    Up: y_i and the trainer's payload. Down: w and the trainer's shared trees.
+
+State:
+    Server: w, the shared trees and the server optimizer's state.
+
+Logged:
+    ``server/NAME``, the norm of each shared tree that the trainer renews, and
+    ``server/factor`` if the method has a factor.
 """
 
 from __future__ import annotations
@@ -45,11 +54,14 @@ class AveragingState(TypedDict):
 
 @dataclass(frozen=True)
 class Averaging(Aggregator):
-    """Sample, train, merge the updates, apply the trainer's half and the server optimizer.
+    """An aggregator that merges the clients' updates into one.
 
-    With weights p_i and normalisers a_i the direction is `factor` times what is merged of the u_i / a_i, where
-    u_i = y_i - w. `fedexp.methods.fedavg.Mean` merges in a stream, `Collecting` has the cohort side by side. Floating
-    buffers are averaged with the weights p_i, counters take their maximum.
+    It samples, trains, merges the updates, and applies the trainer's server half and
+    the server optimizer. With weights p_i and normalisers a_i, the direction is
+    `factor` times the merged u_i / a_i, where u_i = y_i - w.
+    `fedexp.methods.fedavg.Mean` merges in a stream. `Collecting` has all updates of the
+    cohort at once. Floating buffers are averaged with the weights p_i. Counters take
+    their maximum.
 
     Args:
         weights: ``samples`` (p_i proportional to n_i) or ``uniform`` (1 / m).
@@ -66,31 +78,50 @@ class Averaging(Aggregator):
         return True
 
     def cohort(self, env: Env) -> list[int]:
-        """Who trains in this round."""
+        """Return the clients that train in this round."""
         return env.sample()
 
     def population(self, env: Env) -> np.ndarray:
-        """(clients,) int64 training samples of those of whom the cohort is drawn; who has none takes no part."""
+        """Return the numbers of training samples of the clients that may be sampled.
+
+        Returns:
+            Sizes of shape (clients,), int64. A client of size 0 does not take part.
+        """
         return env.sizes
 
     def weight(self, num_examples: int) -> float:
-        """p_i before normalisation."""
+        """Return p_i before normalisation."""
         return float(num_examples) if self.weights == "samples" else 1.0
 
     def normalizer(self, result: ClientResult, env: Env) -> float:
-        """a_i of a result."""
+        """Return a_i of a result."""
         return 1.0
 
     @abstractmethod
     def add(self, merging: Any, update: Tree, p: float, a: float) -> Any:
-        """`merging` (None before the first client) with one more update u_i, p before normalisation; in job order."""
+        """Add one more update u_i to `merging`. Updates are added in job order.
+
+        Args:
+            merging: The merged updates so far, None before the first client.
+            update: The update u_i.
+            p: Weight p_i before normalisation.
+            a: Normaliser a_i.
+        """
 
     @abstractmethod
     def merged(self, merging: Any, p: Sequence[float]) -> Tree:
-        """One update of the cohort's (at least one client), made of the u_i / a_i; `p` as `add` had them."""
+        """Return the merged update of the cohort, made of the u_i / a_i.
+
+        Args:
+            merging: The last result of `add`. There was at least one client.
+            p: Weights p_i as `add` received them.
+        """
 
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
-        """The direction's length in units of `merged`'s; ``stats.squared_norms`` are those of u_i / a_i here."""
+        """Return the factor of the merged update in the direction.
+
+        ``stats.squared_norms`` are those of the u_i / a_i.
+        """
         return 1.0
 
     def init(self, env: Env) -> AveragingState:
@@ -164,7 +195,11 @@ class Averaging(Aggregator):
         return new, {"clients": stats.m, **metrics}
 
     def _whole(self, env: Env) -> tuple[int, float]:
-        """N, the clients who may take part, and the sum of their p before normalisation: by size, for N may be millions."""
+        """Return N and the sum of p over the clients that may take part.
+
+        p is taken before normalisation. Clients are counted by size, because N may be
+        millions.
+        """
         clients = np.bincount(self.population(env))  # of each size
         sizes = [n for n in np.flatnonzero(clients).tolist() if n]
         return int(clients[1:].sum()), sum(self.weight(n) * int(clients[n]) for n in sizes)
@@ -175,11 +210,19 @@ class Averaging(Aggregator):
 
 @dataclass(frozen=True)
 class Collecting(Averaging):
-    """Rules that need the cohort's updates side by side, a median say; memory grows with the cohort."""
+    """An aggregator that needs all updates of the cohort at once, such as a median.
+
+    Memory grows with the cohort.
+    """
 
     @abstractmethod
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
-        """One update of the cohort's u_i / a_i (at least one, in job order); `p` sums to 1."""
+        """Merge the cohort's u_i / a_i into one update.
+
+        Args:
+            updates: At least one update, in job order.
+            p: Weights, which sum to 1.
+        """
 
     def add(self, merging: Any, update: Tree, p: float, a: float) -> list[Tree]:
         return [*(merging or []), update if a == 1.0 else trees.scale(update, 1 / a)]
@@ -190,7 +233,10 @@ class Collecting(Averaging):
 
 
 def _length(tree: Tree) -> float:
-    """Euclidean norm, of the floating tensors: a trainer may count something, too."""
+    """Return the Euclidean norm of the floating tensors.
+
+    Other tensors, such as counts, are left out.
+    """
     return math.sqrt(
         trees.squared_norm(
             {name: value for name, value in tree.items() if value.is_floating_point()}
@@ -199,7 +245,7 @@ def _length(tree: Tree) -> float:
 
 
 class _Seen:
-    """What is known of a round's clients, and sums of their buffers and payloads."""
+    """Facts of a round's clients, and sums of their buffers and payloads."""
 
     def __init__(self, old: Weights) -> None:
         self.old = old
@@ -247,7 +293,13 @@ class _Seen:
         }
 
     def stats(self, env: Env, N: int, whole: float) -> RoundStats:
-        """`whole`: the sum of p over all N, before normalisation."""
+        """Return the facts of the round.
+
+        Args:
+            env: The world at this step.
+            N: Number of clients that may take part.
+            whole: Sum of p over all N, before normalisation.
+        """
         total = sum(self.p)
         return RoundStats(
             round=env.round,

@@ -1,4 +1,8 @@
-"""Class counts: how many training samples of each class a client holds (n_{i,c}). Up: (classes,) integers."""
+"""The probe of class counts: the client's number of training samples of each class.
+
+Communication:
+    Up: (classes,) integers n_{i,c}.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,10 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True)
 class ClassCounts(Probe):
-    """Counts of int64 labels 0 .. num_classes - 1; where targets are masks, all samples are of the one class."""
+    """Counts of int64 labels 0 .. num_classes - 1.
+
+    If targets are masks, all samples belong to one class.
+    """
 
     num_classes: int
 
@@ -35,5 +42,5 @@ class ClassCounts(Probe):
 
 
 def counts(results: list[ClientResult]) -> Tensor:
-    """(models, classes) int64 of results that were probed."""
+    """Return the class counts of probed results, (models, classes), int64."""
     return torch.stack([result.probes[ClassCounts.name]["n"] for result in results])

@@ -23,7 +23,7 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.stored_weights import Kept
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
-from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.pictures import by_class
 from fedexp.distillation.stacking import Running, stacks
 from fedexp.distillation.student import distil, fresh_student
@@ -31,7 +31,9 @@ from fedexp.methods.bases.fusion import averaged
 from fedexp.server_training.optimizers import Optimizer, Sgd, cosine
 from fedexp.tasks.classification import Classification
 
-Lesson = tuple[Tensor, Tensor]  # normalised inputs (b, ...) and the teachers' logits of them (b, C)
+DistillationBatch = tuple[
+    Tensor, Tensor
+]  # normalised inputs (b, ...) and the teachers' logits of them (b, C)
 
 
 class DataFreeState(TypedDict):
@@ -81,7 +83,7 @@ class DataFree(Aggregator):
         student_start: its weights at the start of a round: ``previous`` (the last round's; fresh in the first), ``fresh``
             (an initialisation of its own) or ``fedavg`` (the teachers' mean).
         b: images a generated batch.
-        at_once: `fedexp.distillation.ensemble.Ensemble`.
+        at_once: `fedexp.distillation.ensemble.TeacherEnsemble`.
         teachers: run ``stacked`` or ``looped``, one after the other; ``auto`` is `fedexp.distillation.stacking`'s choice for the
             first cohort, kept in the state.
         precision: ``bf16``: autocast in the teachers' passes, looped, and the generator's; losses, statistics and the student
@@ -155,7 +157,7 @@ class DataFree(Aggregator):
     ) -> tuple[DataFreeState, Metrics]:
         if env.step == 0:
             return self._begin(state, [result.weights for result in results], env)
-        ensemble = Ensemble(
+        ensemble = TeacherEnsemble(
             [kept.load() for kept in state["teachers"]],
             self.at_once,
             stacked=bool(state["stacked"]),
@@ -204,7 +206,7 @@ class DataFree(Aggregator):
 
     @abstractmethod
     def epoch(
-        self, state: DataFreeState, ensemble: Ensemble, lr: float, env: Env
+        self, state: DataFreeState, ensemble: TeacherEnsemble, lr: float, env: Env
     ) -> tuple[DataFreeState, Metrics]:
         """Epoch number ``env.step`` (from 1) of a round: the student, its optimizer and ``own`` after it.
 
@@ -213,22 +215,34 @@ class DataFree(Aggregator):
         """
 
     @abstractmethod
-    def made(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
+    def synthetic_images(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
         """(n, c, H, W) images to look at after a round, the oldest first, 8 bits a value or in [0, 1], and (n,) their classes."""
 
     def pictures(self, state: DataFreeState, env: Env) -> Mapping[str, Tensor]:
         """``synthetic``: images of the bank, or fresh ones of a generator that keeps none, a row a class."""
         return (
-            {"synthetic": by_class(*self.made(state, env), env.num_classes)} if state["own"] else {}
+            {"synthetic": by_class(*self.synthetic_images(state, env), env.num_classes)}
+            if state["own"]
+            else {}
         )
 
-    def taught(
-        self, state: DataFreeState, lessons: Iterable[Lesson], lr: float, env: Env
+    def train_student(
+        self,
+        state: DataFreeState,
+        distillation_batches: Iterable[DistillationBatch],
+        lr: float,
+        env: Env,
     ) -> tuple[DataFreeState, Metrics]:
-        """The state after a step of the student on each of `lessons`, and what to log."""
+        """The state after a step of the student on each of `distillation_batches`, and what to log."""
         noise = StepNoise(seed_of(env.seed, "student noise", env.round, env.step), env.device)
         student, optimizer, losses = distil(
-            state["student"], state["optimizer"], lessons, self.student, lr, self.tau, noise
+            state["student"],
+            state["optimizer"],
+            distillation_batches,
+            self.student,
+            lr,
+            self.tau,
+            noise,
         )
         metrics = {"distillation/loss": float(losses.mean()), "distillation/steps": len(losses)}
         if not math.isfinite(metrics["distillation/loss"]):
@@ -249,7 +263,7 @@ def _check_stackable(env: Env) -> None:
         model = Weights.init(specs[0], seed_of("stacked"), env.device, env.dtype)
         inputs = torch.zeros(2, *env.input_shape, device=env.device, dtype=env.dtype)
         try:
-            Ensemble([model, model], stacked=True)(inputs)
+            TeacherEnsemble([model, model], stacked=True)(inputs)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
         else:

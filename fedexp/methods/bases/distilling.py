@@ -1,4 +1,7 @@
-"""What methods have in common whose server distils the cohort into the mean: a student that starts there fits given targets."""
+"""The base of methods whose server distils the cohort into the mean of the models.
+
+A student that starts from the mean fits given targets.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from fedexp.core.net import Net
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
-from fedexp.methods.bases.server_trained import Part, ServerTrained, mean_loss, whole
+from fedexp.methods.bases.server_trained import Part, ServerTrained, mean_loss, with_frozen
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Optimizer, Sgd, cosine
 from fedexp.tasks.classification import Classification
@@ -26,11 +29,15 @@ from fedexp.tasks.classification import Classification
 
 @dataclass(frozen=True)
 class Distilling(ServerTrained):
-    """The student is the mean, in training mode; the optimizer's state starts empty every round.
+    """Distillation into the mean. The student trains in training mode.
+
+    The optimizer's state starts empty every round.
 
     Args:
-        optimizer: of the student; lr: its step size.
-        schedule: of `lr` over a round's steps, ``constant`` or ``cosine`` (to 0).
+        optimizer: Optimizer of the student.
+        lr: Step size of the student.
+        schedule: Schedule of `lr` over a round's steps: ``constant`` or ``cosine`` (to
+            0).
     """
 
     optimizer: Optimizer = field(default_factory=lambda: Sgd(momentum=0.9, weight_decay=5e-4))
@@ -48,26 +55,37 @@ class Distilling(ServerTrained):
         )
 
     @abstractmethod
-    def taught(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
-        """What `lessons` needs of the cohort: ``target``, (n, classes) log-probabilities for all proxy samples."""
+    def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
+        """Return what `student_batches` needs of the cohort.
 
-    def lessons(self, work: State, net: Net, parts: Iterator[Part], env: Env) -> Iterator[Part]:
-        """Each part's step, inputs and targets (b, classes)."""
+        The key ``target`` holds log-probabilities (n, classes) for all proxy samples.
+        """
+
+    def student_batches(
+        self, work: State, net: Net, parts: Iterator[Part], env: Env
+    ) -> Iterator[Part]:
+        """Iterate over the step, inputs and targets (b, classes) of each part."""
         for step, index, inputs in parts:
             yield step, inputs, work["target"].index_select(0, index)
 
     @abstractmethod
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Of the student's logits (b, classes), a scalar."""
+        """Compute the scalar loss of the student's logits (b, classes)."""
 
     def after_step(self, work: State, live: Tree, step: int) -> State:
-        """`work` after optimizer step `step`, from 0, which made `live` of the trained parameters."""
+        """Return `work` after an optimizer step.
+
+        Args:
+            work: The state of server training.
+            live: The trained parameters after the step.
+            step: Number of the step, from 0.
+        """
         return work
 
-    def begin(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
+    def begin(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
         return {
             "optimizer": self.optimizer.init(mean.trainable),
-            **self.taught(gathered, start, mean, env),
+            **self.targets(collected, start, mean, env),
         }
 
     def train(
@@ -75,10 +93,10 @@ class Distilling(ServerTrained):
     ) -> tuple[Weights, State, Metrics]:
         live, buffers, total = weights.trainable, trees.clone(weights.buffers), self.total(env)
         losses: dict[int, Tensor] = {}
-        for step, inputs, target in self.lessons(work, net, parts, env):
+        for step, inputs, target in self.student_batches(work, net, parts, env):
 
             def loss_of(live: Tree, inputs: Tensor = inputs, target: Tensor = target) -> Tensor:
-                return self.loss(net(whole(weights, live), buffers, inputs), target)
+                return self.loss(net(with_frozen(weights, live), buffers, inputs), target)
 
             loss, (grads,) = value_and_grad(loss_of, live)
             lr = self.lr if self.schedule == "constant" else cosine(self.lr, step, total)
@@ -86,7 +104,7 @@ class Distilling(ServerTrained):
             work = self.after_step({**work, "optimizer": optimizer}, live, step)
             losses[step] = loss
         return (
-            Weights(weights.spec, whole(weights, live), buffers),
+            Weights(weights.spec, with_frozen(weights, live), buffers),
             work,
             mean_loss(losses, total, env),
         )

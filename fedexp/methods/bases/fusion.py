@@ -1,4 +1,7 @@
-"""Methods that merge a cohort's trained models at once: in one shot, or in every round."""
+"""The base of methods that merge a cohort's trained models in one operation.
+
+It runs once (one shot) or after every round.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,11 @@ class FusionState(TypedDict):
 
 @dataclass(frozen=True)
 class FusionAggregator(Aggregator):
-    """A pure function of the cohort's models (and of what its probes answer), executed after every round.
+    """A pure function of the cohort's models and probe answers, run after every round.
 
-    Clients of the first round start from the global model or, with ``init=different``, each from its own; those of later
-    rounds from the fused one. Server state: the fused model.
+    Clients of the first round start from the global model. With ``init=different`` each
+    starts from its own initialisation. Clients of later rounds start from the fused
+    model.
     """
 
     @property
@@ -40,12 +44,16 @@ class FusionAggregator(Aggregator):
         return Needs(same_architecture=True)
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
-        """What is asked about every trained model."""
+        """Return the questions about every trained model."""
         return ()
 
     @abstractmethod
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
-        """One model of the cohort's (at least one), and what to log."""
+        """Merge the models of the cohort (at least one) into one model.
+
+        Returns:
+            The fused model, and the values to log.
+        """
 
     def init(self, env: Env) -> FusionState:
         return {"weights": env.initial_weights()}
@@ -62,7 +70,7 @@ class FusionAggregator(Aggregator):
         return [env.job(c, start, {}, probes=probes) for c, start in starts.items()]
 
     def start_of(self, client: int, state: State, env: Env) -> Weights:
-        """What a client begins with, where it has no initialisation of its own."""
+        """Return the start model of a client without an initialisation of its own."""
         weights: Weights = state["weights"]
         return weights
 
@@ -80,9 +88,13 @@ class FusionAggregator(Aggregator):
 
 
 def averaged(models: Sequence[Weights]) -> Weights:
-    """Mean of every parameter and floating buffer; maximum of integer buffers. What is frozen is the first model's, bit by bit.
+    """Return the mean of every parameter and floating buffer over models of one spec.
 
-    At least one model, all of one spec.
+    Integer buffers take their maximum. Frozen tensors are those of the first model,
+    bit-exactly.
+
+    Args:
+        models: At least one model.
     """
     frozen = models[0].frozen
 

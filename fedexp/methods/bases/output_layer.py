@@ -1,6 +1,10 @@
-"""The output layer merged class by class: row c is the mean over the models of clients that have class c.
+"""The output layer merged class by class.
 
-Reference: Su, Li, Xue, One-shot Federated Learning without server-side training, Neural Networks 2023 (MA-Echo).
+Row c is the mean over the models of the clients that have class c.
+
+Reference:
+    Su, Li, Xue, One-shot Federated Learning without server-side training, Neural
+    Networks 2023 (MA-Echo).
 """
 
 from __future__ import annotations
@@ -25,13 +29,33 @@ LastLayer = Literal["plain", "masked"]
 def check_mask(
     choice: str, spec: ModelSpec, input_shape: tuple[int, ...], key: str, others: str
 ) -> None:
-    """`check_classes` where `choice`, the value of ``aggregator.<key>``, is ``masked``; it could be `others`."""
+    """Call `check_classes` if ``aggregator.<key>`` has the value ``masked``.
+
+    Args:
+        choice: Value of the key.
+        spec: Architecture of the model.
+        input_shape: Shape of one sample.
+        key: Name of the key.
+        others: Values to suggest.
+    """
     if choice == "masked":
         check_classes(spec, input_shape, f"aggregator.{key}", f"set aggregator.{key}={others}")
 
 
 def check_classes(spec: ModelSpec, input_shape: tuple[int, ...], where: str, do: str) -> None:
-    """Refuse a model whose last layer has rows that stand for no class, a generative one's say; `ConfigError` says what to do."""
+    """Refuse a model whose last layer has rows that are not classes.
+
+    An example is a generative model.
+
+    Args:
+        spec: Architecture of the model.
+        input_shape: Shape of one sample.
+        where: Config key for the message.
+        do: Next step for the message.
+
+    Raises:
+        ConfigError: The last layer does not have one row per class.
+    """
     classes = dict(spec.kwargs).get("num_classes")
     if classes is None:
         return
@@ -48,24 +72,28 @@ def check_classes(spec: ModelSpec, input_shape: tuple[int, ...], where: str, do:
 
 @by_spec
 def _output_rows(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[int, str]:
-    """Rows of the last layer's weight, and its name."""
+    """Return the number of rows of the last layer's weight, and its name."""
     name = layers_of(spec, input_shape)[-1].weight
     with torch.device("meta"):
         return len(spec.module().get_parameter(name)), name
 
 
 def presence_probes(choice: str, env: Env) -> tuple[Probe, ...]:
-    """What `presence` asks of the clients where `choice` is ``masked``; nothing else."""
+    """Return the probes that `presence` needs, none unless `choice` is ``masked``."""
     return (ClassCounts(env.num_classes),) if choice == "masked" else ()
 
 
 def presence(results: Sequence[ClientResult]) -> Tensor:
-    """(models, classes) bool: does the client have more than one sample of the class?"""
+    """Return whether each client has more than one sample of each class.
+
+    Returns:
+        Booleans of shape (models, classes).
+    """
     return counts(list(results)) > 1
 
 
 def masked_output(rows: Tensor, present: Tensor) -> Tensor:
-    """Row c is the mean over the models that know class c, zero where none does.
+    """Average row c over the models that know class c, zero if none does.
 
     Args:
         rows: (models, classes, ...), the last layer's weight or bias of every model.
@@ -78,7 +106,10 @@ def masked_output(rows: Tensor, present: Tensor) -> Tensor:
 def with_masked_output(
     fused: Weights, models: Sequence[Weights], present: Tensor, output: Layer
 ) -> Weights:
-    """`fused` with the last layer, weight and bias, replaced by the `masked_output` of `models`."""
+    """Return `fused` with its last layer replaced by the `masked_output` of `models`.
+
+    Weight and bias are replaced.
+    """
     names = [name for name in (output.weight, output.bias) if name is not None]
     masked = {
         name: masked_output(torch.stack([m.params[name] for m in models]), present)

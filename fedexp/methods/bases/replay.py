@@ -19,9 +19,9 @@ from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.distillation.bank import Rounding, samples_of, stored
-from fedexp.distillation.ensemble import Ensemble
+from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.views import View, Views
-from fedexp.methods.bases.data_free import DataFree, DataFreeState, Lesson
+from fedexp.methods.bases.data_free import DataFree, DataFreeState, DistillationBatch
 from fedexp.server_training.batches import batches, on_device
 
 
@@ -65,17 +65,19 @@ class Replay(DataFree):
         return bank
 
     def epoch(
-        self, state: DataFreeState, ensemble: Ensemble, lr: float, env: Env
+        self, state: DataFreeState, ensemble: TeacherEnsemble, lr: float, env: Env
     ) -> tuple[DataFreeState, Metrics]:
         labels = self.labels(env)
         images, made, own = self.synthesise(labels, state["student"], ensemble, state["own"], env)
         bank = [*own["bank"], stored(images, labels, self.rounding)]
         samples = samples_of(bank, env.domain)
-        own, lessons = self.lessons({**own, "bank": bank}, samples, ensemble, env)
-        state, taught = self.taught({**state, "own": own}, lessons, lr, env)
-        return state, {**made, **taught, "bank": len(samples)}
+        own, distillation_batches = self.distillation_batches(
+            {**own, "bank": bank}, samples, ensemble, env
+        )
+        state, trained = self.train_student({**state, "own": own}, distillation_batches, lr, env)
+        return state, {**made, **trained, "bank": len(samples)}
 
-    def made(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
+    def synthetic_images(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
         bank = samples_of(state["own"]["bank"], env.domain)
         return bank.x, bank.y
 
@@ -88,13 +90,13 @@ class Replay(DataFree):
 
     @abstractmethod
     def synthesise(
-        self, labels: Tensor, student: Weights, ensemble: Ensemble, own: State, env: Env
+        self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, own: State, env: Env
     ) -> tuple[Tensor, Metrics, State]:
         """The epoch's images (b, c, H, W) in [0, 1] for `labels`, what to log, and ``own`` after it."""
 
-    def lessons(
-        self, own: State, samples: Samples, ensemble: Ensemble, env: Env
-    ) -> tuple[State, Iterator[Lesson]]:
+    def distillation_batches(
+        self, own: State, samples: Samples, ensemble: TeacherEnsemble, env: Env
+    ) -> tuple[State, Iterator[DistillationBatch]]:
         """``own`` for the next epoch, and what the student sees in one shuffled pass over `samples`, the bank's."""
         view = View.of(self.views, env, "distillation")
         if view.augment is not None:

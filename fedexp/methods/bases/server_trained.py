@@ -1,8 +1,11 @@
-"""What methods have in common whose server trains on data of its own between a round's mean and the next round.
+"""The base of methods whose server trains on its own data between two rounds.
 
-A round's first step is FedAvg's; each further one is a stretch of optimizer steps on the server, so that a run resumes between
-two of them; the model is traced after every stretch, series ``student``. Server state: FedAvg's, and within a round what the
-method made of the cohort.
+A round's first step is FedAvg's step. Each further step is a stage: a number of
+optimizer steps on the server. A run resumes between two stages. The model is traced
+after every stage, in the series ``student``.
+
+State:
+    Server: FedAvg's state. Within a round also `work`, the state of server training.
 """
 
 from __future__ import annotations
@@ -58,13 +61,15 @@ class ServerTrainedState(AveragingState):
 
 @dataclass(frozen=True)
 class ServerTrained(Mean):
-    """A first step, FedAvg's mean unless the method says otherwise, then optimizer steps on proxy data.
+    """FedAvg's mean, or another first step, then optimizer steps on proxy data.
 
-    Without any of these, from the mean, the method is FedAvg to the bit.
+    Without optimizer steps, and with the mean, the method equals FedAvg bit-exactly.
 
     Args:
-        steps, epochs: of server training a round, exactly one of them: optimizer steps, or passes over the proxy data.
-        batch_size: of proxy data.
+        steps: Optimizer steps of server training per round. Set either `steps` or
+            `epochs`.
+        epochs: Passes over the proxy data per round.
+        batch_size: Batch size of proxy data.
     """
 
     steps: int | None = None
@@ -85,56 +90,77 @@ class ServerTrained(Mean):
     def needs(self) -> Needs:
         return super().needs | Needs(proxy=True)
 
-    def watched(
-        self, results: Iterable[ClientResult], start: Weights, gathered: State, env: Env
+    def collect(
+        self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
     ) -> Iterator[ClientResult]:
-        """The cohort as it comes in; what server training needs of it goes into `gathered`.
+        """Pass on the cohort's results and store what server training needs.
 
         Args:
-            start: the round's global model, w^t.
+            results: The stream of results.
+            start: The round's global model, w^t.
+            collected: Dictionary that this method fills.
+            env: The world at this step.
         """
         yield from results
 
     def first_step(
         self, state: State, results: Iterable[ClientResult], env: Env
     ) -> tuple[State, Metrics]:
-        """FedAvg's step: the state whose ``weights`` server training starts from."""
+        """Take FedAvg's step. Server training starts from its ``weights``."""
         return super().update(state, results, env)
 
     @abstractmethod
-    def begin(self, gathered: State, start: Weights, mean: Weights, env: Env) -> State:
-        """What server training goes through the round with, from what was gathered; `mean` is what it starts from."""
+    def begin(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
+        """Return the state of server training for this round.
+
+        Args:
+            collected: The facts of the cohort from `collect`.
+            start: The round's global model, w^t.
+            mean: The model that server training starts from.
+            env: The world at this step.
+        """
 
     @abstractmethod
     def train(
         self, weights: Weights, work: State, net: Net, parts: Iterator[Part], env: Env
     ) -> tuple[Weights, State, Metrics]:
-        """The model, `work` and what to log after one optimizer step for each of `parts`.
+        """Take one optimizer step for each of `parts`.
 
         Args:
-            net: the server's network in training mode; its random layers draw for the step at hand.
+            weights: The model.
+            work: The state of server training.
+            net: The server's network in training mode. Its random layers draw for the
+                current step.
+            parts: Batches of proxy data.
+            env: The world at this step.
+
+        Returns:
+            The model, the new `work` and the values to log.
         """
 
     def stopped(self, work: State) -> bool:
-        """Whether server training is over before its steps are."""
+        """Return whether server training ends before all of its steps were taken."""
         return False
 
     def end(self, weights: Weights, work: State, env: Env) -> Weights:
-        """The round's global model, from the last one trained."""
+        """Return the round's global model, given the model trained last."""
         return weights
 
     def total(self, env: Env) -> int:
-        """Optimizer steps of server training a round."""
+        """Return the number of optimizer steps of server training per round."""
         return env.server_steps(
             (self.epochs or 0) * self.pass_length(env) if self.steps is None else self.steps
         )
 
     def pass_length(self, env: Env) -> int:
-        """Batches of one pass over the proxy data."""
+        """Return the number of batches of one pass over the proxy data."""
         return -(-len(proxy_of(env)) // self.batch_size)
 
-    def stretch(self, env: Env) -> int:
-        """Optimizer steps that one step of the run takes: those of a pass over the proxy data."""
+    def steps_per_stage(self, env: Env) -> int:
+        """Return the number of optimizer steps of one step of the run.
+
+        It is one pass over the proxy data.
+        """
         return self.pass_length(env)
 
     def init(self, env: Env) -> ServerTrainedState:
@@ -161,18 +187,18 @@ class ServerTrained(Mean):
     ) -> tuple[State, Metrics]:
         if env.step:
             return self._stage(state, env)
-        gathered: dict[str, Any] = {}
+        collected: dict[str, Any] = {}
         start: Weights = state["weights"]
-        watched = self.watched(results, start, gathered, env) if self.total(env) else results
-        new, metrics = self.first_step(state, watched, env)
+        collect = self.collect(results, start, collected, env) if self.total(env) else results
+        new, metrics = self.first_step(state, collect, env)
         if not metrics["clients"] or not self.total(env):
             return {**new, "round": env.round + 1, "stage": 0, "work": {}}, metrics
-        work = {"taken": 0, **self.begin(gathered, start, new["weights"], env)}
+        work = {"taken": 0, **self.begin(collected, start, new["weights"], env)}
         return {**new, "round": env.round, "stage": 1, "work": work}, metrics
 
     def _stage(self, state: State, env: Env) -> tuple[State, Metrics]:
         taken = state["work"]["taken"]
-        until = min(taken + self.stretch(env), self.total(env))
+        until = min(taken + self.steps_per_stage(env), self.total(env))
         net = network(env.server_spec, env.device, env.dtype)
         net.train()
         try:
@@ -195,7 +221,7 @@ class ServerTrained(Mean):
         return {**state, "weights": weights, "evaluated": weights, **where}, metrics
 
     def _parts(self, taken: int, until: int, net: Net, env: Env) -> Iterator[Part]:
-        """The batches of steps `taken` to `until`, the latter excluded."""
+        """Iterate over the batches of steps `taken` to `until`, the latter excluded."""
         proxy = proxy_of(env)
         names = (env.seed, "server", env.round)
         noise = StepNoise(seed_of(*names, "noise"), env.device)
@@ -211,13 +237,17 @@ class ServerTrained(Mean):
 
 
 def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
-    """``server/loss``: the mean over optimizer steps, by their number from 0; nothing where there were none.
+    """Return ``server/loss``, the mean loss over optimizer steps.
+
+    Without steps nothing is returned.
 
     Args:
-        total: steps of the round.
+        losses: Losses by number of the step, from 0.
+        total: Number of steps of the round.
+        env: The world at this step.
 
     Raises:
-        FedexpError: it is NaN or infinite.
+        FedexpError: The mean is NaN or infinite.
     """
     if not losses:
         return {}
@@ -235,11 +265,11 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
 
 
 def proxy_of(env: Env) -> Samples:
-    """The server's data, which ``Needs(proxy=True)`` asked for."""
+    """Return the server's data, which ``Needs(proxy=True)`` requires."""
     assert env.proxy is not None
     return env.proxy
 
 
-def whole(weights: Weights, live: Tree) -> Tree:
-    """All parameters of `weights`, those in `live` in place of its own."""
+def with_frozen(weights: Weights, live: Tree) -> Tree:
+    """Return all parameters of `weights`, with those in `live` replaced."""
     return {**weights.params, **live}

@@ -1,15 +1,30 @@
 """FedGen's server: a generator of features, learned from the clients' heads.
 
-Reference: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021, Algorithm 1. After
-the clients return, the generator ``z = G(y, eps)``, y uniform over classes that one of them has more than one sample of, takes
-steps on ``sum_k a_k(y) CE(head_k(z), y)`` (the code; the paper: CE of the mean of the clients' logits) plus
-``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``, msd and mad being mean squared and mean absolute differences.
-a_k(y) is the share of client k in the cohort's samples of class y, each count plus one. The models are averaged as in FedAvg.
-`fedexp.methods.fedgen.trainer` is the clients' half. Up: y_i and n_{i,c}. Down: w, the generator, the classes known so far.
-Server state: generator, its optimizer.
+`fedexp.methods.fedgen.trainer` is the client's side.
 
-Only the heads run, on generated features. The code counts what a client's batches held, here its samples count. The
-adversarial student term, of weight 0 in the code, is left out; eps is uniform on [0, 1) as in the code.
+Reference:
+    Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated
+    Learning, ICML 2021, Algorithm 1.
+
+Update:
+    After the clients return, the generator ``z = G(y, eps)`` is trained. y is uniform
+    over classes of which some client has more than one sample. eps is uniform on [0, 1)
+    as in the code. The loss is ``sum_k a_k(y) CE(head_k(z), y)`` (the code's form; the
+    paper has the CE of the mean of the clients' logits) plus
+    ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``. msd is the mean
+    squared difference and mad the mean absolute difference. a_k(y) is the share of
+    client k in the cohort's samples of class y, with one added to each count. Only the
+    heads run, on generated features. The models are averaged as in FedAvg.
+
+Communication:
+    Up: y_i and n_{i,c}. Down: w, the generator, the classes known so far.
+
+State:
+    Server: the generator and its optimizer's state.
+
+Differences from the authors' code:
+    The code counts the samples of a client's batches. Here all of its samples count.
+    The adversarial student term, which has weight 0 in the code, is left out.
 """
 
 from __future__ import annotations
@@ -37,7 +52,7 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights, by_spec
 from fedexp.methods.bases.averaging import AveragingState
 from fedexp.methods.bases.class_counts import ClassCounts, counts
-from fedexp.methods.bases.server_trained import mean_loss, network, whole
+from fedexp.methods.bases.server_trained import mean_loss, network, with_frozen
 from fedexp.methods.fedavg import Mean
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Adam, Optimizer
@@ -45,7 +60,11 @@ from fedexp.tasks.classification import Classification
 
 
 class FeatureGenerator(nn.Module):
-    """(b,) int64 classes and (b, noise) numbers to features (b, features)."""
+    """A network from classes and noise to features.
+
+    Inputs are classes (b,) int64 and numbers (b, noise), the output is features (b,
+    features).
+    """
 
     def __init__(self, *, classes: int, noise: int, hidden: int, features: int) -> None:
         super().__init__()
@@ -66,7 +85,7 @@ def generator_spec(classes: int, noise: int, hidden: int, features: int) -> Mode
 
 
 class FeatureTrainer(Trainer):
-    """A client's side of `FedGen`: fits the generator's features."""
+    """The base of a client's side of `FedGen`, which fits the generator's features."""
 
 
 class FedGenState(AveragingState):
@@ -78,12 +97,18 @@ class FedGenState(AveragingState):
 
 @dataclass(frozen=True)
 class FedGen(Mean):
-    """Args:
-    noise, hidden: sizes of eps and of the generator's hidden layer.
-    steps: of the generator a round; batch_size: of generated features.
-    optimizer: of the generator, for the whole run; lr: its step size, times ``lr_decay`` after every round.
-    diversity: weight of the diversity term (eta_div).
-    ensemble: ``losses`` (the code) or ``logits`` (the paper).
+    """The server's side of FedGen.
+
+    Args:
+        noise: Size of eps.
+        hidden: Size of the generator's hidden layer.
+        steps: Steps of the generator per round.
+        batch_size: Batch size of generated features.
+        optimizer: Optimizer of the generator. Its state lasts for the whole run.
+        lr: Step size of the generator.
+        lr_decay: Factor of `lr` after every round.
+        diversity: Weight of the diversity term (eta_div).
+        ensemble: ``losses`` (the code) or ``logits`` (the paper).
     """
 
     noise: int = 64
@@ -146,13 +171,13 @@ class FedGen(Mean):
         heads: list[Tree] = []
         held: list[Tensor] = []
 
-        def watched() -> Iterator[ClientResult]:
+        def collect() -> Iterator[ClientResult]:
             for result in results:
                 heads.append({name: result.weights.params[name] for name in names})
                 held.append(counts([result])[0].to(env.device))
                 yield result
 
-        new, metrics = super().update(state, watched(), env)
+        new, metrics = super().update(state, collect(), env)
         if not heads:
             return state, metrics
         newly = torch.stack(held).sum(0).nonzero()[:, 0]
@@ -167,10 +192,16 @@ class FedGen(Mean):
     def _trained(
         self, state: State, heads: list[Tree], held: Tensor, env: Env
     ) -> tuple[Weights, State, Metrics]:
-        """The generator after this round, its optimizer and its mean loss.
+        """Train the generator for this round.
 
         Args:
-            heads: parameters of the clients' heads; held: (m, classes) samples that they have.
+            state: The state before the round.
+            heads: Parameters of the clients' heads.
+            held: (m, classes) samples of the clients.
+            env: The world at this step.
+
+        Returns:
+            The generator, its optimizer's state and its mean loss.
         """
         old, optimizer = state["generator"], state["optimizer"]
         classes = (held > 1).any(0).nonzero()[:, 0]
@@ -195,7 +226,9 @@ class FedGen(Mean):
 
             def loss_of(params: Tree, y: Tensor = y, eps: Tensor = eps) -> Tensor:
                 z = net(params, buffers, y, eps)
-                logits = [judge.head(whole(others, head), others.buffers, z) for head in heads]
+                logits = [
+                    judge.head(with_frozen(others, head), others.buffers, z) for head in heads
+                ]
                 return self.loss(torch.stack(logits), y, held, eps, z)
 
             loss, (grads,) = value_and_grad(loss_of, params)
@@ -206,7 +239,11 @@ class FedGen(Mean):
         return Weights(old.spec, params, buffers), optimizer, mean_loss(losses, steps, env)
 
     def loss(self, logits: Tensor, y: Tensor, held: Tensor, eps: Tensor, z: Tensor) -> Tensor:
-        """Of the clients' logits (m, b, classes) of features z (b, features), made for classes y (b,) from eps (b, noise)."""
+        """Compute the generator's loss.
+
+        The arguments are the clients' logits (m, b, classes) of features z (b,
+        features), which were generated for classes y (b,) from eps (b, noise).
+        """
         if self.ensemble == "logits":
             fit = F.cross_entropy(logits.mean(0), y)
         else:
@@ -221,7 +258,12 @@ class FedGen(Mean):
 
 
 def _broadcast(generator: Weights, known: Tensor) -> dict[str, Tree]:
-    """What clients get besides the model; `known`: (k,) int64 classes that a participant had so far."""
+    """Return the trees that clients receive besides the model.
+
+    Args:
+        generator: The generator.
+        known: (k,) int64 classes that a participant had so far.
+    """
     return {
         "generator": generator.params,
         "generator_buffers": generator.buffers,
@@ -231,7 +273,11 @@ def _broadcast(generator: Weights, known: Tensor) -> dict[str, Tree]:
 
 @by_spec
 def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, ...], int]:
-    """Names of the head's parameters, and how many features it takes; `ConfigError` if there is no such head."""
+    """Return the names of the head's parameters and its number of input features.
+
+    Raises:
+        ConfigError: There is no such head.
+    """
     cpu = torch.device("cpu")
     net, weights = (
         Net(spec, cpu, torch.float32),

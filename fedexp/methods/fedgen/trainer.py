@@ -1,10 +1,25 @@
-"""FedGen's clients: they fit generated features, and the outputs that these have, besides their data.
+"""FedGen's clients: they fit generated features besides their data.
 
-Reference: Zhu, Hong, Zhou, ICML 2021, Algorithm 1; `fedexp.methods.fedgen.aggregator` is the server. From the second round
-on, for the first epochs of a round, a step's loss is ``CE(x, y) + (B_gen / B) alpha_t CE(head(G(y')), y')``
-``+ beta_t KL(softmax(head(G(y))) || softmax(model(x)))``: y' uniform over the classes that participants had so far, the target
-of the divergence constant, ``alpha_t = max(floor, alpha decay^t)`` and beta_t likewise. The paper has the first of the two
-terms alone (beta = 0), the published code both. The generator is in evaluation mode and stays as it is. Client state: none.
+They fit the labels of generated features and the outputs of the head on them.
+
+Reference:
+    Zhu, Hong, Zhou, ICML 2021, Algorithm 1. `fedexp.methods.fedgen.aggregator` is the
+    server's side.
+
+Update:
+    The terms are in force from the second round on, in the first epochs of a round. The
+    loss of a step is ``CE(x, y) + (B_gen / B) alpha_t CE(head(G(y')), y')``
+    ``+ beta_t KL(softmax(head(G(y))) || softmax(model(x)))``. y' is uniform over the
+    classes that participants had so far. The target of the divergence is constant.
+    ``alpha_t = max(floor, alpha decay^t)``, and beta_t is computed in the same way. The
+    paper has only the first of the two terms (beta = 0), the published code has both.
+    The generator is in evaluation mode and does not change.
+
+Communication:
+    Up: y_i and n_{i,c}. Down: w, the generator, the classes known so far.
+
+State:
+    Clients: none.
 """
 
 from __future__ import annotations
@@ -26,11 +41,16 @@ from fedexp.methods.fedgen import aggregator as fedgen
 
 @dataclass(frozen=True)
 class FedGenTrainer(fedgen.FeatureTrainer):
-    """Args:
-    alpha, beta: of the terms in round 0, where they are not in force yet; decay: their factor a round; floor: what they do
-        not fall below. A coefficient of 0 stays 0.
-    batch_size: generated features a step (B_gen); B is ``local.batch_size``.
-    epochs: of a round in which the terms are in force.
+    """The client's side of FedGen.
+
+    Args:
+        alpha: Coefficient of the first term in round 0, in which it is not in force
+            yet.
+        beta: Coefficient of the second term in round 0.
+        decay: Factor of both coefficients per round.
+        floor: Lower bound of the coefficients. A coefficient of 0 stays 0.
+        batch_size: Generated features per step (B_gen). B is ``local.batch_size``.
+        epochs: Epochs of a round in which the terms are in force.
     """
 
     alpha: float = 10.0
@@ -108,7 +128,7 @@ class FedGenTrainer(fedgen.FeatureTrainer):
         output: Tensor,
         ctx: Ctx,
     ) -> Tensor:
-        """(b, classes) logits of the client's head for features generated for classes y (b,)."""
+        """Return the client's logits (b, classes) for features of classes y (b,)."""
         generator = ctx.shared["generator"]
         hidden, inputs = generator["hidden.weight"].shape
         classes = output.shape[1]

@@ -1,9 +1,14 @@
-"""The Lorentz model of hyperbolic space, as far as representations are compared in it.
+"""The Lorentz model of hyperbolic space, used to compare representations.
 
-Reference: Law et al., Lorentzian Distance Learning for Hyperbolic Representations, ICML 2019: z in R^d is lifted to
-``L(z) = (sqrt(beta + ||z||^2), z)``, the one point over z with ``<L, L> = -beta`` and a positive first coordinate, where
-``<x, y> = -x_0 y_0 + sum_i x_i y_i``. The squared distance is ``-2 beta - 2 <L(z), L(a)>``. (The exponential map at the
-origin, which Nickel & Kiela 2018 lift with, overflows at the norms of features.)
+Reference:
+    Law et al., Lorentzian Distance Learning for Hyperbolic Representations, ICML 2019.
+
+Update:
+    z in R^d is lifted to ``L(z) = (sqrt(beta + ||z||^2), z)``. This is the only point
+    over z with ``<L, L> = -beta`` and a positive first coordinate, where
+    ``<x, y> = -x_0 y_0 + sum_i x_i y_i``. The squared distance is
+    ``-2 beta - 2 <L(z), L(a)>``. The exponential map at the origin, which Nickel &
+    Kiela 2018 use to lift, overflows at the norms of features.
 """
 
 from __future__ import annotations
@@ -13,12 +18,23 @@ from torch import Tensor
 
 
 def squared_distance(z: Tensor, a: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """(..., b) squared Lorentzian distances d2 of the lifts of the rows of z and a, both (..., b, d), and their gradients in z.
+    """Compute squared Lorentzian distances and their gradients in z.
 
-    As ``||z - a||^2 - (z_0 - a_0)^2`` with ``z_0 - a_0 = (||z - a||^2 + 2 (z - a) a) / (z_0 + a_0)``: the definition loses all
-    digits of a small distance in float32. It is at most the Euclidean one, to which it tends as beta grows. Its gradient in z
-    is ``2 (a_0 / z_0) z - 2 a``, for the same reason as ``2 (z - a) - 2 ((z_0 - a_0) / z_0) z``. In closed form: autograd's
-    takes three times as many operations on tensors that are small.
+    The distance is computed as ``||z - a||^2 - (z_0 - a_0)^2`` with
+    ``z_0 - a_0 = (||z - a||^2 + 2 (z - a) a) / (z_0 + a_0)``, because the definition
+    loses all digits of a small distance in float32. It is at most the Euclidean
+    distance, which it approaches as beta grows. Its gradient in z is
+    ``2 (a_0 / z_0) z - 2 a``. For the same reason it is computed as
+    ``2 (z - a) - 2 ((z_0 - a_0) / z_0) z``. The closed form is used because autograd
+    takes three times as many operations on small tensors.
+
+    Args:
+        z: Representations, (..., b, d).
+        a: Anchors, (..., b, d).
+        beta: Parameter of the Lorentz model.
+
+    Returns:
+        Squared distances d2 of the lifted rows, (..., b), and their gradients in z.
     """
     with torch.no_grad():
         gap = z - a

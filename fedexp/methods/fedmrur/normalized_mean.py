@@ -1,11 +1,27 @@
-"""FedMRUR's normalised aggregation: the mean update's direction, the updates' mean length.
+"""FedMRUR's normalised aggregation: the mean's direction with the updates' mean length.
 
-Reference: An et al., Federated Learning with Manifold Regularization and Normalized Update Reaggregation, NeurIPS 2023,
-Algorithm 1, line 15: ``U = (sum_i p_i ||u_i||) Ubar / ||Ubar||`` with ``Ubar = sum_i p_i u_i``; norms over all parameters. The
-amplification is at least 1, and sqrt(m) for orthogonal updates of one length. Up: y_i. State: none. Logged: ``server/factor``.
+Reference:
+    An et al., Federated Learning with Manifold Regularization and Normalized Update
+    Reaggregation, NeurIPS 2023, Algorithm 1, line 15.
 
-As printed, the algorithm subtracts that sum of ``w_K - w_0`` from w and so ascends; FL-Simulator, whose authors overlap, turns
-the sign for MoFedSAM, as is done here.
+Update:
+    ``U = (sum_i p_i ||u_i||) Ubar / ||Ubar||`` with ``Ubar = sum_i p_i u_i``. Norms are
+    over all parameters. The amplification is at least 1. It is sqrt(m) for orthogonal
+    updates of one length.
+
+Communication:
+    Up: y_i. Down: w.
+
+State:
+    None.
+
+Logged:
+    ``server/factor``, the amplification.
+
+Differences from the paper:
+    As printed, the algorithm subtracts the sum of ``w_K - w_0`` from w and therefore
+    ascends. FL-Simulator, whose authors overlap with the paper's, turns the sign for
+    MoFedSAM. The same is done here.
 """
 
 from __future__ import annotations
@@ -24,7 +40,10 @@ from fedexp.methods.fedavg import Mean
 
 
 def amplification(mean: Tree, stats: RoundStats) -> float:
-    """``sum_i p_i ||u_i|| / ||mean||``; 1 where the updates cancel and `mean` is no more than their rounding."""
+    """Return ``sum_i p_i ||u_i|| / ||mean||``.
+
+    It is 1 if the updates cancel and `mean` is no more than their rounding.
+    """
     length = math.sqrt(trees.squared_norm(mean))
     each = sum(p * math.sqrt(s) for p, s in zip(stats.p, stats.squared_norms, strict=True))
     rounding = stats.m * torch.finfo(next(iter(mean.values())).dtype).eps
@@ -33,10 +52,13 @@ def amplification(mean: Tree, stats: RoundStats) -> float:
 
 @dataclass(frozen=True)
 class NormalizedMean(Mean):
-    """Updates that cancel, but for rounding, leave w about where it is; one client's update is applied to the bit.
+    """The normalised mean of the updates.
+
+    Updates that cancel up to rounding leave w about where it is. The update of a single
+    client is applied bit-exactly.
 
     Args:
-        ascends: turn the sign, as Algorithm 1 is printed.
+        ascends: Whether the sign is turned, as Algorithm 1 is printed.
     """
 
     ascends: bool = False

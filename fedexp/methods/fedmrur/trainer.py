@@ -1,16 +1,34 @@
-"""FedMRUR: MoFedSAM with a hyperbolic regulariser at the clients (H) and normalised aggregation at the server (N).
+"""FedMRUR: MoFedSAM with a hyperbolic regulariser (H) and normalised aggregation (N).
 
-Reference: An et al., Federated Learning with Manifold Regularization and Normalized Update Reaggregation, NeurIPS 2023,
-Eq. 2-5 and Algorithm 1. H, in this trainer: ``f_i(w) + gamma R`` in both gradients of a step, R an exponential of the squared
-Lorentzian distance d2 between representations of a batch by w and by the received model, frozen and in evaluation mode. N is
-`fedexp.methods.fedmrur.normalized_mean.NormalizedMean`; without H a method needs `MoFedSAM` alone. Up: y_i. Down: w and Delta.
+Reference:
+    An et al., Federated Learning with Manifold Regularization and Normalized Update
+    Reaggregation, NeurIPS 2023, Eq. 2-5 and Algorithm 1.
 
-No code was published. The paper leaves open how a representation is lifted (here as `fedexp.methods.fedmrur.lorentz`), which one
-it is (`layer`) and what the distance of a batch is (`reduction`). At its constants H is weak under every reading: its gradient
-is 1e-5 to 4e-2 of the loss's. As printed, Algorithm 1 ascends and mixes an update into gradients: ``method=fedmrur_printed``.
+Update:
+    H is in this trainer. Both gradients of a step are those of ``f_i(w) + gamma R``. R
+    is an exponential of the squared Lorentzian distance d2 between two representations
+    of a
+    batch: by w and by the received model, which is frozen and in evaluation mode. N is
+    `fedexp.methods.fedmrur.normalized_mean.NormalizedMean`. A method without H needs
+    only `MoFedSAM`.
 
-Logged, as means over all steps: ``train/lorentz`` (mean d2 of a batch) and ``train/hyperbolic`` (R less 1); ``train/loss`` is
-the sum with gamma R.
+Communication:
+    Up: y_i. Down: w and Delta.
+
+State:
+    Clients: none. Server: Delta (D floats).
+
+Logged:
+    Means over all steps: ``train/lorentz`` (mean d2 of a batch) and
+    ``train/hyperbolic`` (R minus 1). ``train/loss`` includes gamma R.
+
+Differences from the paper:
+    No code was published. The paper leaves three choices open: how a representation is
+    lifted (here `fedexp.methods.fedmrur.lorentz`), which representation it is (`layer`)
+    and how the distances of a batch are reduced (`reduction`). With the paper's
+    constants H is weak under every reading: its gradient is 1e-5 to 4e-2 of the loss's.
+    As printed, Algorithm 1 ascends and mixes an update into gradients:
+    ``method=fedmrur_printed``.
 """
 
 from __future__ import annotations
@@ -47,16 +65,25 @@ NORMALIZES = Demand(
 
 @dataclass(frozen=True)
 class FedMRUR(MoFedSAM):
-    """Args, besides `MoFedSAM`'s:
-    gamma: weight of R (gamma, Eq. 2); 0 is MoFedSAM to the bit.
-    sigma, beta: scale of the distance and parameter of the Lorentz model (Eq. 3).
-    layer: the representation, ``penultimate`` (input of the network's head) or ``logits``.
-    reduction: R of the distances d2 of a batch: ``mean_exp`` (mean of exp(d2 / sigma)), ``sum_exp`` (their sum), ``exp_mean``
-        (exp(mean d2 / sigma)) or ``exp_sum`` (exp(sum d2 / sigma)).
-    momentum_from: Delta comes from the aggregate as it is applied (``normalised``) or from the mean before it (``plain``).
-    momentum_units: Delta in units of a ``gradient``, or, as Algorithm 1 is printed, of ``parameters``.
-    measure_gradient: log ``train/hyperbolic_gradient`` too, the norm of gamma R's gradient over that of the loss's without it,
-        both in the representation: what either sends back through the network below.
+    """The client's side of FedMRUR, with the arguments of `MoFedSAM` and further ones.
+
+    Args:
+        gamma: Weight of R (gamma, Eq. 2). With 0 it equals MoFedSAM bit-exactly.
+        sigma: Scale of the distance (Eq. 3).
+        beta: Parameter of the Lorentz model (Eq. 3).
+        layer: The representation: ``penultimate`` (input of the network's head) or
+            ``logits``.
+        reduction: R of the distances d2 of a batch: ``mean_exp`` (mean of exp(d2 /
+            sigma)), ``sum_exp`` (their sum), ``exp_mean`` (exp(mean d2 / sigma)) or
+            ``exp_sum`` (exp(sum d2 / sigma)).
+        momentum_from: Source of Delta: the aggregate as it is applied (``normalised``)
+            or the mean before it (``plain``).
+        momentum_units: Units of Delta: of a ``gradient``, or of ``parameters`` as
+            Algorithm 1 is printed.
+        measure_gradient: Whether to log ``train/hyperbolic_gradient``. It is the norm
+            of gamma R's gradient divided by the norm of the gradient of the loss
+            without it. Both are gradients in the representation, which flow back
+            through the network below it.
     """
 
     gamma: float = 0.005
@@ -90,7 +117,7 @@ class FedMRUR(MoFedSAM):
     def hyperbolic(
         self, z: Tensor, anchor: Tensor, share: float | Tensor, task_gradient: Callable[[], Tensor]
     ) -> TermValue:
-        """gamma R: see `FeatureTerm`, of which this is the function."""
+        """Compute gamma R. This is the function of the trainer's `FeatureTerm`."""
         d2, slope = squared_distance(z, anchor, self.beta)
         R, rate = self.reduced(d2, share)
         pull = self.gamma * rate.unsqueeze(-1) * slope
@@ -123,15 +150,23 @@ class FedMRUR(MoFedSAM):
         )
 
     def _received(self, inputs: tuple[Tensor, ...], ctx: Ctx) -> Tensor:
-        """The representation (b, d) by the received model."""
+        """Return the representation (b, d) by the received model."""
         frozen = _Watched(ctx.reference, self.layer == "penultimate")
         with torch.no_grad():
             frozen(*ctx.received, *inputs)
         return frozen.z.flatten(1)
 
     def reduced(self, d2: Tensor, share: float | Tensor) -> tuple[Tensor, Tensor]:
-        """R, (...,), of the squared distances (..., b) of batches (Eq. 3), and its derivatives in them, (..., b) or, where all
-        of a batch share one, (..., 1)."""
+        """Compute R of the squared distances of batches (Eq. 3) and its derivatives.
+
+        Args:
+            d2: Squared distances, (..., b).
+            share: Weight of each sample.
+
+        Returns:
+            R, (...,), and its derivatives in d2. They have shape (..., b), or (..., 1)
+            if all samples of a batch share one.
+        """
         counted = (share > 0).to(d2.dtype) if isinstance(share, Tensor) else None
         number = d2.shape[-1] if counted is None else counted.sum(-1, keepdim=True)
         divisor = number if self.reduction in ("mean_exp", "exp_mean") else 1
@@ -149,7 +184,7 @@ class FedMRUR(MoFedSAM):
     def _task_gradient(
         self, run: _Watched, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
     ) -> Tensor:
-        """The gradient of the task's loss in the representations z of `run`."""
+        """Return the gradient of the task's loss in the representations z of `run`."""
 
         def task(z: Tensor) -> Tensor:
             def above(params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
@@ -173,7 +208,10 @@ class FedMRUR(MoFedSAM):
 
 
 class _Watched:
-    """Stands for a net in a task's loss, which runs it once: the run's inputs and the representation z (b, ...) stay."""
+    """A network for a task's loss that stores its inputs and its representation.
+
+    The representation z has shape (b, ...). The loss runs the network once.
+    """
 
     def __init__(self, net: Net, features: bool) -> None:
         self._net, self._features = net, features

@@ -47,7 +47,7 @@ from fedexp.methods.bases.output_layer import (
     presence_probes,
     with_masked_output,
 )
-from fedexp.methods.ma_echo.null_space import NullSpace, Rule
+from fedexp.methods.ma_echo.null_space import LayerRule, NullSpace
 from fedexp.methods.ma_echo.projections import Projections, full_size
 from fedexp.methods.ot_fusion import aligned
 
@@ -168,7 +168,7 @@ class MAEcho(FusionAggregator):
 
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
         models, factors, metrics = self._aligned(results, env)
-        rule = Rule(
+        rule = LayerRule(
             eta=self.eta,
             step=self.step,
             shrinkage=self.shrinkage if self.damping == "update" else 1.0,

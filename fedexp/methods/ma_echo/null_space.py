@@ -19,7 +19,7 @@ _SMALLEST_NORM = 1e-12  # a row that does not move has no direction
 
 
 @dataclass(frozen=True)
-class Rule:
+class LayerRule:
     """The iteration of one layer; the symbols are those of `fedexp.methods.ma_echo.aggregator`.
 
     Args:
@@ -44,7 +44,7 @@ class NullSpace:
     """
 
     def __init__(
-        self, local: Sequence[Tensor], factors: Sequence[Tensor], start: Tensor, rule: Rule
+        self, local: Sequence[Tensor], factors: Sequence[Tensor], start: Tensor, rule: LayerRule
     ) -> None:
         self._local, self._factors, self._rule = local, factors, rule
         self._widths = [factor.shape[1] for factor in factors]
