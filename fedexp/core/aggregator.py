@@ -16,10 +16,10 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec
 
-# A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and Weights.
-# References from `Env.keep` may replace Weights that need not be in memory. When a run is
-# resumed, everything but these references is read at once. At run time it is a plain dict. A
-# method declares its keys as a TypedDict.
+# A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and
+# Weights. A reference from `Env.keep` may stand for Weights, which can then be on disk.
+# When a run is resumed, everything except the referenced models is read at once. The
+# outermost value is a plain dict, whose keys a method declares as a TypedDict.
 State = Any
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 POOLED = -1
 
 Targets = Literal["labels", "masks"]
-"""Targets of a data set: (n,) int64 labels, or (n, height, width) uint8 masks of images.
+"""Targets of a data set.
 
-A mask is 1 on the object.
+They are (n,) int64 labels, or (n, height, width) uint8 masks of images. A mask is 1 on the object.
 """
 
 

@@ -26,8 +26,8 @@ from fedexp.core.trainer import Adjustment, Ascent, Clock, Ctx, Measured, Receiv
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
-# Bytes of inputs that are gathered and normalised together: large enough to save calls, small
-# enough for the cache.
+# Bytes of inputs that are gathered and normalised together: large enough to save calls,
+# small enough for the cache.
 CHUNK_BYTES = 1 << 22
 
 # Names of the scalars that kernels measure.
@@ -172,6 +172,11 @@ def last_epoch(schedule: Schedule) -> int:
 
 
 def check_measured(measured: Mapping[str, list[Tensor]], steps: int) -> None:
+    """Check that every scalar was measured exactly once in each step.
+
+    Raises:
+        ValueError: A scalar was measured more or less often.
+    """
     for name, values in measured.items():
         if len(values) != steps:
             raise ValueError(

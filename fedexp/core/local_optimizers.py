@@ -23,8 +23,8 @@ class LocalOptimizer:
 
     def __init__(self, local_training: LocalTraining) -> None:
         self._local_training = local_training
-        # Adam's two moments (and the maximum of the second), RMSprop's second moment, the
-        # momentum buffer, or nothing.
+        # Adam's two moments (and the maximum of the second), RMSprop's second moment,
+        # the momentum buffer, or nothing.
         self._averages: list[list[Tensor]] = []
         self._t = 0
 

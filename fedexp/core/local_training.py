@@ -16,8 +16,9 @@ class LocalTraining:
         epochs: Passes over the client's data. Ignored if `steps` is set.
         steps: A fixed number of optimizer steps, or None.
         batch_size: Samples of a step. The last batch of an epoch may be smaller.
-        optimizer: ``sgd`` (heavy ball with `momentum`), ``adam`` or ``amsgrad`` (`betas`, `eps`), or
-            ``rmsprop`` (the second of `betas`, `eps`). Its state starts empty in every round.
+        optimizer: ``sgd`` (heavy ball with `momentum`), ``adam`` or ``amsgrad``
+            (`betas`, `eps`), or ``rmsprop`` (the second of `betas`, `eps`). Its state
+            starts empty in every round.
         lr: Step size of round 0, or of the round that `at_round` was asked for.
         lr_decay: Factor of the step size per round.
         momentum: Coefficient of the heavy ball.
@@ -68,5 +69,5 @@ class LocalTraining:
         )
 
     def at_round(self, round: int) -> LocalTraining:
-        """Return the local training of `round` (from 0), with the step size of that round."""
+        """Return the local training of `round` (from 0), with its step size."""
         return replace(self, lr=self.lr * self.lr_decay**round, lr_decay=1.0)

@@ -143,7 +143,7 @@ class Net:
         self._bound = (params, buffers)
 
     def release(self) -> None:
-        """Forget which dictionaries are bound, so that the next `bind` sets its tensors."""
+        """Forget the bound dictionaries. The next `bind` sets its tensors again."""
         self._bound = None
         for net in self._beside.values():
             net.release()

@@ -12,8 +12,8 @@ from fedexp.core.trainer import RoundStats
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
-# The state of a server optimizer: at run time a plain dict, a nest of dict, list, scalar, None,
-# Tensor and Weights.
+# The state of a server optimizer: a nest of dict, list, scalar, None, Tensor and
+# Weights. At run time it is a plain dict.
 State = Any
 
 
@@ -31,7 +31,10 @@ class ServerOptimizer(ABC):
 
     @property
     def changes_update(self) -> bool:
-        """Whether the step differs from ``w + direction``, so that an averaged update is needed."""
+        """Whether the step differs from ``w + direction``.
+
+        If it does not, an aggregator that averages no updates accepts it.
+        """
         return True
 
     def init(self, weights: Weights) -> State:

@@ -36,7 +36,7 @@ class Task(ABC):
     Examples are classification, segmentation and generative models.
     """
 
-    # Whether `loss` is the mean softmax cross-entropy of the net's logits and int64 labels.
+    # Whether `loss` is the mean softmax cross-entropy of logits and int64 labels.
     cross_entropy: ClassVar[bool] = False
 
     # Targets of the data sets that the task is for.

@@ -24,14 +24,17 @@ def _like(tree: Tree, values: list[Tensor] | tuple[Tensor, ...]) -> Tree:
 
 
 def tensors(tree: Tree) -> list[Tensor]:
+    """Return the tensors of a tree as a list."""
     return list(tree.values())
 
 
 def zeros_like(tree: Tree) -> Tree:
+    """Return a tree of zeros."""
     return {name: torch.zeros_like(value) for name, value in tree.items()}
 
 
 def clone(tree: Tree) -> Tree:
+    """Return a detached copy."""
     return {name: value.detach().clone() for name, value in tree.items()}
 
 
@@ -46,22 +49,27 @@ def sub(a: Tree, b: Tree, alpha: float = 1.0) -> Tree:
 
 
 def scale(tree: Tree, factor: float | Tensor) -> Tree:
+    """Return ``factor * tree``."""
     return _like(tree, torch._foreach_mul(tensors(tree), factor))
 
 
 def mul(a: Tree, b: Tree) -> Tree:
+    """Return the elementwise product."""
     return _like(a, torch._foreach_mul(tensors(a), tensors(b)))
 
 
 def div(a: Tree, b: Tree) -> Tree:
+    """Return the elementwise quotient ``a / b``."""
     return _like(a, torch._foreach_div(tensors(a), tensors(b)))
 
 
 def sqrt(tree: Tree) -> Tree:
+    """Return the elementwise square root."""
     return _like(tree, torch._foreach_sqrt(tensors(tree)))
 
 
 def sign(tree: Tree) -> Tree:
+    """Return the elementwise sign."""
     return _like(tree, torch._foreach_sign(tensors(tree)))
 
 
@@ -100,6 +108,7 @@ def nonfinite(tree: Tree) -> str | None:
 
 
 def num_bytes(tree: Tree) -> int:
+    """Return the size of all tensors in bytes."""
     return sum(value.numel() * value.element_size() for value in tree.values())
 
 

@@ -297,6 +297,7 @@ def computes_channels_last(spec: ModelSpec, device: str) -> bool:
 
 
 def channels_last(params: Tree) -> Tree:
+    """Return `params` with 4-D tensors stored channels last."""
     return {
         name: value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
         for name, value in params.items()

@@ -30,7 +30,7 @@ from fedexp.methods.local import Local, LocalState, by_client
 
 
 class EnsembleState(LocalState):
-    """The state of an ensemble: the members, and by client their weights if they have any."""
+    """The state of an ensemble: the members, and their weights (if any) by client."""
 
     member_weights: dict[str, torch.Tensor]
 

@@ -75,7 +75,12 @@ class CacheEntry(TypedDict):
 
 
 class ClientEntries(TypedDict):
-    """A client's cache: its entries, the newest first, and the index of the chosen one."""
+    """A client's cache.
+
+    Args:
+        entries: Its entries, the newest first.
+        chosen: Index of the chosen entry.
+    """
 
     entries: list[CacheEntry]
     chosen: int
@@ -471,7 +476,9 @@ def _averaged(weights: Weights) -> Tree:
     return trees.joined({"params": weights.trainable, "buffers": floating})
 
 
-def _mean_of(chosen: Sequence[CacheEntry], old: Weights, fixed: Tree, at_rest: int) -> tuple[Tree, Tree]:
+def _mean_of(
+    chosen: Sequence[CacheEntry], old: Weights, fixed: Tree, at_rest: int
+) -> tuple[Tree, Tree]:
     """Compute the mean of the `chosen` models and of the models at rest.
 
     The sum of the `at_rest` models is `fixed`. The mean is ``w + (1/M) sum (w_n - w)``

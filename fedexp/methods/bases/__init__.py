@@ -1,1 +1,1 @@
-"""Base classes and helpers that several methods share and that no paper calls a method."""
+"""Bases and helpers that several methods share and that no paper calls a method."""

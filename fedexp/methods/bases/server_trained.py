@@ -39,10 +39,17 @@ from fedexp.methods.fedavg import Mean
 from fedexp.server_training.batches import batches, on_device
 
 network = by_spec(Net)
-"""``network(spec, device, dtype)``: a network that the server uses again and again, in whatever mode it was left."""
+"""``network(spec, device, dtype)``: a network that the server reuses.
+
+It is in the mode in which it was left.
+"""
 
 Part = tuple[int, Tensor, Tensor]
-"""A batch of proxy data: the round's optimizer step that it is for, from 0, positions (b,) and inputs (b, ...)."""
+"""A batch of proxy data.
+
+Its parts are the number of its optimizer step in the round, from 0, the positions (b,)
+and the inputs (b, ...).
+"""
 
 
 class ServerTrainedState(AveragingState):

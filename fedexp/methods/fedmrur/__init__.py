@@ -1,1 +1,1 @@
-"""FedMRUR: the trainer with its hyperbolic regularizer, the Lorentz model, and the normalized mean of updates."""
+"""FedMRUR: the trainer, the Lorentz model and the normalised mean of updates."""
