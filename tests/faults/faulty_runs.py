@@ -1,6 +1,8 @@
-"""What `campaign.py` hits: runs in processes forked from one that has made all imports, faults inside them, what they leave.
+"""Runs and faults for `campaign.py`: launch, inject faults, compare stored files.
 
-Nothing here knows a case; a process dies by its own kill -9 at a numbered event, or by a signal from outside.
+The processes are forked from one that has made all imports. This module does not depend
+on a case. A process kills itself with kill -9 at a numbered event, or it receives a
+signal from outside.
 """
 
 from __future__ import annotations

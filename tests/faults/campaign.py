@@ -1,19 +1,30 @@
-"""What a run survives: kills, damaged files, full disks, signals, dead workers, closed output.
+"""Run random fault injections, and check that every run resumes bit-exactly.
 
-    python scripts/campaign.py [--kills 300] [--seed 0] [--only METHOD ...] [--cases kills damage ...] [--write FILE]
-    python scripts/campaign.py --short
+    python -m tests.faults.campaign [--kills 300] [--seed 0] [--only METHOD ...]
+                                    [--cases kills damage ...] [--write FILE]
+    python -m tests.faults.campaign --short
 
-Every method of conf/method runs on tiny data, in processes forked from one that has made all imports (`tests.fork_server`), so
-that a kill -9 is a real one and an hour is enough; the cases
-`interpreter` take the user's way, imports and all. A process dies at
-a random instant, before or after a flush, rename, deletion or row of its own, or before a backward pass of its clients or its
-server; the run is launched again, perhaps to die again, and in the end its files must be those of a run that nobody touched: by
-digest models, metrics, partition, traces and pictures, by value what result.json says of them. After every case no process of it
-is left, nothing in /dev/shm, and after the last launch no half-written file.
+This module is a command line, not a pytest file. It also starts as a script.
 
-Finished cases stand in a journal, outputs/campaign/<code>-<seed>.jsonl: the same command goes on where it was stopped.
-Exits 1 if any case failed, and names it. The kernel's namespaces are used where they may be: for a /dev/shm of its own
-and small disks; elsewhere only limits of files' sizes and failing flushes stand for a full disk.
+The faults are kills, damaged files, full disks, signals, dead workers and closed
+output. Every method of conf/method runs on tiny data. A process dies at a random
+instant, before or after it flushes, renames, deletes or appends, or before a backward
+pass of its clients or its server. The run is launched again, perhaps to die again.
+
+In the end the files must equal those of an uninterrupted run. Models, metrics,
+partition, traces and pictures are compared by digest. The content of result.json is
+compared by value. After every case, no process and no file in /dev/shm may remain.
+After the last launch, no temporary file may remain.
+
+Most processes are forked from one that has made all imports (`tests.fork_server`).
+Therefore a kill -9 is a real one, and the campaign takes about an hour. The cases
+`interpreter` start a new interpreter, as a user does.
+
+Finished cases are stored in a journal, outputs/campaign/<code>-<seed>.jsonl. The same
+command continues from there. The exit code is 1 if any case failed, and the output
+names these cases. If the kernel permits namespaces, the campaign has a separate
+/dev/shm and small disks. Otherwise only limits on file sizes and failing flushes
+simulate a full disk.
 """
 
 from __future__ import annotations
@@ -38,10 +49,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from alternate import Table, heading
-from faulty_runs import (
+from scripts.alternate import Table, heading
+from tests.faults.faulty_runs import (
     PATIENCE,
     Ended,
     Fault,
@@ -52,11 +63,10 @@ from faulty_runs import (
     members,
     read_all,
 )
-
 from tests.fork_server import Forked
 from tests.methods.declared import DECLARED
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parents[2]
 os.environ.update(
     PYTHONPATH=str(HERE), OMP_NUM_THREADS="1", WANDB_MODE="offline"
 )  # of the processes
@@ -454,7 +464,11 @@ class Journal:
     def __init__(self, seed: int) -> None:
         code = hashlib.sha256()
         for path in sorted(
-            [*HERE.glob("fedexp/**/*.py"), *HERE.glob("conf/**/*.yaml"), *HERE.glob("scripts/*.py")]
+            [
+                *HERE.glob("fedexp/**/*.py"),
+                *HERE.glob("conf/**/*.yaml"),
+                *HERE.glob("tests/faults/*.py"),
+            ]
         ):
             code.update(path.read_bytes())
         self.path = HERE / "outputs" / "campaign" / f"{code.hexdigest()[:12]}-{seed}.jsonl"
