@@ -1,4 +1,4 @@
-"""The ``fedexp-table`` command: list, run, report, site."""
+"""The ``fedexp-table`` command: list, run, report, tune, site."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedexp.commands.errors import Parser, guarded
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, FedexpError
 
 if TYPE_CHECKING:
     from fedexp.running.experiment import Experiment
@@ -92,6 +92,27 @@ def _parser() -> Parser:
                         help="a record of runs, which need not exist any more; given again: a record that adds what the "
                              "first one lacks; files are written with --out alone")  # fmt: skip
     report.set_defaults(run=_report)
+    tune = commands.add_parser(
+        "tune",
+        help="choose one coefficient per method on held-out data, and write conf/tuned",
+        epilog="Runs that are stored are not repeated. Without --out, the results are written to "
+        "./conf/tuned/NAME.yaml, which takes precedence over the built-in file of that name.",
+    )
+    tune.add_argument("name", metavar="NAME", help="a file of conf/tuned, without its suffix")
+    tune.add_argument(
+        "arguments",
+        nargs="*",
+        default=[],
+        metavar="METHOD | key=value",
+        help="methods to tune (default: all of the file), and overrides for every run",
+    )
+    tune.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the results to this file (required if an override changes them)",
+    )
+    tune.set_defaults(run=_tune)
     site = commands.add_parser(
         "site",
         help="all results that are committed, and the documentation, as a site to read from disk",
@@ -383,6 +404,33 @@ def _show(
     print(f"page: {page}")
 
 
+def _tune(options: argparse.Namespace) -> int:
+    from fedexp.commands.errors import JOB_ERROR, tell
+    from fedexp.commands.launching import run_sweep, tell_failure
+    from fedexp.tables.sweeps import plan_tuning, run_tuning
+
+    methods = [text for text in options.arguments if not _is_override(text)]
+    overrides = [text for text in options.arguments if _is_override(text)]
+    plan = plan_tuning(options.name, methods, overrides, options.out)
+
+    def launch() -> int:
+        run_tuning(plan, lambda text: print(text, flush=True), tell_failure)
+        return 0
+
+    try:
+        code = run_sweep(f"tune-{options.name}", sum(map(len, plan.configs.values())), launch)
+    except FedexpError as error:
+        tell(error)
+        return JOB_ERROR
+    if code:
+        print("interrupted: the same command continues from here", file=sys.stderr)
+    return code
+
+
+def _is_override(text: str) -> bool:
+    return "=" in text or text.startswith("~")
+
+
 def _site(options: argparse.Namespace) -> int:
     from fedexp.site.build import build
 
@@ -394,8 +442,8 @@ def _list(options: argparse.Namespace) -> int:
     from fedexp.tables.index import Index
     from fedexp.tables.schema import load_table, table_names
 
-    names = [text for text in options.overrides if "=" not in text and not text.startswith("~")]
-    overrides = [text for text in options.overrides if text not in names]
+    names = [text for text in options.overrides if not _is_override(text)]
+    overrides = [text for text in options.overrides if _is_override(text)]
     known = table_names()
     for name in names:
         if name not in known:

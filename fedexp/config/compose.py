@@ -63,15 +63,18 @@ def register() -> None:
 
 
 def _refuse_shadowed() -> None:
-    """A user's file with a built-in's name would be ignored silently by Hydra."""
+    """Refuse a user's file with a built-in's name, which Hydra would ignore silently.
+
+    Hydra does not read ``tuned``, whose files of the user take precedence.
+    """
     mine, ours = user_conf_dir(), conf_dir()
     if mine is None:
         return
     for path in sorted(mine.rglob("*.yaml")):
-        twin = ours / path.relative_to(mine)
-        if twin.exists():
+        name = path.relative_to(mine)
+        if name.parts[0] != "tuned" and (ours / name).exists():
             raise ConfigError(
-                f"'{path.relative_to(mine)}' exists twice: Hydra would ignore yours",
+                f"'{name}' exists twice: Hydra would ignore yours",
                 where=str(path),
                 expected=f"a name that {ours} does not use",
                 do="rename your file",

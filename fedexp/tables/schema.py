@@ -9,10 +9,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, Literal
 
-import yaml
-
 from fedexp.config.folders import conf_dir, user_conf_dir
-from fedexp.config.yaml_files import read_yaml
+from fedexp.config.yaml_files import read_yaml_mapping
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError, nearest, suggest
 from fedexp.tables.plot_styles import read_looks
@@ -549,9 +547,7 @@ def with_tuned(table: Table) -> Table:
             label=f"{base.label}, tuned" + (f" ({setting[0]})" if setting else ""),
             role="ours",
             overrides=setting and (*(base.overrides or ()), *own, *setting),
-            why=""
-            if setting
-            else f"not chosen yet: scripts/tune.py {table.tuned} {key} writes conf/tuned",
+            why="" if setting else f"not chosen yet: run fedexp-table tune {table.tuned} {key}",
             where={**base.where, **tuning.where},
             equals=None,
         )
@@ -585,17 +581,7 @@ def load_table(name: str) -> Table:
 
 def read_table(path: Path, name: str) -> Table:
     """The table in `path`."""
-    try:
-        node = read_yaml(path)
-    except yaml.YAMLError as error:
-        why = " ".join(str(error).replace("<unicode string>", path.name).split())
-        raise ConfigError(
-            "a table's file is not YAML", where=str(path), got=why, do="mend the file"
-        ) from None
-    if not isinstance(node, dict):
-        raise ConfigError(
-            "a table's file must be a mapping", where=str(path), got=type(node).__name__
-        )
+    node = read_yaml_mapping(path, "a table's file")
     try:
         return replace(
             with_tuned(build(Table, {**node, "name": name}, "")), looks=read_looks(path.parent)

@@ -1,23 +1,35 @@
-"""Second columns: what was chosen on held-out data makes their runs; nothing is made up where nothing was chosen."""
+"""Tuned columns and ``fedexp-table tune``: what it runs, writes, refuses and resumes."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-import scripts.tune as command
+from fedexp.commands.table import run_command
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.tables.cells import slots
 from fedexp.tables.schema import Table, load_table
-from fedexp.tables.tuning import Swept, load_tuning, tuned_files
+from fedexp.tables.sweeps import sweep_overrides
+from fedexp.tables.tuning import MARK, Swept, file_text, load_tuning, tuned_files
 from tests.tables.test_schema import TINY
 
-TABLE = {**TINY, "methods": TINY["methods"][:2], "reference": [], "tuned": "mine"} | {
+QUICK = ["rounds=1", "model.hidden=[4]", "local.steps=2"]
+TABLE = {**TINY, "reference": [], "tuned": "mine"} | {
+    "methods": [
+        {"key": "local", "label": "Local acc", "overrides": ["method=local", *QUICK]},
+        {
+            "key": "momentum",
+            "label": "Momentum",
+            "overrides": ["method=local", "local.momentum=0.5", *QUICK],
+        },
+    ],
     "rules": [
         {
             "where": {"method": "local", "start": "same"},
@@ -31,7 +43,7 @@ TUNING: dict[str, Any] = {
     "cell": {"clients": 2, "start": "same", "beta": 1},
     "overrides": ["eval.held_out=50"],
     "seed": 7,
-    "by": "metrics.val/global/acc",
+    "by": "metrics.val/local/acc_mean",
     "where": {"start": "same"},
     "sweeps": {"local": {"over": "local.lr", "points": [0.1, 0.2, 0.4]}},
 }
@@ -48,6 +60,46 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture
+def built_in(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the tuning a built-in one, with a result of another method; returns its file."""
+    folder = tmp_path / "installed"
+    (folder / "tuned").mkdir(parents=True)
+    content = two_methods(results={"momentum": {"values": [0.5, 0.6], "chosen": 0.2}})
+    mine.unlink()
+    mine.parent.rmdir()
+    path = folder / "tuned" / "mine.yaml"
+    path.write_text(f"# by hand\n{content}")
+    monkeypatch.setattr("fedexp.tables.tuning.conf_dir", lambda: folder)
+    return path
+
+
+def two_methods(**changes: Any) -> str:
+    """The text of a tuning that sweeps two methods."""
+    more = {"momentum": {"over": "local.lr", "points": [0.1, 0.2]}}
+    content = TUNING | {"sweeps": TUNING["sweeps"] | more} | changes
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def lr_of(config: dict[str, Any]) -> float:
+    return float(config["local"]["lr"])
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Replace runs by a formula with its best point at 0.2; returns the list of configs."""
+    asked: list[dict[str, Any]] = []
+
+    def execute(config: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+        asked.append(config)
+        if lr_of(config) > 0.3:
+            raise FedexpError("client 3 diverged")
+        return {"metrics": {"val/local/acc_mean": 0.5 - abs(lr_of(config) - 0.2)}}
+
+    monkeypatch.setattr("fedexp.running.execute.execute", execute)
+    return asked
+
+
 def column(table: Table) -> dict[tuple[Any, ...], tuple[str, ...]]:
     """Overrides of the second column's first runs, by row."""
     cells = [cell for cell in slots(table) if cell.method == "local_tuned"]
@@ -60,7 +112,7 @@ def column(table: Table) -> dict[tuple[Any, ...], tuple[str, ...]]:
 def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) -> None:
     missing = load_table("my/tiny")
     assert column(missing) == {(2, "same"): (), (3, "same"): (), (4, "same"): ()}
-    assert "not chosen yet: scripts/tune.py mine local" in missing.columns["local_tuned"].why
+    assert missing.columns["local_tuned"].why == "not chosen yet: run fedexp-table tune mine local"
     mine.write_text(
         yaml.safe_dump(TUNING | {"results": {"local": {"values": [0.3, 0.6, 0.5], "chosen": 0.2}}})
     )
@@ -75,8 +127,8 @@ def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) 
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"results": {"local": {"values": [0.3, 0.6], "chosen": 0.2}}}, "of other points"),
-    ({"results": {"local": {"values": [0.3, 0.6, 0.5], "chosen": 0.3}}}, "of other points"),
+    ({"results": {"local": {"values": [0.3, 0.6], "chosen": 0.2}}}, "results.local has other points"),
+    ({"results": {"local": {"values": [0.3, 0.6, 0.5], "chosen": 0.3}}}, "results.local has other points"),
     ({"by": "metrics.test/global/acc"}, "held-out data has val/"),
     ({"sweeps": {"locl": {"over": "local.lr", "points": [1, 2]}}}, "did you mean 'local'"),
     ({"sweeps": {"local": {"over": "local.lr", "points": [1, 1]}}}, "each once"),
@@ -89,39 +141,213 @@ def test_what_was_chosen_from_other_points_or_on_test_data_is_refused(
         load_table("my/tiny")
 
 
-def test_the_script_writes_the_best_point(
-    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_tune_writes_the_best_point_below_the_hand_written_part(
+    mine: Path, runs: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    asked = []
-
-    def run(overrides: tuple[str, ...], say: object) -> SimpleNamespace:
-        asked.append({*overrides})
-        lr = next(float(o.partition("=")[2]) for o in overrides if o.startswith("local.lr="))
-        if lr > 0.3:
-            raise FedexpError("client 3 diverged")
-        return SimpleNamespace(result={"metrics": {"val/global/acc": 0.5 - abs(lr - 0.2)}})
-
-    monkeypatch.setattr(command.fedexp, "run", run)
     mine.write_text("# by hand\n" + mine.read_text())
-    assert (
-        command.main(["mine", "rounds=2"]) == 2 and not asked
-    )  # a trial does not become the paper's
-    assert command.main(["mine", "lcal"]) == 2
-    trial = tmp_path / "trial.yaml"
-    assert (
-        command.main(["mine", "rounds=2", "--out", str(trial)]) == 0
-        and "results" not in mine.read_text()
-    )
-    assert command.main(["mine", "local"]) == command.main(["mine"]) == 0
-    assert all(
-        {"seed=7", "eval.held_out=50", "init=same", "local.lr_decay=0.5"} < one for one in asked
-    )
-    text = mine.read_text()
-    assert (
-        text.startswith("# by hand") and text.count(command.MARK) == 1 and trial.read_text() == text
-    )
+    by_hand = mine.read_text()
+
+    assert run_command(["tune", "mine", "local"]) == 0
+    told = capfd.readouterr()
+    assert f"local: local.lr=0.2, written to {mine}" in told.out
+    assert "local with local.lr=0.4" in told.err and "client 3 diverged" in told.err
+    shared = {"seed=7", "eval.held_out=50", "init=same", "local.lr_decay=0.5"}
+    assert [lr_of(config) for config in runs] == [0.1, 0.2, 0.4]
+    assert all(shared < {*config["overrides"]} for config in runs)
+
+    written = mine.read_text()
+    assert written.startswith(by_hand) and written.splitlines().count(MARK) == 1
     assert load_tuning("mine").results["local"] == Swept((0.4, 0.5, None), 0.2)
     assert "local.lr=0.2" in column(load_table("my/tiny"))[2, "same"]
+    assert run_command(["tune", "mine"]) == 0 and mine.read_text() == written
+
+
+def test_tune_of_a_built_in_name_writes_the_working_directory(
+    built_in: Path, tmp_path: Path, runs: list[dict[str, Any]]
+) -> None:
+    before = built_in.read_text()
+    assert run_command(["tune", "mine", "local", "threads=1"]) == 0
+
+    written = tmp_path / "conf" / "tuned" / "mine.yaml"
+    assert built_in.read_text() == before and tuned_files()["mine"] == written
+    assert written.read_text().startswith("# by hand\n")
+    found = load_tuning("mine").results
+    assert found == {
+        "local": Swept((0.4, 0.5, None), 0.2),
+        "momentum": Swept((0.5, 0.6), 0.2),
+    }
+
+    # The user's file is the source of the next command.
+    written.write_text(written.read_text().replace("# by hand", "# by the user"))
+    assert run_command(["tune", "mine", "momentum"]) == 0
+    assert written.read_text().startswith("# by the user\n")
+    assert load_tuning("mine").results["momentum"] == Swept((0.4, 0.5), 0.2)
+
+
+def test_tuned_file_with_a_built_in_name_takes_precedence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = next(iter(tuned_files()))
+    content = yaml.safe_load(tuned_files()[name].read_text()) | {"results": {}}
+    monkeypatch.chdir(tmp_path)
+    Path("conf/tuned").mkdir(parents=True)
+    Path(f"conf/tuned/{name}.yaml").write_text(yaml.safe_dump(content))
+
+    assert load_tuning(name).results == {}
+    assert compose(["rounds=3"])["rounds"] == 3  # other files with a built-in name are refused
+
+
+def test_tune_with_out_leaves_the_tuning_unchanged(
+    mine: Path, tmp_path: Path, runs: list[dict[str, Any]]
+) -> None:
+    before = mine.read_text()
+    out = tmp_path / "trials" / "first.yaml"
+    assert run_command(["tune", "mine", "rounds=2", "--out", str(out)]) == 0
+
+    assert mine.read_text() == before and [config["rounds"] for config in runs] == [2, 2, 2]
+    assert yaml.safe_load(out.read_text())["results"]["local"]["chosen"] == 0.2
+    assert {path.name for path in out.parent.iterdir()} == {"first.yaml"}
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["mine", "rounds=2"], ["change the results", "rounds=2", "--out FILE"]),
+    (["mine", "~local.lr_decay"], ["change the results", "--out FILE"]),
+    (["mime"], ["no file conf/tuned/mime.yaml", "did you mean 'mine'?"]),
+    (["mine", "locla"], ["'locla' is not swept", "mine.yaml", "did you mean 'local'?"]),
+    (["mine", "rouds=2", "--out", "trial.yaml"], ["local with local.lr=0.1", "did you mean 'rounds'?"]),
+    (["mine", "eval.held_out=0", "--out", "trial.yaml"], ["val/local/acc_mean", "by"]),
+    (["mine", "--out", "conf"], ["cannot be written", "conf"]),
+    (["mine", "--out", "conf/tuned/mine.yaml/first.yaml"], ["cannot be written", "first.yaml"]),
+    (["mine", "--out", "conf/pipe"], ["cannot be written", "conf/pipe"]),
+])  # fmt: skip
+def test_tune_refuses_mistakes_before_the_first_run(
+    mine: Path,
+    runs: list[dict[str, Any]],
+    arguments: list[str],
+    said: list[str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before = mine.read_text()
+    os.mkfifo("conf/pipe")
+    assert run_command(["tune", *arguments]) == 2
+    told = capfd.readouterr().err
+    assert all(text in told for text in said), told
+    assert not runs and mine.read_text() == before
+    assert {path.name for path in Path().iterdir()} == {"conf"}
+
+
+@pytest.mark.parametrize("layout", ["wheel", "checkout"])
+@pytest.mark.parametrize("out", ["fedexp/mine.yaml", "conf/tuned/mine.yaml"])
+def test_tune_never_changes_the_installed_files(
+    built_in: Path,
+    tmp_path: Path,
+    runs: list[dict[str, Any]],
+    layout: str,
+    out: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    package = tmp_path / "site" / "fedexp"
+    conf = (package if layout == "wheel" else package.parent) / "conf"
+    (conf / "tuned").mkdir(parents=True)
+    built_in.rename(conf / "tuned" / "mine.yaml")
+    monkeypatch.setattr("fedexp.tables.tuning.__file__", str(package / "tables" / "tuning.py"))
+    monkeypatch.setattr("fedexp.tables.tuning.conf_dir", lambda: conf)
+    before = {path: path.is_file() and path.read_text() for path in (tmp_path / "site").rglob("*")}
+
+    target = conf / "tuned" / "mine.yaml" if out.startswith("conf") else package / "mine.yaml"
+    assert run_command(["tune", "mine", "--out", str(target)]) == 2
+    told = capfd.readouterr().err
+    if layout == "wheel":
+        monkeypatch.chdir(package)
+        assert run_command(["tune", "mine"]) == 2
+        told += capfd.readouterr().err
+
+    assert told.count("installed files") == (2 if layout == "wheel" else 1) and not runs
+    after = {path: path.is_file() and path.read_text() for path in (tmp_path / "site").rglob("*")}
+    assert after == before
+
+
+def test_tune_in_a_checkout_writes_its_own_conf(
+    built_in: Path,
+    tmp_path: Path,
+    runs: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedexp.tables.tuning.conf_dir", lambda: tmp_path / "conf")
+    (tmp_path / "conf" / "tuned").mkdir()
+    path = tmp_path / "conf" / "tuned" / "mine.yaml"
+    path.write_text(built_in.read_text())
+
+    assert run_command(["tune", "mine", "local"]) == 0
+    assert "local" in yaml.safe_load(path.read_text())["results"]
+
+
+def test_tune_rewrites_a_file_with_another_commands_mark(
+    mine: Path, runs: list[dict[str, Any]]
+) -> None:
+    by_hand = mine.read_text()
+    old = "# Results; generated by scripts/tune.py: the number at every point."
+    result = {"results": {"local": {"values": [0.3, 0.2, None], "chosen": 0.1}}}
+    mine.write_text(f"{by_hand}{old}\n{yaml.safe_dump(result)}")
+    assert load_tuning("mine").results["local"].chosen == 0.1
+
+    assert run_command(["tune", "mine"]) == 0
+    written = mine.read_text()
+    assert written.startswith(f"{by_hand}{MARK}\nresults:\n") and old not in written
+    assert load_tuning("mine").results["local"].chosen == 0.2
+
+
+def test_interrupted_tune_keeps_the_methods_that_are_done(
+    mine: Path,
+    runs: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    mine.write_text(two_methods())
+    with monkeypatch.context() as patch:
+        from fedexp.running import execute as running
+
+        whole = running.execute
+
+        def execute(config: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+            if config["local"]["momentum"] == 0.5:
+                raise KeyboardInterrupt
+            return whole(config, say=say)
+
+        patch.setattr(running, "execute", execute)
+        assert run_command(["tune", "mine"]) == 130
+    assert "the same command continues from here" in capfd.readouterr().err
+    assert [*load_tuning("mine").results] == ["local"]
+
+    assert run_command(["tune", "mine"]) == 0
+    assert [*load_tuning("mine").results] == ["local", "momentum"]
+
+
+def test_tune_without_any_result_gives_1_and_writes_nothing(
+    mine: Path, runs: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweeps = {"local": {"over": "local.lr", "points": [0.4, 0.5]}}
+    mine.write_text(yaml.safe_dump(TUNING | {"sweeps": sweeps}, sort_keys=False))
+    before = mine.read_text()
+    assert run_command(["tune", "mine"]) == 1
+    assert "all runs of a sweep failed" in capfd.readouterr().err and mine.read_text() == before
+
+
+def test_tune_reads_stored_runs_and_does_not_repeat_them(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["tune", "mine"]) == 0
+    written = mine.read_text()
+    results = [json.loads(path.read_text()) for path in Path().glob("outputs/runs/*/*/result.json")]
+    assert sorted(result["metrics"]["val/local/acc_mean"] for result in results) == pytest.approx(
+        sorted(load_tuning("mine").results["local"].values), abs=1e-4
+    )
+
+    capfd.readouterr()
+    assert run_command(["tune", "mine"]) == 0 and mine.read_text() == written
+    assert capfd.readouterr().out.count("already done") == 3
+    assert {result["attempts"] for result in results} == {1}
 
 
 @pytest.mark.parametrize("name", list(tuned_files()))
@@ -138,10 +364,10 @@ def test_every_sweep_is_of_keys_that_exist_and_has_the_first_columns_point(name:
         for key in sweep.over.split("."):
             node = node[key]
         assert node in sweep.points
-        runs = zip(sweep.points, command.overrides_of(tuning, method), strict=True)
+        runs = zip(sweep.points, sweep_overrides(tuning, method), strict=True)
         assert all(f"{sweep.over}={point}" in run for point, run in runs)
 
 
 def test_small_numbers_are_read_back_as_numbers() -> None:
-    text = command.text_of("", {"one": Swept((0.5, None), 1e-05)})
+    text = file_text("", {"one": Swept((0.5, None), 1e-05)})
     assert yaml.safe_load(text)["results"]["one"] == {"values": [0.5, None], "chosen": 1e-05}

@@ -1,0 +1,200 @@
+"""Sweeps of a tuning: list their runs, check them, run them and choose the best points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedexp.config.compose import compose
+from fedexp.core.errors import ConfigError, DataError, FedexpError, StorageError, suggest
+from fedexp.running.check import Checked, check_splits, naming
+from fedexp.storage.run_folder import RunFolder, standing
+from fedexp.tables.cells import key_of, slots
+from fedexp.tables.lookup import read_path
+from fedexp.tables.schema import load_table
+from fedexp.tables.tuning import (
+    Swept,
+    Tuning,
+    load_tuning,
+    output_file,
+    tuned_files,
+    write_results,
+)
+
+# Keys that do not change a run's numbers, so their overrides do not need a separate file.
+_NEUTRAL = ("output_root", "data_root", "device", "threads")
+
+
+@dataclass(frozen=True)
+class TuningPlan:
+    """The checked runs of a tuning, and the files that it reads and writes.
+
+    Args:
+        tuning: The sweeps, and the results of earlier runs.
+        source: File with the hand-written part.
+        target: File that receives the results.
+        configs: Resolved configs by method, one per point of its sweep.
+    """
+
+    tuning: Tuning
+    source: Path
+    target: Path
+    configs: dict[str, list[dict[str, Any]]]
+
+
+def sweep_overrides(
+    tuning: Tuning, method: str, extra: Sequence[str] = ()
+) -> list[tuple[str, ...]]:
+    """List the overrides of a method's runs, one run per point of its sweep.
+
+    Args:
+        tuning: Tuning that sweeps the method.
+        method: Column of the table.
+        extra: Overrides that are appended to every run.
+
+    Returns:
+        The overrides of each run, in the order of the points.
+    """
+    sweep, table = tuning.sweeps[method], load_table(tuning.table)
+    only = {**{key: [value] for key, value in tuning.cell.items()}, "method": [method]}
+
+    runs = []
+    for point in sweep.points:
+        added = [*tuning.overrides, f"{sweep.over}={point}", *extra]
+        (slot,) = slots(table, "reduced", only=only, seeds=[tuning.seed], extra=added)
+        (job,) = slot.jobs
+        runs.append(job.overrides)
+    return runs
+
+
+def plan_tuning(
+    name: str, methods: Sequence[str], extra: Sequence[str], out: Path | None
+) -> TuningPlan:
+    """Check everything that can be wrong before the first run starts.
+
+    Args:
+        name: File of ``conf/tuned``, without its suffix.
+        methods: Methods to tune. All methods of the file if empty.
+        extra: Overrides of all runs.
+        out: File that receives the results. ``./conf/tuned/<name>.yaml`` if None.
+
+    Returns:
+        The runs and the files.
+
+    Raises:
+        FedexpError: If the name or a method is unknown, if a run cannot be composed, or if
+            the results must not be written to the file.
+    """
+    tuning, source = load_tuning(name), tuned_files()[name]
+
+    for method in methods:
+        if method not in tuning.sweeps:
+            raise ConfigError(
+                f"'{method}' is not swept", where=str(source), do=suggest(method, tuning.sweeps)
+            )
+
+    if out is None and any(key_of(override) not in _NEUTRAL for override in extra):
+        raise ConfigError(
+            "these overrides change the results, which do not belong in conf/tuned",
+            got=" ".join(extra),
+            do="give another file: --out FILE",
+        )
+    target = output_file(name, out)
+
+    configs: dict[str, list[dict[str, Any]]] = {}
+    for method in methods or tuning.sweeps:
+        configs[method] = []
+        runs = sweep_overrides(tuning, method, extra)
+        for point, overrides in zip(tuning.sweeps[method].points, runs, strict=True):
+            with naming(_run_name(tuning, method, point)):
+                configs[method].append(compose(list(overrides)))
+
+    _check(tuning, configs)
+    return TuningPlan(tuning, source, target, configs)
+
+
+def run_tuning(
+    plan: TuningPlan,
+    say: Callable[[str], None],
+    report_failure: Callable[[str, FedexpError], None],
+) -> None:
+    """Run what is missing, and write the file after every method.
+
+    Args:
+        plan: What `plan_tuning` returned.
+        say: Shows a line to the user.
+        report_failure: Shows the error of a run, by the run's name.
+
+    Raises:
+        FedexpError: If all runs of a sweep failed, or if a run cannot start.
+    """
+    results = dict(plan.tuning.results)
+    for method, configs in plan.configs.items():
+        sweep = plan.tuning.sweeps[method]
+        values: list[float | None] = []
+        for point, config in zip(sweep.points, configs, strict=True):
+            label = _run_name(plan.tuning, method, point)
+            values.append(_value(config, plan.tuning.by, label, say, report_failure))
+        results[method] = Swept(tuple(values), _best(plan.tuning, method, values))
+
+        # The remaining methods may take hours, and this one must survive a kill.
+        write_results(plan.tuning, results, plan.source, plan.target)
+        say(f"{method}: {sweep.over}={results[method].chosen}, written to {plan.target}")
+
+
+def _check(tuning: Tuning, configs: dict[str, list[dict[str, Any]]]) -> None:
+    """Build every run, and draw the splits of those that are not stored."""
+    # This import loads torch, which takes seconds. A mistyped key is reported earlier.
+    from fedexp.tables.paths import check_path
+
+    missing = []
+    for method, of_method in configs.items():
+        for point, config in zip(tuning.sweeps[method].points, of_method, strict=True):
+            label = _run_name(tuning, method, point)
+            with naming(label):
+                experiment = Checked.of(config).experiment
+                check_path(tuning.by, experiment, "by")
+            if not (config["reuse"] and standing(RunFolder.of(config))[0]):
+                missing.append((label, experiment))
+    check_splits(missing)
+
+
+def _run_name(tuning: Tuning, method: str, point: float) -> str:
+    return f"{method} with {tuning.sweeps[method].over}={point}"
+
+
+def _value(
+    config: dict[str, Any],
+    by: str,
+    label: str,
+    say: Callable[[str], None],
+    report_failure: Callable[[str, FedexpError], None],
+) -> float | None:
+    """Run a config, or read its stored result.
+
+    Returns:
+        The number that chooses, or None if the run failed, for example if it diverged.
+    """
+    from fedexp.running.execute import execute
+
+    try:
+        result = execute(config, say=say)
+    except (ConfigError, DataError, StorageError):
+        raise
+    except FedexpError as error:
+        report_failure(label, error)
+        return None
+    value = read_path(result, by)
+    return None if math.isnan(value) else value
+
+
+def _best(tuning: Tuning, method: str, values: Sequence[float | None]) -> int | float:
+    """Return the first point with the highest value."""
+    sweep = tuning.sweeps[method]
+    done = [value for value in values if value is not None]
+    if not done:
+        raise FedexpError("all runs of a sweep failed", where=method, got=sweep.over)
+    return sweep.points[values.index(max(done))]
