@@ -21,7 +21,7 @@ from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class EngineContext:
     """What an engine may look at before it makes its choices, which change a result's last bits at most.
 
     Args:
@@ -41,7 +41,7 @@ class Trial:
     note: Callable[[str], None] = field(default=lambda text: None)
     most_stacked: int = sys.maxsize
 
-    def shared(self, processes: int, threads: int) -> Trial:
+    def per_process(self, processes: int, threads: int) -> EngineContext:
         """What the engine in each of `processes` looks at, which divide a step's jobs and have `threads` each."""
         bound = max(1, -(-len(self.jobs) // processes)) if processes > 1 else self.most_stacked
         return replace(
@@ -53,17 +53,20 @@ class Trial:
 
 
 class Engine(ABC):
-    """Runs jobs on the clients' data. Its dataclass fields are its config; life: `settle` or `adopt`, `open`, `map`s, `close`."""
+    """Runs jobs on the clients' data. Its dataclass fields are its config.
+
+    Its life: `choose` or `restore`, `open`, `map`s, `close`.
+    """
 
     # Tells the user why jobs run as they do; set by the run.
     note: Callable[[str], None] = staticmethod(lambda text: None)
 
-    def settle(self, trial: Trial) -> Engine:
+    def choose(self, context: EngineContext) -> Engine:
         """This engine with every choice made that bits depend on; on CUDA it may time candidates on the trial's jobs."""
         return self
 
-    def adopt(self, computing: Engine, threads: int, budget: int) -> Engine:
-        """The engine for a run that was begun with `computing` at `threads` a process, under today's `budget`."""
+    def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
+        """The engine for a run that was begun with `computing` at `threads` a process, under today's `num_threads`."""
         return computing
 
     @property
@@ -71,9 +74,9 @@ class Engine(ABC):
         """The engine whose arithmetic this one uses: itself, unless it hands jobs to others."""
         return self
 
-    def threads_each(self, budget: int) -> int:
+    def threads_each(self, num_threads: int) -> int:
         """Threads of each process, this one included, under a budget for all."""
-        return budget
+        return num_threads
 
     def open(self, numerics: Numerics, threads: int) -> None:
         """Get ready to train under `numerics`, with a budget of `threads` for all processes."""

@@ -6,9 +6,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial
+from fedexp.core.engine import Engine, EngineContext
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.engines.rule import Load
+from fedexp.engines.rule import Workload
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.engines.workers import Workers
@@ -18,15 +18,19 @@ from fedexp.engines.workers import Workers
 class Auto(Engine):
     """Vectorized where stacking pays; elsewhere, on a CPU, local workers where they do (`fedexp.engines.rule`); else serial."""
 
-    def settle(self, trial: Trial) -> Engine:
-        here = Vectorized().settled(trial)
-        if not isinstance(here, Serial) or trial.numerics.device != "cpu" or not trial.jobs:
+    def choose(self, context: EngineContext) -> Engine:
+        here = Vectorized().choose_quietly(context)
+        if not isinstance(here, Serial) or context.numerics.device != "cpu" or not context.jobs:
             return here
-        return Workers() if Load.of(trial).repays_workers else here
+        return Workers() if Workload.of(context).repays_workers else here
 
-    def adopt(self, computing: Engine, threads: int, budget: int) -> Engine:
+    def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
         """Workers were chosen where a process was given fewer threads than there are."""
-        return Workers().adopt(computing, threads, budget) if threads < budget else computing
+        return (
+            Workers().restore(computing, threads, num_threads)
+            if threads < num_threads
+            else computing
+        )
 
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData

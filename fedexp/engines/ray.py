@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fedexp.core.build import build, require
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial, describe
+from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
@@ -93,28 +93,30 @@ class Ray(Engine):
         self._codes: dict[tuple[str, ...], str] = {}
         self._stacked = 0
 
-    def settle(self, trial: Trial) -> Engine:
-        self._check_device(trial.numerics)
+    def choose(self, context: EngineContext) -> Engine:
+        self._check_device(context.numerics)
         self._connect(
-            trial.threads
+            context.threads
         )  # a cluster that is not there is told before an inner engine makes its choices
-        actors = -(-len(trial.jobs) // _STACK) if self.actors == "auto" else self.actors
+        actors = -(-len(context.jobs) // _STACK) if self.actors == "auto" else self.actors
         try:
-            self._computing = self._computing.settle(trial.shared(actors, self.threads)).computing
+            self._computing = self._computing.choose(
+                context.per_process(actors, self.threads)
+            ).computing
         except BaseException:
             self.close()
             raise
         self.inner = describe(self._computing)
         return self
 
-    def adopt(self, computing: Engine, threads: int, budget: int) -> Engine:
+    def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
         return replace(self, threads=threads, inner=describe(computing))
 
     @property
     def computing(self) -> Engine:
         return self._computing
 
-    def threads_each(self, budget: int) -> int:
+    def threads_each(self, num_threads: int) -> int:
         return self.threads
 
     @property

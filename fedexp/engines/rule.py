@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedexp.core.engine import Trial
+from fedexp.core.engine import EngineContext
 from fedexp.core.kernel import batch_ranges
 from fedexp.core.trees import num_bytes
 
@@ -27,11 +27,11 @@ _STEP = 2_500_000  # of work: what a step costs besides its arithmetic
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """What the rule looks at.
 
     Args:
-        jobs: of the first step that trains; most_stacked: see `Trial`.
+        jobs: of the first step that trains; most_stacked: see `EngineContext`.
         parameters, bytes: of the largest client's model.
         steps: local steps of the whole run, if every round is like the first; batch_size: of each.
         threads: the run's budget.
@@ -46,31 +46,31 @@ class Load:
     threads: int
 
     @classmethod
-    def of(cls, trial: Trial) -> Load:
+    def of(cls, context: EngineContext) -> Workload:
         """That of a trial, which has jobs."""
-        models = {id(job.start): job.start.params for job in trial.jobs}.values()
-        sizes = [trial.data.partition.size(job.client) for job in trial.jobs]
-        a_round = sum(
+        models = {id(job.start): job.start.params for job in context.jobs}.values()
+        sizes = [context.data.partition.size(job.client) for job in context.jobs]
+        steps_per_round = sum(
             sum(1 for _ in batch_ranges(n, job.local_training, 1))
-            for n, job in zip(sizes, trial.jobs, strict=True)
+            for n, job in zip(sizes, context.jobs, strict=True)
         )
         return cls(
-            jobs=len(trial.jobs),
-            most_stacked=trial.most_stacked,
+            jobs=len(context.jobs),
+            most_stacked=context.most_stacked,
             parameters=max(sum(value.numel() for value in params.values()) for params in models),
             bytes=max(map(num_bytes, models)),
-            steps=a_round * trial.rounds,
-            batch_size=trial.jobs[0].local_training.batch_size,
-            threads=trial.threads,
+            steps=steps_per_round * context.rounds,
+            batch_size=context.jobs[0].local_training.batch_size,
+            threads=context.threads,
         )
 
     @property
-    def stack(self) -> int:
+    def stack_size(self) -> int:
         """Clients a stack at most: of the model alone, as a step with fewer jobs makes smaller stacks (`Vectorized.split`)."""
         return max(1, min(_STACK, self.most_stacked, _STACK_BYTES // self.bytes))
 
     @property
-    def long(self) -> bool:
+    def is_long(self) -> bool:
         """Whether the run trains for seconds, in parameters times samples and what steps cost besides; the same anywhere."""
         return self.steps * (_STEP + self.parameters * self.batch_size) >= _LONG
 
@@ -81,5 +81,5 @@ class Load:
             self.threads > 1
             and self.jobs > 1
             and self.parameters <= _WORKERS_PARAMETERS
-            and self.long
+            and self.is_long
         )

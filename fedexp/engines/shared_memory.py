@@ -88,7 +88,7 @@ def pack(
     segment: Segment,
     at: int = 0,
     constants: Mapping[int, int] | None = None,
-    adopt: bool = False,
+    move_tensors: bool = False,
 ) -> tuple[int, int]:
     """Write `value` into `segment` from byte `at` on: its tensors as they lie, one after the other, the rest pickled.
 
@@ -109,7 +109,7 @@ def pack(
             views = [segment.view(place) for place in pickler.places.values()]
             torch._foreach_copy_(views, pickler.tensors)
             for tensor, view in zip(pickler.tensors, views, strict=True):
-                if adopt and tensor.device.type == "cpu":
+                if move_tensors and tensor.device.type == "cpu":
                     tensor.set_(
                         view.untyped_storage(), view.storage_offset(), view.shape, view.stride()
                     )

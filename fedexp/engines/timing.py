@@ -26,7 +26,7 @@ def shortened(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
     ]
 
 
-def seconds_a_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> float:
+def seconds_per_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> float:
     """Best of a few passes over `jobs`, shortened; the first, which builds networks, does not count."""
     first = shortened(jobs, 1)
     _seconds(engine, first, data)  # builds networks, starts what has to start

@@ -12,23 +12,23 @@ import torch
 
 from fedexp.core.build import require
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial, probed
+from fedexp.core.engine import Engine, EngineContext, probed
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import batch_ranges
 from fedexp.core.numerics import Numerics
 from fedexp.engines.kernels.kernel import NotStackableError, StackKernel
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.kernels.vmapped import Vmapped
-from fedexp.engines.rule import Load
+from fedexp.engines.rule import Workload
 from fedexp.engines.serial import Serial, named
 from fedexp.engines.stack import train_stack
-from fedexp.engines.timing import seconds_a_step
+from fedexp.engines.timing import seconds_per_step
 
 KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
 _STACKS = (2, 4, 8, 16, 32)  # most clients a stack, as timed on CUDA
-_UNSETTLED = 8  # clients a stack until `settle` chose
+_STACK_BEFORE_CHOICE = 8  # clients a stack until `choose` chose
 _WINDOW = 8  # stacks' worth of consecutive jobs that are stacked among each other; no more results than these wait
 _SLOW_STEP = 0.25  # seconds; a model that is this slow for one client fills the processor by itself
 
@@ -53,62 +53,64 @@ class Vectorized(Engine):
             f"engine.stack must be 'auto' or at least 1, got {self.stack}",
         )
 
-    def settle(self, trial: Trial) -> Engine:
+    def choose(self, context: EngineContext) -> Engine:
         """A fixed stack and kernel, or `Serial` where stacking does not gain: on a CPU by rule, on CUDA by a short timing where
         the run is long enough to repay one."""
-        engine = self.settled(trial)
+        engine = self.choose_quietly(context)
         if (
-            trial.jobs
+            context.jobs
             and isinstance(engine, Serial)
-            and trial.numerics.device == "cpu"
-            and self._kind(trial.jobs[0])
+            and context.numerics.device == "cpu"
+            and self._kind(context.jobs[0])
         ):
-            trial.note(
+            context.note(
                 _one_by_one(
-                    trial.jobs[0],
+                    context.jobs[0],
                     "on a CPU stacking gains for chains of linear layers (engine.kernel=vmap)",
                 )
             )
         return engine
 
-    def settled(self, trial: Trial) -> Engine:
-        """`settle` for one who did not ask for stacks: silent where they fit and are not expected to gain."""
-        jobs = trial.jobs
-        self.open(trial.numerics, trial.threads)
+    def choose_quietly(self, context: EngineContext) -> Engine:
+        """`choose` for one who did not ask for stacks: silent where they fit and are not expected to gain."""
+        jobs = context.jobs
+        self.open(context.numerics, context.threads)
         if jobs and not any(self._kind(job) for job in jobs):
-            trial.note(self._alone(jobs[0]))
+            context.note(self._why_serial(jobs[0]))
         if self.stack != "auto":
             return self
         names: list[Kernel] = [
             name for name in self._names if jobs and all(self._fits(name, job) for job in jobs)
         ]
-        cpu = trial.numerics.device == "cpu"
+        cpu = context.numerics.device == "cpu"
         if not names or (cpu and self.kernel == "auto" and names[0] != "linear"):
             return Serial()
-        load = Load.of(trial)
+        workload = Workload.of(context)
         return (
-            Vectorized(load.stack, names[0]) if cpu or not load.long else self._timed(names, trial)
+            Vectorized(workload.stack_size, names[0])
+            if cpu or not workload.is_long
+            else self._timed(names, context)
         )
 
-    def _timed(self, names: list[Kernel], trial: Trial) -> Engine:
+    def _timed(self, names: list[Kernel], context: EngineContext) -> Engine:
         """The fastest on the trial's jobs; what gains less than 5 % over serial is no reason to stack."""
-        jobs = trial.jobs
-        serial = seconds_a_step(self._serial, jobs[:2], trial.data)
+        jobs = context.jobs
+        serial = seconds_per_step(self._serial, jobs[:2], context.data)
         if serial > _SLOW_STEP:
-            trial.note(f"engine: serial, for a single client's step already takes {serial:.2g} s")
+            context.note(f"engine: serial, for a single client's step already takes {serial:.2g} s")
             return Serial()
         times: dict[tuple[Kernel, int], float] = {}
         for name in names:
-            for stack in [size for size in _STACKS if size <= min(len(jobs), trial.most_stacked)]:
+            for stack in [size for size in _STACKS if size <= min(len(jobs), context.most_stacked)]:
                 candidate = Vectorized(stack, name)
-                candidate.note = trial.note
-                candidate.open(trial.numerics, trial.threads)
-                times[name, stack] = seconds_a_step(candidate, jobs[:stack], trial.data)
+                candidate.note = context.note
+                candidate.open(context.numerics, context.threads)
+                times[name, stack] = seconds_per_step(candidate, jobs[:stack], context.data)
                 if times[name, stack] > 1.5 * min(serial, *times.values()):
                     break  # larger stacks only leave the cache
         choice, best = min(times.items(), key=lambda item: item[1], default=(None, math.inf))
         each = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
-        trial.note(f"engine: milliseconds a local step, timed: serial {1e3 * serial:.3g}, {each}")
+        context.note(f"engine: milliseconds a local step, timed: serial {1e3 * serial:.3g}, {each}")
         return (
             Serial() if choice is None or best > 0.95 * serial else Vectorized(choice[1], choice[0])
         )
@@ -118,7 +120,7 @@ class Vectorized(Engine):
 
     @property
     def jobs_at_once(self) -> int:
-        return _UNSETTLED if self.stack == "auto" else self.stack
+        return _STACK_BEFORE_CHOICE if self.stack == "auto" else self.stack
 
     @property
     def stacked_steps(self) -> int:
@@ -133,7 +135,7 @@ class Vectorized(Engine):
             block = i // (_WINDOW * size)
             kind = self._kind(job)
             if kind is None and not job.trained:
-                self.note(self._alone(job))
+                self.note(self._why_serial(job))
             n = data.partition.size(job.client)
             steps[i] = sum(1 for _ in batch_ranges(n, job.local_training, 1))
             alike = i if kind is None else (n if kind.same_sizes else None)
@@ -217,7 +219,7 @@ class Vectorized(Engine):
             None,
         )
 
-    def _alone(self, job: ClientJob) -> str:
+    def _why_serial(self, job: ClientJob) -> str:
         """Why no kernel takes `job`: the most general one's reason."""
         reason = KERNELS[self._names[-1]].misfit(job, self._serial.net(job))
         return _one_by_one(job, str(reason))

@@ -23,7 +23,7 @@ import torch
 
 from fedexp.core.build import build, require
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial, describe
+from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
@@ -71,22 +71,22 @@ class Workers(Engine):
         self._opened: tuple[Numerics, int] | None = None
         self._open = False
 
-    def settle(self, trial: Trial) -> Workers:
-        each = self.threads_each(trial.threads)
-        settled = self._inner.settle(
-            trial.shared(self._count(trial.threads, each, trial.numerics.device), each)
+    def choose(self, context: EngineContext) -> Workers:
+        each = self.threads_each(context.threads)
+        chosen = self._inner.choose(
+            context.per_process(self._count(context.threads, each, context.numerics.device), each)
         )
-        return Workers(self.workers, self.threads, describe(settled.computing))
+        return Workers(self.workers, self.threads, describe(chosen.computing))
 
-    def adopt(self, computing: Engine, threads: int, budget: int) -> Workers:
+    def restore(self, computing: Engine, threads: int, num_threads: int) -> Workers:
         return Workers(self.workers, threads, describe(computing))
 
     @property
     def computing(self) -> Engine:
         return self._inner
 
-    def threads_each(self, budget: int) -> int:
-        return min(self.threads, budget)
+    def threads_each(self, num_threads: int) -> int:
+        return min(self.threads, num_threads)
 
     def open(self, numerics: Numerics, threads: int) -> None:
         wanted = replace(numerics, engine={}), threads
@@ -116,8 +116,12 @@ class Workers(Engine):
         ]
         self._pool = _Pool(setups, torch.device(numerics.device))
 
-    def _count(self, budget: int, each: int, device: str) -> int:
-        return (_gpus(device) or max(1, budget // each)) if self.workers == "auto" else self.workers
+    def _count(self, num_threads: int, each: int, device: str) -> int:
+        return (
+            (_gpus(device) or max(1, num_threads // each))
+            if self.workers == "auto"
+            else self.workers
+        )
 
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
@@ -240,7 +244,7 @@ class _Pool:
                 data.fingerprint,
             ),
             segment,
-            adopt=True,
+            move_tensors=True,
         )
         self._data = data, segment, Message(wire.DATA, offset=offset, length=length)
         for link in self._links:

@@ -311,7 +311,7 @@ class _Run:
             self.note(f"resuming after round {here.round}{within} of {env.rounds}")
         every, unit = config.checkpoint.parsed()
         saver, meter = _Saver(checkpoint, journal, snapshot), Meter(engine)
-        engine.secure = saver.save
+        engine.save_steps = saver.save
         with contextlib.ExitStack() as stack:
             progress = stack.enter_context(
                 Progress(title(self.raw), env.rounds, here.round, self.note.shown, self.note.name)
@@ -353,9 +353,9 @@ class _Run:
                             self.folder.set_status("running", round=done, rounds=env.rounds)
                         facts["peak_memory"] = peak_memory(env.device)
                     saved = time.perf_counter()
-                    settling = engine.settling_seconds()
-                    self.seconds["setup"] += settling
-                    seconds = {**step.seconds, "train": step.seconds["train"] - settling}
+                    choosing = engine.choosing_seconds()
+                    self.seconds["setup"] += choosing
+                    seconds = {**step.seconds, "train": step.seconds["train"] - choosing}
                     seconds |= {"log": logged - began, "checkpoint": saved - logged}
                     journal.time(step.row["round"], snapshot.step, seconds, **facts)
             except (KeyboardInterrupt, Interrupted):

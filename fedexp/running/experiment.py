@@ -35,7 +35,7 @@ from fedexp.evaluation.evaluate import metric_names
 from fedexp.running.needs import check_needs
 from fedexp.running.stored_models import check_stored_models, find_stored_models
 from fedexp.runtime.random_numbers import class_path, unused
-from fedexp.runtime.resources import thread_budget
+from fedexp.runtime.resources import num_threads_of_run
 
 
 @dataclass(frozen=True, eq=False)
@@ -457,7 +457,7 @@ def choose_numerics(config: Config) -> Numerics:
     check_device(device)
     return Numerics(
         engine={},
-        threads=thread_budget(config.threads),
+        threads=num_threads_of_run(config.threads),
         device=device,
         dtype=config.dtype,
         precision=config.precision,

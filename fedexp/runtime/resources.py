@@ -58,7 +58,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def thread_budget(threads: Literal["auto"] | int) -> int:
+def num_threads_of_run(threads: Literal["auto"] | int) -> int:
     """Threads that all processes of a run share; `threads` is the config's."""
     if threads != "auto":
         return threads

@@ -330,15 +330,15 @@ def test_absent_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'fedexp[ray]'" in str(caught.value)
 
 
-def test_settled_and_adopted() -> None:
+def test_chosen_and_restored() -> None:
     """What computes is the inner engine at the actors' threads; a resumed run keeps both under another budget."""
     engine = Ray(threads=2, actors=1)
     assert isinstance(engine.computing, Serial)
     assert engine.threads_each(8) == 2
-    adopted = engine.adopt(Serial(), 1, 4)
-    assert isinstance(adopted, Ray)
-    assert (adopted.threads, adopted.actors, adopted.inner) == (1, 1, describe(Serial()))
-    build(Engine, describe(adopted), "engine")
+    restored = engine.restore(Serial(), 1, 4)
+    assert isinstance(restored, Ray)
+    assert (restored.threads, restored.actors, restored.inner) == (1, 1, describe(Serial()))
+    build(Engine, describe(restored), "engine")
 
 
 def test_shared_trees_travel_once() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial, describe
+from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.errors import ClientError, ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
@@ -329,15 +329,15 @@ def test_parts_of_the_inner_engine_stay_together() -> None:
 def test_choices_are_the_inner_engines() -> None:
     engine = Workers(workers=3, threads=2)
     world = make_world("method=fedavg")
-    settled = engine.settle(Trial(jobs_of(world), world.data, 3, 4, NUMERICS))
-    assert describe(settled) == describe(engine)
-    assert isinstance(settled.computing, Serial)
-    assert (settled.threads_each(8), settled.threads_each(1)) == (2, 1)
-    adopted = Workers().adopt(Serial(), threads=2, budget=4)
-    assert describe(adopted) == describe(Workers(threads=2))
+    chosen = engine.choose(EngineContext(jobs_of(world), world.data, 3, 4, NUMERICS))
+    assert describe(chosen) == describe(engine)
+    assert isinstance(chosen.computing, Serial)
+    assert (chosen.threads_each(8), chosen.threads_each(1)) == (2, 1)
+    restored = Workers().restore(Serial(), threads=2, num_threads=4)
+    assert describe(restored) == describe(Workers(threads=2))
 
 
-def test_alone_under_its_budget_it_is_the_inner_engine() -> None:
+def test_one_worker_runs_the_inner_engine_in_this_process() -> None:
     engine = Workers()
     engine.open(NUMERICS, 1)
     assert engine._pool is None
