@@ -111,7 +111,7 @@ class Engine(ABC):
         return 0
 
     @property
-    def recalled_steps(self) -> int:
+    def cached_steps(self) -> int:
         """Local steps so far that were recalled from earlier runs and not executed."""
         return 0
 

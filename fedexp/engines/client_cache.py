@@ -28,7 +28,7 @@ from fedexp.storage.identity import probe_code_hash
 from fedexp.storage.tensors import recalled, remember
 
 
-class Memo(Engine):
+class ClientCache(Engine):
     """Wraps an engine; first-round jobs are looked up by content before they are run.
 
     Args:
@@ -50,17 +50,17 @@ class Memo(Engine):
         self.max_bytes = max_gb * 1e9
         self.hits = self.misses = 0
         self._written = 0
-        self._recalled = 0  # local steps of the hits, which nobody executed
+        self._cached_steps = 0  # local steps of the hits, which nobody executed
         self._base = json.dumps([asdict(numerics), code])
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     @property
     def stacked_steps(self) -> int:
         return self.inner.stacked_steps
 
     @property
-    def recalled_steps(self) -> int:
-        return self._recalled
+    def cached_steps(self) -> int:
+        return self._cached_steps
 
     def close(self) -> None:
         self.inner.close()
@@ -73,18 +73,18 @@ class Memo(Engine):
             return
         parts = self.inner.split(jobs, data)
         keys = self._keys(jobs, parts, data)
-        together = hashlib.blake2b("".join(keys).encode(), digest_size=16).hexdigest()
-        with self._locked(self.root / f"{together}.lock"):
+        digest_of_all = hashlib.blake2b("".join(keys).encode(), digest_size=16).hexdigest()
+        with self._locked(self.root / f"{digest_of_all}.lock"):
             known = [self._answers(job, key, data) for job, key in zip(jobs, keys, strict=True)]
-            asked = [
+            requests = [
                 replace(
                     job, probes=tuple(probe for probe in job.probes if probe.name not in answers)
                 )
                 for job, answers in zip(jobs, known, strict=True)
             ]
             self._written = 0
-            with contextlib.closing(self._results(asked, keys, parts, data)) as results:
-                for job, key, answers, result in zip(asked, keys, known, results, strict=True):
+            with contextlib.closing(self._results(requests, keys, parts, data)) as results:
+                for job, key, answers, result in zip(requests, keys, known, results, strict=True):
                     for probe in job.probes:
                         if probe.name in result.probes:
                             self._save(_answer_key(key, probe), result.probes[probe.name], {})
@@ -100,7 +100,7 @@ class Memo(Engine):
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                self._tell("busy", "is getting this client work from another run: waiting for it")
+                self._report("busy", "is getting this client work from another run: waiting for it")
                 lock.acquire()
         except OSError as error:
             self._unusable(error)
@@ -114,17 +114,17 @@ class Memo(Engine):
             lock.release()
 
     def _unusable(self, error: OSError) -> None:
-        self._tell(
+        self._report(
             "unusable", f"cannot be written ({error.strerror or error}): client work is not kept"
         )
 
     def _damaged(self) -> None:
-        self._tell("damaged", "has damaged entries: they are deleted and computed again")
+        self._report("damaged", "has damaged entries: they are deleted and computed again")
 
-    def _tell(self, kind: str, text: str) -> None:
+    def _report(self, kind: str, text: str) -> None:
         """Once a kind."""
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             self.note(f"the memo {self.root} {text}")
 
     def _results(
@@ -143,27 +143,29 @@ class Memo(Engine):
                 and (stored := self._load(keys[i], job, data)) is not None
             ):
                 loaded[i] = stored
-        there = [
+        is_stored = [
             job.trained or i in loaded or (not job.probes and self._path(keys[i]).exists())
             for i, job in enumerate(jobs)
         ]
-        with contextlib.closing(_Asked(self.inner, jobs, parts, data, there, loaded)) as asked:
+        with contextlib.closing(
+            _InnerRequests(self.inner, jobs, parts, data, is_stored, loaded)
+        ) as requests:
             for i, (job, key) in enumerate(zip(jobs, keys, strict=True)):
                 began = time.perf_counter()
                 if job.trained:
-                    yield asked.result(i) if job.probes else answered(job, data)
+                    yield requests.result(i) if job.probes else answered(job, data)
                     continue
                 stored = (
                     None
-                    if i in asked.missing
+                    if i in requests.missing
                     else loaded.pop(i, None) or self._load(key, job, data)
                 )
                 if stored is not None:
                     self.hits += 1
-                    self._recalled += stored.num_steps
-                    yield stored.with_answers(asked.result(i)) if job.probes else stored
+                    self._cached_steps += stored.num_steps
+                    yield stored.with_answers(requests.result(i)) if job.probes else stored
                     continue
-                result = asked.result(i)
+                result = requests.result(i)
                 self.misses += 1
                 self._save_model(key, result, time.perf_counter() - began)
                 yield result
@@ -187,14 +189,14 @@ class Memo(Engine):
         for part in parts:
             sizes = [data.partition.size(jobs[i].client) for i in part]
             for place, i in enumerate(part):
-                company = (
+                batch_group = (
                     [sizes, place] if len(part) > 1 else []
                 )  # last bits depend on who is padded to whose size
-                keys[i] = self._key(jobs[i], company, data, digests)
+                keys[i] = self._key(jobs[i], batch_group, data, digests)
         return keys
 
     def _key(
-        self, job: ClientJob, company: list[Any], data: FederatedData, digests: dict[int, str]
+        self, job: ClientJob, batch_group: list[Any], data: FederatedData, digests: dict[int, str]
     ) -> str:
         start = digests.get(id(job.start))
         if start is None:
@@ -216,7 +218,7 @@ class Memo(Engine):
             state,
             sorted(job.frozen),
             job.trained,
-            company,
+            batch_group,
         ]
         parts += [*_client_data(data, job.client), repr(data.train.augment)]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
@@ -282,7 +284,7 @@ class Memo(Engine):
             total -= size
 
 
-class _Asked:
+class _InnerRequests:
     """What the inner engine is asked: models that are not there and answers about those that are, as one stream if it may.
 
     Whole parts of the engine's split are trained, for within a part last bits may be shared.
@@ -300,44 +302,44 @@ class _Asked:
         jobs: Sequence[ClientJob],
         parts: list[list[int]],
         data: FederatedData,
-        there: list[bool],
+        is_stored: list[bool],
         loaded: Mapping[int, ClientResult],
     ) -> None:
         self._inner, self._jobs, self._data = inner, jobs, data
         self._part_of = {i: part for part in parts for i in part}
-        self.missing = {i for part in parts if not all(there[j] for j in part) for i in part}
-        self._asked = {
+        self.missing = {i for part in parts if not all(is_stored[j] for j in part) for i in part}
+        self._requests = {
             i: jobs[i]
             for i in sorted(self.missing | {i for i, job in enumerate(jobs) if job.probes})
         }
         for i in loaded:
             if i not in self.missing:
-                self._asked[i] = jobs[i].asking(loaded[i].weights, jobs[i].probes)
+                self._requests[i] = jobs[i].asking(loaded[i].weights, jobs[i].probes)
         self._done: dict[int, ClientResult] = {}
-        alone = all(
+        each_alone = all(
             len(part) == 1 for part in parts
         )  # else a shorter list of jobs would be split another way
-        self._together = alone or not self.missing or len(self.missing) == len(jobs)
+        self._together = each_alone or not self.missing or len(self.missing) == len(jobs)
         self._stream = self._from(0)
 
     def result(self, i: int) -> ClientResult:
         """What comes of job `i`; to be asked in ascending order."""
-        if i in self._asked and self._together:
+        if i in self._requests and self._together:
             return next(self._stream)
         if i not in self._done:
             part = self._part_of[i]
-            if i in self._asked:
-                jobs = {j: self._asked[j] for j in part if j in self._asked}
+            if i in self._requests:
+                jobs = {j: self._requests[j] for j in part if j in self._requests}
             else:  # evicted or damaged since we looked; the engine has one stream at a time
                 self._stream.close()
                 jobs = {j: self._jobs[j] for j in part}
             self._done |= zip(jobs, self._inner.map(list(jobs.values()), self._data), strict=True)
-            if i not in self._asked:
+            if i not in self._requests:
                 self._stream = self._from(i + 1)
         return self._done.pop(i)
 
     def _from(self, first: int) -> Generator[ClientResult, None, None]:
-        jobs = [job for i, job in self._asked.items() if i >= first] if self._together else []
+        jobs = [job for i, job in self._requests.items() if i >= first] if self._together else []
         return self._inner.map(jobs, self._data)
 
     def close(self) -> None:

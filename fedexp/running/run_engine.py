@@ -17,7 +17,7 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
-from fedexp.engines.client_cache import Memo
+from fedexp.engines.client_cache import ClientCache
 from fedexp.running.experiment import Experiment, check_device, choose_numerics
 from fedexp.running.peak_memory import near_limit, probe_memory
 from fedexp.runtime.resources import num_threads_of_run
@@ -88,8 +88,8 @@ class RunEngine(Engine):
         return 0 if self._engine is None else self._engine.stacked_steps - self._probed_steps
 
     @property
-    def recalled_steps(self) -> int:
-        return 0 if self._engine is None else self._engine.recalled_steps
+    def cached_steps(self) -> int:
+        return 0 if self._engine is None else self._engine.cached_steps
 
     def choosing_seconds(self) -> float:
         """What choosing, starting and probing the engine took since the last call; they lie within a step's training."""
@@ -125,7 +125,7 @@ class RunEngine(Engine):
             self._probed_steps = engine.stacked_steps
         if config.memo.enabled and config.reuse:
             root = Path(config.output_root).expanduser().resolve() / "memo"
-            self._engine = Memo(
+            self._engine = ClientCache(
                 engine, root, config.memo.max_gb, self.numerics, training_code_hash(self._raw)
             )
             self._engine.note = self._note
