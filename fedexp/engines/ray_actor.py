@@ -17,7 +17,7 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.numerics import Numerics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
-from fedexp.engines.ray_wire import Parcel, Reply, SentResult, rebuilt, unpack
+from fedexp.engines.ray_wire import JobBatch, Reply, SentResult, rebuilt, unpack
 from fedexp.runtime.allocator import keep_freed_memory
 from fedexp.runtime.numerics import applied
 from fedexp.storage.identity import code_hash
@@ -74,18 +74,18 @@ class Worker:
         self._engine.note = self._notes.append
         return None
 
-    def run(self, parcel: Parcel) -> Reply:
+    def run(self, batch: JobBatch) -> Reply:
         """Results of every job, chunk by chunk; each chunk is one `map` of the inner engine."""
         before = self._engine.stacked_steps
         chunks: list[list[SentResult]] = []
         failure: FedexpError | None = None
         torch.set_num_threads(self._threads)  # torch keeps it a thread; Ray may call from another
         try:
-            self._check_code(parcel)
-            data = self._federated(parcel.data)
-            trees = self._trees(parcel.trees)
+            self._check_code(batch)
+            data = self._federated(batch.data)
+            trees = self._trees(batch.trees)
             starts: dict[tuple[int, int], Weights] = {}
-            for sent in parcel.chunks:
+            for sent in batch.chunks:
                 chunks.append([])
                 jobs = [rebuilt(job, trees, starts) for job in sent]
                 for result in self._engine.map(jobs, data):
@@ -96,13 +96,13 @@ class Worker:
         self._notes.clear()
         return Reply(chunks, failure, self._engine.stacked_steps - before, notes)
 
-    def _check_code(self, parcel: Parcel) -> None:
-        wanted = (parcel.targets, parcel.code)
+    def _check_code(self, batch: JobBatch) -> None:
+        wanted = (batch.targets, batch.code)
         if wanted in self._checked:
             return
-        mine = code_of(parcel.targets)
-        if mine != parcel.code:
-            raise _differs("the code of fedexp or of a plug-in", parcel.code, mine)
+        mine = code_of(batch.targets)
+        if mine != batch.code:
+            raise _differs("the code of fedexp or of a plug-in", batch.code, mine)
         self._checked.add(wanted)
 
     def _federated(self, reference: Any) -> FederatedData:

@@ -163,7 +163,7 @@ def _no_cluster(address: str, why: str) -> ConfigError:
 
 
 @dataclass(eq=False)
-class Member:
+class Actor:
     """An actor of the crew.
 
     Args:
@@ -175,11 +175,11 @@ class Member:
     handle: Any
     node: str
     starting: Any
-    parcels: list[object] = field(default_factory=list)
-    guilty: object = None
+    batches: list[object] = field(default_factory=list)
+    suspect: object = None
 
 
-class Crew:
+class ActorPool:
     """Actors spread evenly over the cluster's nodes, replaced where resources allow.
 
     Args:
@@ -202,15 +202,17 @@ class Crew:
     ) -> None:
         self._threads, self._gpus, self._note = threads, gpus, note
         self._inner, self._numerics = inner, numerics
-        self.members: list[Member] = []
+        self.actors: list[Actor] = []
         room = self._room()
         most = sum(room.values())
         self.size = most if wanted is None else wanted
         if most == 0 or self.size > most:
-            raise _too_small(threads, gpus, wanted, most)
+            raise _cluster_too_small(threads, gpus, wanted, most)
         try:
             self.fill()
-            why = self.gather(START_SECONDS, START_SECONDS / 4)  # the others join when they can
+            why = self.wait_for_start(
+                START_SECONDS, START_SECONDS / 4
+            )  # the others join when they can
             if not self.ready:
                 raise ConfigError(
                     f"no Ray actor could start: {why or f'CPUs or GPUs stayed busy for {START_SECONDS:.0f} s'}",
@@ -222,21 +224,21 @@ class Crew:
             raise
 
     @property
-    def ready(self) -> list[Member]:
-        return [member for member in self.members if member.starting is None]
+    def ready(self) -> list[Actor]:
+        return [actor for actor in self.actors if actor.starting is None]
 
     @property
-    def starting(self) -> dict[Any, Member]:
+    def starting(self) -> dict[Any, Actor]:
         """By the reference that becomes ready when they do."""
-        return {member.starting: member for member in self.members if member.starting is not None}
+        return {actor.starting: actor for actor in self.actors if actor.starting is not None}
 
     def fill(self) -> None:
         """Start missing actors, each on the node with the fewest of ours that has room."""
-        if len(self.members) >= self.size:
+        if len(self.actors) >= self.size:
             return
-        here = Counter(member.node for member in self.members)
+        here = Counter(actor.node for actor in self.actors)
         free = {node: most - here[node] for node, most in self._room().items()}
-        while len(self.members) < self.size:
+        while len(self.actors) < self.size:
             open_nodes = [node for node, room in free.items() if room > 0]
             if not open_nodes:
                 return
@@ -245,8 +247,8 @@ class Crew:
             here[node] += 1
             free[node] -= 1
 
-    def admit(self, member: Member) -> str | None:
-        """`member`'s start has ended; returns why it failed, if it did.
+    def admit(self, actor: Actor) -> str | None:
+        """`actor`'s start has ended; returns why it failed, if it did.
 
         Raises:
             ConfigError: its machine has other code or versions.
@@ -254,32 +256,32 @@ class Crew:
         import ray
 
         try:
-            refusal = ray.get(member.starting)
-        except losses() as error:
+            refusal = ray.get(actor.starting)
+        except lost_actor_errors() as error:
             self.lose(
-                member, refill=member.node not in self._room()
+                actor, refill=actor.node not in self._room()
             )  # where one failed, the next would too
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return lines[-1] if lines else type(error).__name__
         except ray.exceptions.RayTaskError as error:
-            raise unforeseen(error) from error
+            raise unexpected_error(error) from error
         if refusal is not None:
             raise refusal
-        member.starting = None
+        actor.starting = None
         return None
 
-    def lose(self, member: Member, refill: bool = True) -> None:
+    def lose(self, actor: Actor, refill: bool = True) -> None:
         """Take an actor that died, or cannot be reached, out of the crew and start another where there is room."""
         import ray
 
-        if member not in self.members:
+        if actor not in self.actors:
             return
-        self.members.remove(member)
-        member.guilty = member.parcels[0] if member.parcels else None
-        ray.kill(member.handle)  # it may be alive behind a broken connection
-        if member.starting is None:
+        self.actors.remove(actor)
+        actor.suspect = actor.batches[0] if actor.batches else None
+        ray.kill(actor.handle)  # it may be alive behind a broken connection
+        if actor.starting is None:
             self._note(
-                f"ray: lost an actor on node {member.node[:8]}, {len(self.ready)} of {self.size} left"
+                f"ray: lost an actor on node {actor.node[:8]}, {len(self.ready)} of {self.size} left"
             )
         if refill:
             self.fill()
@@ -288,9 +290,9 @@ class Crew:
         import ray
 
         if ray.is_initialized():
-            for member in self.members:
-                ray.kill(member.handle)
-        self.members = []
+            for actor in self.actors:
+                ray.kill(actor.handle)
+        self.actors = []
 
     def _room(self) -> dict[str, int]:
         """Actors that each living node could hold."""
@@ -314,8 +316,8 @@ class Crew:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        actor: Any = ray.remote(Worker)
-        pinned = actor.options(
+        actor_class: Any = ray.remote(Worker)
+        pinned = actor_class.options(
             num_cpus=self._threads,
             num_gpus=self._gpus,
             max_restarts=0,  # a restarted actor would be pinned to the node that was lost
@@ -328,9 +330,9 @@ class Crew:
         starting = handle.ready.remote(
             self._inner, self._numerics, self._threads, torch.__version__
         )
-        self.members.append(Member(handle, node, starting))
+        self.actors.append(Actor(handle, node, starting))
 
-    def gather(self, seconds: float, patience: float) -> str | None:
+    def wait_for_start(self, seconds: float, patience: float) -> str | None:
         """Wait until no actor is starting, at most `seconds`, and `patience` where one is ready.
 
         Returns:
@@ -350,7 +352,7 @@ class Crew:
         return why
 
 
-def losses() -> tuple[type[Exception], ...]:
+def lost_actor_errors() -> tuple[type[Exception], ...]:
     """What Ray raises where an actor or a node is gone, or took a result with it."""
     from ray import exceptions
 
@@ -364,7 +366,7 @@ def losses() -> tuple[type[Exception], ...]:
     )
 
 
-def unforeseen(error: Exception) -> FedexpError:
+def unexpected_error(error: Exception) -> FedexpError:
     """An actor's exception that no engine foresaw: mostly a module that its machine does not have."""
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()
@@ -375,7 +377,7 @@ def unforeseen(error: Exception) -> FedexpError:
     )
 
 
-def _too_small(threads: int, gpus: float, wanted: int | None, most: int) -> ConfigError:
+def _cluster_too_small(threads: int, gpus: float, wanted: int | None, most: int) -> ConfigError:
     each = f"{threads} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
     return ConfigError(
         "the Ray cluster is too small",

@@ -84,7 +84,7 @@ class SentData:
 
 @dataclass(frozen=True, eq=False)
 class SentJob:
-    """A job whose trees are keys of `Parcel.trees`; `job` itself holds none."""
+    """A job whose trees are keys of `JobBatch.trees`; `job` itself holds none."""
 
     job: ClientJob
     params: int
@@ -94,7 +94,7 @@ class SentJob:
 
 
 @dataclass(frozen=True, eq=False)
-class Parcel:
+class JobBatch:
     """Chunks of jobs for one actor.
 
     Args:
@@ -178,12 +178,12 @@ class Packer:
         self._references: dict[int, Any] = {}
         self._jobs = [self._sent(job) for job in jobs]
 
-    def parcel(
+    def batch(
         self, chunks: Sequence[Sequence[int]], data: Any, targets: tuple[str, ...], code: str
-    ) -> Parcel:
+    ) -> JobBatch:
         sent = [[self._jobs[position] for position in chunk] for chunk in chunks]
         keys = {key for chunk in sent for job in chunk for key in _keys(job)}
-        return Parcel(
+        return JobBatch(
             data, {key: self._travelling(key) for key in sorted(keys)}, sent, targets, code
         )
 

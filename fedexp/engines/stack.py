@@ -51,7 +51,7 @@ from fedexp.engines.kernels.kernel import (
 
 
 @dataclass(frozen=True, eq=False)
-class _Member:
+class _StackedClient:
     """One client of a stack."""
 
     job: ClientJob
@@ -77,18 +77,18 @@ def train_stack(
     Args:
         indices: each client's (n,) int64 positions in `samples`, on its device.
     """
-    members = []
+    clients = []
     for job, index in zip(jobs, indices, strict=True):
         schedule, noise = schedule_of(job, net, len(index)), StepNoise(job.seed, samples.x.device)
         ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
-        members.append(_Member(job, index, schedule, noise, ctx))
+        clients.append(_StackedClient(job, index, schedule, noise, ctx))
     order = sorted(
-        range(len(jobs)), key=lambda i: -len(members[i].schedule)
+        range(len(jobs)), key=lambda i: -len(clients[i].schedule)
     )  # who still trains is among the first
-    members = [members[i] for i in order]
+    clients = [clients[i] for i in order]
     net.train()
-    training = _Training(members, net, kind)
-    for batch in _batches(members, samples):
+    training = _Training(clients, net, kind)
+    for batch in _batches(clients, samples):
         training.step(batch)
     training.end()
     return (training.result(order.index(i)) for i in range(len(jobs)))
@@ -97,11 +97,13 @@ def train_stack(
 class _Training:
     """The clients' steps, taken together: the trees of those that still train, and everything that changes these."""
 
-    def __init__(self, members: Sequence[_Member], net: Net, kind: type[StackKernel]) -> None:
-        """`members` have fewer and fewer steps."""
-        first = members[0].job
+    def __init__(
+        self, clients: Sequence[_StackedClient], net: Net, kind: type[StackKernel]
+    ) -> None:
+        """`clients` have fewer and fewer steps."""
+        first = clients[0].job
         own, trainer, local_training = (
-            [member.ctx for member in members],
+            [client.ctx for client in clients],
             first.trainer,
             first.local_training,
         )
@@ -109,8 +111,8 @@ class _Training:
             _on_stack(trainer, name, net) if overrides(trainer, name) else None
             for name in ("correct", "after_step")
         ]
-        self._members, self._net, self._first, self._hooks = members, net, first, hooks
-        self._whole = _stacked(members, state=any(hooks) or kind.reads_context(trainer))
+        self._clients, self._net, self._first, self._hooks = clients, net, first, hooks
+        self._whole = _stacked(clients, state=any(hooks) or kind.reads_context(trainer))
         self._kernel = kind(first, net)
         self._optimizer = LocalOptimizer(local_training)
         self._ascent = _ascent(trainer, own)
@@ -127,7 +129,7 @@ class _Training:
         self._measured: defaultdict[str, list[Tensor]] = defaultdict(
             list
         )  # (clients that still train,) of every step
-        self._active = len(members)
+        self._active = len(clients)
         self._stack = self._whole
         self._bind_hooks()
 
@@ -173,19 +175,19 @@ class _Training:
         self._bind_hooks()
 
     def _bind_hooks(self) -> None:
-        together = _together(self._members[0], self._stack)
-        own = [member.ctx for member in self._members[: self._active]]
+        common_ctx = _shared_context(self._clients[0], self._stack)
+        own = [client.ctx for client in self._clients[: self._active]]
         self._correct, self._after_step = (
-            hook and partial(hook, together, own) for hook in self._hooks
+            hook and partial(hook, common_ctx, own) for hook in self._hooks
         )
 
     def end(self) -> None:
         """Nothing follows but `result`."""
-        check_measured(self._measured, len(self._members[0].schedule))
+        check_measured(self._measured, len(self._clients[0].schedule))
         self._rows = {name: _rows(values) for name, values in self._measured.items()}
 
     def _metrics(self, i: int) -> Metrics:
-        schedule = self._members[i].schedule
+        schedule = self._clients[i].schedule
         own = {name: [row[i] for row in rows[: len(schedule)]] for name, rows in self._rows.items()}
         last = own["loss"][last_epoch(schedule) :]
         return {name: sum(values) / len(values) for name, values in own.items()} | {
@@ -194,36 +196,36 @@ class _Training:
 
     def result(self, i: int) -> ClientResult:
         """Of the i-th member."""
-        member, net = self._members[i], self._net
-        job = member.job
+        client, net = self._clients[i], self._net
+        job = client.job
         params = {name: value[i] for name, value in self._whole.params.items()}
         buffers = {name: value[i] for name, value in self._whole.buffers.items()}
         net.train()
-        net.set_noise(member.noise)
+        net.set_noise(client.noise)
         payload, state = job.trainer.finish(
-            {name: params[name] for name in self._whole.live}, buffers, member.ctx
+            {name: params[name] for name in self._whole.live}, buffers, client.ctx
         )
         net.set_noise(None)
         return ClientResult(
             client=job.client,
             weights=Weights(job.start.spec, params, buffers),
-            num_examples=len(member.index),
-            num_steps=len(member.schedule),
+            num_examples=len(client.index),
+            num_steps=len(client.schedule),
             payload=payload,
             state=state,
             metrics=self._metrics(i),
         )
 
 
-def _stacked(members: Sequence[_Member], state: bool) -> StackTrees:
-    first, own = members[0].job, [member.ctx for member in members]
+def _stacked(clients: Sequence[_StackedClient], state: bool) -> StackTrees:
+    first, own = clients[0].job, [client.ctx for client in clients]
     received = Received(
         _joined([ctx.received.params for ctx in own]),
         _joined([ctx.received.buffers for ctx in own]),
     )
     return StackTrees(
-        params=_own(received.params),
-        buffers=_own(received.buffers),
+        params=_contiguous_copies(received.params),
+        buffers=_contiguous_copies(received.buffers),
         trained=tuple(own[0].start),
         received=received,
         shared={name: _joined([ctx.shared[name] for ctx in own]) for name in first.shared},
@@ -239,7 +241,7 @@ def _rows(values: list[Tensor]) -> list[list[float]]:
     return [list(islice(numbers, len(step))) for step in values]
 
 
-def _own(tree: Tree) -> Tree:
+def _contiguous_copies(tree: Tree) -> Tree:
     return {
         name: value.clone(memory_format=torch.contiguous_format) for name, value in tree.items()
     }
@@ -273,18 +275,18 @@ def _first(stack: StackTrees, count: int) -> StackTrees:
     )
 
 
-def _together(member: _Member, stack: StackTrees) -> Ctx:
+def _shared_context(client: _StackedClient, stack: StackTrees) -> Ctx:
     """The context of an elementwise hook for all clients of a stack; what such a hook may not use fails or is NaN."""
 
     def refuse(*arguments: Any, **named: Any) -> NoReturn:
         raise RuntimeError(
-            f"a hook of {type(member.job.trainer).__name__} is marked elementwise and uses noise, full gradients, class counts "
+            f"a hook of {type(client.job.trainer).__name__} is marked elementwise and uses noise, full gradients, class counts "
             "or other networks"
         )
 
     unknown: Any = math.nan
     return replace(
-        member.ctx,
+        client.ctx,
         start=stack.start,
         received=stack.received,
         shared=stack.shared,
@@ -380,10 +382,10 @@ def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
     """A trainer's hook on stacked trees: at once if it is elementwise, else client by client."""
     hook: Callable[..., Tree] = getattr(trainer, name)
 
-    def at_once(together: Ctx, own: Sequence[Ctx], *trees: Tree) -> Tree:
-        return hook(*trees, together)
+    def at_once(common_ctx: Ctx, own: Sequence[Ctx], *trees: Tree) -> Tree:
+        return hook(*trees, common_ctx)
 
-    def one_by_one(together: Ctx, own: Sequence[Ctx], *trees: Tree) -> Tree:
+    def one_by_one(common_ctx: Ctx, own: Sequence[Ctx], *trees: Tree) -> Tree:
         results = []
         for i, ctx in enumerate(own):
             net.set_noise(ctx.noise)
@@ -394,12 +396,12 @@ def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
     return at_once if getattr(hook, "elementwise", False) else one_by_one
 
 
-def _batches(members: Sequence[_Member], samples: Samples) -> Iterator[StackBatch]:
+def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[StackBatch]:
     """Every step's batches of the clients that still train: each client's own order, gathered in chunks of steps."""
-    schedules = [member.schedule for member in members]
+    schedules = [client.schedule for client in clients]
     b = max(stop - start for schedule in schedules for _, start, stop in schedule)
     sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
-    orders: list[tuple[int, Tensor]] = [(-1, member.index) for member in members]
+    orders: list[tuple[int, Tensor]] = [(-1, client.index) for client in clients]
     device = samples.x.device
     position, last = 0, len(schedules[0])
     while position < last:
@@ -415,7 +417,7 @@ def _batches(members: Sequence[_Member], samples: Samples) -> Iterator[StackBatc
                 run = list(group)  # their samples lie one after the other in the epoch's order
                 start, stop = run[0][1], run[-1][2]
                 if orders[c][0] != epoch:
-                    orders[c] = epoch, epoch_order(members[c].job, members[c].index, epoch)
+                    orders[c] = epoch, epoch_order(clients[c].job, clients[c].index, epoch)
                 index[c, at : at + len(run)].view(-1)[: stop - start] = orders[c][1][start:stop]
                 for i, (_, a, z) in enumerate(run):
                     sizes[at + i][c] = z - a
@@ -426,13 +428,18 @@ def _batches(members: Sequence[_Member], samples: Samples) -> Iterator[StackBatc
         for i in range(steps):
             count = sum(size > 0 for size in sizes[i])
             yield _batch(
-                x[i, :count], y[i, :count], sizes[i][:count], position + i, samples, members[:count]
+                x[i, :count], y[i, :count], sizes[i][:count], position + i, samples, clients[:count]
             )
         position += steps
 
 
 def _batch(
-    x: Tensor, y: Tensor, sizes: list[int], step: int, samples: Samples, members: Sequence[_Member]
+    x: Tensor,
+    y: Tensor,
+    sizes: list[int],
+    step: int,
+    samples: Samples,
+    clients: Sequence[_StackedClient],
 ) -> StackBatch:
     longest = max(sizes)
     share: float | Tensor = 1 / longest
@@ -443,8 +450,8 @@ def _batch(
         share = (torch.arange(longest, device=x.device) < n).to(x.dtype) / n
     if samples.augment is not None:
         x = x.clone()
-    for c, member in enumerate(members):
-        member.noise.step, member.noise.epoch = step, member.schedule[step][0]
+    for c, client in enumerate(clients):
+        client.noise.step, client.noise.epoch = step, client.schedule[step][0]
         if samples.augment is not None:
-            x[c, : sizes[c]] = samples.augment(x[c, : sizes[c]], member.noise)
-    return StackBatch(x, y, share, [member.ctx for member in members])
+            x[c, : sizes[c]] = samples.augment(x[c, : sizes[c]], client.noise)
+    return StackBatch(x, y, share, [client.ctx for client in clients])

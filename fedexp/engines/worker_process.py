@@ -127,7 +127,7 @@ def read_header(board: Segment) -> tuple[int, int, int]:
     return round, offset, length
 
 
-def nursery(fd: int) -> None:
+def serve_forks(fd: int) -> None:
     """Fork workers on request until the run's process is gone. One thread, so that a fork is safe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's: it ends us by leaving
     requests = socket.socket(fileno=fd)

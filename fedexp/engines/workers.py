@@ -34,9 +34,9 @@ from fedexp.engines.worker_process import Done, Message, Setup, Training
 _SLOTS = 2  # chunks that a worker may hold: one that it trains, one that waits or whose results are on their way
 _SHORT = 0.05  # seconds: a chunk below gets a successor sent in advance; for a longer one the wait is nothing
 _MOST_DEATHS = 3
-_NURSERY = (
+_FORK_SERVER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); import importlib; importlib.import_module(sys.argv[3]); "
-    "from fedexp.engines.worker_process import nursery; nursery(int(sys.argv[1]))"
+    "from fedexp.engines.worker_process import serve_forks; serve_forks(int(sys.argv[1]))"
 )
 
 
@@ -67,7 +67,7 @@ class Workers(Engine):
         require(self.threads >= 1, f"threads must be at least 1, got {self.threads}")
         self._inner = build(Engine, self.inner, "engine.inner")  # type: ignore[type-abstract]
         require(not isinstance(self._inner, Workers), "inner: workers cannot run workers")
-        self._pool: _Pool | None = None
+        self._pool: _WorkerPool | None = None
         self._opened: tuple[Numerics, int] | None = None
         self._open = False
 
@@ -114,7 +114,7 @@ class Workers(Engine):
             Setup(node, replace(numerics, device=device), each, list(sys.path))
             for device in devices
         ]
-        self._pool = _Pool(setups, torch.device(numerics.device))
+        self._pool = _WorkerPool(setups, torch.device(numerics.device))
 
     def _count(self, num_threads: int, each: int, device: str) -> int:
         return (
@@ -163,7 +163,7 @@ def _gpus(device: str) -> int:
     return torch.cuda.device_count() if device.startswith("cuda") else 0
 
 
-class _Pool:
+class _WorkerPool:
     """The workers of one engine, and what they share."""
 
     def __init__(self, setups: Sequence[Setup], device: torch.device) -> None:
@@ -293,9 +293,9 @@ class _Pool:
         """A new process in place of one that died; its chunks are handed out again."""
         self._poll.unregister(link.socket)
         del self._by_fd[link.socket.fileno()]
-        how = _told(link.end(ask=True))
+        exit_reason = _describe_exit(link.end(ask=True))
         lost = [chunk for _, round, chunk in link.held if round == work.round]
-        guilty = link.held[0][2] if link.held and link.held[0][1] == work.round else None
+        suspect = link.held[0][2] if link.held and link.held[0][1] == work.round else None
         failed = 0 if link.ready else link.failed_starts + 1
         link.failed_starts = failed % _MOST_DEATHS
         self._start(link)
@@ -304,23 +304,24 @@ class _Pool:
             raise FedexpError(
                 f"worker processes do not start: {_MOST_DEATHS} died before they were ready",
                 where="engine=workers",
-                got=how,
+                got=exit_reason,
                 do="look at what they printed above, or use engine=serial",
             )
-        if guilty is not None:
-            work.deaths[guilty] += 1
-            if work.deaths[guilty] == _MOST_DEATHS:
+        if suspect is not None:
+            work.deaths[suspect] += 1
+            if work.deaths[suspect] == _MOST_DEATHS:
                 names = ", ".join(
-                    str(work.jobs[position].client) for position in work.chunks[guilty]
+                    str(work.jobs[position].client) for position in work.chunks[suspect]
                 )
                 raise ClientError(
                     f"the worker process died {_MOST_DEATHS} times while it trained client {names}",
                     where="engine=workers",
-                    got=how,
+                    got=exit_reason,
                     do="if memory ran out: fewer workers (engine.workers=1), smaller batches, or engine=serial",
                 )
             warnings.warn(
-                f"a worker process died ({how}); what it was doing is done again", stacklevel=2
+                f"a worker process died ({exit_reason}); what it was doing is done again",
+                stacklevel=2,
             )
 
 
@@ -401,8 +402,8 @@ class _Link:
         self.held: deque[tuple[int, int, int]] = deque()  # slot, round, chunk
         self.socket, theirs = socket.socketpair()
         with theirs:
-            self.nursery = _nursery(self.setup.inner)
-            self.nursery.fork(self.number, theirs)
+            self.fork_server = _fork_server(self.setup.inner)
+            self.fork_server.fork(self.number, theirs)
         extent = pack(self.setup, self.inboxes[0])  # read before anything else is given
         fds = [segment.fd for segment in (self.board, *self.segments)]
         self.send(Message(wire.SETUP, 0, 0, *extent), fds)
@@ -432,21 +433,21 @@ class _Link:
     def end(self, ask: bool = False) -> int | None:
         """Leave; the worker ends at once. `ask`: wait until it has, and return its exit status if that can be known."""
         self.socket.close()
-        return self.nursery.end(self.number, ask)
+        return self.fork_server.end(self.number, ask)
 
 
 _numbers = itertools.count(1)
-_only: list[_Nursery] = []
+_fork_servers: list[_ForkServer] = []
 
 
-def _nursery(inner: Any) -> _Nursery:
+def _fork_server(inner: Any) -> _ForkServer:
     """This process's nursery; it outlives an engine, so that a sweep's next run has its workers at once."""
-    if not _only or not _only[0].alive:
-        _only[:] = [_Nursery(inner["_target_"].rpartition(".")[0])]
-    return _only[0]
+    if not _fork_servers or not _fork_servers[0].alive:
+        _fork_servers[:] = [_ForkServer(inner["_target_"].rpartition(".")[0])]
+    return _fork_servers[0]
 
 
-class _Nursery:
+class _ForkServer:
     """The process that forks workers: torch and fedexp imported, one thread, none of this process's state."""
 
     def __init__(self, preload: str) -> None:
@@ -455,7 +456,7 @@ class _Nursery:
         with theirs:
             fd = theirs.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _NURSERY, str(fd), json.dumps(sys.path), preload],
+                [sys.executable, "-c", _FORK_SERVER, str(fd), json.dumps(sys.path), preload],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[fd],
                 env={
@@ -489,7 +490,7 @@ class _Nursery:
             return None
 
 
-def _told(status: int | None) -> str:
+def _describe_exit(status: int | None) -> str:
     if status is None:
         return "for an unknown reason"
     if status < 0:

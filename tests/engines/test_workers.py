@@ -24,7 +24,7 @@ from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.trainer import Ctx, Received, Trainer
 from fedexp.core.trees import Tree, Trees
 from fedexp.engines.serial import Serial
-from fedexp.engines.workers import Workers, _only
+from fedexp.engines.workers import Workers, _fork_servers
 from tests.engines.compare import about, distinct_methods
 from tests.engines.plugins import NoBatchingRule
 from tests.world import World, assert_same, make_data, make_world
@@ -266,16 +266,16 @@ def test_a_killed_worker_costs_a_retry(
 @pytest.mark.filterwarnings(
     "ignore:a worker process died"
 )  # told only where its next job was on its way already
-@pytest.mark.parametrize("nursery_too", [False, True])
+@pytest.mark.parametrize("fork_server_too", [False, True])
 def test_processes_killed_between_rounds_are_replaced(
-    pools: dict[int, Workers], nursery_too: bool
+    pools: dict[int, Workers], fork_server_too: bool
 ) -> None:
     world = make_world("method=fedavg")
     jobs = jobs_of(world)
     expected = list(pools[2].map(jobs, world.data))
-    if nursery_too:
-        _only[0]._process.kill()
-        _only[0]._process.wait()
+    if fork_server_too:
+        _fork_servers[0]._process.kill()
+        _fork_servers[0]._process.wait()
     before = pids(pools[2])
     for pid in before:
         os.kill(pid, signal.SIGKILL)
