@@ -120,7 +120,7 @@ def naming(job: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = error if isinstance(error, FedexpError) else user_code.told(error)
+        told = error if isinstance(error, FedexpError) else user_code.user_code_error(error)
         if told is None:
             raise
         if job:

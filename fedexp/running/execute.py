@@ -191,7 +191,9 @@ class _Run:
             raise
         except BaseException as error:
             trace = f"the traceback is in {self.folder.path / 'error.txt'}"
-            told = refused(error, self.folder.path) or user_code.told(error, trace) or error
+            told = (
+                refused(error, self.folder.path) or user_code.user_code_error(error, trace) or error
+            )
             text = str(told) if isinstance(told, FedexpError) else f"{type(told).__name__}: {told}"
             with contextlib.suppress(OSError):  # of a full disk, say: then the status has to do
                 write_text(
