@@ -23,7 +23,7 @@ from fedexp.core.numerics import Numerics
 from fedexp.core.probe import Probe
 from fedexp.core.trees import Tree, Trees, digest, joined, part_of
 from fedexp.core.weights import Weights
-from fedexp.storage.files import litter, sweep
+from fedexp.storage.files import delete_path, stale_files
 from fedexp.storage.identity import probe_code_hash
 from fedexp.storage.tensors import recalled, remember
 
@@ -266,8 +266,8 @@ class ClientCache(Engine):
     def _evict(self) -> None:
         """Delete the least recently used entries beyond the cap, and what killed processes left."""
         for folder in self.root.glob("??"):
-            for path in litter(folder):
-                sweep(path)
+            for path in stale_files(folder):
+                delete_path(path)
         entries = []
         for path in self.root.glob("*/*.safetensors"):
             try:

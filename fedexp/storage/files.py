@@ -24,7 +24,7 @@ from fedexp.core.errors import StorageError
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary neighbour to write: in the end flushed to disk and renamed over `path`, after an error deleted."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = passing(path, "part")
+    part = temporary_path(path, "part")
     try:
         yield part
         with part.open("rb+") as file:
@@ -34,12 +34,12 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def passing(path: Path, kind: Literal["part", "deleted"]) -> Path:
+def temporary_path(path: Path, kind: Literal["part", "deleted"]) -> Path:
     """A neighbour of `path` that this process makes and removes: what is not whole yet, or no more. It bears our name."""
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{kind}")
 
 
-def litter(folder: Path, ours: bool = False) -> Iterator[Path]:
+def stale_files(folder: Path, ours: bool = False) -> Iterator[Path]:
     """Such neighbours in `folder`, where killed processes of this machine left them, an hour ago at least.
 
     In containers that share a machine's name, numbers of live processes may be unknown here; they do not take an hour.
@@ -48,28 +48,28 @@ def litter(folder: Path, ours: bool = False) -> Iterator[Path]:
         ours: look into its folders, too; all of them are left ones, for nobody else works there.
     """
     for path in folder.rglob(".*") if ours else folder.glob(".*"):
-        if (found := _PASSING.fullmatch(path.name)) and (
-            ours or _is_left(path, found[1], int(found[2]))
+        if (found := _TEMPORARY.fullmatch(path.name)) and (
+            ours or _is_stale(path, found[1], int(found[2]))
         ):
             yield path
 
 
-def sweep(path: Path) -> None:
+def delete_path(path: Path) -> None:
     """Delete a file or a folder; another process may be quicker."""
     with contextlib.suppress(OSError):
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)
 
 
-_PASSING = re.compile(r"\.(.+)\.(\d+)\.(?:part|deleted)")
-_LEFT_SECONDS = 3600
+_TEMPORARY = re.compile(r"\.(.+)\.(\d+)\.(?:part|deleted)")
+_STALE_SECONDS = 3600
 
 
-def _is_left(path: Path, name: str, pid: int) -> bool:
+def _is_stale(path: Path, name: str, pid: int) -> bool:
     try:
         if (
             not name.endswith(f".{socket.gethostname()}")
-            or time.time() - path.lstat().st_mtime < _LEFT_SECONDS
+            or time.time() - path.lstat().st_mtime < _STALE_SECONDS
         ):
             return False
         os.kill(pid, 0)

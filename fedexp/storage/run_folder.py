@@ -18,17 +18,17 @@ from filelock import FileLock, Timeout
 from fedexp.core.errors import StorageError
 from fedexp.storage.files import (
     damaged,
+    delete_path,
     file_sha256,
-    litter,
     read_json,
     read_jsonl,
-    sweep,
+    stale_files,
     write_json,
 )
 from fedexp.storage.identity import code_hash, config_hash
 from fedexp.storage.stored_run import StoredRun, damage, read_mapping
 
-Status = Literal["queued", "running", "done", "failed", "interrupted"]
+RunStatus = Literal["queued", "running", "done", "failed", "interrupted"]
 
 
 _IDENTITY = "identity.json"
@@ -75,8 +75,8 @@ class RunFolder:
         except OSError as error:
             raise self._unusable(error) from error
         try:
-            for path in [*litter(self.path, ours=True), *litter(self.path.parent)]:
-                sweep(path)
+            for path in [*stale_files(self.path, ours=True), *stale_files(self.path.parent)]:
+                delete_path(path)
             if self.hashes:
                 self._compare(self.once(_IDENTITY, self.hashes), _IDENTITY)
         except OSError as error:
@@ -134,7 +134,7 @@ class RunFolder:
             entry.replace(aside / entry.name)
         return aside
 
-    def set_status(self, status: Status, **facts: Any) -> None:
+    def set_status(self, status: RunStatus, **facts: Any) -> None:
         previous = self._state()
         write_json(
             self.path / "status.json",
@@ -286,7 +286,7 @@ def round_6(value: float) -> float:
     return round(value, 6)
 
 
-def standing(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
     """A run's result, empty unless it is done and whole, and its status; both are empty where there is no run."""
     state = read_mapping(run.path / "status.json")
     dead = (

@@ -121,7 +121,7 @@ class TensorStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._glimpsed: set[int] = set()  # of what was put
+        self._quick_hashes: set[int] = set()  # of what was put
         self._trusted: set[str] = set()  # names of what was written or verified here
 
     def put(self, tree: Tree, name: str | None = None) -> str:
@@ -130,7 +130,7 @@ class TensorStore:
         What differs at a glimpse from all that was put before is hashed while it is written.
         """
         tree = {key: value.detach().cpu().contiguous() for key, value in tree.items()}
-        glimpse = hash(
+        quick_hash = hash(
             str(
                 [
                     (key, value.dtype, value.shape, value.view(-1)[:4].tolist())
@@ -138,7 +138,7 @@ class TensorStore:
                 ]
             )
         )
-        if name is None and glimpse not in self._glimpsed:
+        if name is None and quick_hash not in self._quick_hashes:
             written = self._path("new")
             with ThreadPoolExecutor(1) as thread:
                 hashed = thread.submit(digest, tree)
@@ -150,7 +150,7 @@ class TensorStore:
         if not self._path(name).exists():
             save_tree(self._path(name), tree)
             self._trusted.add(name)
-        self._glimpsed.add(glimpse)
+        self._quick_hashes.add(quick_hash)
         return name
 
     def get(self, name: str, device: torch.device) -> Tree:
