@@ -20,7 +20,7 @@ class ClientStates(Mapping[int, Trees]):
     def put(self, client: int, state: Trees) -> None:
         """Make `state` the client's; putting what is already there changes nothing."""
 
-    def settle(self) -> None:
+    def spill(self) -> None:
         """Called after every commit: the moment to move states elsewhere."""
 
     def commit(self, changes: Mapping[int, Trees]) -> None:
@@ -28,7 +28,7 @@ class ClientStates(Mapping[int, Trees]):
         for client, state in changes.items():
             self.put(client, state)
         self.version += 1
-        self.settle()
+        self.spill()
 
 
 class StatesInMemory(ClientStates):

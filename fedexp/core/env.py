@@ -18,7 +18,7 @@ from fedexp.core.local_training import LocalTraining
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import numpy_generator, seed_of
 from fedexp.core.server_optimizer import ServerOptimizer
-from fedexp.core.stored_weights import Kept, ModelStore
+from fedexp.core.stored_weights import ModelStore, StoredWeights
 from fedexp.core.task import Task
 from fedexp.core.trace import Trace
 from fedexp.core.trainer import Trainer
@@ -115,7 +115,7 @@ class Env:
         validation: the clients' held-out shares together, where a plug-in's needs ask for them, else None.
         domain: how an image becomes a network's input: ``env.domain.normalise(images)``.
         trace: takes what the server's models go through within a round, where the config asks for it.
-        models: where `keep` puts models.
+        models: where `store` puts models.
         limit_server_steps: ``limit.server_steps``; methods ask `server_steps`.
         legacy: state of the generator that drew the split, or None; methods ask `after_split`.
     """
@@ -207,9 +207,9 @@ class Env:
         spec = self.server_spec if client is None else self.spec_of(client)
         return Weights.init(spec, seed_of(self.seed, *names), self.device, self.dtype)
 
-    def keep(self, weights: Weights) -> Kept:
+    def store(self, weights: Weights) -> StoredWeights:
         """A reference for the state in place of `weights`: a run moves the model to disk and reads it when asked for."""
-        return self.models.keep(weights)
+        return self.models.store(weights)
 
     def job(
         self,

@@ -13,7 +13,7 @@ from fedexp.core.trees import Tree, digest, joined, part_of
 from fedexp.core.weights import ModelSpec, Weights
 
 
-class Kept:
+class StoredWeights:
     """A model as it was when it was kept; its tensors must not be changed afterwards.
 
     Equal to another of the same spec and content. This one lies in memory; a run's may lie on disk.
@@ -42,7 +42,8 @@ class Kept:
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, Kept) and (self.spec, self.digest) == (other.spec, other.digest)
+            isinstance(other, StoredWeights)
+            and (self.spec, self.digest) == (other.spec, other.digest)
         )
 
     def __hash__(self) -> int:
@@ -52,20 +53,22 @@ class Kept:
 class ModelStore:
     """Where kept models lie: here in memory, for as long as somebody refers to them."""
 
-    def keep(self, weights: Weights) -> Kept:
-        return Kept(weights.spec, unflat(weights.spec, owned({"all": flat(weights)})["all"]))
+    def store(self, weights: Weights) -> StoredWeights:
+        return StoredWeights(
+            weights.spec, unflat(weights.spec, owned({"all": flat(weights)})["all"])
+        )
 
-    def retain(self, state: Any) -> None:
+    def keep_only(self, state: Any) -> None:
         """From here on only what `state` refers to is needed; called before a step with the state it begins with."""
 
 
-def kept_in(state: Any) -> Iterator[Kept]:
+def stored_weights_in(state: Any) -> Iterator[StoredWeights]:
     """The references in a nest of dict, list and tuple."""
-    if isinstance(state, Kept):
+    if isinstance(state, StoredWeights):
         yield state
     elif isinstance(state, dict | list | tuple):
         for item in state.values() if isinstance(state, dict) else state:
-            yield from kept_in(item)
+            yield from stored_weights_in(item)
 
 
 def flat(weights: Weights) -> Tree:

@@ -25,7 +25,7 @@ from fedexp.core.trees import Tree, Trees, digest, joined, part_of
 from fedexp.core.weights import Weights
 from fedexp.storage.files import delete_path, stale_files
 from fedexp.storage.identity import probe_code_hash
-from fedexp.storage.tensors import recalled, remember
+from fedexp.storage.tensors import load_sealed, save_sealed
 
 
 class ClientCache(Engine):
@@ -174,7 +174,7 @@ class ClientCache(Engine):
         """Those to the job's probes that lie beside the model of this key."""
         answers = {}
         for probe in job.probes:
-            found = recalled(
+            found = load_sealed(
                 self._path(_answer_key(key, probe)), data.train.x.device, self._damaged
             )
             if found is not None:
@@ -230,7 +230,7 @@ class ClientCache(Engine):
         """Nothing where this call of `map` has written as much as the folder may hold."""
         if self._written < self.max_bytes:
             try:
-                self._written += remember(self._path(key), tree, facts)
+                self._written += save_sealed(self._path(key), tree, facts)
             except OSError as error:
                 self._unusable(error)
 
@@ -249,7 +249,7 @@ class ClientCache(Engine):
         self._save(key, joined(parts), facts)
 
     def _load(self, key: str, job: ClientJob, data: FederatedData) -> ClientResult | None:
-        found = recalled(self._path(key), data.train.x.device, self._damaged)
+        found = load_sealed(self._path(key), data.train.x.device, self._damaged)
         if found is None:
             return None
         tree, facts = found

@@ -170,8 +170,8 @@ class _Training:
         self._adjustment = self._adjustment and _changed(
             self._adjustment, lambda value: value[:count]
         )
-        self._optimizer.keep(count)
-        self._kernel.keep(count)
+        self._optimizer.keep_first(count)
+        self._kernel.keep_first(count)
         self._bind_hooks()
 
     def _bind_hooks(self) -> None:

@@ -138,7 +138,7 @@ class FedCDA(Mean):
         caches: dict[str, Any] = {}
         if self.unseen == "initial":
             entry = {
-                "model": env.keep(start),
+                "model": env.store(start),
                 "loss": 0.0,
                 "norm": trees.squared_norm(start.trainable),
                 "round": -1,
@@ -209,7 +209,7 @@ class FedCDA(Mean):
                 do="set aggregator.loss_term=false, or client_models.path=null",
             )
         return {
-            "model": env.keep(result.weights),
+            "model": env.store(result.weights),
             "loss": loss or 0.0,
             "norm": trees.squared_norm(result.weights.trainable),
             "round": env.round,

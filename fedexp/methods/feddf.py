@@ -112,7 +112,7 @@ class FedDF(Distilling):
         gathered |= {"teachers": [], "ensemble": _Ensemble(self.average, self.temperature)}
         for result in results:
             if self.augment:
-                gathered["teachers"].append(env.keep(result.weights))
+                gathered["teachers"].append(env.store(result.weights))
             else:
                 net = network(result.weights.spec, env.device, env.dtype)
                 net.train(False)

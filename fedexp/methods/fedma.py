@@ -257,7 +257,7 @@ class FedMA(Aggregator):
         structure = structure_of(matched.models[0].spec, env.input_shape)
         widths = [group.size for group in structure.groups]
         if again:
-            models = [env.keep(model) for model in matched.models]
+            models = [env.store(model) for model in matched.models]
             matching = {
                 "cohort": cohort,
                 "models": models,

@@ -43,8 +43,8 @@ from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, refused, write_json, write_text
 from fedexp.storage.model_folder import Clients, digests, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder, trace_rows
-from fedexp.storage.sources import keep_sources
-from fedexp.storage.tensors import load_tree, remember
+from fedexp.storage.sources import store_sources
+from fedexp.storage.tensors import load_tree, save_sealed
 from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.feed import Feed
 from fedexp.tracking.logger import Logger, RunInfo, title
@@ -213,7 +213,7 @@ class _Run:
         (path / "error.txt").unlink(missing_ok=True)
         write_text(path / "config.yaml", _yaml(self.raw))
         write_json(path / "environment.json", environment())
-        keep_sources(self.raw, path)
+        store_sources(self.raw, path)
         experiment = Experiment.of(self.raw)
         for remark in remarks(experiment):
             self.note(remark)
@@ -375,7 +375,7 @@ class _Run:
         if step.traced.weights:
             path = folder / f"{name}.safetensors"
             earlier = load_tree(path, torch.device("cpu"))[0] if path.exists() else {}
-            remember(path, {**earlier, **step.traced.weights})
+            save_sealed(path, {**earlier, **step.traced.weights})
 
     def _finish(
         self,
@@ -476,7 +476,7 @@ class _Saver:
         if self._pending is None:
             return
         snapshot, mark = self._pending
-        self._journal.secure()
+        self._journal.sync()
         self._checkpoint.save(snapshot, set(), mark)  # its client states lie there
         self._pending = None
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()

@@ -14,7 +14,7 @@ from fedexp.core.client_states import After, committed
 from fedexp.core.runner import Snapshot
 from fedexp.storage.client_states import StoredClientStates
 from fedexp.storage.files import damaged, read_json, write_text
-from fedexp.storage.kept_models import KeptModels
+from fedexp.storage.stored_weights import FileBackedModelStore
 from fedexp.storage.tensors import TensorStore, decode, encode, references
 
 _VERSION = 3
@@ -39,7 +39,9 @@ class Checkpoint:
         self.client_states = StoredClientStates(
             folder / "checkpoint" / "client_states", device, limit
         )
-        self.models = KeptModels(self._store, device, lambda: limit - self.client_states.bytes)
+        self.models = FileBackedModelStore(
+            self._store, device, lambda: limit - self.client_states.bytes
+        )
 
     def save(self, snapshot: Snapshot, changed: set[int], journal: Any) -> None:
         """Write `snapshot`; `journal` (JSON) says how far the metrics file belongs to it. Atomic: a crash leaves the last one.
@@ -52,7 +54,7 @@ class Checkpoint:
         else:
             for client in sorted(changed):
                 self.client_states.put(client, clients[client])
-            self.client_states.settle()
+            self.client_states.spill()
         manifest = {
             "version": _VERSION,
             "step": snapshot.step,
@@ -65,8 +67,8 @@ class Checkpoint:
             self.models.saved | names
         )  # interrupted below, either checkpoint may be the last
         write_text(self._manifest, json.dumps({**manifest, "sha256": _sha256(manifest)}))
-        self.client_states.secured()
-        self.models.secure(names)
+        self.client_states.delete_obsolete()
+        self.models.keep_files(names)
 
     def load(self) -> tuple[Snapshot, Any] | None:
         """The last snapshot and its `journal`, or None before the first save. What was written since is deleted.
@@ -79,22 +81,22 @@ class Checkpoint:
         manifest = read_json(self._manifest)
         if manifest is None or manifest.get("version") != _VERSION:
             self.client_states.restore(None)
-            self.models.secure(set())
+            self.models.keep_files(set())
             return None
         if manifest.pop("sha256", None) != _sha256(manifest):
             raise damaged(self._manifest)
         self.client_states.restore(manifest["client_states"])
-        self.models.secure(set(references(manifest["state"])))
+        self.models.keep_files(set(references(manifest["state"])))
         get = cache(
             partial(self._store.get, device=self._device)
         )  # a tree in two places is read once
-        state = decode(manifest["state"], get, self.models.stored)
+        state = decode(manifest["state"], get, self.models.reference_to)
         return Snapshot(manifest["step"], state, self.client_states), manifest["journal"]
 
     def close(self) -> None:
         """Delete what the last save does not refer to."""
         self.client_states.close()
-        self.models.secure(self.models.saved)
+        self.models.keep_files(self.models.saved)
 
 
 def _sha256(manifest: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ class StoredClientStates(ClientStates):
         self.bytes += _size(state) - (0 if old is None else _size(old))
         self._supersede(client)
 
-    def settle(self) -> None:
+    def spill(self) -> None:
         """Move what exceeds the limit to disk."""
         leaving: list[int] = []
         excess = self.bytes - self._limit
@@ -75,12 +75,12 @@ class StoredClientStates(ClientStates):
         self._clean_up()
 
     def flush(self) -> dict[str, int]:
-        """Write what is not on disk; returns what `restore` needs. Call `secured` once that is stored."""
+        """Write what is not on disk; returns what `restore` needs. Call `delete_obsolete` once that is stored."""
         self._save(list(self._unsaved))
         self._durable = self._next - 1
         return {"first": self._first, "last": self._next - 1, "clients": len(self)}
 
-    def secured(self) -> None:
+    def delete_obsolete(self) -> None:
         """A checkpoint refers to all of the present states, and no longer to the earlier ones."""
         while self._obsolete:
             self._path(self._obsolete.pop()).unlink(missing_ok=True)

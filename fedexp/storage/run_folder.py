@@ -273,7 +273,7 @@ class Journal:
         """Bytes of metrics so far and their sha256, which a checkpoint stores."""
         return self._metrics.tell(), self._digest.hexdigest()
 
-    def secure(self) -> None:
+    def sync(self) -> None:
         """Flush the metrics to disk."""
         os.fsync(self._metrics.fileno())
 

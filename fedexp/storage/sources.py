@@ -15,10 +15,10 @@ from fedexp.storage.identity import own_modules
 from fedexp.storage.stored_run import read_mapping
 
 FILE = "sources.json"
-_KEPT = "sources"  # under output_root
+_FOLDER = "sources"  # under output_root
 
 
-def keep_sources(config: Mapping[str, Any], folder: Path) -> None:
+def store_sources(config: Mapping[str, Any], folder: Path) -> None:
     """Write ``sources.json`` of a run and what it names under ``<output_root>/sources``; neither without code of the user's own.
 
     Args:
@@ -44,7 +44,7 @@ def keep_sources(config: Mapping[str, Any], folder: Path) -> None:
 
 def _path(folder: Path, sha256: str) -> Path:
     """Where a source lies that the run in `folder` was made by."""
-    return folder.parents[2] / _KEPT / f"{sha256}.py"
+    return folder.parents[2] / _FOLDER / f"{sha256}.py"
 
 
 @cache  # a sweep asks for every job; sources are those of when they were read, too

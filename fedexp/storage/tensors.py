@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.errors import StorageError
-from fedexp.core.stored_weights import Kept
+from fedexp.core.stored_weights import StoredWeights
 from fedexp.core.trees import Tree, digest
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.files import damaged, replacing
@@ -52,7 +52,7 @@ def load_tree(path: Path, device: torch.device, verify: bool = True) -> tuple[Tr
     """What `save_tree` wrote: the tree in its order, and the facts; a `StorageError` names a damaged file.
 
     Args:
-        verify: compare with the seal, where there is one (`remember`).
+        verify: compare with the seal, where there is one (`save_sealed`).
     """
     with opened(path, device) as file:
         facts = read_facts(file)
@@ -73,17 +73,17 @@ def opened(path: Path, device: torch.device) -> Iterator[Any]:
         raise damaged(path, str(error)) from error
 
 
-def remember(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
+def save_sealed(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
     """As `save_tree`, sealed with a digest of tree and facts."""
     size = save_tree(path, tree, {**(facts or {}), _SEAL: _seal(tree, facts or {})})
     _trusted.add(path)
     return size
 
 
-def recalled(
+def load_sealed(
     path: Path, device: torch.device, dropped: Callable[[], None] = lambda: None
 ) -> tuple[Tree, dict[str, Any]] | None:
-    """What `remember` wrote, marked as used now (caches let go of what was not used longest). None: absent or damaged.
+    """What `save_sealed` wrote, marked as used now (caches let go of what was not used longest). None: absent or damaged.
 
     What another process wrote is verified when it is first read; what is damaged is deleted, and `dropped` is called.
     """
@@ -204,15 +204,15 @@ class TensorStore:
         return self.folder / f"{name}.safetensors"
 
 
-def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[Kept], str]) -> Any:
-    """A nest of dict, list, tuple, scalars, Tensor, Weights and Kept as JSON; tensors go through `put`."""
+def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[StoredWeights], str]) -> Any:
+    """A nest of dict, list, tuple, scalars, Tensor, Weights and StoredWeights as JSON; tensors go through `put`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
         return {"$tensor": put({"value": value})}
-    if isinstance(value, Weights | Kept):
+    if isinstance(value, Weights | StoredWeights):
         spec = {"arch": value.spec.arch, "kwargs": encode(value.spec.kwargs, put, name_of)}
-        if isinstance(value, Kept):
+        if isinstance(value, StoredWeights):
             return {"$kept": {"spec": spec, "tree": name_of(value)}}
         return {
             "$weights": {"spec": spec, "params": put(value.params), "buffers": put(value.buffers)}
@@ -229,14 +229,16 @@ def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[Kept], str
         return {key: encode(item, put, name_of) for key, item in value.items()}
     raise StorageError(
         f"state holds a {type(value).__name__}, which cannot be stored",
-        expected="dict[str, ...], list, tuple, str, int, float, bool, None, Tensor, Weights or Kept",
+        expected="dict[str, ...], list, tuple, str, int, float, bool, None, Tensor, Weights or StoredWeights",
     )
 
 
-def decode(node: Any, get: Callable[[str], Tree], kept: Callable[[ModelSpec, str], Kept]) -> Any:
-    """The inverse of `encode`; `kept` makes a reference of a spec and a name."""
+def decode(
+    node: Any, get: Callable[[str], Tree], make_reference: Callable[[ModelSpec, str], StoredWeights]
+) -> Any:
+    """The inverse of `encode`; `make_reference` makes a reference of a spec and a name."""
     if isinstance(node, list):
-        return [decode(item, get, kept) for item in node]
+        return [decode(item, get, make_reference) for item in node]
     if not isinstance(node, dict):
         return node
     if "$tensor" in node:
@@ -244,14 +246,16 @@ def decode(node: Any, get: Callable[[str], Tree], kept: Callable[[ModelSpec, str
     if "$tree" in node:
         return get(node["$tree"])
     if "$tuple" in node:
-        return tuple(decode(item, get, kept) for item in node["$tuple"])
+        return tuple(decode(item, get, make_reference) for item in node["$tuple"])
     if "$weights" in node or "$kept" in node:
         (stored,) = node.values()
-        spec = ModelSpec(stored["spec"]["arch"], decode(stored["spec"]["kwargs"], get, kept))
+        spec = ModelSpec(
+            stored["spec"]["arch"], decode(stored["spec"]["kwargs"], get, make_reference)
+        )
         if "$kept" in node:
-            return kept(spec, stored["tree"])
+            return make_reference(spec, stored["tree"])
         return Weights(spec, get(stored["params"]), get(stored["buffers"]))
-    return {key: decode(item, get, kept) for key, item in node.items()}
+    return {key: decode(item, get, make_reference) for key, item in node.items()}
 
 
 def references(node: Any) -> Iterator[str]:

@@ -88,7 +88,7 @@ class Wandb(Logger):
         """Put values into the summary of the open run."""
         self._run.summary.update(values)
 
-    def keep(self, name: str, kind: str, files: Sequence[Path]) -> None:
+    def log_artifact(self, name: str, kind: str, files: Sequence[Path]) -> None:
         """Log files as an artifact of the open run; names of W&B's may hold letters, digits, dots, hyphens, underscores."""
         import wandb
 

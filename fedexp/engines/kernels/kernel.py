@@ -132,7 +132,7 @@ class StackKernel(ABC):
         grads, norm = ascended(ascent, grads, stack.live, gradient_at, StackedVectors)
         return grads, loss, norm
 
-    def keep(self, count: int) -> None:
+    def keep_first(self, count: int) -> None:
         """Go on with the first `count` clients."""
 
 

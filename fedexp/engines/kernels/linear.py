@@ -205,7 +205,7 @@ class Linear(FusedKernel):
         if self._momentum:
             stack.live[name][rows].add_(self._buffer[name][rows], alpha=-self._lr)
 
-    def keep(self, count: int) -> None:
+    def keep_first(self, count: int) -> None:
         self._buffer = {name: value[:count] for name, value in self._buffer.items()}
 
     def _passes(

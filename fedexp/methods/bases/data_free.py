@@ -155,7 +155,7 @@ class DataFree(Aggregator):
             "stacked": stacked,
             "student": student,
             "optimizer": self.student.init(student.trainable),
-            "teachers": [env.keep(model) for model in models],
+            "teachers": [env.store(model) for model in models],
             "own": self.begin(state["own"], env),
         }
         return started, {"clients": len(models), "teachers/stacked": int(stacked)}
