@@ -136,7 +136,7 @@ def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], 
     from fedexp.core.engine import EngineContext
     from fedexp.core.runner import Snapshot, next_jobs, run
     from fedexp.running.experiment import Experiment, choose_numerics
-    from fedexp.runtime.numerics import applied
+    from fedexp.runtime.numerics import use_numerics
 
     fixed = [
         f"data_root={options.data}",
@@ -146,7 +146,7 @@ def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], 
     ]
     experiment = Experiment.of(compose([*fixed, "local.lr=0.05", *WORKLOADS[workload]]))
     numerics = choose_numerics(experiment.config)
-    with applied(numerics):
+    with use_numerics(numerics):
         device = torch.device("cpu")
         data = experiment.load(device)
         env = experiment.env(data, device)

@@ -19,7 +19,7 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.engines.ray_wire import JobBatch, Reply, SentResult, rebuilt, unpack
 from fedexp.runtime.allocator import keep_freed_memory
-from fedexp.runtime.numerics import applied
+from fedexp.runtime.numerics import use_numerics
 from fedexp.storage.identity import code_hash
 
 
@@ -58,7 +58,7 @@ class Worker:
             return _differs("torch", version, torch.__version__)
         torch.set_num_threads(threads)
         keep_freed_memory()
-        self._switches = applied(numerics)  # for as long as the actor lives
+        self._switches = use_numerics(numerics)  # for as long as the actor lives
         self._switches.__enter__()
         device = (
             "cpu" if numerics.device == "cpu" else "cuda"

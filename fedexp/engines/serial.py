@@ -19,7 +19,7 @@ from fedexp.core.numerics import Numerics, Precision
 from fedexp.core.user_code import place_of_error
 from fedexp.core.weights import by_spec
 from fedexp.engines.kernels.kernel import NotStackableError
-from fedexp.runtime.random_numbers import Plugins, Watch, class_path
+from fedexp.runtime.random_numbers import GlobalRandomGuard, WatchedPlugins, class_path
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Serial(Engine):
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
         for job in jobs:
-            with named([job], data):
+            with named_client_errors([job], data):
                 result = (
                     answered(job, data)
                     if job.trained
@@ -60,33 +60,35 @@ class Serial(Engine):
 
 
 @contextlib.contextmanager
-def named(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
+def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
     """Turn an unexpected exception, or a draw from a global generator, into a `ClientError` that names the clients."""
     job = jobs[0]
     probes = tuple((probe.name, class_path(probe)) for probe in job.probes)
-    watch = Watch(
-        _plugins(class_path(job.trainer), class_path(job.task), job.start.spec.arch, probes)
+    guard = GlobalRandomGuard(
+        _watched(class_path(job.trainer), class_path(job.task), job.start.spec.arch, probes)
     )
     try:
         yield
-        if watch.used():
+        if guard.changed_generators():
             do = "draw from ctx.noise(name, shape) (a task and an augmentation from `noise`, a probe from its seed)"
-            raise watch.refusal(f"{_who(jobs)}, round {job.round + 1}", do, ClientError)
+            raise guard.make_error(f"{_clients_text(jobs)}, round {job.round + 1}", do, ClientError)
     except (FedexpError, NotStackableError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
-        raise failure(jobs, data, error) from error
+        raise client_error(jobs, data, error) from error
 
 
 @cache
-def _plugins(trainer: str, task: str, model: str, probes: tuple[tuple[str, str], ...]) -> Plugins:
+def _watched(
+    trainer: str, task: str, model: str, probes: tuple[tuple[str, str], ...]
+) -> WatchedPlugins:
     paths = {"trainer": trainer, "task": task, "model": model}
-    return Plugins.of(paths | {f"probe {name}": path for name, path in probes})
+    return WatchedPlugins.of(paths | {f"probe {name}": path for name, path in probes})
 
 
-def failure(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:
+def client_error(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:
     """What is said of an unexpected `error` while `jobs` were trained; it is the cause."""
-    who, place = _who(jobs), place_of_error(error)
+    who, place = _clients_text(jobs), place_of_error(error)
     sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)
     failed = ClientError(
         f"{who} failed: {type(error).__name__}: {error}",
@@ -97,7 +99,7 @@ def failure(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) ->
     return failed
 
 
-def _who(jobs: Sequence[ClientJob]) -> str:
+def _clients_text(jobs: Sequence[ClientJob]) -> str:
     return ("client " if len(jobs) == 1 else "clients ") + ", ".join(
         str(job.client) for job in jobs
     )

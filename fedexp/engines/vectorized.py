@@ -20,7 +20,7 @@ from fedexp.engines.kernels.kernel import NotStackableError, StackKernel
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.kernels.vmapped import Vmapped
 from fedexp.engines.rule import Workload
-from fedexp.engines.serial import Serial, named
+from fedexp.engines.serial import Serial, named_client_errors
 from fedexp.engines.stack import train_stack
 from fedexp.engines.timing import seconds_per_step
 
@@ -179,7 +179,7 @@ class Vectorized(Engine):
         indices = [data.positions(job.client) for job in jobs]
         results: Iterator[ClientResult] | None = None
         try:
-            with named(jobs, data):
+            with named_client_errors(jobs, data):
                 results = train_stack(jobs, net, data.train, indices, data.num_classes, kind)
                 if (
                     data.train.x.is_cuda
@@ -200,7 +200,7 @@ class Vectorized(Engine):
             yield from self._train(jobs, data)
             return
         for job in jobs:
-            with named([job], data):
+            with named_client_errors([job], data):
                 result = probed(job, next(results), data)
             net.release()
             self._stacked_steps += result.num_steps if half else 0

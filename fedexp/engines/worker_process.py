@@ -29,10 +29,10 @@ from fedexp.core.engine import Engine
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
-from fedexp.engines.serial import failure
+from fedexp.engines.serial import client_error
 from fedexp.engines.shared_memory import Segment, pack, unpack
 from fedexp.runtime.allocator import keep_freed_memory
-from fedexp.runtime.numerics import applied
+from fedexp.runtime.numerics import use_numerics
 
 # To the nursery: fork, with the worker's socket | end a worker | end a worker and tell how it had ended.
 FORK, END, ASK = range(3)
@@ -201,7 +201,7 @@ class _Worker:
         self.data_segment: Segment | None = None
 
     def serve(self) -> None:
-        with applied(self.setup.numerics):
+        with use_numerics(self.setup.numerics):
             self._serve()
 
     def _serve(self) -> None:
@@ -268,7 +268,7 @@ class _Worker:
             return Done(results, error)
         except Exception as error:  # noqa: BLE001 - told with the client's name, as the serial engine does
             return Done(
-                results, failure([jobs[min(len(results), len(jobs) - 1)]], self.data, error)
+                results, client_error([jobs[min(len(results), len(jobs) - 1)]], self.data, error)
             )
         return Done(results)
 

@@ -37,7 +37,7 @@ from fedexp.running.steps import Recorded, reached, steps
 from fedexp.running.stored_models import check_clients
 from fedexp.running.summary import summarise
 from fedexp.runtime.allocator import keep_freed_memory
-from fedexp.runtime.numerics import applied
+from fedexp.runtime.numerics import use_numerics
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, refused, write_json, write_text
@@ -222,7 +222,7 @@ class _Run:
         with contextlib.ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(numerics.threads)
-            stack.enter_context(applied(numerics))
+            stack.enter_context(use_numerics(numerics))
             device = torch.device(numerics.device)
             reset_peak(device)
             data = self._load(experiment, device)

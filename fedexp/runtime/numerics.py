@@ -14,7 +14,7 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS repeats its bits only with a fixed
 
 
 @contextlib.contextmanager
-def applied(numerics: Numerics) -> Iterator[None]:
+def use_numerics(numerics: Numerics) -> Iterator[None]:
     """Set TF32 and determinism as `numerics` say, in this process; put everything back afterwards.
 
     Every process that trains or aggregates enters this. bf16 needs no switch: `fedexp.core.net.Net` has it.

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import random
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,39 +22,41 @@ from fedexp.storage.identity import imports_random
 
 _MT19937_BYTES = 624 * 4 + 4  # its words and its position among them
 
-State = dict[str, object]  # of the generators by name, to be compared
+GeneratorStates = dict[str, object]  # of the generators by name, to be compared
 
 
-def states(pythons: bool = True) -> State:
+def generator_states(watch_python: bool = True) -> GeneratorStates:
     """The states of torch's, NumPy's and, if asked for, Python's global generators. Nothing is drawn."""
-    found: State = {
+    found: GeneratorStates = {
         "torch": torch.default_generator.get_state().numpy().tobytes(),
-        "NumPy": _numpys(),
+        "NumPy": _numpy_state(),
     }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["torch"] = (
             found["torch"],
             *(g.get_state().numpy().tobytes() for g in torch.cuda.default_generators),
         )
-    if pythons:
+    if watch_python:
         found["Python"] = random.getstate()
     return found
 
 
-def _numpys() -> object:
-    """Read where it lies: `numpy.random.get_state` takes longer than a small client's step."""
+def _numpy_state() -> object:
+    """Return the state of NumPy's global generator, to be compared for equality.
+
+    `numpy.random.get_state` takes longer than a training step of a small client. The state
+    of a Mersenne Twister is therefore copied from the memory at the address that NumPy's
+    public attribute ``ctypes.state_address`` gives. It holds 624 words of 32 bits and the
+    position among them. If a user has installed another bit generator, its ``state`` is
+    read.
+    """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if isinstance(generator, np.random.MT19937):
-        return _memory(generator.ctypes.state_address).raw
-    return repr(generator.state)  # the user's own choice
+        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+    return repr(generator.state)
 
 
-@cache
-def _memory(address: int) -> ctypes.Array[ctypes.c_char]:
-    return (ctypes.c_char * _MT19937_BYTES).from_address(address)
-
-
-class Plugins(NamedTuple):
+class WatchedPlugins(NamedTuple):
     """What works somewhere.
 
     Args:
@@ -65,37 +66,39 @@ class Plugins(NamedTuple):
     """
 
     paths: Mapping[str, str]
-    pythons: bool
+    watch_python: bool
 
     @classmethod
-    def of(cls, paths: Mapping[str, str]) -> Plugins:
+    def of(cls, paths: Mapping[str, str]) -> WatchedPlugins:
         return cls(paths, imports_random(tuple(path.rpartition(".")[0] for path in paths.values())))
 
 
-class Watch:
+class GlobalRandomGuard:
     """Sees whether `plugins` use a global generator from now on."""
 
-    def __init__(self, plugins: Plugins) -> None:
+    def __init__(self, plugins: WatchedPlugins) -> None:
         self._plugins = plugins
-        self._before = states(plugins.pythons)
+        self._before = generator_states(plugins.watch_python)
 
-    def used(self) -> list[str]:
+    def changed_generators(self) -> list[str]:
         """Whose generators were drawn from, or seeded."""
-        after = states(self._plugins.pythons)
+        after = generator_states(self._plugins.watch_python)
         return (
             []
             if after == self._before
             else [name for name in after if after[name] != self._before[name]]
         )
 
-    def refusal(self, where: str, do: str, error: type[FedexpError] = FedexpError) -> FedexpError:
+    def make_error(
+        self, where: str, do: str, error: type[FedexpError] = FedexpError
+    ) -> FedexpError:
         """What is said of it; `error`: its kind."""
         own = {
             group: path for group, path in self._plugins.paths.items() if not is_ours(path)
         } or self._plugins.paths
         who = " or ".join(f"{group} {path.rpartition('.')[2]}" for group, path in own.items())
         return error(
-            f"{who} draws from {' and '.join(self.used())}'s global generator: "
+            f"{who} draws from {' and '.join(self.changed_generators())}'s global generator: "
             "the run could be neither repeated nor resumed",
             where=where,
             expected="random numbers that are a function of names, drawn from generators of their own",
@@ -104,14 +107,14 @@ class Watch:
 
 
 @contextlib.contextmanager
-def unused(
+def forbid_global_random(
     paths: Mapping[str, str], where: str, do: str, error: type[FedexpError] = FedexpError
 ) -> Iterator[None]:
     """Refuse, with a `FedexpError` of the kind `error`, that the plug-ins of `paths` use a global generator in here."""
-    watch = Watch(Plugins.of(paths))
+    guard = GlobalRandomGuard(WatchedPlugins.of(paths))
     yield
-    if watch.used():
-        raise watch.refusal(where, do, error)
+    if guard.changed_generators():
+        raise guard.make_error(where, do, error)
 
 
 def class_path(plugin: object) -> str:
