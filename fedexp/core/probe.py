@@ -16,7 +16,7 @@ from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True)
-class Record:
+class ClientRecord:
     """What was written down about a client's training samples; None: it was not.
 
     Args:
@@ -45,6 +45,6 @@ class Probe(ABC):
             samples: the training pool; index: (n,) int64 positions of the client's samples in it, on the same device.
         """
 
-    def from_record(self, record: Record) -> Tree | None:
+    def from_record(self, record: ClientRecord) -> Tree | None:
         """The answer, on the CPU, where `record` says it: the client's data are not asked then."""
         return None

@@ -11,7 +11,7 @@ import torch
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.probe import Record
+from fedexp.core.probe import ClientRecord
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.storage.model_folder import Clients, ModelFolder
@@ -48,11 +48,11 @@ class StoredModels:
             metrics={},
         )
 
-    def record(self, client: int) -> Record:
+    def record(self, client: int) -> ClientRecord:
         """What the folder says of the client's data."""
         number, known = self.number[client], self.clients
         sizes, rows = known.num_examples, known.class_counts
-        return Record(
+        return ClientRecord(
             None if sizes is None else sizes[number], None if rows is None else rows[number]
         )
 

@@ -33,9 +33,9 @@ class Feed:
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._busy: tuple[str, float] | None = None  # the call under way and since when
         self._failure: str | None = None
-        self._told = False
+        self._reported = False
         self._opened = False
-        self._logger.say = self._notes.put
+        self._logger.note = self._notes.put
         self._thread = threading.Thread(target=self._work, name="fedexp-logger", daemon=True)
         self._thread.start()
 
@@ -69,14 +69,14 @@ class Feed:
                 )
                 break
         self._watch()
-        self._tell(strict=False)
+        self._report(strict=False)
         with contextlib.suppress(Exception):  # it adds nothing to the failure
             if self._thread.is_alive() and self._logger.abandon():
                 self._thread.join(_LAST_SECONDS)
 
     def _put(self, name: str, call: Call) -> None:
         self._watch()
-        self._tell(strict=self._logger.strict)
+        self._report(strict=self._logger.strict)
         if self._failure is None:
             self._calls.put((name, call))
 
@@ -90,12 +90,12 @@ class Feed:
         name, since = self._busy or ("", math.inf)
         return name if time.monotonic() - since > self._logger.timeout else ""
 
-    def _tell(self, strict: bool) -> None:
+    def _report(self, strict: bool) -> None:
         while not self._notes.empty():
             self._warn(self._notes.get())
-        if self._failure is None or self._told:
+        if self._failure is None or self._reported:
             return
-        self._told = True
+        self._reported = True
         name = type(self._logger).__name__
         if strict:
             raise FedexpError(

@@ -9,7 +9,7 @@ from fedexp.tracking.logger import Logger, RunInfo
 
 
 @dataclass
-class Local(Logger):
+class LocalLogger(Logger):
     """Adds nothing to metrics.jsonl, result.json and their neighbours."""
 
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:

@@ -80,7 +80,7 @@ class Logger(ABC):
 
     strict: bool = False
     timeout: float = 60.0
-    say: Callable[[str], None] = field(default=print, init=False, repr=False)
+    note: Callable[[str], None] = field(default=print, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require(self.timeout > 0, f"timeout must be positive, got {self.timeout}")

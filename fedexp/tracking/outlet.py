@@ -21,14 +21,14 @@ def lasting_output() -> Iterator[None]:
 
     What the stream's encoding lacks is written as an escape. Nested and overlapping uses (threads) end with the last one.
     """
-    _USES.enter()
+    _STREAMS.enter()
     try:
         yield
     finally:
-        _USES.leave()
+        _STREAMS.leave()
 
 
-class _Uses:
+class _WrappedStreams:
     """The process's streams, wrapped from the first use to the end of the last."""
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class _Uses:
                 return
             self._before = sys.stdout, sys.stderr
             if None in self._before:
-                _occupy()
-            sys.stdout, sys.stderr = map(_Lasting, self._before)
+                _occupy_standard_descriptors()
+            sys.stdout, sys.stderr = map(_UnbreakableStream, self._before)
 
     def leave(self) -> None:
         with self._lock:
@@ -56,14 +56,14 @@ class _Uses:
                 sys.stdout, sys.stderr = self._before
 
 
-_USES = _Uses()
+_STREAMS = _WrappedStreams()
 
 
-class _Lasting:
+class _UnbreakableStream:
     """A text stream, or None where there is none."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream = _Nowhere() if stream is None else stream
+        self._stream = _NullStream() if stream is None else stream
 
     def write(self, text: str) -> int:
         try:
@@ -99,15 +99,15 @@ class _Lasting:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, number)
                 os.close(nowhere)
-        self._stream = _Nowhere()
+        self._stream = _NullStream()
 
 
-class _Nowhere(io.TextIOBase):
+class _NullStream(io.TextIOBase):
     def write(self, text: str) -> int:
         return len(text)
 
 
-def _occupy() -> None:
+def _occupy_standard_descriptors() -> None:
     """Open what is closed of the standard descriptors, or a run's file would get the number that libraries print to."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)  # the files of child processes, too

@@ -38,10 +38,10 @@ class Progress:
         self._shown = 0.0
         self._began = time.monotonic()
         self._first = done
-        self._unsaid = ""  # the last round's line, while it was held back
+        self._pending_line = ""  # the last round's line, while it was held back
         self._server_since: float | None = None  # the last client of the step under way finished
         self._ended = threading.Event()
-        self._teller: threading.Thread | None = None
+        self._server_thread: threading.Thread | None = None
 
     def __enter__(self) -> Progress:
         if sys.stdout.isatty() and not self._silent and not self._name:
@@ -60,10 +60,10 @@ class Progress:
             self._bar.start()
             self.note(self._title)
         if not self._silent:
-            self._teller = threading.Thread(
-                target=self._tell_of_the_server, name="fedexp-progress", daemon=True
+            self._server_thread = threading.Thread(
+                target=self._report_server_work, name="fedexp-progress", daemon=True
             )
-            self._teller.start()
+            self._server_thread.start()
         return self
 
     def __exit__(
@@ -73,12 +73,12 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self._ended.set()
-        if self._teller is not None:
-            self._teller.join(1.0)
+        if self._server_thread is not None:
+            self._server_thread.join(1.0)
         if self._bar is not None:
             self._bar.stop()
-        elif self._unsaid:  # ended early
-            print(self._unsaid, flush=True)
+        elif self._pending_line:  # ended early
+            print(self._pending_line, flush=True)
 
     def client(self, done: int, of: int) -> None:
         """A client finished; nearly free. After the last one the server works."""
@@ -114,14 +114,14 @@ class Progress:
         finished = self._done - self._first
         left = (now - self._began) / finished * (self._rounds - self._done) if finished else 0.0
         line = f"round {self._done}/{self._rounds}  {_facts(row, headline)}  eta {_clock(left)}"
-        self._unsaid = named(self._name, line)
+        self._pending_line = named(self._name, line)
         tenth = self._done % max(1, self._rounds // 10) == 0
         if now - self._shown >= _LINE_SECONDS or tenth or self._done == self._rounds:
             self._shown = now
-            print(self._unsaid, flush=True)
-            self._unsaid = ""
+            print(self._pending_line, flush=True)
+            self._pending_line = ""
 
-    def _tell_of_the_server(self) -> None:
+    def _report_server_work(self) -> None:
         """From a thread of its own, for matching and the like is one long call."""
         while not self._ended.wait(_SERVER_SECONDS):
             since, now = self._server_since, time.monotonic()

@@ -54,7 +54,7 @@ class Wandb(Logger):
             try:
                 self._run = self._start(wandb, run)
             except BaseException:
-                if _alone():
+                if _is_last_run():
                     wandb.teardown()  # it still holds the run that did not start
                 raise
         self._folder = run.folder
@@ -112,7 +112,7 @@ class Wandb(Logger):
         finally:
             with _lock:
                 _open.discard(id(self))
-            if _alone():
+            if _is_last_run():
                 import wandb
 
                 wandb.teardown()  # which writes the last records to disk as it ends
@@ -121,7 +121,7 @@ class Wandb(Logger):
         """Kill W&B's service, for whose end its exit hook would wait for ever; where others use it, when this process ends."""
         with _lock:
             _open.discard(id(self))
-        if _alone():
+        if _is_last_run():
             return _kill_service()
         atexit.register(_kill_service)  # later than W&B's hook, so earlier in turn
         return False
@@ -139,7 +139,7 @@ class Wandb(Logger):
                     )
                 online = self._init(wandb, run, "online")
             except (wandb.errors.Error, TimeoutError, OSError) as error:
-                if self.strict or not _alone():
+                if self.strict or not _is_last_run():
                     raise
                 wandb.teardown()  # it still holds the run that did not start, under the same id
                 reason = (
@@ -149,12 +149,12 @@ class Wandb(Logger):
                 )
                 if run.group is not None:
                     _unreached[run.group] = reason
-                self.say(
+                self.note(
                     f"warning: W&B cannot be used online ({reason}); continuing offline, upload later with: "
                     f"wandb sync {run.folder / 'wandb'}/offline-run-*"
                 )
             else:
-                self.say(f"W&B: {online.url}")
+                self.note(f"W&B: {online.url}")
                 return online
         return self._init(wandb, run, "offline")
 
@@ -198,7 +198,7 @@ def _image(path: Path) -> Any:
     return wandb.Image(str(path))
 
 
-def _alone() -> bool:
+def _is_last_run() -> bool:
     """Whether no other run, of this class or the user's own, needs W&B's service in this process."""
     import wandb
 

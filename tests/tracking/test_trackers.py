@@ -249,7 +249,7 @@ def test_wandb_online_sends_what_the_server_lacks(
     monkeypatch.setattr(wandb, "init", lambda **given: asked.append(given) or run)
     said: list[str] = []
     logger = Wandb(mode="online", entity="team")
-    logger.say = said.append
+    logger.note = said.append
     logger.open(info(tmp_path, resumed=True), ROWS[:2])
     for row in ROWS[2:]:
         logger.log(row)
@@ -286,7 +286,7 @@ def test_wandb_goes_on_offline_where_the_server_is_not_reached(
         monkeypatch.delenv("WANDB_API_KEY", raising=False)
     said: list[str] = []
     logger = Wandb(mode="online", timeout=2.0)
-    logger.say = said.append
+    logger.note = said.append
     logger.open(info(tmp_path), ROWS[:1])
     logger.close("done", None)
     (warning,) = said
@@ -320,7 +320,7 @@ def test_wandb_tries_an_unreachable_server_once_a_sweep(
     monkeypatch.setattr("fedexp.tracking.wandb._unreached", {})
     for group in ("sweep-1", "sweep-1", "sweep-2", None, None):
         logger = Wandb(mode="online")
-        logger.say = said.append
+        logger.note = said.append
         logger.open(replace(info(tmp_path), group=group), [])
         logger.close("done", None)
     assert tried == ["online", "offline", "offline", *["online", "offline"] * 3]
