@@ -152,7 +152,7 @@ def _armed(fault: Fault) -> dict[str, int]:
     watch(Journal, "append", "file", flush=True)
     for place, name in ((os, "truncate"), (Path, "replace"), (Path, "unlink"), (Path, "mkdir")):
         watch(place, name, "file")
-    for place, name in ((trainer, "_run_backward"), (torch.autograd, "grad")):
+    for place, name in ((trainer, "run_backward"), (torch.autograd, "grad")):
         watch(place, name, "pass")
     if fault.kind == "size":
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.at, fault.at))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch._C._autograd import _profiler_enabled
+
+from fedexp.core.torch_private import is_profiler_enabled
 
 PREFIX = "fedexp: "
 _NOTHING = nullcontext()
@@ -13,4 +14,4 @@ _NOTHING = nullcontext()
 
 def phase(name: str) -> AbstractContextManager[object]:
     """A named range of the trace while torch's profiler runs; else nothing, in a tenth of a microsecond."""
-    return torch.profiler.record_function(PREFIX + name) if _profiler_enabled() else _NOTHING
+    return torch.profiler.record_function(PREFIX + name) if is_profiler_enabled() else _NOTHING
