@@ -1,4 +1,7 @@
-"""Models that a state refers to instead of holding them: a state may be larger than memory."""
+"""Models that a state refers to instead of holding them.
+
+With such references a state may be larger than memory.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ from fedexp.core.weights import ModelSpec, Weights
 
 
 class StoredWeights:
-    """A model as it was when it was kept; its tensors must not be changed afterwards.
+    """A reference to a model as it was when it was stored.
 
-    Equal to another of the same spec and content. This one lies in memory; a run's may lie on disk.
+    The tensors of the model must not be changed afterwards. Two references are equal if
+    their specs and the contents of their models are. The model of this class is in
+    memory. The model of a run may be on disk.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights | None) -> None:
@@ -24,20 +29,26 @@ class StoredWeights:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of parameters and buffers; computed once."""
+        """Hash of parameters and buffers, computed once."""
         return digest(flat(self.load()))
 
     def load(self) -> Weights:
-        """The model. What lies on disk is read at every call and not remembered: let go of it after use.
+        """Return the model.
+
+        A model on disk is read at every call and is not cached. Drop the returned model
+        after use.
 
         Raises:
-            StorageError: its file is missing or damaged.
+            StorageError: The model's file is missing or damaged.
         """
         assert self.weights is not None
         return self.weights
 
     def parameter(self, name: str) -> Tensor:
-        """One of the model's parameters, read alone where the model lies on disk."""
+        """Return one parameter of the model.
+
+        If the model is on disk, only this parameter is read.
+        """
         return self.load().params[name]
 
     def __eq__(self, other: object) -> bool:
@@ -51,7 +62,10 @@ class StoredWeights:
 
 
 class ModelStore:
-    """Where kept models lie: here in memory, for as long as somebody refers to them."""
+    """A store of models.
+
+    This one holds them in memory as long as a reference to them exists.
+    """
 
     def store(self, weights: Weights) -> StoredWeights:
         return StoredWeights(
@@ -59,11 +73,14 @@ class ModelStore:
         )
 
     def keep_only(self, state: Any) -> None:
-        """From here on only what `state` refers to is needed; called before a step with the state it begins with."""
+        """Drop the models that `state` does not refer to.
+
+        It is called before each step with the state that the step begins with.
+        """
 
 
 def stored_weights_in(state: Any) -> Iterator[StoredWeights]:
-    """The references in a nest of dict, list and tuple."""
+    """Yield the references in a nest of dict, list and tuple."""
     if isinstance(state, StoredWeights):
         yield state
     elif isinstance(state, dict | list | tuple):
@@ -72,10 +89,10 @@ def stored_weights_in(state: Any) -> Iterator[StoredWeights]:
 
 
 def flat(weights: Weights) -> Tree:
-    """Parameters and buffers as one tree."""
+    """Return parameters and buffers as one tree."""
     return joined({"params": weights.params, "buffers": weights.buffers})
 
 
 def unflat(spec: ModelSpec, tree: Tree) -> Weights:
-    """The inverse of `flat`."""
+    """Return the weights that `flat` made into `tree`."""
     return Weights(spec, part_of(tree, "params"), part_of(tree, "buffers"))

@@ -1,8 +1,13 @@
-"""Random numbers that are a function of names cannot come from a process's global generators: plug-ins that use these are found.
+"""Guard against plug-ins that draw from a process's global random-number generators.
 
-Such a run would neither resume to the same bits nor have the same ones on another engine, and its address would stand for
-several results; so it is refused, at the first client or step that does it. Compared are the generators' states before and
-after a plug-in's work, which holds for every way to draw: a call of `torch.rand`, an unseeded `DataLoader`, a library's.
+The random numbers of a run are a function of names. A run that draws from a global
+generator could not be resumed bit-exactly and would differ between engines. Its run ID
+would stand for several results. Such a run is therefore refused at the first client or
+step that draws.
+
+The guard compares the states of the generators before and after the work of a plug-in.
+It detects every way to draw: a call of `torch.rand`, an unseeded `DataLoader`, or a
+library's own draw.
 """
 
 from __future__ import annotations
@@ -20,13 +25,19 @@ from fedexp.core.errors import FedexpError
 from fedexp.core.user_code import is_ours
 from fedexp.storage.identity import imports_random
 
-_MT19937_BYTES = 624 * 4 + 4  # its words and its position among them
+_MT19937_BYTES = 624 * 4 + 4  # the words of the state and the position among them
 
-GeneratorStates = dict[str, object]  # of the generators by name, to be compared
+GeneratorStates = dict[str, object]  # generator name to state, to be compared
 
 
 def generator_states(watch_python: bool = True) -> GeneratorStates:
-    """The states of torch's, NumPy's and, if asked for, Python's global generators. Nothing is drawn."""
+    """Return the states of the global generators of torch, NumPy and Python.
+
+    Nothing is drawn.
+
+    Args:
+        watch_python: Whether the generator of Python is included.
+    """
     found: GeneratorStates = {
         "torch": torch.default_generator.get_state().numpy().tobytes(),
         "NumPy": _numpy_state(),
@@ -57,12 +68,13 @@ def _numpy_state() -> object:
 
 
 class WatchedPlugins(NamedTuple):
-    """What works somewhere.
+    """The plug-ins that work in a guarded block.
 
     Args:
-        paths: class paths, by config group.
-        pythons: whether a user's module among theirs imports `random`; else Python's generator is not looked at, for
-            trackers' threads draw from it, too.
+        paths: Class paths by config group.
+        watch_python: Whether a user's module among the plug-ins imports `random`.
+            Otherwise the generator of Python is not compared, because the threads of
+            trackers draw from it too.
     """
 
     paths: Mapping[str, str]
@@ -74,14 +86,14 @@ class WatchedPlugins(NamedTuple):
 
 
 class GlobalRandomGuard:
-    """Sees whether `plugins` use a global generator from now on."""
+    """A guard that detects whether `plugins` use a global generator after its creation."""
 
     def __init__(self, plugins: WatchedPlugins) -> None:
         self._plugins = plugins
         self._before = generator_states(plugins.watch_python)
 
     def changed_generators(self) -> list[str]:
-        """Whose generators were drawn from, or seeded."""
+        """Return the names of the generators that were drawn from or seeded."""
         after = generator_states(self._plugins.watch_python)
         return (
             []
@@ -92,7 +104,13 @@ class GlobalRandomGuard:
     def make_error(
         self, where: str, do: str, error: type[FedexpError] = FedexpError
     ) -> FedexpError:
-        """What is said of it; `error`: its kind."""
+        """Return the error that names the plug-ins and the generators.
+
+        Args:
+            where: Place of the work, for the message.
+            do: Advice, for the message.
+            error: Type of the error.
+        """
         own = {
             group: path for group, path in self._plugins.paths.items() if not is_ours(path)
         } or self._plugins.paths
@@ -110,7 +128,17 @@ class GlobalRandomGuard:
 def forbid_global_random(
     paths: Mapping[str, str], where: str, do: str, error: type[FedexpError] = FedexpError
 ) -> Iterator[None]:
-    """Refuse, with a `FedexpError` of the kind `error`, that the plug-ins of `paths` use a global generator in here."""
+    """Raise an error if the plug-ins of `paths` use a global generator in this context.
+
+    Args:
+        paths: Class paths by config group.
+        where: Place of the work, for the message.
+        do: Advice, for the message.
+        error: Type of the error.
+
+    Raises:
+        FedexpError: A generator was drawn from or seeded. The type is `error`.
+    """
     guard = GlobalRandomGuard(WatchedPlugins.of(paths))
     yield
     if guard.changed_generators():
@@ -118,6 +146,6 @@ def forbid_global_random(
 
 
 def class_path(plugin: object) -> str:
-    """Dotted path of a plug-in's class."""
+    """Return the dotted path of a plug-in's class."""
     kind = type(plugin)
     return f"{kind.__module__}.{kind.__qualname__}"
