@@ -1,8 +1,9 @@
-"""Models in the form in which every run delivers them, and in which models from elsewhere are brought in.
+"""Folders of models, in the format in which every run delivers models.
 
-``model.safetensors`` holds parameters and buffers (keys prefixed ``<index>/`` where there are several models) and, as
-metadata, each model's class and constructor arguments. ``clients.json`` beside it says, where each model is a client's,
-whose it is and what that client trained on.
+Models from elsewhere are read in the same format. ``model.safetensors`` has parameters
+and buffers. Their keys have the prefix ``<index>/`` if there are several models. The
+metadata has the class and the constructor arguments of each model. If each model
+belongs to a client, ``clients.json`` has the client's number and what it trained on.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ MODELS, CLIENTS = "model.safetensors", "clients.json"
 
 @dataclass(frozen=True)
 class Clients:
-    """Whose the models of a folder are; one entry a model, in order.
+    """The clients that the models of a folder belong to, one entry per model, in order.
 
     Args:
-        num_clients: of the federation, those without a model included.
-        clients: indices in it.
-        num_examples: training samples of each, or None where nobody knows.
-        class_counts: (models, classes) training samples of each class, or None.
-        mean, std: per channel, of the inputs' normalisation (`fedexp.core.data.InputDomain`; empty: none), or None.
+        num_clients: Number of clients of the federation, those without a model
+            included.
+        clients: Numbers of the clients in the federation.
+        num_examples: Number of training samples of each client, or None if unknown.
+        class_counts: Training samples of each class, of shape (models, classes), or
+            None.
+        mean: Per channel, of the normalisation of the inputs
+            (`fedexp.core.data.InputDomain`). Empty for none, None if unknown.
+        std: As `mean`, the standard deviation.
     """
 
     num_clients: int
@@ -81,7 +86,7 @@ class Clients:
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
     ) -> Clients | None:
-        """Of a run's outcome; None where its models are not the clients'."""
+        """Return the clients of an outcome, or None if its models are not the clients'."""
         if outcome.clients is None:
             return None
         chosen = list(outcome.clients)
@@ -89,7 +94,7 @@ class Clients:
         return cls(num_clients, outcome.clients, tuple(sizes), tuple(map(tuple, counts)), mean, std)
 
 
-# The file format's names of what a method delivers.
+# Names in the file format for what a method delivers.
 _KIND_IN_FILE: dict[Delivers, str] = {
     "global": "model",
     "ensemble": "ensemble",
@@ -98,7 +103,10 @@ _KIND_IN_FILE: dict[Delivers, str] = {
 
 
 def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> None:
-    """Write the delivered models (an ensemble's weights as ``weights``) and, where they are clients', whose they are."""
+    """Write the models of an outcome and the clients that they belong to, if any.
+
+    The weights of an ensemble are stored as ``weights``.
+    """
     tensors: Tree = {}
     buffers: list[str] = []
     for number, model in enumerate(outcome.models):
@@ -123,13 +131,15 @@ def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> Non
 
 @dataclass(frozen=True, eq=False)
 class ModelFolder:
-    """What `save_outcome` wrote, read when it is asked for.
+    """A folder that `save_outcome` wrote. Tensors are read on demand.
 
     Args:
-        specs: one a model.
-        buffers: keys in the file that are no parameters.
-        keys: of each model's tensors, in its network's own order.
-        clients: whose the models are, where the folder says so.
+        path: Path of the folder.
+        kind: Kind of the outcome as it is stored in the file.
+        specs: Spec of each model.
+        buffers: Keys in the file that are not parameters.
+        keys: Keys of each model's tensors, in the order of its network.
+        clients: Clients that the models belong to, if the folder has them.
     """
 
     path: Path
@@ -141,10 +151,14 @@ class ModelFolder:
 
     @classmethod
     def open(cls, path: Path) -> ModelFolder:
-        """Reads what the models are; where a finished run says so, they must be what it delivered.
+        """Read the description of the models in a folder.
+
+        If the folder belongs to a finished run, its models must be those that the run
+        delivered.
 
         Raises:
-            StorageError: files are absent, damaged or of another form; `ConfigError`: ``clients.json`` is not as it must be.
+            StorageError: Files are absent, damaged or of another format.
+            ConfigError: The contents of ``clients.json`` are not valid.
         """
         verify(path)
         with _reading(path) as file:
@@ -163,10 +177,10 @@ class ModelFolder:
         return cls(path, kind, specs, buffers, keys, clients)
 
     def weights(self, number: int, device: torch.device | str = "cpu") -> Weights:
-        """Model `number`, counted from 0, as it was stored.
+        """Return model `number`, counted from 0, as it was stored.
 
         Raises:
-            StorageError: the file is gone or damaged.
+            StorageError: The file is gone or damaged.
         """
         start = len(_prefix(self.kind, number))
         params: Tree = {}
@@ -178,7 +192,10 @@ class ModelFolder:
         return Weights(self.specs[number], params, buffers)
 
     def layouts(self) -> list[dict[str, tuple[str, tuple[int, ...]]]]:
-        """Type (as safetensors names it: F32, F64 ...) and shape of every tensor, by model; reads no tensor."""
+        """Return type and shape of every tensor, for each model.
+
+        The type is named as in safetensors (F32, F64 and so on). No tensor is read.
+        """
         layouts = []
         with _reading(self.path) as file:
             for number, keys in enumerate(self.keys):
@@ -194,21 +211,28 @@ class ModelFolder:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """sha256 of each of the folder's files that are there: the models and what is known of their clients."""
+    """Return the sha256 of each of the folder's files that exist.
+
+    These are the models and what is known of their clients.
+    """
     return {
         name: file_sha256(folder / name) for name in (MODELS, CLIENTS) if (folder / name).is_file()
     }
 
 
 def fingerprint(folder: Path) -> str:
-    """sha256 of `digests`."""
+    """Return the sha256 of `digests`."""
     return hashlib.sha256(
         "".join(f"{name} {sha256}\n" for name, sha256 in digests(folder).items()).encode()
     ).hexdigest()
 
 
 def verify(folder: Path) -> None:
-    """Raises `StorageError` where a finished run's folder holds other models than the run delivered."""
+    """Check that a finished run's folder has the models that the run delivered.
+
+    Raises:
+        StorageError: It has other models.
+    """
     found = digests(folder)
     for name, sha256 in (
         (read_json(folder / "result.json") or {}).get("models_sha256") or {}
@@ -238,7 +262,7 @@ def _reading(folder: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    if isinstance(error, KeyError | TypeError):  # what only fedexp writes is missing
+    if isinstance(error, KeyError | TypeError):  # metadata that only fedexp writes is missing
         return "the file does not say which networks they are"
     return str(error)
 
@@ -264,13 +288,13 @@ def _by_model(keys: list[str], kind: str, count: int) -> tuple[tuple[str, ...], 
     groups: dict[str, list[str]] = {str(number): [] for number in range(count)}
     for key in keys:
         number, slash, _ = key.partition("/")
-        if slash:  # the others belong to the ensemble
+        if slash:  # the other keys belong to the ensemble
             groups[number].append(key)
     return tuple(map(tuple, groups.values()))
 
 
 def _arguments(stored: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """A spec's keyword arguments from JSON, which has no tuples."""
+    """Return the keyword arguments of a spec from JSON, which has no tuples."""
 
     def frozen(value: Any) -> Any:
         return tuple(map(frozen, value)) if isinstance(value, list) else value

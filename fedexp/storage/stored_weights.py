@@ -1,4 +1,8 @@
-"""A run's kept models: in memory up to a limit, a file each in the tensor store beyond it and for checkpoints."""
+"""Models that the state of a run refers to.
+
+They are in memory up to a limit. Beyond it, and for checkpoints, each is a file in the
+tensor store.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from fedexp.storage.tensors import TensorStore
 
 
 class FileBackedWeights(StoredWeights):
-    """In memory, on disk under the name `digest`, or both."""
+    """A reference to a model in memory, on disk under the name `digest`, or both."""
 
     def __init__(
         self, store: TensorStore, device: torch.device, spec: ModelSpec, weights: Weights | None
@@ -37,24 +41,29 @@ class FileBackedWeights(StoredWeights):
 
 
 class FileBackedModelStore(ModelStore):
-    """Models of the state of a run, whose checkpoints and whose memory limit they share with the client states.
+    """A store of the models that a run's state refers to.
 
-    A model goes to disk when a checkpoint refers to it or when the limit is exceeded, the longest kept first. Its file is
-    deleted once neither the last checkpoint nor the state of the last step refers to it.
+    The models share the checkpoints and the memory limit of the run with the client
+    states. A model moves to disk when a checkpoint refers to it or when the limit is
+    exceeded. The model that has been stored longest moves first. A file is deleted once
+    neither the last checkpoint nor the state of the last step refers to it.
 
     Args:
-        device: where models that are read from disk are put.
-        free_bytes: bytes of memory for them, at present.
+        store: Store of the files.
+        device: Device on which models that are read from disk are put.
+        free_bytes: Callback that returns the bytes of memory that models may use at
+            present.
     """
 
     def __init__(
         self, store: TensorStore, device: torch.device, free_bytes: Callable[[], float]
     ) -> None:
         self._store, self._device, self._free_bytes = store, device, free_bytes
-        self._held: dict[int, FileBackedWeights] = {}  # in memory, by id, the longest kept first
+        # models in memory by id, the longest stored first
+        self._held: dict[int, FileBackedWeights] = {}
         self._bytes = 0
-        self._spilled: set[str] = set()  # files written since the last checkpoint
-        self.saved = store.names()  # files that the last checkpoint may refer to
+        self._spilled: set[str] = set()  # names of files written since the last checkpoint
+        self.saved = store.names()  # names of files that the last checkpoint may refer to
 
     def store(self, weights: Weights) -> StoredWeights:
         model = FileBackedWeights(
@@ -81,7 +90,10 @@ class FileBackedModelStore(ModelStore):
         self._spill()
 
     def name_of(self, reference: StoredWeights) -> str:
-        """The name of its file, written now if it is not there."""
+        """Return the name of the file of `reference`.
+
+        The file is written if it does not exist yet.
+        """
         own = (
             reference
             if isinstance(reference, FileBackedWeights) and reference.tensor_store is self._store
@@ -97,19 +109,26 @@ class FileBackedModelStore(ModelStore):
         return reference.digest
 
     def reference_to(self, spec: ModelSpec, name: str) -> StoredWeights:
-        """The model that `name_of` named; it is not read yet."""
+        """Return a reference to the model that `name_of` named.
+
+        The model is not read yet.
+        """
         model = FileBackedWeights(self._store, self._device, spec, None)
         model.digest = name
         return model
 
     def keep_files(self, names: set[str]) -> None:
-        """The last checkpoint refers to the files `names`: delete all others."""
+        """Delete all files except those that the last checkpoint refers to.
+
+        Args:
+            names: Names of the files that it refers to.
+        """
         self.saved = names
         self._spilled.clear()
         self._store.keep_only(names)
 
     def _spill(self) -> None:
-        """Move what exceeds the limit to disk."""
+        """Move models beyond the limit to disk."""
         free_bytes = self._free_bytes()
         while self._held and self._bytes > free_bytes:
             key, model = next(iter(self._held.items()))

@@ -1,4 +1,7 @@
-"""A content-addressed store of trees (safetensors), and the encoding of nested state as JSON that refers to it."""
+"""Store of trees (safetensors) that are addressed by content.
+
+Nested state is encoded as JSON that refers to the stored trees.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,18 @@ from fedexp.storage.files import damaged, replacing
 
 
 def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
-    """Write a tree as one safetensors file, atomically, with `facts` (JSON values) beside it; returns its size in bytes.
+    """Write a tree as one safetensors file, atomically.
 
-    safetensors sorts its keys and refuses tensors that share memory, so the order is stored and shared ones are copied.
+    safetensors sorts its keys and refuses tensors that share memory. The order is
+    therefore stored, and shared tensors are copied.
+
+    Args:
+        path: File to write.
+        tree: Tree to store.
+        facts: JSON values that are stored with the tree.
+
+    Returns:
+        The size of the file in bytes.
     """
     seen: set[int] = set()
     data: Tree = {}
@@ -35,13 +47,15 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
         flat = value.detach().cpu().contiguous()
         data[key] = flat.clone() if flat.untyped_storage().data_ptr() in seen else flat
         seen.add(data[key].untyped_storage().data_ptr())
-    # One key: several are written in random order.
+    # All metadata is under one key, because several keys are written in random order.
     about = {"fedexp": json.dumps({"order": list(tree), **(facts or {})})}
-    with replacing(path) as part:  # straight from the tensors' memory
+    # The tensors are written directly from their memory.
+    with replacing(path) as part:
         try:
             safetensors.torch.save_file(data, part, metadata=about)
         except safetensors.SafetensorError as error:
-            code = re.search(r"os error (\d+)", str(error))  # of the system: no space left, say
+            # A code of the system, such as for no space left.
+            code = re.search(r"os error (\d+)", str(error))
             if code is None:
                 raise
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
@@ -49,15 +63,21 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
 
 
 def load_tree(path: Path, device: torch.device, verify: bool = True) -> tuple[Tree, dict[str, Any]]:
-    """What `save_tree` wrote: the tree in its order, and the facts; a `StorageError` names a damaged file.
+    """Return the tree that `save_tree` wrote, in its order, and the facts.
 
     Args:
-        verify: compare with the seal, where there is one (`save_sealed`).
+        path: File to read.
+        device: Device on which tensors are put.
+        verify: Whether the contents are compared with the seal, if there is one
+            (`save_sealed`).
+
+    Raises:
+        StorageError: The file is damaged. The message names it.
     """
     with opened(path, device) as file:
         facts = read_facts(file)
         tree = {key: file.get_tensor(key) for key in facts.pop("order")}
-    seal = facts.pop(_SEAL, None)  # files of earlier versions have none
+    seal = facts.pop(_SEAL, None)  # files of earlier versions have no seal
     if verify and seal and seal != _seal(tree, facts):
         raise damaged(path)
     return tree, facts
@@ -65,7 +85,11 @@ def load_tree(path: Path, device: torch.device, verify: bool = True) -> tuple[Tr
 
 @contextlib.contextmanager
 def opened(path: Path, device: torch.device) -> Iterator[Any]:
-    """The file for reading, tensors put on `device`; a `StorageError` names a damaged file."""
+    """Open the file for reading, with tensors put on `device`.
+
+    Raises:
+        StorageError: The file is damaged. The message names it.
+    """
     try:
         with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
             yield file
@@ -74,7 +98,7 @@ def opened(path: Path, device: torch.device) -> Iterator[Any]:
 
 
 def save_sealed(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
-    """As `save_tree`, sealed with a digest of tree and facts."""
+    """Write a tree as `save_tree` does, sealed with a digest of tree and facts."""
     size = save_tree(path, tree, {**(facts or {}), _SEAL: _seal(tree, facts or {})})
     _trusted.add(path)
     return size
@@ -83,9 +107,16 @@ def save_sealed(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> 
 def load_sealed(
     path: Path, device: torch.device, dropped: Callable[[], None] = lambda: None
 ) -> tuple[Tree, dict[str, Any]] | None:
-    """What `save_sealed` wrote, marked as used now (caches let go of what was not used longest). None: absent or damaged.
+    """Return what `save_sealed` wrote, or None if it is absent or damaged.
 
-    What another process wrote is verified when it is first read; what is damaged is deleted, and `dropped` is called.
+    The file is marked as used now, because caches drop the files that were not used for
+    longest. A file that another process wrote is verified when it is first read. A
+    damaged file is deleted.
+
+    Args:
+        path: File to read.
+        device: Device on which tensors are put.
+        dropped: Callback for a damaged file that is deleted.
     """
     try:
         tree, facts = load_tree(path, device, verify=path not in _trusted)
@@ -97,13 +128,13 @@ def load_sealed(
         dropped()
         return None
     _trusted.add(path)
-    with contextlib.suppress(OSError):  # a folder that may only be read
+    with contextlib.suppress(OSError):  # the folder may be read-only
         path.touch()
     return tree, facts
 
 
 _SEAL = "seal"
-_trusted: set[Path] = set()  # files whose content this process wrote or has verified
+_trusted: set[Path] = set()  # files whose content this process wrote or verified
 
 
 def _seal(tree: Tree, facts: dict[str, Any]) -> str:
@@ -111,23 +142,31 @@ def _seal(tree: Tree, facts: dict[str, Any]) -> str:
 
 
 def read_facts(file: Any) -> dict[str, Any]:
-    """The facts (and the order of keys) in an open file that `save_tree` wrote."""
+    """Return the facts and the order of keys in an open file that `save_tree` wrote."""
     facts: dict[str, Any] = json.loads(file.metadata()["fedexp"])
     return facts
 
 
 class TensorStore:
-    """One file a tree, named by its content: what does not change is written once."""
+    """A store with one file per tree, named by its content.
+
+    A tree that does not change is written once.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._quick_hashes: set[int] = set()  # of what was put
-        self._trusted: set[str] = set()  # names of what was written or verified here
+        self._quick_hashes: set[int] = set()  # quick hashes of the stored trees
+        self._trusted: set[str] = set()  # names of the files that were written or verified here
 
     def put(self, tree: Tree, name: str | None = None) -> str:
-        """Store `tree` unless it is there; returns its name, which is computed if it is not known.
+        """Store `tree` unless it is already stored, and return its name.
 
-        What differs at a glimpse from all that was put before is hashed while it is written.
+        A tree whose quick hash differs from those of all trees that were put before is
+        hashed while it is written.
+
+        Args:
+            tree: Tree to store.
+            name: Name of the tree, or None to compute it.
         """
         tree = {key: value.detach().cpu().contiguous() for key, value in tree.items()}
         quick_hash = hash(
@@ -138,6 +177,7 @@ class TensorStore:
                 ]
             )
         )
+
         if name is None and quick_hash not in self._quick_hashes:
             written = self._path("new")
             with ThreadPoolExecutor(1) as thread:
@@ -146,6 +186,7 @@ class TensorStore:
             name = hashed.result()
             written.replace(self._path(name))
             self._trusted.add(name)
+
         name = name or digest(tree)
         if not self._path(name).exists():
             save_tree(self._path(name), tree)
@@ -154,10 +195,13 @@ class TensorStore:
         return name
 
     def get(self, name: str, device: torch.device) -> Tree:
-        """What is stored under `name`; what another process wrote is compared with its name when it is first read.
+        """Return the tree that is stored under `name`.
+
+        A file that another process wrote is compared with its name when it is first
+        read.
 
         Raises:
-            StorageError: the file is missing or damaged.
+            StorageError: The file is missing or damaged.
         """
         with self._reading(name):
             tree = load_tree(self._path(name), device)[0]
@@ -167,7 +211,11 @@ class TensorStore:
             return tree
 
     def tensor(self, name: str, key: str, device: torch.device) -> Tensor:
-        """One tensor of what `get` returns, and no other is read; but all of them once where another process wrote them."""
+        """Return one tensor of a stored tree.
+
+        No other tensor is read. If another process wrote the file, all are read once to
+        verify it.
+        """
         if name not in self._trusted:
             return self.get(name, device)[key]
         with self._reading(name), opened(self._path(name), device) as file:
@@ -186,7 +234,7 @@ class TensorStore:
             ) from error
 
     def names(self) -> set[str]:
-        """What is stored."""
+        """Return the names of all stored trees."""
         return {path.stem for path in self.folder.glob("*.safetensors")}
 
     def delete(self, name: str) -> None:
@@ -205,7 +253,13 @@ class TensorStore:
 
 
 def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[StoredWeights], str]) -> Any:
-    """A nest of dict, list, tuple, scalars, Tensor, Weights and StoredWeights as JSON; tensors go through `put`."""
+    """Return nested state as JSON.
+
+    Args:
+        value: Nest of dict, list, tuple, scalars, Tensor, Weights and StoredWeights.
+        put: Function that stores a tree and returns its name.
+        name_of: Function that returns the name of a stored model.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
@@ -236,7 +290,13 @@ def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[StoredWeig
 def decode(
     node: Any, get: Callable[[str], Tree], make_reference: Callable[[ModelSpec, str], StoredWeights]
 ) -> Any:
-    """The inverse of `encode`; `make_reference` makes a reference of a spec and a name."""
+    """Return the nested state that `encode` made into `node`.
+
+    Args:
+        node: Encoded value.
+        get: Function that returns the tree of a name.
+        make_reference: Function that returns a reference for a spec and a name.
+    """
     if isinstance(node, list):
         return [decode(item, get, make_reference) for item in node]
     if not isinstance(node, dict):
@@ -259,7 +319,7 @@ def decode(
 
 
 def references(node: Any) -> Iterator[str]:
-    """Names of the trees that an encoded value refers to."""
+    """Yield the names of the trees that an encoded value refers to."""
     if isinstance(node, list):
         for item in node:
             yield from references(item)
