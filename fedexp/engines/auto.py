@@ -1,4 +1,8 @@
-"""The engine that is fastest here: chosen when the first clients train, then part of the run's numerics."""
+"""Choice of the engine that is expected to be fastest for a run.
+
+It is chosen when the first clients train. From then on it is part of the run's
+numerics.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,11 @@ from fedexp.engines.workers import Workers
 
 @dataclass
 class Auto(Engine):
-    """Vectorized where stacking pays; elsewhere, on a CPU, local workers where they do (`fedexp.engines.rule`); else serial."""
+    """The automatic choice among the engines.
+
+    It is `Vectorized` if stacking gains. Otherwise, on a CPU, it is `Workers` if local
+    workers gain (`fedexp.engines.rule`), or else `Serial`.
+    """
 
     def choose(self, context: EngineContext) -> Engine:
         here = Vectorized().choose_quietly(context)
@@ -25,7 +33,10 @@ class Auto(Engine):
         return Workers() if Workload.of(context).repays_workers else here
 
     def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
-        """Workers were chosen where a process was given fewer threads than there are."""
+        """Return the engine of an earlier launch, whose choice the thread numbers show.
+
+        `Workers` were chosen if a process had fewer threads than the run has.
+        """
         return (
             Workers().restore(computing, threads, num_threads)
             if threads < num_threads

@@ -1,6 +1,7 @@
-"""A memo of client work: jobs that do not depend on earlier rounds are trained once and shared by all runs.
+"""Cache of client work that is shared by all runs.
 
-One-shot methods then fuse the same local models, and a sweep over methods trains its first round once.
+Jobs that do not depend on earlier rounds are trained once. One-shot methods then fuse
+the same local models, and a sweep over methods trains its first round once.
 """
 
 from __future__ import annotations
@@ -29,17 +30,22 @@ from fedexp.storage.tensors import load_sealed, save_sealed
 
 
 class ClientCache(Engine):
-    """Wraps an engine; first-round jobs are looked up by content before they are run.
+    """A wrapper of an engine that looks up first-round jobs by content.
+
+    Only jobs that are not found are run. A key consists of the digest of the start, the
+    trainer, task, local training, seed, broadcast trees, the client's state and its
+    samples, byte for byte. If several processes ask for the same jobs, one trains them
+    and the others wait. A folder that cannot be used, or a damaged entry, costs time
+    and a note to the user.
 
     Args:
-        inner: the engine that trains what is missing.
-        root: folder shared by runs; max_gb: the least recently used entries go beyond it.
-        numerics, code: part of every key, so other bits or other code never pass for these.
-
-    A folder that cannot be used, or an entry that is damaged, costs time and a note.
-
-    A key holds the start's digest, the trainer, task, budget, seed, broadcast trees, the client's state and its samples,
-    byte for byte. Of several processes that ask for the same jobs, one trains them and the others wait.
+        inner: Engine that trains what is missing.
+        root: Folder that runs share.
+        max_gb: Maximum size of the folder. Beyond it, the least recently used entries
+            are deleted.
+        numerics: Numerics of the run, a part of every key. Results with other bits have
+            other keys.
+        code: Fingerprint of the code, a part of every key.
     """
 
     def __init__(
@@ -49,8 +55,9 @@ class ClientCache(Engine):
         self.root = root
         self.max_bytes = max_gb * 1e9
         self.hits = self.misses = 0
+
         self._written = 0
-        self._cached_steps = 0  # local steps of the hits, which nobody executed
+        self._cached_steps = 0  # local steps of the hits, which were not executed
         self._base = json.dumps([asdict(numerics), code])
         self._reported: set[str] = set()
 
@@ -71,6 +78,7 @@ class ClientCache(Engine):
         if not jobs or not all(job.first for job in jobs):
             yield from self.inner.map(jobs, data)
             return
+
         parts = self.inner.split(jobs, data)
         keys = self._keys(jobs, parts, data)
         digest_of_all = hashlib.blake2b("".join(keys).encode(), digest_size=16).hexdigest()
@@ -93,7 +101,10 @@ class ClientCache(Engine):
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Held by the one process that trains these jobs; in a folder that cannot be written each does."""
+        """Hold the lock of these jobs, so that only one process trains them.
+
+        In a folder that cannot be written, each process trains them.
+        """
         lock = FileLock(path)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -109,7 +120,7 @@ class ClientCache(Engine):
         try:
             yield
             with contextlib.suppress(OSError):
-                path.unlink()  # who waits for it finds everything trained
+                path.unlink()  # a process that waits for it finds everything trained
         finally:
             lock.release()
 
@@ -122,7 +133,7 @@ class ClientCache(Engine):
         self._report("damaged", "has damaged entries: they are deleted and computed again")
 
     def _report(self, kind: str, text: str) -> None:
-        """Once a kind."""
+        """Report a problem to the user, once per kind."""
         if kind not in self._reported:
             self._reported.add(kind)
             self.note(f"the memo {self.root} {text}")
@@ -134,8 +145,8 @@ class ClientCache(Engine):
         parts: list[list[int]],
         data: FederatedData,
     ) -> Generator[ClientResult, None, None]:
-        """Models from the folder where it has them, all else from the engine."""
-        loaded: dict[int, ClientResult] = {}  # models that are to be asked lie in memory together
+        """Yield models from the folder if it has them, and from the engine otherwise."""
+        loaded: dict[int, ClientResult] = {}  # models that are to be probed, all in memory
         for i, job in enumerate(jobs):
             if (
                 job.probes
@@ -143,6 +154,7 @@ class ClientCache(Engine):
                 and (stored := self._load(keys[i], job, data)) is not None
             ):
                 loaded[i] = stored
+
         is_stored = [
             job.trained or i in loaded or (not job.probes and self._path(keys[i]).exists())
             for i, job in enumerate(jobs)
@@ -171,7 +183,7 @@ class ClientCache(Engine):
                 yield result
 
     def _answers(self, job: ClientJob, key: str, data: FederatedData) -> dict[str, Tree]:
-        """Those to the job's probes that lie beside the model of this key."""
+        """Return the stored answers to the job's probes about the model of this key."""
         answers = {}
         for probe in job.probes:
             found = load_sealed(
@@ -184,14 +196,13 @@ class ClientCache(Engine):
     def _keys(
         self, jobs: Sequence[ClientJob], parts: list[list[int]], data: FederatedData
     ) -> list[str]:
-        digests: dict[int, str] = {}  # many clients share one start
+        digests: dict[int, str] = {}  # clients often share one start
         keys = [""] * len(jobs)
         for part in parts:
             sizes = [data.partition.size(jobs[i].client) for i in part]
             for place, i in enumerate(part):
-                batch_group = (
-                    [sizes, place] if len(part) > 1 else []
-                )  # last bits depend on who is padded to whose size
+                # The last bits depend on which clients are padded to whose size.
+                batch_group = [sizes, place] if len(part) > 1 else []
                 keys[i] = self._key(jobs[i], batch_group, data, digests)
         return keys
 
@@ -202,6 +213,7 @@ class ClientCache(Engine):
         if start is None:
             start = digests[id(job.start)] = digest(job.start.params) + digest(job.start.buffers)
         shared = {name: digest(tree) for name, tree in job.shared.items()}
+
         state = {name: digest(tree) for name, tree in (job.state or {}).items()}
         parts = [
             self._base,
@@ -227,7 +239,11 @@ class ClientCache(Engine):
         return self.root / key[:2] / f"{key}.safetensors"
 
     def _save(self, key: str, tree: Tree, facts: dict[str, Any]) -> None:
-        """Nothing where this call of `map` has written as much as the folder may hold."""
+        """Store an entry.
+
+        Nothing is stored if this call of `map` has written as much as the folder may
+        hold.
+        """
         if self._written < self.max_bytes:
             try:
                 self._written += save_sealed(self._path(key), tree, facts)
@@ -264,17 +280,22 @@ class ClientCache(Engine):
         )
 
     def _evict(self) -> None:
-        """Delete the least recently used entries beyond the cap, and what killed processes left."""
+        """Delete the least recently used entries beyond the limit.
+
+        Stale temporary files, which killed processes leave, are deleted too.
+        """
         for folder in self.root.glob("??"):
             for path in stale_files(folder):
                 delete_path(path)
+
         entries = []
         for path in self.root.glob("*/*.safetensors"):
             try:
                 stat = path.stat()
-            except FileNotFoundError:  # another run evicts too
+            except FileNotFoundError:  # another run deletes entries too
                 continue
             entries.append((stat.st_mtime, stat.st_size, path))
+
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries):
             if total <= self.max_bytes:
@@ -285,15 +306,22 @@ class ClientCache(Engine):
 
 
 class _InnerRequests:
-    """What the inner engine is asked: models that are not there and answers about those that are, as one stream if it may.
+    """The requests to the wrapped engine.
 
-    Whole parts of the engine's split are trained, for within a part last bits may be shared.
+    It is asked for models that are missing and for probes of models that exist, in one
+    stream if possible. Whole parts of the engine's split are trained, because the last
+    bits within a part may depend on each other.
 
     Args:
-        there: whether each job's model is; loaded: those of them that are to be asked.
+        inner: Wrapped engine.
+        jobs: All jobs of the call.
+        parts: Parts of the wrapped engine's split.
+        data: Data of the run.
+        is_stored: Whether the model of each job is stored.
+        loaded: The stored models that are to be probed, by position.
 
     Attributes:
-        missing: positions of the jobs that are trained.
+        missing: Positions of the jobs that are trained.
     """
 
     def __init__(
@@ -316,21 +344,20 @@ class _InnerRequests:
             if i not in self.missing:
                 self._requests[i] = jobs[i].asking(loaded[i].weights, jobs[i].probes)
         self._done: dict[int, ClientResult] = {}
-        each_alone = all(
-            len(part) == 1 for part in parts
-        )  # else a shorter list of jobs would be split another way
+        # Otherwise a shorter list of jobs would be split in another way.
+        each_alone = all(len(part) == 1 for part in parts)
         self._together = each_alone or not self.missing or len(self.missing) == len(jobs)
         self._stream = self._from(0)
 
     def result(self, i: int) -> ClientResult:
-        """What comes of job `i`; to be asked in ascending order."""
+        """Return the result of job `i`. Results must be asked for in ascending order."""
         if i in self._requests and self._together:
             return next(self._stream)
         if i not in self._done:
             part = self._part_of[i]
             if i in self._requests:
                 jobs = {j: self._requests[j] for j in part if j in self._requests}
-            else:  # evicted or damaged since we looked; the engine has one stream at a time
+            else:  # evicted or damaged since the check. The engine has one stream at a time.
                 self._stream.close()
                 jobs = {j: self._jobs[j] for j in part}
             self._done |= zip(jobs, self._inner.map(list(jobs.values()), self._data), strict=True)
@@ -347,13 +374,16 @@ class _InnerRequests:
 
 
 def _answer_key(key: str, probe: Probe) -> str:
-    """Of the answer about the model that `key` names."""
+    """Return the key of the answer to a probe about the model of `key`."""
     parts = [key, _described(probe), probe_code_hash(probe)]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
 
 def _client_data(data: FederatedData, client: int) -> list[Any]:
-    """Hash of a client's inputs and targets, in its order, and how they are normalised."""
+    """Return the hash of a client's inputs and targets, and their normalisation.
+
+    The samples are in the client's order.
+    """
     index = data.positions(client)
     content = digest({"x": data.train.x[index], "y": data.train.y[index]})
     return [content, data.train.mean, data.train.std]

@@ -1,4 +1,7 @@
-"""The same client jobs on a Ray cluster: actors on its nodes, each with an engine of its own; lost ones are replaced."""
+"""Engine that executes client jobs on a Ray cluster.
+
+Actors on the nodes of the cluster each run an engine. Lost actors are replaced.
+"""
 
 from __future__ import annotations
 
@@ -26,27 +29,33 @@ from fedexp.engines.ray_cluster import (
 )
 from fedexp.engines.ray_wire import JobBatch, Packer, Reply, SentData, SentResult
 
-MAX_LOSSES = 3  # actors that may die over the same jobs before the jobs are to blame
-_STACK = 8  # about as many clients each, where it is open how many actors divide them
+MAX_LOSSES = 3  # actors that may die over the same jobs before the jobs are blamed
+# Approximate number of clients per actor, for the choice of the inner engine if the number of
+# actors is open.
+_STACK = 8
+# Small jobs are sent together, because a message costs about a millisecond.
 _BATCH_CHUNKS, _BATCH_BYTES = (
     8,
     1 << 24,
-)  # small jobs travel together: a message costs about a millisecond
+)
 
 
 @dataclass
 class Ray(Engine):
-    """Hands chunks of jobs to actors. The bits are those of `inner` at `threads` threads, whatever the actors.
+    """An engine that hands chunks of jobs to actors.
 
-    Data are sent once a node, weights and broadcast trees once a round. This process aggregates; it must run on a
-    machine of the cluster.
+    The bits of the results are those of `inner` at `threads` threads, whatever the
+    actors. Data are sent once per node, weights and broadcast trees once per round.
+    This process aggregates, and it must run on a machine of the cluster.
 
     Args:
-        address: ``auto`` (the cluster this machine belongs to), ``host:port``, or ``local`` (start one for this run).
-        actors: how many, or ``auto``: what the cluster's CPUs and GPUs allow.
-        threads: CPUs and threads of each actor.
-        gpus: GPUs of each actor, a fraction or a whole number.
-        inner: config node of the engine that each actor runs.
+        address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
+            ``local`` (start a cluster for this run).
+        actors: Number of actors, or ``auto`` for what the CPUs and GPUs of the cluster
+            allow.
+        threads: Number of CPUs and threads of each actor.
+        gpus: Number of GPUs of each actor, a fraction or a whole number.
+        inner: Config node of the engine that each actor runs.
     """
 
     address: str = "auto"
@@ -95,9 +104,8 @@ class Ray(Engine):
 
     def choose(self, context: EngineContext) -> Engine:
         self._check_device(context.numerics)
-        self._connect(
-            context.threads
-        )  # a cluster that is not there is told before an inner engine makes its choices
+        # A missing cluster is reported before an inner engine makes its choices.
+        self._connect(context.threads)
         actors = -(-len(context.jobs) // _STACK) if self.actors == "auto" else self.actors
         try:
             self._computing = self._computing.choose(
@@ -131,7 +139,8 @@ class Ray(Engine):
         """Join or start the cluster and start the actors.
 
         Raises:
-            ConfigError: no cluster at `address`, one that is too small, or other code or versions on its nodes.
+            ConfigError: There is no cluster at `address`, it is too small, or its nodes
+                have other code or versions.
         """
         self._check_device(numerics)
         self._connect(threads)
@@ -189,7 +198,11 @@ class Ray(Engine):
     def _packing(
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Callable[[Packer, list[list[int]]], JobBatch]:
-        """How chunks become a parcel: with the data's reference and the code that the jobs use."""
+        """Return a function that makes a batch of chunks.
+
+        The batch has the reference to the data and the fingerprint of the code that the
+        jobs use.
+        """
         import ray
 
         plugins: set[type] = {
@@ -210,16 +223,17 @@ class Ray(Engine):
 
 @dataclass(eq=False)
 class _SentBatch:
-    """A parcel on its way: who has it and what is in it."""
+    """A batch that was sent, with its actor and its chunks."""
 
     actor: Actor
     chunks: list[list[int]]
 
 
 class _Sending:
-    """One `map` call: parcels out, results in, in any order; `result` hands them on in job order.
+    """One call of `map`: batches are sent, and results arrive in any order.
 
-    At most a window of results wait here or travel, so that memory does not grow with the number of jobs.
+    `result` returns them in job order. At most a window of results wait here or are on
+    their way, so that memory does not grow with the number of jobs.
     """
 
     def __init__(
@@ -234,24 +248,26 @@ class _Sending:
         self.stacked = 0
         self.notes: list[str] = []
         self._ray, self._pool, self._jobs, self._packing = ray, pool, jobs, packing
+
         self._packer = Packer(jobs, lambda value: _put(value, ray))
         self._waiting = deque(chunks)
-        self._retries: deque[list[int]] = (
-            deque()
-        )  # lost ones, alone in their parcel so that the guilty one is known
-        self._lost: dict[int, int] = {}  # a chunk's first position: actors that died over it
+        # Lost chunks are sent again in separate batches, so that the suspect is known.
+        self._retries: deque[list[int]] = deque()
+        # Number of actors that died over a chunk, by its first position.
+        self._lost: dict[int, int] = {}
         self._in_flight: dict[Any, _SentBatch] = {}
         self._arrived: dict[int, SentResult | FedexpError] = {}
+
         weight = max(1, self._packer.own_bytes(0)) * max(map(len, chunks))
         self._together = max(1, min(_BATCH_CHUNKS, _BATCH_BYTES // weight))
         self._largest = self._together * max(map(len, chunks))
         pool.fill()
 
     def result(self, position: int) -> SentResult:
-        """The result of job `position`; to be asked for in order.
+        """Return the result of job `position`. Results must be asked for in order.
 
         Raises:
-            ClientError: the job failed, or `MAX_LOSSES` actors died over it.
+            ClientError: The job failed, or `MAX_LOSSES` actors died over it.
         """
         self._send(position)
         while position not in self._arrived:
@@ -263,7 +279,7 @@ class _Sending:
         return found
 
     def close(self) -> None:
-        """Take back what was not asked for."""
+        """Cancel the batches whose results were not asked for."""
         for reference, sent in self._in_flight.items():
             sent.actor.batches.remove(reference)
             if self._ray.is_initialized():
@@ -278,6 +294,7 @@ class _Sending:
             full = ahead >= 2 * DEPTH * self._pool.size * self._largest
             if full and not self._retries and (self._in_flight or needed in self._arrived):
                 return
+
             chunks = [self._retries.popleft()] if self._retries else self._next_chunks()
             reference = actor.handle.run.remote(self._packing(self._packer, chunks))
             actor.batches.append(reference)
@@ -291,7 +308,7 @@ class _Sending:
         )
 
     def _next_chunks(self) -> list[list[int]]:
-        """Many small chunks while there are many, one by one towards the end."""
+        """Return many small chunks while many wait, and single chunks towards the end."""
         count = len(self._waiting) // (2 * DEPTH * self._pool.size)
         return [self._waiting.popleft() for _ in range(max(1, min(count, self._together)))]
 
@@ -303,9 +320,8 @@ class _Sending:
                 where="engine=ray",
                 do="look at 'ray status'; the same command resumes this run",
             )
-        alone = (
-            START_SECONDS if not self._in_flight else None
-        )  # nobody works: new actors must come in that time
+        # If no actor works, new actors must start within that time.
+        alone = START_SECONDS if not self._in_flight else None
         done, _ = self._ray.wait([*self._in_flight, *starting], num_returns=1, timeout=alone)
         if not done:
             for actor in starting.values():
@@ -338,7 +354,7 @@ class _Sending:
                 self._arrived[position] = reply.failure
 
     def _repeat(self, sent: _SentBatch, suspect: bool, error: Exception) -> None:
-        """Jobs whose actor was lost go out again, unless too many actors died over them."""
+        """Send the jobs of a lost actor again, unless too many actors died over them."""
         for chunk in sent.chunks:
             self._lost[chunk[0]] = self._lost.get(chunk[0], 0) + suspect
             if self._lost[chunk[0]] < MAX_LOSSES:
@@ -354,7 +370,10 @@ class _Sending:
 
 
 def _put(value: object, ray: Any) -> Any:
-    """`value` in the object store, fetched once by every node whose actors ask for it."""
+    """Store `value` in the object store.
+
+    Every node whose actors ask for it fetches it once.
+    """
     try:
         return ray.put(value)
     except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:

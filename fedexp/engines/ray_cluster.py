@@ -1,4 +1,4 @@
-"""The cluster side of the Ray engine: joining or starting a cluster, and the crew of actors on its nodes."""
+"""Connection to a Ray cluster and the pool of actors on its nodes."""
 
 from __future__ import annotations
 
@@ -23,32 +23,39 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.numerics import Numerics
 from fedexp.engines.ray_actor import Worker
 
-_LONGEST_PARENT = (
-    19  # bytes; we and Ray add 84 to it, and systems allow a socket's path 103 (macOS) or 107
-)
-START_SECONDS = 60.0  # until at least one actor must have started
-DEPTH = 2  # parcels an actor holds: one that runs and one that waits, so that it is never idle between two
+# In bytes. fedexp and Ray add 84 bytes to it, and systems allow the path of a socket 103 (macOS) or
+# 107.
+_LONGEST_PARENT = 19
+START_SECONDS = 60.0  # seconds until at least one actor must have started
+# Batches that an actor holds: one that runs and one that waits, so that it is never idle between
+# two.
+DEPTH = 2
 
 _QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # no report to Ray's makers
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage report to Ray's makers
     "RAY_enable_metrics_collection": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
 class Connection:
-    """This process's membership in a Ray cluster; `close` ends what it began, and nothing else.
+    """The membership of this process in a Ray cluster.
+
+    `close` ends only what this object began.
 
     Args:
-        address: ``auto`` (the cluster this machine belongs to), ``host:port``, or ``local`` (start one for this run).
-        cpus: of a local cluster; gpus: whether a local cluster offers this machine's GPUs.
+        address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
+            ``local`` (start a cluster for this run).
+        cpus: Number of CPUs of a local cluster.
+        gpus: Whether a local cluster offers the GPUs of this machine.
 
     Raises:
-        ConfigError: there is no cluster at the address, or this process belongs to another.
+        ConfigError: There is no cluster at the address, or this process belongs to
+            another one.
     """
 
     def __init__(self, address: str, cpus: int, gpus: bool) -> None:
-        for name, value in _QUIET.items():  # read when ray is imported
+        for name, value in _QUIET.items():  # these are read when ray is imported
             os.environ.setdefault(name, value)
         import ray
 
@@ -57,6 +64,7 @@ class Connection:
         if not self._own:
             _check_same(address, ray.get_runtime_context().gcs_address)
             return
+
         options: dict[str, Any] = {
             "include_dashboard": False,
             "log_to_driver": False,
@@ -72,14 +80,14 @@ class Connection:
             if not gpus:
                 options["num_gpus"] = 0
         else:
-            del options["include_dashboard"]  # the cluster's own matter
+            del options["include_dashboard"]  # the cluster itself decides about a dashboard
             _check_reachable(address)
-            if address.startswith(
-                "127."
-            ):  # several nodes on one machine's loopback: the one to join is named
+            # With several nodes on the loopback of one machine, the node to join is named.
+            if address.startswith("127."):
                 options["_node_ip_address"] = address.partition(":")[0]
         in_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM)
+
         try:
             ray.init(address=address, **options)
         except (OSError, RuntimeError, ValueError) as error:
@@ -90,7 +98,7 @@ class Connection:
             raise
         finally:
             if in_main:
-                signal.signal(signal.SIGTERM, handler)  # ray.init sets its own
+                signal.signal(signal.SIGTERM, handler)  # ray.init sets its own handler
 
     def close(self) -> None:
         import ray
@@ -98,13 +106,16 @@ class Connection:
         if self._own:
             ray.shutdown()
         if self._folder is not None:
-            shutil.rmtree(
-                self._folder, ignore_errors=True
-            )  # Ray's processes may still write their last log lines
+            # Ray's processes may still write their last log lines.
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _session_folder() -> str:
-    """A new folder for a local cluster: in the system's place for such, or in ``/tmp`` where that path is too long."""
+    """Return a new folder for a local cluster.
+
+    It is in the system's folder for temporary files, or in ``/tmp`` if that path is too
+    long.
+    """
     usual = tempfile.gettempdir()
     parent = usual if len(os.fsencode(usual)) <= _LONGEST_PARENT else "/tmp"
     try:
@@ -130,7 +141,7 @@ def _check_same(asked: str, joined: str) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself waits for minutes at an address where nothing listens."""
+    """Refuse an address that nothing listens to. Ray itself would wait for minutes."""
     import ray
 
     if address == "auto":
@@ -138,7 +149,7 @@ def _check_reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return  # Ray looks for a cluster of this machine
-    if host in ("localhost", "127.0.0.1"):  # Ray takes these for the machine's own address
+    if host in ("localhost", "127.0.0.1"):  # Ray replaces these by the machine's own address
         own_address: Any = ray.util.get_node_ip_address  # untyped
         host = own_address()
     try:
@@ -164,12 +175,14 @@ def _no_cluster(address: str, why: str) -> ConfigError:
 
 @dataclass(eq=False)
 class Actor:
-    """An actor of the crew.
+    """An actor of the pool.
 
     Args:
-        handle: Ray's; node: the id of the node it is pinned to.
-        starting: reference to its `Worker.ready`, None once it is.
-        parcels: what it holds, the one it works on first; guilty: the one it worked on when it was lost.
+        handle: Ray's handle.
+        node: ID of the node that the actor is pinned to.
+        starting: Reference to the result of its `Worker.ready`, None once it is ready.
+        batches: Batches that it holds, the one it works on first.
+        suspect: Batch that it worked on when it was lost.
     """
 
     handle: Any
@@ -180,15 +193,21 @@ class Actor:
 
 
 class ActorPool:
-    """Actors spread evenly over the cluster's nodes, replaced where resources allow.
+    """A pool of actors that are spread evenly over the nodes of a cluster.
+
+    Lost actors are replaced if resources allow.
 
     Args:
-        wanted: how many; None: as many as the cluster's CPUs and GPUs allow.
-        threads, gpus: CPUs and GPUs reserved for each.
-        inner: config node of the engine they run, under `numerics`.
+        wanted: Number of actors, or None for as many as the CPUs and GPUs of the
+            cluster allow.
+        threads: Number of CPUs reserved for each.
+        gpus: Number of GPUs reserved for each.
+        inner: Config node of the engine that they run.
+        numerics: Numerics of the engine.
+        note: Callback that shows the user a line.
 
     Raises:
-        ConfigError: the cluster is too small, or no actor could start.
+        ConfigError: The cluster is too small, or no actor could start.
     """
 
     def __init__(
@@ -203,6 +222,7 @@ class ActorPool:
         self._threads, self._gpus, self._note = threads, gpus, note
         self._inner, self._numerics = inner, numerics
         self.actors: list[Actor] = []
+
         room = self._room()
         most = sum(room.values())
         self.size = most if wanted is None else wanted
@@ -210,9 +230,7 @@ class ActorPool:
             raise _cluster_too_small(threads, gpus, wanted, most)
         try:
             self.fill()
-            why = self.wait_for_start(
-                START_SECONDS, START_SECONDS / 4
-            )  # the others join when they can
+            why = self.wait_for_start(START_SECONDS, START_SECONDS / 4)  # the others join later
             if not self.ready:
                 raise ConfigError(
                     f"no Ray actor could start: {why or f'CPUs or GPUs stayed busy for {START_SECONDS:.0f} s'}",
@@ -229,11 +247,11 @@ class ActorPool:
 
     @property
     def starting(self) -> dict[Any, Actor]:
-        """By the reference that becomes ready when they do."""
+        """Actors that are starting, by the reference that becomes ready with them."""
         return {actor.starting: actor for actor in self.actors if actor.starting is not None}
 
     def fill(self) -> None:
-        """Start missing actors, each on the node with the fewest of ours that has room."""
+        """Start missing actors, each on the node with room that has the fewest of them."""
         if len(self.actors) >= self.size:
             return
         here = Counter(actor.node for actor in self.actors)
@@ -248,19 +266,21 @@ class ActorPool:
             free[node] -= 1
 
     def admit(self, actor: Actor) -> str | None:
-        """`actor`'s start has ended; returns why it failed, if it did.
+        """Take in an actor whose start has ended.
+
+        Returns:
+            The reason if the start failed, else None.
 
         Raises:
-            ConfigError: its machine has other code or versions.
+            ConfigError: Its machine has other code or versions.
         """
         import ray
 
         try:
             refusal = ray.get(actor.starting)
         except lost_actor_errors() as error:
-            self.lose(
-                actor, refill=actor.node not in self._room()
-            )  # where one failed, the next would too
+            # A new actor on the same node would fail too.
+            self.lose(actor, refill=actor.node not in self._room())
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return lines[-1] if lines else type(error).__name__
         except ray.exceptions.RayTaskError as error:
@@ -271,7 +291,10 @@ class ActorPool:
         return None
 
     def lose(self, actor: Actor, refill: bool = True) -> None:
-        """Take an actor that died, or cannot be reached, out of the crew and start another where there is room."""
+        """Remove an actor that died or cannot be reached.
+
+        Another one is started if there is room.
+        """
         import ray
 
         if actor not in self.actors:
@@ -295,7 +318,7 @@ class ActorPool:
         self.actors = []
 
     def _room(self) -> dict[str, int]:
-        """Actors that each living node could hold."""
+        """Return the number of actors that each living node could hold."""
         import ray
 
         room = {}
@@ -317,15 +340,17 @@ class ActorPool:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         actor_class: Any = ray.remote(Worker)
+
         pinned = actor_class.options(
             num_cpus=self._threads,
             num_gpus=self._gpus,
-            max_restarts=0,  # a restarted actor would be pinned to the node that was lost
+            max_restarts=0,  # a restarted actor would be pinned to the lost node
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             runtime_env={
                 "env_vars": {"PYTHONPATH": _own_path(), "OMP_NUM_THREADS": str(self._threads)}
             },
         )
+
         handle = pinned.remote()
         starting = handle.ready.remote(
             self._inner, self._numerics, self._threads, torch.__version__
@@ -333,10 +358,14 @@ class ActorPool:
         self.actors.append(Actor(handle, node, starting))
 
     def wait_for_start(self, seconds: float, patience: float) -> str | None:
-        """Wait until no actor is starting, at most `seconds`, and `patience` where one is ready.
+        """Wait until no actor is starting.
+
+        Args:
+            seconds: Maximum time to wait.
+            patience: Maximum time to wait if an actor is ready.
 
         Returns:
-            why the last one that failed did, None where none failed.
+            The reason of the last failed start, None if none failed.
         """
         import ray
 
@@ -353,7 +382,7 @@ class ActorPool:
 
 
 def lost_actor_errors() -> tuple[type[Exception], ...]:
-    """What Ray raises where an actor or a node is gone, or took a result with it."""
+    """Return the exceptions that Ray raises if an actor, a node or a result is lost."""
     from ray import exceptions
 
     return (
@@ -367,7 +396,10 @@ def lost_actor_errors() -> tuple[type[Exception], ...]:
 
 
 def unexpected_error(error: Exception) -> FedexpError:
-    """An actor's exception that no engine foresaw: mostly a module that its machine does not have."""
+    """Return the error for an exception in an actor that no engine expects.
+
+    Its usual cause is a module that the actor's machine does not have.
+    """
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()
     return FedexpError(
@@ -389,7 +421,11 @@ def _cluster_too_small(threads: int, gpus: float, wanted: int | None, most: int)
 
 
 def _own_path() -> str:
-    """This process's import path without the interpreter's and its libraries' folders, which every node has itself."""
+    """Return the import path of this process, except for its libraries.
+
+    The folders of the interpreter and its libraries are left out, because every node
+    has them itself.
+    """
     libraries = {Path(path) for path in sysconfig.get_paths().values()}
     own = [Path(entry or ".").resolve() for entry in sys.path]
     kept = [

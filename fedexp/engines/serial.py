@@ -1,4 +1,7 @@
-"""The reference engine: one client after the other, one network reused, data on the device once."""
+"""Reference engine: one client after the other in this process.
+
+One network is reused, and the data are moved to the device once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from fedexp.runtime.random_numbers import GlobalRandomGuard, WatchedPlugins, cla
 
 @dataclass
 class Serial(Engine):
-    """Executes jobs in this process, in order."""
+    """An engine that executes jobs in this process, in order."""
 
     _nets: Callable[..., Net] = field(
         init=False, repr=False, compare=False, default_factory=lambda: by_spec(Net)
@@ -54,14 +57,17 @@ class Serial(Engine):
             net.release()
 
     def net(self, job: ClientJob) -> Net:
-        """The network that trains `job`, reused for all of its spec."""
+        """Return the network that trains `job`. It is reused for all jobs of its spec."""
         first = next(iter(job.start.params.values()))
         return self._nets(job.start.spec, first.device, first.dtype, self._precision)
 
 
 @contextlib.contextmanager
 def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
-    """Turn an unexpected exception, or a draw from a global generator, into a `ClientError` that names the clients."""
+    """Turn an unexpected exception into a `ClientError` that names the clients.
+
+    A draw from a global generator is also such an error.
+    """
     job = jobs[0]
     probes = tuple((probe.name, class_path(probe)) for probe in job.probes)
     guard = GlobalRandomGuard(
@@ -87,9 +93,10 @@ def _watched(
 
 
 def client_error(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:
-    """What is said of an unexpected `error` while `jobs` were trained; it is the cause."""
+    """Return the error for an unexpected `error` in the training of `jobs`, its cause."""
     who, place = _clients_text(jobs), place_of_error(error)
     sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)
+
     failed = ClientError(
         f"{who} failed: {type(error).__name__}: {error}",
         where=f"{who}, {sizes} training samples, lr {jobs[0].local_training.lr:g}"

@@ -1,7 +1,9 @@
-"""Several clients trained as one: their tensors stacked along a first axis, their steps taken together.
+"""Training of several clients as one.
 
-The order of a step's operations is the step kernel's (`fedexp.core.kernel`); no client takes a step that it would not take
-alone, and no client's numbers depend on another's, their last bits aside: who is padded to whose size decides those.
+Their tensors are stacked along a first axis, and their steps are taken together. The
+step kernel (`fedexp.core.kernel`) decides the order of a step's operations. No client
+takes a step that it would not take by itself. No client's numbers depend on another's,
+except for their last bits. These depend on which clients are padded to whose size.
 """
 
 from __future__ import annotations
@@ -69,24 +71,33 @@ def train_stack(
     num_classes: int,
     kind: type[StackKernel],
 ) -> Iterator[ClientResult]:
-    """Train `jobs`, which agree in everything but client, start, seed and trees, as one; results in the jobs' order.
+    """Train `jobs` as one and return their results in order.
 
-    Training is over when this returns; a client's payload and new state are made when its result is asked for, and are still
-    in the processor's cache where the server reads them.
+    The jobs agree in everything except client, start, seed and trees. Training is over
+    when this function returns. The payload and the new state of a client are made when
+    its result is asked for. They are then still in the processor's cache where the
+    server reads them.
 
     Args:
-        indices: each client's (n,) int64 positions in `samples`, on its device.
+        jobs: Jobs of the stack.
+        net: Network that all of them train.
+        samples: Training pool.
+        indices: Positions in `samples` of each client, (n,) int64, on the device of
+            `samples`.
+        num_classes: Number of classes.
+        kind: Kernel that computes the gradients.
     """
     clients = []
     for job, index in zip(jobs, indices, strict=True):
         schedule, noise = schedule_of(job, net, len(index)), StepNoise(job.seed, samples.x.device)
         ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
         clients.append(_StackedClient(job, index, schedule, noise, ctx))
-    order = sorted(
-        range(len(jobs)), key=lambda i: -len(clients[i].schedule)
-    )  # who still trains is among the first
+
+    # Clients that still train are always the first ones.
+    order = sorted(range(len(jobs)), key=lambda i: -len(clients[i].schedule))
     clients = [clients[i] for i in order]
     net.train()
+
     training = _Training(clients, net, kind)
     for batch in _batches(clients, samples):
         training.step(batch)
@@ -95,12 +106,18 @@ def train_stack(
 
 
 class _Training:
-    """The clients' steps, taken together: the trees of those that still train, and everything that changes these."""
+    """The joint steps of the clients.
+
+    It has the trees of those that still train, and everything that changes these trees.
+    """
 
     def __init__(
         self, clients: Sequence[_StackedClient], net: Net, kind: type[StackKernel]
     ) -> None:
-        """`clients` have fewer and fewer steps."""
+        """Prepare the trees and hooks.
+
+        `clients` are sorted by descending number of steps.
+        """
         first = clients[0].job
         own, trainer, local_training = (
             [client.ctx for client in clients],
@@ -111,8 +128,10 @@ class _Training:
             _on_stack(trainer, name, net) if overrides(trainer, name) else None
             for name in ("correct", "after_step")
         ]
+
         self._clients, self._net, self._first, self._hooks = clients, net, first, hooks
         self._whole = _stacked(clients, state=any(hooks) or kind.reads_context(trainer))
+
         self._kernel = kind(first, net)
         self._optimizer = LocalOptimizer(local_training)
         self._ascent = _ascent(trainer, own)
@@ -126,15 +145,18 @@ class _Training:
         self._fused = (
             fused if fused and not between and (not self._ascent or fused.fuses_ascent) else None
         )
-        self._measured: defaultdict[str, list[Tensor]] = defaultdict(
-            list
-        )  # (clients that still train,) of every step
+
+        # For every step, one tensor of shape (clients that still train,).
+        self._measured: defaultdict[str, list[Tensor]] = defaultdict(list)
         self._active = len(clients)
         self._stack = self._whole
         self._bind_hooks()
 
     def step(self, batch: StackBatch) -> None:
-        """One step of each client in `batch`: the first ones, never more than before."""
+        """Take one step of each client in `batch`.
+
+        These are the first clients, never more than before.
+        """
         if len(batch.y) < self._active:
             self._go_on_with(len(batch.y))
         stack = self._stack
@@ -164,7 +186,10 @@ class _Training:
             self._measured[name].append(values)
 
     def _go_on_with(self, count: int) -> None:
-        """The others have taken all their steps."""
+        """Continue with the first `count` clients.
+
+        The others have taken all their steps.
+        """
         self._active = count
         self._stack = _first(self._whole, count)
         self._adjustment = self._adjustment and _changed(
@@ -182,12 +207,13 @@ class _Training:
         )
 
     def end(self) -> None:
-        """Nothing follows but `result`."""
+        """Finish training. Only `result` may be called afterwards."""
         check_measured(self._measured, len(self._clients[0].schedule))
         self._rows = {name: _rows(values) for name, values in self._measured.items()}
 
     def _metrics(self, i: int) -> Metrics:
         schedule = self._clients[i].schedule
+
         own = {name: [row[i] for row in rows[: len(schedule)]] for name, rows in self._rows.items()}
         last = own["loss"][last_epoch(schedule) :]
         return {name: sum(values) / len(values) for name, values in own.items()} | {
@@ -195,13 +221,15 @@ class _Training:
         }
 
     def result(self, i: int) -> ClientResult:
-        """Of the i-th member."""
+        """Return the result of the i-th client."""
         client, net = self._clients[i], self._net
         job = client.job
+
         params = {name: value[i] for name, value in self._whole.params.items()}
         buffers = {name: value[i] for name, value in self._whole.buffers.items()}
         net.train()
         net.set_noise(client.noise)
+
         payload, state = job.trainer.finish(
             {name: params[name] for name in self._whole.live}, buffers, client.ctx
         )
@@ -236,7 +264,7 @@ def _stacked(clients: Sequence[_StackedClient], state: bool) -> StackTrees:
 
 
 def _rows(values: list[Tensor]) -> list[list[float]]:
-    """Every step's numbers, one a client; one synchronisation."""
+    """Return the numbers of every step, one per client, with one synchronisation."""
     numbers = iter(torch.cat(values).tolist())
     return [list(islice(numbers, len(step))) for step in values]
 
@@ -248,7 +276,10 @@ def _contiguous_copies(tree: Tree) -> Tree:
 
 
 def _joined(trees: list[Tree]) -> Tree:
-    """Trees stacked along a first axis; one tensor that all clients share is repeated without a copy."""
+    """Return the trees stacked along a first axis.
+
+    One tensor that all clients share is repeated without a copy.
+    """
     joined: Tree = {}
     for name, value in trees[0].items():
         same = all(tree[name] is value for tree in trees)
@@ -276,7 +307,10 @@ def _first(stack: StackTrees, count: int) -> StackTrees:
 
 
 def _shared_context(client: _StackedClient, stack: StackTrees) -> Ctx:
-    """The context of an elementwise hook for all clients of a stack; what such a hook may not use fails or is NaN."""
+    """Return the context of an elementwise hook for all clients of a stack.
+
+    Using what such a hook may not use raises an error or gives NaN.
+    """
 
     def refuse(*arguments: Any, **named: Any) -> NoReturn:
         raise RuntimeError(
@@ -302,11 +336,15 @@ def _shared_context(client: _StackedClient, stack: StackTrees) -> Ctx:
     )
 
 
-StackHook = Callable[..., Tree]  # (context of all, contexts of each, trees ...)
+StackHook = Callable[..., Tree]  # (common context, context of each client, trees ...)
 
 
 def _ascent(trainer: Trainer, own: Sequence[Ctx]) -> Ascent | None:
-    """The stack's ascent; raises `NotStackableError` where clients differ."""
+    """Return the ascent of the stack, or None.
+
+    Raises:
+        NotStackableError: The ascents differ from client to client.
+    """
     if not overrides(trainer, "ascent"):
         return None
     ascents = {trainer.ascent(ctx) for ctx in own}
@@ -316,9 +354,13 @@ def _ascent(trainer: Trainer, own: Sequence[Ctx]) -> Ascent | None:
 
 
 def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | None:
-    """The stack's adjustment; raises `NotStackableError` where clients differ in more than their trees.
+    """Return the adjustment of the stack, or None.
 
-    Made client by client, each copied at once: stacking what it is made of would move twice as much memory.
+    It is made client by client, and each is copied at once. Stacking its tensors later
+    would move twice as much memory.
+
+    Raises:
+        NotStackableError: The adjustments differ in more than their trees.
     """
     if not overrides(trainer, "adjustment"):
         return None
@@ -347,7 +389,7 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
 
 
 def _identity(ctx: Ctx) -> tuple[int, ...]:
-    """Equal for contexts that hold the very same tensors."""
+    """Return a value that is equal for contexts with the very same tensors."""
     return tuple(
         id(v)
         for tree in (ctx.start, *ctx.shared.values(), *ctx.state.values())
@@ -356,7 +398,7 @@ def _identity(ctx: Ctx) -> tuple[int, ...]:
 
 
 def _changed(how: Adjustment, change: Callable[[Tensor], Tensor]) -> Adjustment:
-    """An adjustment, each of its tensors changed."""
+    """Return an adjustment with each of its tensors changed."""
     return _with(
         how,
         {part: {name: change(v) for name, v in tree.items()} for part, tree in _parts(how).items()},
@@ -364,12 +406,12 @@ def _changed(how: Adjustment, change: Callable[[Tensor], Tensor]) -> Adjustment:
 
 
 def _with(how: Adjustment, parts: dict[str, Tree]) -> Adjustment:
-    """An adjustment with trees `parts` in place of its own."""
+    """Return an adjustment with the trees `parts` in place of its own."""
     return Adjustment(how.gradient, how.pull, **parts)
 
 
 def _parts(how: Adjustment | None) -> dict[str, Tree]:
-    """The trees of an adjustment, those that it has."""
+    """Return the trees that an adjustment has, by name."""
     parts = (
         {"toward": how.toward, "shift": how.shift, "outside": how.outside}
         if how is not None
@@ -379,7 +421,10 @@ def _parts(how: Adjustment | None) -> dict[str, Tree]:
 
 
 def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
-    """A trainer's hook on stacked trees: at once if it is elementwise, else client by client."""
+    """Return a trainer's hook for stacked trees.
+
+    It is called once if it is elementwise, else client by client.
+    """
     hook: Callable[..., Tree] = getattr(trainer, name)
 
     def at_once(common_ctx: Ctx, own: Sequence[Ctx], *trees: Tree) -> Tree:
@@ -397,7 +442,10 @@ def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
 
 
 def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[StackBatch]:
-    """Every step's batches of the clients that still train: each client's own order, gathered in chunks of steps."""
+    """Yield the batches of every step, of the clients that still train.
+
+    Each client has its own order. The samples are gathered in chunks of steps.
+    """
     schedules = [client.schedule for client in clients]
     b = max(stop - start for schedule in schedules for _, start, stop in schedule)
     sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
@@ -407,6 +455,7 @@ def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[St
     while position < last:
         k = sum(len(schedule) > position for schedule in schedules)
         steps = min(last - position, max(1, CHUNK_BYTES // (sample_bytes * b * k)))
+
         index = torch.zeros((k, steps, b), dtype=torch.int64, device=device)
         sizes = [[0] * k for _ in range(steps)]
         for c in range(k):
@@ -414,7 +463,7 @@ def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[St
             for epoch, group in groupby(
                 schedules[c][position : position + steps], key=itemgetter(0)
             ):
-                run = list(group)  # their samples lie one after the other in the epoch's order
+                run = list(group)  # their samples are consecutive in the epoch's order
                 start, stop = run[0][1], run[-1][2]
                 if orders[c][0] != epoch:
                     orders[c] = epoch, epoch_order(clients[c].job, clients[c].index, epoch)
@@ -422,6 +471,7 @@ def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[St
                 for i, (_, a, z) in enumerate(run):
                     sizes[at + i][c] = z - a
                 at += len(run)
+
         flat = index.transpose(0, 1).reshape(-1)
         x = samples.inputs(flat).view(steps, k, b, *samples.x.shape[1:])
         y = samples.y.index_select(0, flat).view(steps, k, b, *samples.y.shape[1:])

@@ -1,4 +1,7 @@
-"""Equal jobs stacked and trained as one; what does not fit runs one after the other, and is counted."""
+"""Engine that stacks equal jobs and trains them as one.
+
+Jobs that do not fit run one after the other and are counted.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,22 @@ from fedexp.engines.timing import seconds_per_step
 KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
-_STACKS = (2, 4, 8, 16, 32)  # most clients a stack, as timed on CUDA
-_STACK_BEFORE_CHOICE = 8  # clients a stack until `choose` chose
-_WINDOW = 8  # stacks' worth of consecutive jobs that are stacked among each other; no more results than these wait
-_SLOW_STEP = 0.25  # seconds; a model that is this slow for one client fills the processor by itself
+_STACKS = (2, 4, 8, 16, 32)  # maximum numbers of clients per stack that are timed on CUDA
+_STACK_BEFORE_CHOICE = 8  # clients per stack until `choose` was called
+# Consecutive jobs are stacked within blocks of this many stacks. No more results than those of a
+# block wait.
+_WINDOW = 8
+_SLOW_STEP = 0.25  # seconds. A model with slower steps fills the processor with one client.
 
 
 @dataclass
 class Vectorized(Engine):
-    """Args:
-    stack: clients a stack, or ``auto``.
-    kernel: ``linear``, ``vmap``, or ``auto``: the first of these that fits a job.
+    """An engine that stacks equal jobs and trains them as one.
+
+    Args:
+        stack: Number of clients per stack, or ``auto``.
+        kernel: ``linear``, ``vmap``, or ``auto`` for the first of these that fits a
+            job.
     """
 
     stack: Literal["auto"] | int = "auto"
@@ -45,7 +53,8 @@ class Vectorized(Engine):
     _serial: Serial = field(init=False, default_factory=Serial)
     _stacked_steps: int = field(init=False, default=0)
     _unstackable: set[Hashable] = field(init=False, default_factory=set)
-    _limit: float = field(init=False, default=math.inf)  # clients that fit into the device's memory
+    # Number of clients that fit into the device's memory.
+    _limit: float = field(init=False, default=math.inf)
 
     def __post_init__(self) -> None:
         require(
@@ -54,8 +63,11 @@ class Vectorized(Engine):
         )
 
     def choose(self, context: EngineContext) -> Engine:
-        """A fixed stack and kernel, or `Serial` where stacking does not gain: on a CPU by rule, on CUDA by a short timing where
-        the run is long enough to repay one."""
+        """Return a fixed stack and kernel, or `Serial` if stacking does not gain.
+
+        On a CPU a rule decides. On CUDA a short timing decides if the run is long
+        enough to repay it.
+        """
         engine = self.choose_quietly(context)
         if (
             context.jobs
@@ -72,13 +84,17 @@ class Vectorized(Engine):
         return engine
 
     def choose_quietly(self, context: EngineContext) -> Engine:
-        """`choose` for one who did not ask for stacks: silent where they fit and are not expected to gain."""
+        """Choose as `choose` does, for a caller that did not ask for stacks.
+
+        No note is written if stacks fit and are not expected to gain.
+        """
         jobs = context.jobs
         self.open(context.numerics, context.threads)
         if jobs and not any(self._kind(job) for job in jobs):
             context.note(self._why_serial(jobs[0]))
         if self.stack != "auto":
             return self
+
         names: list[Kernel] = [
             name for name in self._names if jobs and all(self._fits(name, job) for job in jobs)
         ]
@@ -93,12 +109,16 @@ class Vectorized(Engine):
         )
 
     def _timed(self, names: list[Kernel], context: EngineContext) -> Engine:
-        """The fastest on the trial's jobs; what gains less than 5 % over serial is no reason to stack."""
+        """Return the fastest engine on the jobs of the context.
+
+        Stacking is chosen only if it gains at least 5 % over serial training.
+        """
         jobs = context.jobs
         serial = seconds_per_step(self._serial, jobs[:2], context.data)
         if serial > _SLOW_STEP:
             context.note(f"engine: serial, for a single client's step already takes {serial:.2g} s")
             return Serial()
+
         times: dict[tuple[Kernel, int], float] = {}
         for name in names:
             for stack in [size for size in _STACKS if size <= min(len(jobs), context.most_stacked)]:
@@ -107,7 +127,8 @@ class Vectorized(Engine):
                 candidate.open(context.numerics, context.threads)
                 times[name, stack] = seconds_per_step(candidate, jobs[:stack], context.data)
                 if times[name, stack] > 1.5 * min(serial, *times.values()):
-                    break  # larger stacks only leave the cache
+                    break  # larger stacks only exceed the cache
+
         choice, best = min(times.items(), key=lambda item: item[1], default=(None, math.inf))
         each = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
         context.note(f"engine: milliseconds a local step, timed: serial {1e3 * serial:.3g}, {each}")
@@ -127,9 +148,10 @@ class Vectorized(Engine):
         return self._stacked_steps
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
-        """The stacks; those that fit no kernel stand alone."""
+        """Return the stacks. Each job that fits no kernel is a part by itself."""
         size = self.jobs_at_once
         groups: dict[tuple[int, type[StackKernel] | None, Hashable, int | None], list[int]] = {}
+
         steps: dict[int, int] = {}
         for i, job in enumerate(jobs):
             block = i // (_WINDOW * size)
@@ -140,13 +162,14 @@ class Vectorized(Engine):
             steps[i] = sum(1 for _ in batch_ranges(n, job.local_training, 1))
             alike = i if kind is None else (n if kind.same_sizes else None)
             groups.setdefault((block, kind, _signature(job), alike), []).append(i)
+
         stacks = []
         for (_, kind, *_), members in groups.items():
             if kind is not None and kind.same_sizes and len(members) == 1 < min(size, len(jobs)):
                 reason = f"where no other has as many samples, for engine.kernel={self._names[-1]} stacks equal sizes"
                 self.note(_one_by_one(jobs[members[0]], reason))
             ordered = sorted(members, key=lambda i: -steps[i])
-            number = -(-len(ordered) // size)  # of stacks, all about as large
+            number = -(-len(ordered) // size)  # number of stacks, all of about the same size
             bounds = [len(ordered) * i // number for i in range(number + 1)]
             stacks += [sorted(ordered[a:b]) for a, b in pairwise(bounds)]
         return sorted(stacks)
@@ -161,7 +184,7 @@ class Vectorized(Engine):
             yield next(source.pop(i))
 
     def _train(self, jobs: list[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
-        """Results of one stack, which is trained when the first is asked for."""
+        """Yield the results of one stack, which is trained when the first is asked for."""
         kind = self._kind(jobs[0])
         if (
             kind is None
@@ -170,22 +193,24 @@ class Vectorized(Engine):
         ):
             yield from self._serial.map(jobs, data)
             return
+
         half = len(jobs) // 2
         if len(jobs) > self._limit:
             yield from self._train(jobs[:half], data)
             yield from self._train(jobs[half:], data)
             return
+
         net = self._serial.net(jobs[0])
         indices = [data.positions(job.client) for job in jobs]
         results: Iterator[ClientResult] | None = None
         try:
             with named_client_errors(jobs, data):
                 results = train_stack(jobs, net, data.train, indices, data.num_classes, kind)
-                if (
-                    data.train.x.is_cuda
-                ):  # all at once, while smaller stacks can still answer a lack of memory
+                # All results are computed at once, while smaller stacks can still answer a lack of
+                # memory.
+                if data.train.x.is_cuda:
                     results = iter(list(results))
-        except NotStackableError as error:  # if the loss itself fails, serial says so
+        except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
             self._unstackable.add(_code_of(jobs[0]))
             self.note(_one_by_one(jobs[0], str(error)))
         except torch.cuda.OutOfMemoryError:
@@ -194,11 +219,12 @@ class Vectorized(Engine):
             results, self._limit = None, half
         finally:
             net.release()
-        if (
-            results is None
-        ):  # not before the failed attempt's frames, and the memory they hold, are gone
+        # The retry starts only after the frames of the failed attempt, and the memory that they
+        # hold, are gone.
+        if results is None:
             yield from self._train(jobs, data)
             return
+
         for job in jobs:
             with named_client_errors([job], data):
                 result = probed(job, next(results), data)
@@ -220,7 +246,10 @@ class Vectorized(Engine):
         )
 
     def _why_serial(self, job: ClientJob) -> str:
-        """Why no kernel takes `job`: the most general one's reason."""
+        """Return why no kernel takes `job`.
+
+        It is the reason of the most general kernel.
+        """
         reason = KERNELS[self._names[-1]].misfit(job, self._serial.net(job))
         return _one_by_one(job, str(reason))
 
@@ -230,12 +259,12 @@ def _one_by_one(job: ClientJob, reason: str) -> str:
 
 
 def _signature(job: ClientJob) -> Hashable:
-    """What the jobs of a stack have in common, sizes aside."""
+    """Return what the jobs of a stack have in common, except sizes."""
     trees = (*job.shared.items(), *(job.state or {}).items())
     shapes = tuple((name, tuple(tree)) for name, tree in trees)
     return (_code_of(job), job.local_training, job.frozen, shapes)
 
 
 def _code_of(job: ClientJob) -> Hashable:
-    """What decides whether a job's loss can be vectorised."""
+    """Return what decides whether a job's loss can be vectorised."""
     return job.start.spec, type(job.trainer), repr(job.trainer), type(job.task), repr(job.task)

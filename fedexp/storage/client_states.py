@@ -57,7 +57,7 @@ class StoredClientStates(ClientStates):
         self._first = self._next = self._durable + 1
         # Segments up to this number were not written by this object.
         self._inherited = self._durable
-        # verified states of those segments, as (segment, client)
+        # Verified states of those segments, as (segment, client).
         self._verified: set[tuple[int, int]] = set()
 
     def put(self, client: int, state: Trees) -> None:

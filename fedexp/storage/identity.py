@@ -229,7 +229,7 @@ def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
         try:
             return importlib.util.find_spec(name)
         except (ImportError, ValueError):
-            # a module without a spec (__main__), or a name that no module can have
+            # A module without a spec (__main__), or a name that no module can have.
             return None
     locations = _locations(parent)
     try:

@@ -310,7 +310,7 @@ class Journal:
 
         timing = folder / "timing.jsonl"
         timing.touch()
-        # cut off a line that a crash left incomplete
+        # Cut off a line that a crash left incomplete.
         os.truncate(timing, timing.read_bytes().rfind(b"\n") + 1)
         self._timing = timing.open("a")
         self._attempt = attempt

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedexp.core.errors import ConfigError, FedexpError, StorageError, nearest
 
-# <codehash8>, or <codehash8>.<k> for files that were set aside
+# <codehash8>, or <codehash8>.<k> for files that were set aside.
 _FOLDER = re.compile(r"[0-9a-f]{8}(\.\d+)?")
 _SHOWN_MATCHES = 8
 

@@ -59,7 +59,7 @@ class FileBackedModelStore(ModelStore):
         self, store: TensorStore, device: torch.device, free_bytes: Callable[[], float]
     ) -> None:
         self._store, self._device, self._free_bytes = store, device, free_bytes
-        # models in memory by id, the longest stored first
+        # Models in memory by id, the longest stored first.
         self._held: dict[int, FileBackedWeights] = {}
         self._bytes = 0
         self._spilled: set[str] = set()  # names of files written since the last checkpoint
