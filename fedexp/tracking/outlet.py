@@ -1,7 +1,8 @@
-"""Output that a run outlives: whoever reads it may leave (``| head``), or was never there (``>&-``).
+"""Output streams whose failure does not end a run.
 
-What a run makes are files, and a reader that goes away has not asked for it to end; so it goes on in silence, and its exit
-code is its own.
+The reader of the output may leave (``| head``) or may never have existed (``>&-``). The
+results of a run are files, and a reader that leaves has not asked for the run to end.
+The run therefore goes on silently, and its exit code does not change.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import Any
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """Meanwhile neither ``sys.stdout`` nor ``sys.stderr`` fails: once it cannot be written, what follows is dropped.
+    """Keep ``sys.stdout`` and ``sys.stderr`` from failing in this context.
 
-    What the stream's encoding lacks is written as an escape. Nested and overlapping uses (threads) end with the last one.
+    Once a stream cannot be written, later output is dropped. Characters that its
+    encoding lacks are written as escapes. Nested and overlapping uses (threads) end
+    with the last one.
     """
     _STREAMS.enter()
     try:
@@ -50,7 +53,7 @@ class _WrappedStreams:
         with self._lock:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):
-                    stream.flush()  # what breaks shall break here
+                    stream.flush()  # an error must occur here and not later
             self._number -= 1
             if not self._number:
                 sys.stdout, sys.stderr = self._before
@@ -60,7 +63,7 @@ _STREAMS = _WrappedStreams()
 
 
 class _UnbreakableStream:
-    """A text stream, or None where there is none."""
+    """A text stream that drops output if it cannot be written. It may wrap None."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = _NullStream() if stream is None else stream
@@ -92,9 +95,8 @@ class _UnbreakableStream:
         return getattr(self._stream, name)
 
     def _leave(self) -> None:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # what it has buffered would fail again when Python ends
+        # Its buffered output would fail again when Python ends.
+        with contextlib.suppress(OSError, ValueError):
             if (number := self._stream.fileno()) in (1, 2):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, number)
@@ -108,7 +110,10 @@ class _NullStream(io.TextIOBase):
 
 
 def _occupy_standard_descriptors() -> None:
-    """Open what is closed of the standard descriptors, or a run's file would get the number that libraries print to."""
+    """Open the standard descriptors that are closed.
+
+    Otherwise a file of the run would get a number that libraries print to.
+    """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)  # the files of child processes, too
+        os.set_inheritable(fd, True)  # this also protects the files of child processes
     os.close(fd)
