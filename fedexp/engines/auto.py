@@ -46,4 +46,4 @@ class Auto(Engine):
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
-        raise RuntimeError("engine=auto makes its choice before it trains")
+        raise RuntimeError("engine=auto must choose an engine before it trains")

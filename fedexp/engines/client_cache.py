@@ -111,7 +111,9 @@ class ClientCache(Engine):
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                self._report("busy", "is getting this client work from another run: waiting for it")
+                self._report(
+                    "busy", "is receiving this client work from another run: waiting for it"
+                )
                 lock.acquire()
         except OSError as error:
             self._unusable(error)
@@ -126,17 +128,17 @@ class ClientCache(Engine):
 
     def _unusable(self, error: OSError) -> None:
         self._report(
-            "unusable", f"cannot be written ({error.strerror or error}): client work is not kept"
+            "unusable", f"cannot be written ({error.strerror or error}): client work is not stored"
         )
 
     def _damaged(self) -> None:
-        self._report("damaged", "has damaged entries: they are deleted and computed again")
+        self._report("damaged", "has damaged entries: they are deleted and recomputed")
 
     def _report(self, kind: str, text: str) -> None:
         """Report a problem to the user, once per kind."""
         if kind not in self._reported:
             self._reported.add(kind)
-            self.note(f"the memo {self.root} {text}")
+            self.note(f"the client cache {self.root} {text}")
 
     def _results(
         self,

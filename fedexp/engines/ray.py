@@ -93,7 +93,7 @@ class Ray(Engine):
             raise ConfigError(
                 "an actor's engine must compute itself",
                 where="engine.inner",
-                expected="an engine that hands its jobs to nobody, e.g. fedexp.engines.serial.Serial",
+                expected="an engine that computes itself, for example fedexp.engines.serial.Serial",
                 got=self.inner.get("_target_"),
             )
         self._connection: Connection | None = None
@@ -184,9 +184,9 @@ class Ray(Engine):
     def _check_device(self, numerics: Numerics) -> None:
         if (self.gpus > 0) != (numerics.device != "cpu"):
             raise ConfigError(
-                "actors must compute on the run's kind of device: bits depend on it",
+                "actors must compute on the run's kind of device, because the bits depend on it",
                 where="engine.gpus",
-                expected="a fraction of a GPU, e.g. 0.25" if self.gpus == 0 else "0",
+                expected="a fraction of a GPU, for example 0.25" if self.gpus == 0 else "0",
                 got=f"{self.gpus:g}, and device {numerics.device}",
                 do="set engine.gpus with device=cuda, or device=cpu and engine.gpus=0",
             )
@@ -318,7 +318,7 @@ class _Sending:
             raise FedexpError(
                 "the Ray cluster has no actor left and no room for a new one",
                 where="engine=ray",
-                do="look at 'ray status'; the same command resumes this run",
+                do="look at 'ray status', then repeat the command to resume this run",
             )
         # If no actor works, new actors must start within that time.
         alone = START_SECONDS if not self._in_flight else None
@@ -363,8 +363,9 @@ class _Sending:
             clients = ", ".join(str(self._jobs[position].client) for position in chunk)
             failure = ClientError(
                 f"client {clients}: {MAX_LOSSES} Ray actors died over this work",
-                where=f"engine=ray, the last: {type(error).__name__}",
-                do="look for 'out of memory' in 'ray status' and the nodes' logs; fewer engine.actors need less memory",
+                where=f"engine=ray, last error: {type(error).__name__}",
+                do="look for 'out of memory' in 'ray status' and the nodes' logs. "
+                "Fewer engine.actors need less memory",
             )
             self._arrived.update(dict.fromkeys(chunk, failure))
 

@@ -124,7 +124,8 @@ def _session_folder() -> str:
         raise ConfigError(
             f"Ray could not be started: it has no folder for its sockets: {error}",
             where="TMPDIR",
-            expected=f"a folder that can be written, its path at most {_LONGEST_PARENT} bytes long; else /tmp is taken",
+            expected=f"a writable folder whose path has at most {_LONGEST_PARENT} bytes "
+            "(if it is longer, /tmp is used)",
             got=usual,
         ) from error
 
@@ -166,10 +167,11 @@ def _no_cluster(address: str, why: str) -> ConfigError:
         where="engine.address",
         expected="the address of a running cluster that this machine belongs to, or local",
         got=address,
-        do="start one with 'ray start --head' (and 'ray start --address=...' on the other machines), "
+        do="start one with 'ray start --head' "
+        "(and 'ray start --address=...' on the other machines), "
         "or set engine.address=local"
         if address != "local"
-        else "see what 'ray start --head' says, or use engine=workers",
+        else "look at the output of 'ray start --head', or use engine=workers",
     )
 
 
@@ -233,9 +235,11 @@ class ActorPool:
             why = self.wait_for_start(START_SECONDS, START_SECONDS / 4)  # the others join later
             if not self.ready:
                 raise ConfigError(
-                    f"no Ray actor could start: {why or f'CPUs or GPUs stayed busy for {START_SECONDS:.0f} s'}",
+                    "no Ray actor could start: "
+                    f"{why or f'CPUs or GPUs were busy for {START_SECONDS:.0f} s'}",
                     where="engine.actors",
-                    do="look at 'ray status', and check that fedexp is installed on the cluster's nodes",
+                    do="look at 'ray status', "
+                    "and check that fedexp is installed on the cluster's nodes",
                 )
         except BaseException:
             self.close()
@@ -304,7 +308,8 @@ class ActorPool:
         ray.kill(actor.handle)  # it may be alive behind a broken connection
         if actor.starting is None:
             self._note(
-                f"ray: lost an actor on node {actor.node[:8]}, {len(self.ready)} of {self.size} left"
+                f"ray: lost an actor on node {actor.node[:8]}, "
+                f"{len(self.ready)} of {self.size} left"
             )
         if refill:
             self.fill()
@@ -405,7 +410,8 @@ def unexpected_error(error: Exception) -> FedexpError:
     return FedexpError(
         f"a Ray actor failed: {type(cause).__name__}: {lines[-1] if lines else ''}",
         where="engine=ray",
-        do="where a module is missing: install it on every node, or launch from a folder that all nodes share",
+        do="if a module is missing, install it on every node, "
+        "or launch from a folder that all nodes share",
     )
 
 
@@ -414,7 +420,8 @@ def _cluster_too_small(threads: int, gpus: float, wanted: int | None, most: int)
     return ConfigError(
         "the Ray cluster is too small",
         where="engine",
-        expected=f"{'at least 1' if wanted is None else wanted} actors of {each} each, every one on one node",
+        expected=f"{'at least 1' if wanted is None else wanted} actors of {each} each, "
+        "each on a single node",
         got=f"room for {most}",
         do="lower engine.actors, engine.threads or engine.gpus, or add nodes",
     )

@@ -76,7 +76,10 @@ def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Itera
     try:
         yield
         if guard.changed_generators():
-            do = "draw from ctx.noise(name, shape) (a task and an augmentation from `noise`, a probe from its seed)"
+            do = (
+                "draw from ctx.noise(name, shape) "
+                "(a task and an augmentation from `noise`, a probe from its seed)"
+            )
             raise guard.make_error(f"{_clients_text(jobs)}, round {job.round + 1}", do, ClientError)
     except (FedexpError, NotStackableError, torch.cuda.OutOfMemoryError):
         raise

@@ -314,7 +314,8 @@ def _shared_context(client: _StackedClient, stack: StackTrees) -> Ctx:
 
     def refuse(*arguments: Any, **named: Any) -> NoReturn:
         raise RuntimeError(
-            f"a hook of {type(client.job.trainer).__name__} is marked elementwise and uses noise, full gradients, class counts "
+            f"a hook of {type(client.job.trainer).__name__} is marked elementwise "
+            "and uses noise, full gradients, class counts "
             "or other networks"
         )
 

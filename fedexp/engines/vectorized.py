@@ -78,7 +78,8 @@ class Vectorized(Engine):
             context.note(
                 _one_by_one(
                     context.jobs[0],
-                    "on a CPU stacking gains for chains of linear layers (engine.kernel=vmap)",
+                    "on a CPU stacking gains only for chains of linear layers "
+                    "(to stack: engine.kernel=vmap)",
                 )
             )
         return engine
@@ -116,7 +117,9 @@ class Vectorized(Engine):
         jobs = context.jobs
         serial = seconds_per_step(self._serial, jobs[:2], context.data)
         if serial > _SLOW_STEP:
-            context.note(f"engine: serial, for a single client's step already takes {serial:.2g} s")
+            context.note(
+                f"engine: serial, because a step of one client already takes {serial:.2g} s"
+            )
             return Serial()
 
         times: dict[tuple[Kernel, int], float] = {}
@@ -131,7 +134,9 @@ class Vectorized(Engine):
 
         choice, best = min(times.items(), key=lambda item: item[1], default=(None, math.inf))
         each = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
-        context.note(f"engine: milliseconds a local step, timed: serial {1e3 * serial:.3g}, {each}")
+        context.note(
+            f"engine: timed milliseconds per local step: serial {1e3 * serial:.3g}, {each}"
+        )
         return (
             Serial() if choice is None or best > 0.95 * serial else Vectorized(choice[1], choice[0])
         )
@@ -166,7 +171,10 @@ class Vectorized(Engine):
         stacks = []
         for (_, kind, *_), members in groups.items():
             if kind is not None and kind.same_sizes and len(members) == 1 < min(size, len(jobs)):
-                reason = f"where no other has as many samples, for engine.kernel={self._names[-1]} stacks equal sizes"
+                reason = (
+                    f"if no other client has as many samples, because engine.kernel={self._names[-1]} "
+                    "stacks equal sizes"
+                )
                 self.note(_one_by_one(jobs[members[0]], reason))
             ordered = sorted(members, key=lambda i: -steps[i])
             number = -(-len(ordered) // size)  # number of stacks, all of about the same size
@@ -255,7 +263,10 @@ class Vectorized(Engine):
 
 
 def _one_by_one(job: ClientJob, reason: str) -> str:
-    return f"engine: clients train one after the other (trainer {type(job.trainer).__name__}): {reason}"
+    return (
+        f"engine: clients train one after the other "
+        f"(trainer {type(job.trainer).__name__}): {reason}"
+    )
 
 
 def _signature(job: ClientJob) -> Hashable:

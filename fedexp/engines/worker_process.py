@@ -234,7 +234,9 @@ class _Worker:
         torch.set_num_threads(self.setup.threads)
         keep_freed_memory()
         self.device = torch.device(self.setup.numerics.device)
-        self.round, self.constants, self.numbers = 0, [], {}  # type: tuple[int, list[Any], dict[int, int]]
+        self.round = 0
+        self.constants: list[Any] = []
+        self.numbers: dict[int, int] = {}
         self.notes: list[str] = []
         self.data: FederatedData | None = None
         self.data_segment: Segment | None = None
@@ -277,7 +279,8 @@ class _Worker:
             extent = pack(done, outbox, constants=self.numbers)
         except Exception as error:  # noqa: BLE001 - a plug-in's result that cannot be pickled
             failed = ClientError(
-                f"a client's result cannot be sent from its process: {type(error).__name__}: {error}"
+                "a client's result cannot be sent from its process: "
+                f"{type(error).__name__}: {error}"
             )
             failed.__cause__ = error
             extent = pack(Done([], failed), outbox)
@@ -318,7 +321,9 @@ class _Worker:
             return unpack(segment, extent, self.device, constants)
         except Exception as error:
             raise ConfigError(
-                f"a worker process cannot rebuild what it was sent: {type(error).__name__}: {error}",
+                "a worker process cannot rebuild what it was sent: "
+                f"{type(error).__name__}: {error}",
                 where="engine=workers",
-                do="define plug-ins in a module on the Python path, not in the script or notebook that runs them",
+                do="define plug-ins in a module on the Python path, "
+                "not in the script or notebook that runs them",
             ) from error

@@ -41,7 +41,8 @@ _SLOTS = 2
 _SHORT = 0.05
 _MOST_DEATHS = 3
 _FORK_SERVER = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); import importlib; importlib.import_module(sys.argv[3]); "
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "import importlib; importlib.import_module(sys.argv[3]); "
     "from fedexp.engines.worker_process import serve_forks; serve_forks(int(sys.argv[1]))"
 )
 
@@ -75,7 +76,7 @@ class Workers(Engine):
         )
         require(self.threads >= 1, f"threads must be at least 1, got {self.threads}")
         self._inner = build(Engine, self.inner, "engine.inner")  # type: ignore[type-abstract]
-        require(not isinstance(self._inner, Workers), "inner: workers cannot run workers")
+        require(not isinstance(self._inner, Workers), "engine.inner must not be a workers engine")
         self._pool: _WorkerPool | None = None
         self._opened: tuple[Numerics, int] | None = None
         self._open = False
@@ -108,7 +109,7 @@ class Workers(Engine):
 
         if self.workers != "auto" and each > 1 and not gpus and count * each > threads:
             raise ConfigError(
-                f"{count} workers of {each} threads do not fit into the thread budget",
+                f"{count} workers of {each} threads do not fit into the run's threads",
                 where="engine.workers",
                 expected=f"at most {threads // each}",
                 got=count,
@@ -335,10 +336,11 @@ class _WorkerPool:
                     f"the worker process died {_MOST_DEATHS} times while it trained client {names}",
                     where="engine=workers",
                     got=exit_reason,
-                    do="if memory ran out: fewer workers (engine.workers=1), smaller batches, or engine=serial",
+                    do="if memory ran out, use fewer workers (engine.workers=1), "
+                    "smaller batches or engine=serial",
                 )
             warnings.warn(
-                f"a worker process died ({exit_reason}); what it was doing is done again",
+                f"a worker process died ({exit_reason}), its work is repeated",
                 stacklevel=2,
             )
 
@@ -449,7 +451,7 @@ class _Link:
             raise ConfigError(
                 f"a job cannot be sent to a worker process: {error}",
                 where="engine=workers",
-                do="keep plug-ins to plain values and tensors, or use engine=serial",
+                do="use only plain values and tensors in plug-ins, or use engine=serial",
             ) from error
         self.held.append((slot, work.round, chunk))
         self.send(Message(wire.CHUNK, work.round, slot, *extent))

@@ -117,9 +117,9 @@ class GlobalRandomGuard:
         who = " or ".join(f"{group} {path.rpartition('.')[2]}" for group, path in own.items())
         return error(
             f"{who} draws from {' and '.join(self.changed_generators())}'s global generator: "
-            "the run could be neither repeated nor resumed",
+            "the run could not be repeated or resumed",
             where=where,
-            expected="random numbers that are a function of names, drawn from generators of their own",
+            expected="random numbers that are a function of names, from separate generators",
             do=do,
         )
 

@@ -291,7 +291,7 @@ def _size(state: Trees) -> int:
 
 def _unusable(path: Path) -> StorageError:
     return StorageError(
-        "clients' stored states are missing or damaged",
+        "the stored states of clients are missing or damaged",
         where=str(path),
-        do="start the run afresh with reuse=false",
+        do="restart the run with reuse=false",
     )

@@ -134,7 +134,7 @@ def read_json(path: Path) -> Any:
     except ValueError as error:  # includes UnicodeDecodeError
         raise damaged(path, f"it is not JSON: {error}") from error
     if isinstance(value, dict) and _SEAL in value and value.pop(_SEAL) != _digest(value):
-        raise damaged(path, "another content than was written")
+        raise damaged(path, "the content is not the one that was written")
     return value
 
 
@@ -151,14 +151,14 @@ def damaged(path: Path, how: str | None = None) -> StorageError:
         f"{path.name} is damaged",
         where=str(path),
         got=how,
-        do="restore the file; a run is started afresh with reuse=false",
+        do="restore the file, or restart the run with reuse=false",
     )
 
 
 _REFUSALS = {
     errno.ENOSPC: "free some space, or write to another disk",
     errno.EDQUOT: "free some space, or write to another disk",
-    errno.EFBIG: "raise the limit of files' sizes (ulimit -f)",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
     errno.EPERM: "make it readable and writable, or use another place",
     errno.EACCES: "make it readable and writable, or use another place",
     errno.EROFS: "make it readable and writable, or use another place",
@@ -178,7 +178,7 @@ def refused(error: BaseException, where: Path | None = None) -> StorageError | N
     return StorageError(
         f"the work cannot go on: {os.strerror(error.errno)}",
         where=str(error.filename or where) if error.filename or where else None,
-        do=f"{_REFUSALS[error.errno]}; then give the same command again",
+        do=f"{_REFUSALS[error.errno]}, then run the same command again",
     )
 
 

@@ -59,7 +59,8 @@ class Clients:
         require(len(distinct) == len(self.clients), "clients must be distinct: one model each")
         require(
             not distinct or (distinct[0] >= 0 and distinct[-1] < self.num_clients),
-            f"clients must lie in 0 .. num_clients - 1 = {self.num_clients - 1}, got {list(self.clients)}",
+            f"clients must be in 0 .. num_clients - 1 = {self.num_clients - 1}, "
+            f"got {list(self.clients)}",
         )
         for name, values in (
             ("num_examples", self.num_examples),
@@ -67,13 +68,14 @@ class Clients:
         ):
             require(
                 values is None or len(values) == len(self.clients),
-                f"{name} needs one entry a model: expected {len(self.clients)}, got {len(values or ())}",
+                f"{name} needs one entry per model: expected {len(self.clients)}, "
+                f"got {len(values or ())}",
             )
         require(all(n > 0 for n in self.num_examples or ()), "num_examples must be positive")
         rows = self.class_counts or ()
         require(
             len({len(row) for row in rows}) <= 1,
-            "class_counts must have as many classes for every model",
+            "class_counts must have the same number of classes for every model",
         )
         require(all(n >= 0 for row in rows for n in row), "class_counts must not be negative")
 
@@ -240,7 +242,7 @@ def verify(folder: Path) -> None:
         if found.get(name, sha256) != sha256:
             raise damaged(
                 folder / name,
-                "not what result.json says; a copy changed on purpose goes without that",
+                "not what result.json says (delete result.json from a copy changed on purpose)",
             )
 
 
@@ -255,7 +257,7 @@ def _reading(folder: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
             f"no models can be read here: {_reason(error)}",
             where=str(path),
             expected=f"{MODELS} of a finished run, or of fedexp.save_models",
-            do="bring models from elsewhere into this form with fedexp.save_models",
+            do="store models from elsewhere in this format with fedexp.save_models",
         ) from error
 
 
@@ -263,7 +265,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, KeyError | TypeError):  # metadata that only fedexp writes is missing
-        return "the file does not say which networks they are"
+        return "the file does not name the networks of the models"
     return str(error)
 
 

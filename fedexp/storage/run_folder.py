@@ -62,7 +62,8 @@ class RunFolder:
         It is ``<output_root>/runs/<method>-<dataset>-<confighash16>/<codehash8>``.
         """
         hashes = {"config": config_hash(config), "code": code_hash(config)}
-        name = f"{_plain(config['method'])}-{_plain(config['choices'].get('dataset', 'data'))}-{hashes['config'][:16]}"
+        dataset = _plain(config["choices"].get("dataset", "data"))
+        name = f"{_plain(config['method'])}-{dataset}-{hashes['config'][:16]}"
         root = Path(config["output_root"]).expanduser().resolve()
         return cls(root / "runs" / name / hashes["code"][:8], hashes)
 
@@ -91,7 +92,7 @@ class RunFolder:
                     "this very run is already being executed",
                     where=str(self.path),
                     got=who,
-                    do="wait for it, or leave on_running=wait to be given its result",
+                    do="wait for it, or use on_running=wait to receive its result",
                 ) from None
             announce(f"the same run is being executed by {who}: waiting for its result")
             self._lock.acquire()
@@ -110,13 +111,13 @@ class RunFolder:
             raise
 
         if what := damage(self.path, "status.json"):
-            announce(f"{what}: it is written anew")
+            announce(f"{what}: it is written again")
 
     def _unusable(self, error: OSError) -> StorageError:
         return StorageError(
             f"the run folder cannot be used: {error.strerror or error}",
             where=str(self.path),
-            do="set output_root to a folder that can be written",
+            do="set output_root to a writable folder",
         )
 
     def _compare(self, found: Any, name: str) -> None:
@@ -298,7 +299,7 @@ class Journal:
                 where=str(path),
                 expected=f"at least {offset} bytes",
                 got=f"{path.stat().st_size} bytes",
-                do="restore the file, or start afresh with reuse=false",
+                do="restore the file, or restart the run with reuse=false",
             )
 
         self._digest = hashlib.sha256(path.read_bytes()[:offset])
@@ -381,6 +382,6 @@ def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, An
     if not result and dead:
         state = {
             "status": "failed",
-            "error": "its process died without a result; launched again it resumes",
+            "error": "its process died without a result (the same command resumes it)",
         }
     return result, state

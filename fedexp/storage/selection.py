@@ -60,8 +60,9 @@ class Condition:
         found = _CLAUSE.fullmatch(text)
         if found is None or found.group(3).startswith("="):
             raise ConfigError(
-                f"'{text}' is no condition on runs",
-                expected="key=value, key=a,b, key!=value, 'key<value', 'key>=value' (< and > in quotes, or the shell takes them)",
+                f"'{text}' is not a condition on runs",
+                expected="key=value, key=a,b, key!=value, 'key<value', 'key>=value' "
+                "(< and > in quotes, or the shell interprets them)",
             )
         key, sign, value = found.groups()
         several = sign in ("=", "!=") and not value.startswith("[")
@@ -139,10 +140,11 @@ def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
         near = ends.get(key) or nearest(key, known) or ends.get(nearest(key, ends) or "")
         raise ConfigError(
             f"no run has the key '{key}'",
-            expected=f"{', '.join(_FACTS)}, a group, a metric, or a key of the config such as partition.alpha",
+            expected=f"{', '.join(_FACTS)}, a group, a metric, "
+            "or a key of the config such as partition.alpha",
             do=f"did you mean '{near}'?"
             if near
-            else "fedexp-runs show RUN and its config.yaml say what there is",
+            else "look at fedexp-runs show RUN and the run's config.yaml",
         )
 
 

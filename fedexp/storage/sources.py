@@ -100,7 +100,7 @@ def differences(a: Path, b: Path) -> Iterator[str]:
 
         texts = [_text(folder, sha256) for folder, sha256 in zip((a, b), hashes, strict=True)]
         if None in texts:
-            yield f"{name} differs, and what it was is not kept any more"
+            yield f"{name} differs, and its source is no longer stored"
             continue
         before, after = (str(text).splitlines() for text in texts)
         labels = [f"{name}  {folder.parent.name}/{folder.name}" for folder in (a, b)]

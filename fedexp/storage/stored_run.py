@@ -204,8 +204,8 @@ def find_run(root: Path, name: str) -> StoredRun:
         shown = [run.name for run in matches[:_SHOWN_MATCHES]]
         more = [f"and {len(matches) - len(shown)} more"] if len(matches) > len(shown) else []
         raise ConfigError(
-            f"'{name}' fits {len(matches)} runs",
-            expected="a part of one name only",
+            f"'{name}' matches {len(matches)} runs",
+            expected="a part of one run's name only",
             got=", ".join(shown + more),
         )
     runs.sort(key=lambda run: not run.is_aside)  # suggest files that were set aside last
@@ -226,7 +226,7 @@ def find_run(root: Path, name: str) -> StoredRun:
         expected="a run folder, or a part of its name",
         do=f"did you mean '{known[near]}'?"
         if near
-        else "fedexp-runs list shows what there is (--root: elsewhere)",
+        else "fedexp-runs list shows all runs (--root for another folder)",
     )
 
 

@@ -206,7 +206,7 @@ class TensorStore:
         with self._reading(name):
             tree = load_tree(self._path(name), device)[0]
             if name not in self._trusted and digest(tree) != name:
-                raise damaged(self._path(name), "another content than its name says")
+                raise damaged(self._path(name), "the content does not match the file's name")
             self._trusted.add(name)
             return tree
 
@@ -230,7 +230,7 @@ class TensorStore:
             raise StorageError(
                 "a stored tensor file is missing or damaged",
                 where=str(self._path(name)),
-                do="start the run afresh with reuse=false",
+                do="restart the run with reuse=false",
             ) from error
 
     def names(self) -> set[str]:
@@ -283,7 +283,8 @@ def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[StoredWeig
         return {key: encode(item, put, name_of) for key, item in value.items()}
     raise StorageError(
         f"state holds a {type(value).__name__}, which cannot be stored",
-        expected="dict[str, ...], list, tuple, str, int, float, bool, None, Tensor, Weights or StoredWeights",
+        expected="dict[str, ...], list, tuple, str, int, float, bool, None, Tensor, Weights "
+        "or StoredWeights",
     )
 
 

@@ -84,7 +84,7 @@ class Feed:
             self._watch()
             if time.monotonic() > deadline and self._thread.is_alive():
                 self._failure = (
-                    self._failure or f"it was not done {self._logger.timeout:g} s after the run"
+                    self._failure or f"it had not finished {self._logger.timeout:g} s after the run"
                 )
                 break
         self._watch()
@@ -123,7 +123,8 @@ class Feed:
                 do="set logger.strict=false",
             )
         self._warn(
-            f"warning: logger {name} is switched off: {self._failure}. The run goes on; its files are complete."
+            f"warning: logger {name} is switched off: {self._failure}. "
+            "The run goes on, and its files are complete."
         )
 
     def _work(self) -> None:

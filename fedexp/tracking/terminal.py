@@ -61,7 +61,7 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
             else ""
         )
         table.add_row(
-            "speed", f"{result['steps_per_second']:.0f} local steps a second of training{share}"
+            "speed", f"{result['steps_per_second']:.0f} local steps per second of training{share}"
         )
     table.add_row("memory", f"{memory_text(result['peak_memory'])} at its peak")
     table.add_row(

@@ -171,7 +171,8 @@ class Wandb(Logger):
                 if run.group is not None:
                     _unreached[run.group] = reason
                 self.note(
-                    f"warning: W&B cannot be used online ({reason}); continuing offline, upload later with: "
+                    f"warning: W&B cannot be used online ({reason}). "
+                    "Continuing offline. Upload later with: "
                     f"wandb sync {run.folder / 'wandb'}/offline-run-*"
                 )
             else:

@@ -348,11 +348,11 @@ def test_one_worker_runs_the_inner_engine_in_this_process() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="do not fit into the thread budget"):
+    with pytest.raises(ConfigError, match="do not fit into the run's threads"):
         Workers(workers=3, threads=2).open(replace(NUMERICS, threads=2), 4)
     with pytest.raises(ValueError, match="workers must be"):
         Workers(workers=0)
-    with pytest.raises(ValueError, match="workers cannot run workers"):
+    with pytest.raises(ValueError, match="must not be a workers engine"):
         Workers(inner={"_target_": "fedexp.engines.workers.Workers"})
     with pytest.raises(ConfigError, match="unknown key 'no_such_key'"):
         Workers(inner={"_target_": "fedexp.engines.serial.Serial", "no_such_key": 1})
@@ -454,7 +454,7 @@ def test_a_worker_says_why_it_does_not_stack() -> None:
     engine.note = said.append
     try:
         for trainer, reason in (
-            (OwnGrad(), "a grad of its own"),
+            (OwnGrad(), "the trainer overrides `grad`"),
             (NoBatchingRule(), "cannot be vectorised"),
         ):
             list(engine.map([replace(job, trainer=trainer) for job in jobs_of(world)], world.data))

@@ -159,7 +159,7 @@ def test_a_memo_that_cannot_be_written_ends_no_run(root: Path) -> None:
     (root / "memo").write_text("not a folder")
     result, said = start()
     assert result["status"] == "done"
-    assert sum("memo" in text and "not kept" in text for text in said) == 1
+    assert sum("memo" in text and "not stored" in text for text in said) == 1
 
 
 def test_a_memo_on_a_full_disk_ends_no_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,7 +290,7 @@ def test_wandb_goes_on_offline_where_the_server_is_not_reached(
     logger.open(info(tmp_path), ROWS[:1])
     logger.close("done", None)
     (warning,) = said
-    assert "continuing offline" in warning and f"wandb sync {tmp_path}" in warning
+    assert "Continuing offline" in warning and f"wandb sync {tmp_path}" in warning
     assert ("no W&B account" in warning) is not account
     (path,) = parts(tmp_path)
     assert [r.run.run_id for r in records(path) if r.WhichOneof("record_type") == "run"] == [

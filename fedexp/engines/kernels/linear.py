@@ -81,18 +81,21 @@ class Linear(FusedKernel):
     @classmethod
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
         if not _trained(job, net):
-            return "the network is no chain of linear layers with ReLU, or all of it is frozen"
+            return "the network is not a chain of linear layers with ReLU, or all of it is frozen"
         if overrides(job.trainer, "grad"):
-            return "the trainer has a grad of its own"
+            return "the trainer overrides `grad`"
         if not same_author(type(job.trainer), "feature_term", "loss"):
-            return "the trainer has a loss of its own (or a `feature_term` by another class than its loss)"
+            return (
+                "the trainer overrides `loss`, "
+                "or another class than that of its loss defines `feature_term`"
+            )
         term = job.trainer.feature_term()
         last = net.linear_chain[-1][0].rpartition(".")[0]
         if term is not None and term.layer == "penultimate" and net.head_module != last:
-            return "the network's head is more than its last layer"
+            return "the network's head has more than its last layer"
         if not job.task.cross_entropy or not same_author(type(job.task), "cross_entropy", "loss"):
             return "the task's loss is not plain cross-entropy"
-        return "under bf16 it has no arithmetic" if net.precision == "bf16" else None
+        return "the kernel does not support bf16" if net.precision == "bf16" else None
 
     def __init__(self, job: ClientJob, net: Net) -> None:
         self._chain = net.linear_chain

@@ -41,7 +41,9 @@ class Vmapped(StackKernel):
     @classmethod
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
         if overrides(job.trainer, "grad"):
-            return "the trainer has a grad of its own (`adjustment`, `correct` and `ascent` can be stacked)"
+            return (
+                "the trainer overrides `grad` (`adjustment`, `correct` and `ascent` can be stacked)"
+            )
         return None if len(job.frozen) < len(job.start.params) else "every parameter is frozen"
 
     @classmethod
