@@ -97,7 +97,8 @@ class After(Mapping[int, Trees]):
     def _base(self) -> ClientStates:
         if self.before.version > self._version + 1:
             raise RuntimeError(
-                "this snapshot is outdated, because its client states have changed: keep the latest one"
+                "this snapshot is outdated, because its client states have changed: "
+                "keep the latest one"
             )
         return self.before
 

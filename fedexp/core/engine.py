@@ -177,6 +177,7 @@ def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientR
     """
     if not job.probes or result.nonfinite() is not None:
         return result
+
     began = time.perf_counter()
 
     samples, weights = data.train, result.weights
@@ -184,6 +185,7 @@ def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientR
     net = Net(weights.spec, first.device, first.dtype)
     net.train(False)
     index = data.positions(job.client)
+
     with phase("probe"), torch.no_grad():
         answers = {
             probe.name: probe(
@@ -191,6 +193,7 @@ def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientR
             )
             for probe in job.probes
         }
+
     return replace(result, probes=answers, probe_seconds=time.perf_counter() - began)
 
 

@@ -82,6 +82,7 @@ class ClientCache(Engine):
         parts = self.inner.split(jobs, data)
         keys = self._keys(jobs, parts, data)
         digest_of_all = hashlib.blake2b("".join(keys).encode(), digest_size=16).hexdigest()
+
         with self._locked(self.root / f"{digest_of_all}.lock"):
             known = [self._answers(job, key, data) for job, key in zip(jobs, keys, strict=True)]
             requests = [
@@ -91,12 +92,14 @@ class ClientCache(Engine):
                 for job, answers in zip(jobs, known, strict=True)
             ]
             self._written = 0
+
             with contextlib.closing(self._results(requests, keys, parts, data)) as results:
                 for job, key, answers, result in zip(requests, keys, known, results, strict=True):
                     for probe in job.probes:
                         if probe.name in result.probes:
                             self._save(_answer_key(key, probe), result.probes[probe.name], {})
                     yield replace(result, probes={**answers, **result.probes})
+
         self._evict()
 
     @contextlib.contextmanager
@@ -119,6 +122,7 @@ class ClientCache(Engine):
             self._unusable(error)
             yield
             return
+
         try:
             yield
             with contextlib.suppress(OSError):
@@ -169,16 +173,19 @@ class ClientCache(Engine):
                 if job.trained:
                     yield requests.result(i) if job.probes else answered(job, data)
                     continue
+
                 stored = (
                     None
                     if i in requests.missing
                     else loaded.pop(i, None) or self._load(key, job, data)
                 )
+
                 if stored is not None:
                     self.hits += 1
                     self._cached_steps += stored.num_steps
                     yield stored.with_answers(requests.result(i)) if job.probes else stored
                     continue
+
                 result = requests.result(i)
                 self.misses += 1
                 self._save_model(key, result, time.perf_counter() - began)
@@ -225,6 +232,7 @@ class ClientCache(Engine):
             _described(job.trainer),
             _described(job.task),
         ]
+
         parts += [
             repr(job.local_training),
             job.seed,
@@ -235,6 +243,7 @@ class ClientCache(Engine):
             batch_group,
         ]
         parts += [*_client_data(data, job.client), repr(data.train.augment)]
+
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
     def _path(self, key: str) -> Path:
@@ -270,6 +279,7 @@ class ClientCache(Engine):
         found = load_sealed(self._path(key), data.train.x.device, self._damaged)
         if found is None:
             return None
+
         tree, facts = found
         return ClientResult(
             client=job.client,
@@ -355,6 +365,7 @@ class _InnerRequests:
         """Return the result of job `i`. Results must be asked for in ascending order."""
         if i in self._requests and self._together:
             return next(self._stream)
+
         if i not in self._done:
             part = self._part_of[i]
             if i in self._requests:
@@ -362,9 +373,11 @@ class _InnerRequests:
             else:  # evicted or damaged since the check. The engine has one stream at a time.
                 self._stream.close()
                 jobs = {j: self._jobs[j] for j in part}
+
             self._done |= zip(jobs, self._inner.map(list(jobs.values()), self._data), strict=True)
             if i not in self._requests:
                 self._stream = self._from(i + 1)
+
         return self._done.pop(i)
 
     def _from(self, first: int) -> Generator[ClientResult, None, None]:

@@ -82,12 +82,14 @@ class Ray(Engine):
             or (bool(host) and port.isdecimal() and "/" not in host),
             f"engine.address must be auto, local or host:port, got '{self.address}'",
         )
+
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 "engine=ray needs the package ray",
                 where="engine",
                 do="install it: pip install 'fedexp[ray]'",
             )
+
         self._computing: Engine = build(Engine, self.inner, "engine.inner")  # type: ignore[type-abstract]
         if self._computing.computing is not self._computing:
             raise ConfigError(
@@ -96,6 +98,7 @@ class Ray(Engine):
                 expected="an engine that computes itself, for example fedexp.engines.serial.Serial",
                 got=self.inner.get("_target_"),
             )
+
         self._connection: Connection | None = None
         self._pool: ActorPool | None = None
         self._sent_data: tuple[FederatedData, Any] | None = None
@@ -160,8 +163,10 @@ class Ray(Engine):
             return
         if self._pool is None:
             raise RuntimeError("the engine is not open")
+
         chunks = sorted(self.split(jobs, data), key=min)
         sending = _Sending(self._pool, jobs, chunks, self._packing(jobs, data))
+
         try:
             for position in range(len(jobs)):
                 result = sending.result(position).result(data.train.x.device)
@@ -344,11 +349,13 @@ class _Sending:
         except self._ray.exceptions.RayTaskError as error:
             actor.batches.remove(reference)
             raise unexpected_error(error) from error
+
         actor.batches.remove(reference)
         self.stacked += reply.stacked
         self.notes += reply.notes
         for positions, results in zip(sent.chunks, reply.chunks, strict=False):
             self._arrived.update(zip(positions, results, strict=False))
+
         if reply.failure is not None:
             for position in (p for chunk in sent.chunks for p in chunk if p not in self._arrived):
                 self._arrived[position] = reply.failure
@@ -360,6 +367,7 @@ class _Sending:
             if self._lost[chunk[0]] < MAX_LOSSES:
                 self._retries.append(chunk)
                 continue
+
             clients = ", ".join(str(self._jobs[position].client) for position in chunk)
             failure = ClientError(
                 f"client {clients}: {MAX_LOSSES} Ray actors died over this work",

@@ -93,11 +93,13 @@ class Worker:
         failure: FedexpError | None = None
         # The setting is per thread, and Ray may call from another one.
         torch.set_num_threads(self._threads)
+
         try:
             self._check_code(batch)
             data = self._federated(batch.data)
             trees = self._trees(batch.trees)
             starts: dict[tuple[int, int], Weights] = {}
+
             for sent in batch.chunks:
                 chunks.append([])
                 jobs = [rebuilt(job, trees, starts) for job in sent]
@@ -105,6 +107,7 @@ class Worker:
                     chunks[-1].append(SentResult.of(result))
         except FedexpError as error:
             failure = error
+
         notes = self._notes[:]
         self._notes.clear()
         return Reply(chunks, failure, self._engine.stacked_steps - before, notes)

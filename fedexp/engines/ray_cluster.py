@@ -57,6 +57,7 @@ class Connection:
     def __init__(self, address: str, cpus: int, gpus: bool) -> None:
         for name, value in _QUIET.items():  # these are read when ray is imported
             os.environ.setdefault(name, value)
+
         import ray
 
         self._folder: str | None = None
@@ -70,6 +71,7 @@ class Connection:
             "log_to_driver": False,
             "logging_level": "ERROR",
         }
+
         if address == "local":
             self._folder = _session_folder()
             options |= {
@@ -85,6 +87,7 @@ class Connection:
             # With several nodes on the loopback of one machine, the node to join is named.
             if address.startswith("127."):
                 options["_node_ip_address"] = address.partition(":")[0]
+
         in_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM)
 
@@ -230,6 +233,7 @@ class ActorPool:
         self.size = most if wanted is None else wanted
         if most == 0 or self.size > most:
             raise _cluster_too_small(threads, gpus, wanted, most)
+
         try:
             self.fill()
             why = self.wait_for_start(START_SECONDS, START_SECONDS / 4)  # the others join later
@@ -328,6 +332,7 @@ class ActorPool:
 
         room = {}
         nodes: Any = ray.nodes  # untyped
+
         for node in nodes():
             if node["Alive"]:
                 most = int(node["Resources"].get("CPU", 0) // self._threads)
@@ -338,6 +343,7 @@ class ActorPool:
                     )
                     most = min(most, int(on_gpus))
                 room[node["NodeID"]] = most
+
         return room
 
     def _start(self, node: str) -> None:

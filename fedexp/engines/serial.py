@@ -73,6 +73,7 @@ def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Itera
     guard = GlobalRandomGuard(
         _watched(class_path(job.trainer), class_path(job.task), job.start.spec.arch, probes)
     )
+
     try:
         yield
         if guard.changed_generators():

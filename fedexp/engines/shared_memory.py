@@ -185,7 +185,9 @@ class _Pickler(pickle.Pickler):
                 self.places[id(value)] = place
                 self.tensors.append(value)
                 self.end = -(-(self.end + value.numel() * value.itemsize) // _ALIGN) * _ALIGN
+
             return place
+
         return self.constants.get(id(value))
 
 

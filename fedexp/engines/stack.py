@@ -163,12 +163,14 @@ class _Training:
         if self._fused:
             self._measure(self._fused.descend(stack, batch, self._adjustment, self._ascent))
             return
+
         if self._ascent is None:
             grads, loss = self._kernel.gradients(stack, batch)
             self._measure(by_name(loss))
         else:
             grads, loss, norm = self._kernel.gradients_uphill(stack, batch, self._ascent)
             self._measure({**by_name(loss), "perturbation": norm})
+
         take_step(
             grads,
             stack.live,
@@ -234,6 +236,7 @@ class _Training:
             {name: params[name] for name in self._whole.live}, buffers, client.ctx
         )
         net.set_noise(None)
+
         return ClientResult(
             client=job.client,
             weights=Weights(job.start.spec, params, buffers),
@@ -365,10 +368,12 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
     """
     if not overrides(trainer, "adjustment"):
         return None
+
     elementwise = getattr(trainer.adjustment, "elementwise", False)
     if elementwise and len({_identity(ctx) for ctx in own}) == 1:
         common = trainer.adjustment(own[0])
         return common and _changed(common, lambda value: value.expand(len(own), *value.shape))
+
     kinds = set()
     rows: dict[str, Tree] = {}
     for i, ctx in enumerate(own):
@@ -380,11 +385,13 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
             raise NotStackableError(
                 "its adjustments differ from client to client in more than their trees"
             )
+
         for part, tree in parts.items():
             for name, value in tree.items():
                 if not i:
                     rows.setdefault(part, {})[name] = value.new_empty(len(own), *value.shape)
                 rows[part][name][i] = value
+
     net.set_noise(None)
     return how and _with(how, rows)
 
@@ -407,7 +414,7 @@ def _changed(how: Adjustment, change: Callable[[Tensor], Tensor]) -> Adjustment:
 
 
 def _with(how: Adjustment, parts: dict[str, Tree]) -> Adjustment:
-    """Return an adjustment with the trees `parts` in place of its own."""
+    """Return an adjustment with its trees replaced by `parts`."""
     return Adjustment(how.gradient, how.pull, **parts)
 
 
@@ -453,12 +460,14 @@ def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[St
     orders: list[tuple[int, Tensor]] = [(-1, client.index) for client in clients]
     device = samples.x.device
     position, last = 0, len(schedules[0])
+
     while position < last:
         k = sum(len(schedule) > position for schedule in schedules)
         steps = min(last - position, max(1, CHUNK_BYTES // (sample_bytes * b * k)))
 
         index = torch.zeros((k, steps, b), dtype=torch.int64, device=device)
         sizes = [[0] * k for _ in range(steps)]
+
         for c in range(k):
             at = 0
             for epoch, group in groupby(
@@ -476,11 +485,13 @@ def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[St
         flat = index.transpose(0, 1).reshape(-1)
         x = samples.inputs(flat).view(steps, k, b, *samples.x.shape[1:])
         y = samples.y.index_select(0, flat).view(steps, k, b, *samples.y.shape[1:])
+
         for i in range(steps):
             count = sum(size > 0 for size in sizes[i])
             yield _batch(
                 x[i, :count], y[i, :count], sizes[i][:count], position + i, samples, clients[:count]
             )
+
         position += steps
 
 
@@ -499,10 +510,12 @@ def _batch(
     if min(sizes) < longest:
         n = torch.tensor(sizes, device=x.device).unsqueeze(1)
         share = (torch.arange(longest, device=x.device) < n).to(x.dtype) / n
+
     if samples.augment is not None:
         x = x.clone()
     for c, client in enumerate(clients):
         client.noise.step, client.noise.epoch = step, client.schedule[step][0]
         if samples.augment is not None:
             x[c, : sizes[c]] = samples.augment(x[c, : sizes[c]], client.noise)
+
     return StackBatch(x, y, share, [client.ctx for client in clients])

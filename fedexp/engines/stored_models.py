@@ -74,13 +74,16 @@ class FromStoredModels(Engine):
         if not all(job.first for job in jobs):
             yield from self.inner.map(jobs, data)
             return
+
         recorded = [self._recorded(job, data.train.x.device) for job in jobs]
         models: dict[int, ClientResult] = {}
         asked = []  # each of them holds its model in memory
+
         for i, job in enumerate(jobs):
             if missing := tuple(probe for probe in job.probes if probe.name not in recorded[i]):
                 models[i] = self.models.result(job, data)
                 asked.append(job.asking(models[i].weights, missing))
+
         with contextlib.closing(self.inner.map(asked, data)) as answers:
             for i, job in enumerate(jobs):
                 result = (

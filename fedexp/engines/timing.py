@@ -39,14 +39,17 @@ def seconds_per_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedD
     one = _seconds(engine, first, data)
     if one * len(jobs) > _SECONDS:
         return one
+
     jobs = shortened(jobs, _STEPS)
     best, spent = one, 0.0
+
     for _ in range(_REPEATS):
         began = time.perf_counter()
         best = min(best, _seconds(engine, jobs, data))
         spent += time.perf_counter() - began
         if spent > _SECONDS:
             break
+
     return best
 
 

@@ -82,6 +82,7 @@ class Vectorized(Engine):
                     "(to stack: engine.kernel=vmap)",
                 )
             )
+
         return engine
 
     def choose_quietly(self, context: EngineContext) -> Engine:
@@ -156,8 +157,8 @@ class Vectorized(Engine):
         """Return the stacks. Each job that fits no kernel is a part by itself."""
         size = self.jobs_at_once
         groups: dict[tuple[int, type[StackKernel] | None, Hashable, int | None], list[int]] = {}
-
         steps: dict[int, int] = {}
+
         for i, job in enumerate(jobs):
             block = i // (_WINDOW * size)
             kind = self._kind(job)
@@ -172,14 +173,17 @@ class Vectorized(Engine):
         for (_, kind, *_), members in groups.items():
             if kind is not None and kind.same_sizes and len(members) == 1 < min(size, len(jobs)):
                 reason = (
-                    f"if no other client has as many samples, because engine.kernel={self._names[-1]} "
+                    "if no other client has as many samples, "
+                    f"because engine.kernel={self._names[-1]} "
                     "stacks equal sizes"
                 )
                 self.note(_one_by_one(jobs[members[0]], reason))
+
             ordered = sorted(members, key=lambda i: -steps[i])
             number = -(-len(ordered) // size)  # number of stacks, all of about the same size
             bounds = [len(ordered) * i // number for i in range(number + 1)]
             stacks += [sorted(ordered[a:b]) for a, b in pairwise(bounds)]
+
         return sorted(stacks)
 
     def map(

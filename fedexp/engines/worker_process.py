@@ -165,11 +165,13 @@ def serve_forks(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = socket.socket(fileno=fd)
     children: dict[int, int] = {}
+
     while True:
         try:
             message, fds = receive(requests)
         except (EOFError, ConnectionError):
             return
+
         if message.kind == FORK:
             pid = os.fork()
             if pid == 0:
@@ -251,6 +253,7 @@ class _Worker:
             inner.open(self.setup.numerics, self.setup.threads)
             inner.note = self.notes.append
             send(self.run, Message(READY, fact=os.getpid()))
+
             while True:
                 message, fds = receive(self.run)
                 if message.kind == DATA:
@@ -274,6 +277,7 @@ class _Worker:
         if read_header(self.board)[0] == message.number:  # otherwise no process waits for the chunk
             done = replace(self._train(inner, message), notes=self.notes[:])
             self.notes.clear()
+
         outbox = self.outboxes[message.slot]
         try:
             extent = pack(done, outbox, constants=self.numbers)
@@ -284,6 +288,7 @@ class _Worker:
             )
             failed.__cause__ = error
             extent = pack(Done([], failed), outbox)
+
         steps, seconds = inner.stacked_steps - stacked, time.perf_counter() - began
         send(self.run, Message(DONE, message.number, message.slot, *extent, steps, seconds))
 
@@ -291,17 +296,20 @@ class _Worker:
         results: list[ClientResult] = []
         jobs: list[ClientJob] = []
         assert self.data is not None
+
         try:
             if message.number != self.round:
                 _, *extent = read_header(self.board)
                 self.constants = self._sent(self.board, (extent[0], extent[1]))
                 self.numbers = {id(value): number for number, value in enumerate(self.constants)}
                 self.round = message.number
+
             jobs = self._sent(
                 self.inboxes[message.slot], (message.offset, message.length), self.constants
             )
             with contextlib.closing(inner.map(jobs, self.data)) as stream:
                 results.extend(stream)
+
             if len(results) != len(jobs):
                 raise RuntimeError(
                     f"{type(inner).__name__} yielded {len(results)} results for {len(jobs)} jobs"
@@ -312,6 +320,7 @@ class _Worker:
             return Done(
                 results, client_error([jobs[min(len(results), len(jobs) - 1)]], self.data, error)
             )
+
         return Done(results)
 
     def _sent(

@@ -140,6 +140,7 @@ class Workers(Engine):
     ) -> Generator[ClientResult, None, None]:
         if not self._open:
             raise RuntimeError("the workers engine is not open")
+
         self._inner.note = self.note
         if self._pool is None:
             yield from self._inner.map(jobs, data)
@@ -204,6 +205,7 @@ class _WorkerPool:
         wire.write_header(
             self.board, self._round, pack(work.constants, self.board, wire.BOARD_START)
         )
+
         try:
             while work.position < len(jobs):
                 self._collect(work, wait=False)
@@ -246,6 +248,7 @@ class _WorkerPool:
             if self._data[0] is data:
                 return
             self._data[1].close()
+
         segment = Segment()
         train, partition = data.train, data.partition
         offset, length = pack(
@@ -285,13 +288,16 @@ class _WorkerPool:
             except (EOFError, ConnectionError):
                 self._replace(link, work)
                 continue
+
             if message.kind == wire.READY:
                 link.ready, link.pid, link.failed_starts = True, message.fact, 0
                 continue
+
             outbox = link.outboxes[message.slot]
             extent = (message.offset, message.length)
             if message.kind == wire.FAILED:
                 raise unpack(outbox, extent, self.device)
+
             _, round, chunk = link.held.popleft()
             link.seconds = message.seconds
             self.stacked_steps += message.fact
@@ -339,6 +345,7 @@ class _WorkerPool:
                     do="if memory ran out, use fewer workers (engine.workers=1), "
                     "smaller batches or engine=serial",
                 )
+
             warnings.warn(
                 f"a worker process died ({exit_reason}), its work is repeated",
                 stacklevel=2,
@@ -445,6 +452,7 @@ class _Link:
         used = {slot for slot, _, _ in self.held} | {avoid}
         slot = next(slot for slot in range(_SLOTS) if slot not in used)
         jobs = [work.jobs[position] for position in work.chunks[chunk]]
+
         try:
             extent = pack(jobs, self.inboxes[slot], constants=work.numbers)
         except (TypeError, AttributeError, ValueError) as error:
@@ -453,6 +461,7 @@ class _Link:
                 where="engine=workers",
                 do="use only plain values and tensors in plug-ins, or use engine=serial",
             ) from error
+
         self.held.append((slot, work.round, chunk))
         self.send(Message(wire.CHUNK, work.round, slot, *extent))
 

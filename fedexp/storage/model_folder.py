@@ -62,6 +62,7 @@ class Clients:
             f"clients must be in 0 .. num_clients - 1 = {self.num_clients - 1}, "
             f"got {list(self.clients)}",
         )
+
         for name, values in (
             ("num_examples", self.num_examples),
             ("class_counts", self.class_counts),
@@ -71,6 +72,7 @@ class Clients:
                 f"{name} needs one entry per model: expected {len(self.clients)}, "
                 f"got {len(values or ())}",
             )
+
         require(all(n > 0 for n in self.num_examples or ()), "num_examples must be positive")
         rows = self.class_counts or ()
         require(
@@ -111,12 +113,14 @@ def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> Non
     """
     tensors: Tree = {}
     buffers: list[str] = []
+
     for number, model in enumerate(outcome.models):
         prefix = _prefix(_KIND_IN_FILE[outcome.kind], number)
         tensors |= {
             prefix + name: value for name, value in {**model.params, **model.buffers}.items()
         }
         buffers += [prefix + name for name in model.buffers]
+
     if outcome.weights is not None:
         tensors["weights"] = outcome.weights
     specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
@@ -168,6 +172,7 @@ class ModelFolder:
             specs = tuple(ModelSpec(s["arch"], _arguments(s["kwargs"])) for s in facts["specs"])
             kind, buffers = facts["kind"], frozenset(facts["buffers"])
             keys = _by_model(facts["order"], kind, len(specs))
+
         clients = _read_clients(path / CLIENTS)
         if clients is not None and len(clients.clients) != len(specs):
             raise StorageError(
@@ -176,6 +181,7 @@ class ModelFolder:
                 expected=f"{len(specs)} models in both",
                 got=f"{len(clients.clients)} in {CLIENTS}",
             )
+
         return cls(path, kind, specs, buffers, keys, clients)
 
     def weights(self, number: int, device: torch.device | str = "cpu") -> Weights:

@@ -94,10 +94,12 @@ class RunFolder:
                     got=who,
                     do="wait for it, or use on_running=wait to receive its result",
                 ) from None
+
             announce(f"the same run is being executed by {who}: waiting for its result")
             self._lock.acquire()
         except OSError as error:
             raise self._unusable(error) from error
+
         try:
             for path in [*stale_files(self.path, ours=True), *stale_files(self.path.parent)]:
                 delete_path(path)
@@ -373,10 +375,12 @@ def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, An
     state = read_mapping(run.path / "status.json")
     # The lock is checked before the result is read.
     dead = state.get("status") == "running" and not StoredRun(run.path).is_locked()
+
     try:
         result = run.result() or {}
     except StorageError as error:
         return {}, {"status": "damaged", "error": error.what}
+
     if not result and not state and (what := damage(run.path)):
         state = {"status": "damaged", "error": what}
     if not result and dead:
@@ -384,4 +388,5 @@ def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, An
             "status": "failed",
             "error": "its process died without a result (the same command resumes it)",
         }
+
     return result, state

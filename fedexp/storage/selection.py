@@ -101,14 +101,17 @@ def value_of(run: StoredRun, key: str) -> Any:
         return _FACTS[key](run)
     if run.choices.get(key) is not None:
         return run.choices[key]
+
     metrics = run.result.get("metrics") or {}
     if key in metrics:
         return metrics[key]
+
     node: Any = run.config
     for part in key.split("."):
         if not isinstance(node, Mapping) or part not in node:
             return ABSENT
         node = node[part]
+
     return node
 
 
@@ -137,6 +140,7 @@ def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
         ends: dict[str, str] = {}  # last part of each dotted key, with the shortest key that has it
         for name in sorted(known, key=lambda name: (name.count("."), name)):
             ends.setdefault(name.rpartition(".")[2], name)
+
         near = ends.get(key) or nearest(key, known) or ends.get(nearest(key, ends) or "")
         raise ConfigError(
             f"no run has the key '{key}'",

@@ -1,4 +1,4 @@
-"""Storage of the user's own code that a run was made with.
+"""Storage of user code that a run was made with.
 
 The sources that the run's code hash covers are stored once by content. The Git commits
 that contain them are recorded.

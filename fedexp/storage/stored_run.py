@@ -101,6 +101,7 @@ class StoredRun:
         if not (self.path / "lock").exists():
             yield
             return
+
         lock = FileLock(self.path / "lock")
         try:
             lock.acquire(timeout=0)
@@ -109,6 +110,7 @@ class StoredRun:
             raise StorageError(
                 "this run is being executed", where=str(self.path), got=owner
             ) from None
+
         try:
             yield
         finally:
@@ -195,11 +197,13 @@ def find_run(root: Path, name: str) -> StoredRun:
         if (path / "status.json").exists() or (path / "config.yaml").exists():
             return StoredRun(path.resolve())
         matches = [StoredRun(child.resolve()) for child in sorted(path.iterdir()) if _is_run(child)]
+
     runs = find_runs(root)
     matches = matches or [run for run in runs if name.strip("/") in run.name]
     current = [run for run in matches if not run.is_aside]
     if len(matches) == 1 or len(current) == 1:
         return (current or matches)[0]
+
     if matches:
         shown = [run.name for run in matches[:_SHOWN_MATCHES]]
         more = [f"and {len(matches) - len(shown)} more"] if len(matches) > len(shown) else []
@@ -208,6 +212,7 @@ def find_run(root: Path, name: str) -> StoredRun:
             expected="a part of one run's name only",
             got=", ".join(shown + more),
         )
+
     runs.sort(key=lambda run: not run.is_aside)  # suggest files that were set aside last
     parts = {
         run: (

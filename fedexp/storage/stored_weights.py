@@ -87,6 +87,7 @@ class FileBackedModelStore(ModelStore):
             for name in self._spilled - needed - self.saved:
                 self._store.delete(name)
             self._spilled &= needed
+
         self._spill()
 
     def name_of(self, reference: StoredWeights) -> str:
@@ -99,11 +100,13 @@ class FileBackedModelStore(ModelStore):
             if isinstance(reference, FileBackedWeights) and reference.tensor_store is self._store
             else None
         )
+
         if own is None or not own.on_disk:
             reference.digest = self._store.put(
                 flat(reference.load()), reference.__dict__.get("digest")
             )
             self._spilled.add(reference.digest)
+
         if own is not None:
             own.on_disk = True
         return reference.digest

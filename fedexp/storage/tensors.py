@@ -127,9 +127,11 @@ def load_sealed(
             path.unlink()
         dropped()
         return None
+
     _trusted.add(path)
     with contextlib.suppress(OSError):  # the folder may be read-only
         path.touch()
+
     return tree, facts
 
 
@@ -264,6 +266,7 @@ def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[StoredWeig
         return value
     if isinstance(value, Tensor):
         return {"$tensor": put({"value": value})}
+
     if isinstance(value, Weights | StoredWeights):
         spec = {"arch": value.spec.arch, "kwargs": encode(value.spec.kwargs, put, name_of)}
         if isinstance(value, StoredWeights):
@@ -271,16 +274,19 @@ def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[StoredWeig
         return {
             "$weights": {"spec": spec, "params": put(value.params), "buffers": put(value.buffers)}
         }
+
     if isinstance(value, tuple):
         return {"$tuple": [encode(item, put, name_of) for item in value]}
     if isinstance(value, list):
         return [encode(item, put, name_of) for item in value]
+
     if isinstance(value, dict) and all(
         isinstance(key, str) and not key.startswith("$") for key in value
     ):
         if value and all(isinstance(item, Tensor) for item in value.values()):
             return {"$tree": put(value)}
         return {key: encode(item, put, name_of) for key, item in value.items()}
+
     raise StorageError(
         f"state holds a {type(value).__name__}, which cannot be stored",
         expected="dict[str, ...], list, tuple, str, int, float, bool, None, Tensor, Weights "
@@ -308,6 +314,7 @@ def decode(
         return get(node["$tree"])
     if "$tuple" in node:
         return tuple(decode(item, get, make_reference) for item in node["$tuple"])
+
     if "$weights" in node or "$kept" in node:
         (stored,) = node.values()
         spec = ModelSpec(
@@ -316,6 +323,7 @@ def decode(
         if "$kept" in node:
             return make_reference(spec, stored["tree"])
         return Weights(spec, get(stored["params"]), get(stored["buffers"]))
+
     return {key: decode(item, get, make_reference) for key, item in node.items()}
 
 

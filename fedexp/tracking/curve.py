@@ -57,6 +57,7 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     FigureCanvasAgg(figure)
     short = textwrap.wrap(title, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" ...")
     figure.suptitle("\n".join(short), fontsize=9, parse_math=False)
+
     for position, (label, group) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), position)
         axes.spines[["top", "right"]].set_visible(False)
@@ -67,6 +68,7 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
             _bars(axes, {name: values[0][1] for name, values in points.items()}, label)
         else:
             _lines(axes, points, label, axis)
+
     if not panels:
         figure.text(0.5, 0.5, "nothing was measured", ha="center")
     figure.savefig(path, dpi=110)
@@ -86,6 +88,7 @@ def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, a
             linewidth=1.4 if few else 1.0,
             label=f"{name}  {values[-1][1]:.4g}",
         )
+
     finite = [value for values in points.values() for _, value in values if math.isfinite(value)]
     if label == "loss" and finite and min(finite) > 0 and max(finite) / min(finite) > _LOG_RATIO:
         axes.set_yscale("log")

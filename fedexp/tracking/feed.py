@@ -87,6 +87,7 @@ class Feed:
                     self._failure or f"it had not finished {self._logger.timeout:g} s after the run"
                 )
                 break
+
         self._watch()
         self._report(strict=False)
         with contextlib.suppress(Exception):  # another error adds nothing to the failure
@@ -112,8 +113,10 @@ class Feed:
     def _report(self, strict: bool) -> None:
         while not self._notes.empty():
             self._warn(self._notes.get())
+
         if self._failure is None or self._reported:
             return
+
         self._reported = True
         name = type(self._logger).__name__
         if strict:
@@ -122,6 +125,7 @@ class Feed:
                 where="logger",
                 do="set logger.strict=false",
             )
+
         self._warn(
             f"warning: logger {name} is switched off: {self._failure}. "
             "The run goes on, and its files are complete."

@@ -65,11 +65,13 @@ class Progress:
             )
             self._bar.start()
             self.note(self._title)
+
         if not self._silent:
             self._server_thread = threading.Thread(
                 target=self._report_server_work, name="fedexp-progress", daemon=True
             )
             self._server_thread.start()
+
         return self
 
     def __exit__(

@@ -63,6 +63,7 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
         table.add_row(
             "speed", f"{result['steps_per_second']:.0f} local steps per second of training{share}"
         )
+
     table.add_row("memory", f"{memory_text(result['peak_memory'])} at its peak")
     table.add_row(
         "traffic",
@@ -75,6 +76,7 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
             style="yellow",
             markup=False,
         )
+
     if "profile" in result:
         _print_profile(result["profile"], console)
     console.print(f"folder: {folder}", markup=False, soft_wrap=True)
@@ -114,6 +116,7 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("job", "overrides", "status", "headline"):
         table.add_column(column, overflow="fold")
+
     shared = [
         o
         for o in rows[0]["overrides"]
@@ -126,6 +129,7 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
         value = f"{headline['metric']} {headline['value']:.4f}" if headline else "-"
         own = " ".join(o for o in row["overrides"] if o not in shared)
         table.add_row(str(number), escape(own), row["status"], value)
+
     console.print(table)
 
     counts = Counter(row["status"] for row in rows)
@@ -133,6 +137,7 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
 
     bad = [row for row in rows if row["status"] in ("failed", "damaged")]
     errors = Counter((row["status"], row["error"]) for row in bad)
+
     for (status, error), number in errors.most_common():
         console.print(f"{number} {status}: {error}", style="red", markup=False)
         for row in bad:

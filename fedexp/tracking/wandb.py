@@ -151,6 +151,7 @@ class Wandb(Logger):
             try:
                 if not self.strict and run.group in _unreached:
                     raise wandb.errors.CommError(_unreached[run.group])
+
                 wandb.setup(wandb.Settings(silent=True))  # W&B's lines would break the progress bar
                 if not wandb.login(prompt=False, verify=False):
                     # This also covers WANDB_MODE=offline. Without this check W&B would wait for a
@@ -158,10 +159,12 @@ class Wandb(Logger):
                     raise wandb.errors.UsageError(
                         "no W&B account: `wandb login`, or set WANDB_API_KEY"
                     )
+
                 online = self._init(wandb, run, "online")
             except (wandb.errors.Error, TimeoutError, OSError) as error:
                 if self.strict or not _is_last_run():
                     raise
+
                 wandb.teardown()  # it still holds the run that did not start, under the same id
                 reason = (
                     str(error).strip().splitlines()[0]
@@ -178,6 +181,7 @@ class Wandb(Logger):
             else:
                 self.note(f"W&B: {online.url}")
                 return online
+
         return self._init(wandb, run, "offline")
 
     def _init(self, wandb: Any, run: RunInfo, mode: str) -> Any:
@@ -265,6 +269,7 @@ def _environment(folder: Path) -> Iterator[None]:
         k: v for k, v in {**ours, "WANDB_ERROR_REPORTING": "false"}.items() if k not in os.environ
     }
     os.environ.update(ours)
+
     try:
         yield
     finally:
@@ -315,6 +320,7 @@ def _summary(result: dict[str, Any]) -> dict[str, Any]:
         "attempts",
     ):
         summary[name] = result.get(name)
+
     summary |= {name: value for name, value in result.items() if name.startswith("oracle/")}
     return {
         name: value

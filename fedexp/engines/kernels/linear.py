@@ -84,17 +84,20 @@ class Linear(FusedKernel):
             return "the network is not a chain of linear layers with ReLU, or all of it is frozen"
         if overrides(job.trainer, "grad"):
             return "the trainer overrides `grad`"
+
         if not same_author(type(job.trainer), "feature_term", "loss"):
             return (
                 "the trainer overrides `loss`, "
                 "or another class than that of its loss defines `feature_term`"
             )
+
         term = job.trainer.feature_term()
         last = net.linear_chain[-1][0].rpartition(".")[0]
         if term is not None and term.layer == "penultimate" and net.head_module != last:
             return "the network's head has more than its last layer"
         if not job.task.cross_entropy or not same_author(type(job.task), "cross_entropy", "loss"):
             return "the task's loss is not plain cross-entropy"
+
         return "the kernel does not support bf16" if net.precision == "bf16" else None
 
     def __init__(self, job: ClientJob, net: Net) -> None:
@@ -175,15 +178,18 @@ class Linear(FusedKernel):
                     into, keep, factor = self._prepared(weight, rows, stack, how)
                     into.baddbmm_(d[rows].mT, a[rows], beta=keep, alpha=factor)
                     self._follow_buffer(weight, rows, stack)
+
             if bias is not None and bias in self._trained:
                 everyone = slice(None)
                 into, keep, factor = self._prepared(bias, everyone, stack, how)
                 into.mul_(keep).add_(d.sum(1), alpha=factor)
                 self._follow_buffer(bias, everyone, stack)
+
         if how.outside is not None:
             torch._foreach_add_(
                 list(stack.live.values()), list(how.outside.values()), alpha=-self._lr
             )
+
         return measured
 
     def _blocks(self, w: Tensor, how: Adjustment) -> list[slice]:
@@ -285,6 +291,7 @@ class Linear(FusedKernel):
     ) -> _Forward:
         inputs = [batch.x.flatten(2)]
         lowest = inputs[0]
+
         for number, (weight, bias) in enumerate(self._chain):
             a = inputs[-1]
             z = (
@@ -292,12 +299,14 @@ class Linear(FusedKernel):
                 if climb and number == self._lowest
                 else _outputs(a, stack.params, weight, bias)
             )
+
             if climb is not None and number in climb.uphill:
                 e = climb.uphill[number]
                 if weight in self._trained:
                     z = z.baddbmm_(torch.bmm(a, climb.inputs[number].mT), e)
                 if bias in self._trained:
                     z += e.sum(1, keepdim=True)
+
             if number == self._lowest:
                 lowest = z.clone() if keeps_lowest else z
             inputs.append(z.relu_() if number < len(self._chain) - 1 else z)
@@ -323,6 +332,7 @@ class Linear(FusedKernel):
                 inputs[-1], anchor, batch.share, lambda: self._below(stack.params, last, d, climb)
             )
             top, below = d, term.gradient
+
         return _Forward(
             by_name(Measured(losses + term.value, term.scalars)), inputs, top, below, lowest
         )
@@ -353,6 +363,7 @@ class Linear(FusedKernel):
                 and number == len(self._chain) - 1
             ):
                 below += forward.term_gradient
+
             yield number, a, d
             if below is not None:
                 d = torch.ops.aten.threshold_backward(below, a, 0)

@@ -174,6 +174,7 @@ class Vmapped(StackKernel):
         received, shared = (stack.received, stack.shared) if reads else (Received({}, {}), {})
         # A second network is built when it is first asked for, and initialised at random.
         randomness = "error" if asked is None else "same"
+
         try:
             losses: tuple[Tensor, Tree] = torch.vmap(loss, randomness=randomness)(
                 stack.params,
@@ -189,4 +190,5 @@ class Vmapped(StackKernel):
         finally:
             net.release()
             net.set_noise(None)
+
         return losses
