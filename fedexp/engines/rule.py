@@ -1,4 +1,4 @@
-"""Rule that decides which engine trains a run's clients on a CPU.
+"""Decision rule for the engine that trains a run's clients on a CPU.
 
 The rule uses the model, the work and the number of threads.
 

@@ -202,7 +202,7 @@ def test_random_numbers_are_a_function_of_seed_step_and_name() -> None:
     )
 
 
-@pytest.mark.parametrize(("n", "budget", "sizes"), [
+@pytest.mark.parametrize(("n", "local_training", "sizes"), [
     (10, {"epochs": 2, "batch_size": 4}, [4, 4, 2, 4, 4, 2]),
     (10, {"epochs": None, "steps": 4, "batch_size": 4}, [4, 4, 2, 4]),
     (10, {"epochs": 2, "batch_size": 4, "max_steps": 4}, [4, 4, 2, 4]),

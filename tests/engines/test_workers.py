@@ -383,8 +383,8 @@ if sys.argv[1] == "done":
 else:
     quick = make_world("method=fedavg", data=world.data)
     list(engine.map(jobs_of(quick), world.data))
-    from fedexp.engines.workers import _only
-    print(*pids(engine), _only[0]._process.pid, flush=True)
+    from fedexp.engines.workers import _fork_servers
+    print(*pids(engine), _fork_servers[0]._process.pid, flush=True)
     list(engine.map(jobs_of(world), world.data))
 """
 
