@@ -133,10 +133,10 @@ def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], 
     import torch
 
     from fedexp.config.compose import compose
-    from fedexp.core.engine import Trial
+    from fedexp.core.engine import EngineContext
     from fedexp.core.runner import Snapshot, next_jobs, run
     from fedexp.running.experiment import Experiment, choose_numerics
-    from fedexp.runtime.numerics import applied
+    from fedexp.runtime.numerics import use_numerics
 
     fixed = [
         f"data_root={options.data}",
@@ -146,7 +146,7 @@ def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], 
     ]
     experiment = Experiment.of(compose([*fixed, "local.lr=0.05", *WORKLOADS[workload]]))
     numerics = choose_numerics(experiment.config)
-    with applied(numerics):
+    with use_numerics(numerics):
         device = torch.device("cpu")
         data = experiment.load(device)
         env = experiment.env(data, device)
@@ -156,7 +156,7 @@ def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], 
             next(run(experiment.aggregator, env, engine, data, start))
 
         jobs = next_jobs(experiment.aggregator, env, start)
-        yield one_round, Trial(jobs, data, LONG, options.threads, numerics)
+        yield one_round, EngineContext(jobs, data, LONG, options.threads, numerics)
 
 
 def compare(workload: str, options: Any, table: alternate.Table) -> tuple[float, bool]:
@@ -167,15 +167,15 @@ def compare(workload: str, options: Any, table: alternate.Table) -> tuple[float,
     from fedexp.engines.auto import Auto
     from fedexp.engines.workers import Workers
 
-    with world(workload, options) as (one_round, trial), contextlib.ExitStack() as stack:
-        settled = Auto().settle(trial)
+    with world(workload, options) as (one_round, context), contextlib.ExitStack() as stack:
+        chosen = Auto().choose(context)
         made = candidates(workload, options.threads)
-        made["auto"] = Candidate(settled, settled.threads_each(options.threads))
+        made["auto"] = Candidate(chosen, chosen.threads_each(options.threads))
         for candidate in made.values():
             torch.set_num_threads(candidate.threads)
             stack.callback(candidate.engine.close)
             candidate.engine.open(
-                replace(trial.numerics, threads=candidate.threads), options.threads
+                replace(context.numerics, threads=candidate.threads), options.threads
             )
             one_round(candidate.engine)  # builds networks, starts what has to start
         for turn in range(3 * options.repeats):
@@ -192,8 +192,8 @@ def compare(workload: str, options: Any, table: alternate.Table) -> tuple[float,
                     rounds.append(time.perf_counter() - before)
                 clean = others(since, time.perf_counter() - began) <= DISTURBED
                 (candidate.turns if clean else candidate.rejected).append(statistics.median(rounds))
-    beside = f"{options.threads} workers, " if isinstance(settled, Workers) else ""
-    took_by_auto = beside + bench_rounds.computing(describe(settled.computing))
+    beside = f"{options.threads} workers, " if isinstance(chosen, Workers) else ""
+    took_by_auto = beside + bench_rounds.computing(describe(chosen.computing))
     disturbed = False
     best = min(candidate.seconds for candidate in made.values())
     for name, candidate in sorted(made.items(), key=lambda item: item[1].seconds):

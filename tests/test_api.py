@@ -114,7 +114,7 @@ def test_load_finds_by_folder_and_by_part_of_a_name() -> None:
         fedexp.load("fedavgg-digits")
     assert "did you mean" in str(refused.value)
     fedexp.run([*QUICK, "seed=1"])
-    with pytest.raises(ConfigError, match="fits 2 runs"):
+    with pytest.raises(ConfigError, match="matches 2 runs"):
         fedexp.load("fedavg")
 
 

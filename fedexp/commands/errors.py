@@ -32,7 +32,7 @@ def guarded(work: Callable[[], int]) -> int:
             from fedexp.core import user_code
             from fedexp.storage.files import refused
 
-            if (told := refused(error) or user_code.told(error)) is None:
+            if (told := refused(error) or user_code.user_code_error(error)) is None:
                 raise
             told.__cause__ = error
             tell(told)

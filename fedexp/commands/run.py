@@ -199,9 +199,9 @@ def _stored(configs: list[dict[str, Any]]) -> int:
 
 
 def _row(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
-    from fedexp.storage.run_folder import standing
+    from fedexp.storage.run_folder import read_result_and_status
 
-    result, state = standing(folder)
+    result, state = read_result_and_status(folder)
     status = "done" if result else state.get("status", "queued")
     if not result and status == "done":  # the result is gone: the next launch runs it again
         status = "queued"

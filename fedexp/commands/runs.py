@@ -16,7 +16,7 @@ from typing import Any
 
 from fedexp.commands.errors import Parser, guarded
 from fedexp.core.errors import ConfigError, StorageError
-from fedexp.storage.files import litter, passing, sweep, write_text
+from fedexp.storage.files import delete_path, stale_files, temporary_path, write_text
 from fedexp.storage.selection import ABSENT, flat, ordered, select, text_of
 from fedexp.storage.sources import differences, own_code
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
@@ -422,7 +422,7 @@ def _clean(options: argparse.Namespace) -> int:
         freed += size
         print(f"{_verb(options)} {size_text(size):>8}  {left}  (left by a process that was killed)")
         if options.yes:
-            sweep(left)
+            delete_path(left)
     if options.memo:
         count, size = _clean_memo(options.root / "memo", options.yes)
         freed += size
@@ -460,13 +460,13 @@ def _litter(root: Path) -> Iterator[Path]:
     for folder in itertools.chain(
         root.glob("runs/*"), idle, root.glob("memo/??"), [root / "sources"]
     ):
-        yield from litter(folder)
+        yield from stale_files(folder)
 
 
 def _delete(folder: Path) -> None:
     """Rename, then delete: a half-deleted run is never taken for a run."""
-    doomed = passing(folder, "deleted")
-    sweep(doomed)  # left by a process with our number
+    doomed = temporary_path(folder, "deleted")
+    delete_path(doomed)  # left by a process with our number
     folder.rename(doomed)
     shutil.rmtree(doomed)
 

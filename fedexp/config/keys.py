@@ -183,7 +183,7 @@ class CheckpointEvery:
 
 
 @dataclass(frozen=True)
-class Memo:
+class ClientCacheConfig:
     enabled: bool
     max_gb: float
 
@@ -252,7 +252,7 @@ class Config:
     limit: Limit
     profile: bool
     checkpoint: CheckpointEvery
-    memo: Memo
+    memo: ClientCacheConfig
     state: StateMemory
     data_root: str
     output_root: str

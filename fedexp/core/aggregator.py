@@ -17,7 +17,7 @@ from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec
 
 # A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and
-# Weights. A reference from `Env.keep` may stand for Weights, which can then be on disk.
+# Weights. A reference from `Env.store` may stand for Weights, which can then be on disk.
 # When a run is resumed, everything except the referenced models is read at once. The
 # outermost value is a plain dict, whose keys a method declares as a TypedDict.
 State = Any

@@ -15,7 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from fedexp.core.errors import ConfigError, FedexpError, suggest
-from fedexp.core.user_code import TRACED, check_hooks, is_ours, place_of_class, place_of_error, said
+from fedexp.core.user_code import (
+    TRACED,
+    check_hooks,
+    describe_exception,
+    is_ours,
+    place_of_class,
+    place_of_error,
+)
 
 T = TypeVar("T")
 
@@ -90,7 +97,7 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
             raise
         place = place_of_error(error) or place_of_class(kind)
         raise ConfigError(
-            f"{kind.__name__} cannot be made of its config: {said(error)}",
+            f"{kind.__name__} cannot be made of its config: {describe_exception(error)}",
             where=f"{place} ({where})",
             do=TRACED,
         ) from error
@@ -141,7 +148,7 @@ def locate(path: Any, interface: type, where: str) -> type:
         if is_ours(module_name):
             raise
         raise ConfigError(
-            f"module '{module_name}' cannot be imported: {said(error)}",
+            f"module '{module_name}' cannot be imported: {describe_exception(error)}",
             where=f"{place_of_error(error) or path} ({place})",
             do=f"install '{named}', or mend the import; {TRACED}" if named else TRACED,
         ) from error

@@ -1,4 +1,7 @@
-"""Client states between rounds: changed a whole step at a time, without a copy of what did not change."""
+"""Client states between rounds.
+
+They change one whole step at a time. What did not change is not copied.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,40 @@ from fedexp.core.trees import Tree, Trees
 
 
 class ClientStates(Mapping[int, Trees]):
-    """State by client, of all clients that have one. Where they lie is the subclass's matter.
+    """A mapping from client to state, of all clients that have one.
 
-    A step's changes come in one `commit`; values that were handed out stay as they were.
+    A subclass decides where the states are stored. The changes of a step come in one
+    `commit`. Values that were handed out do not change.
     """
 
-    version = 0  # steps committed
+    version = 0  # number of committed steps
 
     @abstractmethod
     def put(self, client: int, state: Trees) -> None:
-        """Make `state` the client's; putting what is already there changes nothing."""
+        """Make `state` the state of the client.
 
-    def settle(self) -> None:
-        """Called after every commit: the moment to move states elsewhere."""
+        Putting the state that is already there changes nothing.
+        """
+
+    def spill(self) -> None:
+        """Move states elsewhere if the subclass limits memory.
+
+        It is called after every commit.
+        """
 
     def commit(self, changes: Mapping[int, Trees]) -> None:
-        """Take over a step's changes. If this is interrupted, the same commit has to be made again."""
+        """Take over the changes of a step.
+
+        If this is interrupted, the same commit has to be made again.
+        """
         for client, state in changes.items():
             self.put(client, state)
         self.version += 1
-        self.settle()
+        self.spill()
 
 
 class StatesInMemory(ClientStates):
-    """All of them in this process."""
+    """Client states that are all in the memory of this process."""
 
     def __init__(self, states: Mapping[int, Trees]) -> None:
         self._states = dict(states)
@@ -51,10 +64,11 @@ class StatesInMemory(ClientStates):
 
 
 class After(Mapping[int, Trees]):
-    """The states after a step: its changes, laid over the states before it.
+    """The states after a step: its changes on top of the states before it.
 
-    Nothing is committed before somebody goes on from here, so an interruption leaves the states of a finished step.
-    Usable until the step after the next is asked for; later reads raise RuntimeError.
+    Nothing is committed before the run goes on from here. An interruption therefore
+    leaves the states of a finished step. The mapping is usable until the step after the
+    next is asked for. Later reads raise RuntimeError.
     """
 
     def __init__(self, before: ClientStates, changes: Mapping[int, Trees]) -> None:
@@ -62,7 +76,7 @@ class After(Mapping[int, Trees]):
         self._version = before.version
 
     def committed(self) -> ClientStates:
-        """The states themselves, with the changes of this step and no later one."""
+        """Return the states with the changes of this step and of no later one."""
         if self.before.version == self._version:
             self.before.commit(self.changes)
         return self._base()
@@ -83,20 +97,28 @@ class After(Mapping[int, Trees]):
     def _base(self) -> ClientStates:
         if self.before.version > self._version + 1:
             raise RuntimeError(
-                "this snapshot is outdated: its client states have moved on; keep the latest one"
+                "this snapshot is outdated, because its client states have changed: "
+                "keep the latest one"
             )
         return self.before
 
 
 def committed(clients: Mapping[int, Trees]) -> ClientStates:
-    """The states to go on from after a snapshot with these `clients`; a plain mapping is copied."""
+    """Return the states to go on from after a snapshot with these `clients`.
+
+    A plain mapping is copied.
+    """
     if isinstance(clients, After):
         return clients.committed()
     return clients if isinstance(clients, ClientStates) else StatesInMemory(clients)
 
 
 def owned(state: Trees) -> Trees:
-    """`state` without views: an engine's results may be slices of one large tensor, which they would keep alive."""
+    """Return `state` without views of larger tensors.
+
+    The results of an engine may be slices of one large tensor, which a slice would keep
+    in memory.
+    """
     return {name: _owned(tree) for name, tree in state.items()}
 
 

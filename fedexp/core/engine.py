@@ -1,4 +1,7 @@
-"""The engine interface: who executes client jobs. Engines know no method, methods know no engine."""
+"""Engine interface: how client jobs are executed.
+
+An engine knows no method, and a method knows no engine.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,20 @@ from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
-    """What an engine may look at before it makes its choices, which change a result's last bits at most.
+class EngineContext:
+    """The facts that an engine may use to make its choices.
+
+    Its choices change at most the last bits of a result.
 
     Args:
-        jobs: those of the first step that has some, client states attached.
-        rounds: how many follow, this one included.
-        threads: the budget that all of a run's processes share.
-        numerics: what is fixed already; its engine is still open.
-        note: tells the user what was chosen and why.
-        most_stacked: bound of a stack, where several processes share a step's jobs and each shall have some.
+        jobs: Jobs of the first step that has any, with client states attached.
+        data: Data of the run.
+        rounds: Number of rounds from this one on, this one included.
+        threads: Number of threads that all processes of the run share.
+        numerics: Numerics that are already fixed. Their engine is still open.
+        note: Callback that shows the user what was chosen and why.
+        most_stacked: Upper bound on the clients of a stack. It is set if several
+            processes share the jobs of a step, so that each process has some.
     """
 
     jobs: Sequence[ClientJob]
@@ -41,8 +48,13 @@ class Trial:
     note: Callable[[str], None] = field(default=lambda text: None)
     most_stacked: int = sys.maxsize
 
-    def shared(self, processes: int, threads: int) -> Trial:
-        """What the engine in each of `processes` looks at, which divide a step's jobs and have `threads` each."""
+    def per_process(self, processes: int, threads: int) -> EngineContext:
+        """Return the context of the engine in each of several processes.
+
+        Args:
+            processes: Number of processes that divide the jobs of a step.
+            threads: Number of threads of each process.
+        """
         bound = max(1, -(-len(self.jobs) // processes)) if processes > 1 else self.most_stacked
         return replace(
             self,
@@ -53,63 +65,97 @@ class Trial:
 
 
 class Engine(ABC):
-    """Runs jobs on the clients' data. Its dataclass fields are its config; life: `settle` or `adopt`, `open`, `map`s, `close`."""
+    """An executor of client jobs on the clients' data.
 
-    # Tells the user why jobs run as they do; set by the run.
+    The dataclass fields of an engine are its config. The run calls `choose` or
+    `restore`, then `open`, then `map` once per step, and at the end `close`.
+    """
+
+    # Callback, set by the run, that shows the user why jobs run as they do.
     note: Callable[[str], None] = staticmethod(lambda text: None)
 
-    def settle(self, trial: Trial) -> Engine:
-        """This engine with every choice made that bits depend on; on CUDA it may time candidates on the trial's jobs."""
+    def choose(self, context: EngineContext) -> Engine:
+        """Return this engine with every choice made that a result's bits depend on.
+
+        On CUDA it may time candidates on the jobs of the context.
+        """
         return self
 
-    def adopt(self, computing: Engine, threads: int, budget: int) -> Engine:
-        """The engine for a run that was begun with `computing` at `threads` a process, under today's `budget`."""
+    def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
+        """Return the engine for a run that an earlier launch began.
+
+        Args:
+            computing: Engine that computed in the earlier launch.
+            threads: Number of threads of each process in the earlier launch.
+            num_threads: Number of threads that all processes of this launch share.
+        """
         return computing
 
     @property
     def computing(self) -> Engine:
-        """The engine whose arithmetic this one uses: itself, unless it hands jobs to others."""
+        """The engine whose arithmetic this one uses.
+
+        It is this engine itself, unless it hands its jobs to others.
+        """
         return self
 
-    def threads_each(self, budget: int) -> int:
-        """Threads of each process, this one included, under a budget for all."""
-        return budget
+    def threads_each(self, num_threads: int) -> int:
+        """Return the number of threads of each process, this one included.
+
+        Args:
+            num_threads: Number of threads that all processes share.
+        """
+        return num_threads
 
     def open(self, numerics: Numerics, threads: int) -> None:
-        """Get ready to train under `numerics`, with a budget of `threads` for all processes."""
+        """Prepare to train.
+
+        Args:
+            numerics: Numerics of the run.
+            threads: Number of threads that all processes share.
+        """
 
     @abstractmethod
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
-        """Results as a stream, always in job order; the runner closes it. One stream at a time.
+        """Yield the results in the order of the jobs.
 
-        Probes are answered in the process that trained the model, or that was sent it where it is `trained` already.
+        The runner closes the stream. Only one stream is open at a time. Probes are
+        answered in the process that trained the model. If a job is `trained`, they are
+        answered in the process that the model was sent to.
 
         Raises:
-            ClientError: a job failed; names the client.
+            ClientError: A job failed. The message names the client.
         """
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
-        """The jobs in parts that may be mapped apart, by other processes, without changing a bit: ascending positions.
+        """Divide the jobs into parts that may be mapped apart without changing a bit.
 
-        A function of the jobs alone, so that neither the number of processes nor their speed decides.
+        Other processes may map the parts. The division is a function of the jobs only.
+        The number of processes and their speed do not change it.
+
+        Returns:
+            The ascending positions of the jobs of each part.
         """
         return [[position] for position in range(len(jobs))]
 
     @property
     def jobs_at_once(self) -> int:
-        """Clients that train at the same time on this machine."""
+        """Number of clients that train at the same time on this machine."""
         return 1
 
     @property
     def stacked_steps(self) -> int:
-        """Local steps so far that ran stacked with other clients' steps."""
+        """Number of local steps so far that ran stacked with steps of other clients."""
         return 0
 
     @property
-    def recalled_steps(self) -> int:
-        """Local steps so far that were recalled from earlier runs and not executed."""
+    def cached_steps(self) -> int:
+        """Number of local steps so far that were cached and not executed.
+
+        They come from earlier runs.
+        """
         return 0
 
     def close(self) -> None:
@@ -117,22 +163,29 @@ class Engine(ABC):
 
 
 def describe(engine: Engine) -> dict[str, Any]:
-    """An engine as the config node that builds it again."""
+    """Return the config node that builds an engine again."""
     kind = type(engine)
     values = {f.name: getattr(engine, f.name) for f in fields(engine) if f.init}  # type: ignore[arg-type]
     return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **values}
 
 
 def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientResult:
-    """`result` with the answers to the job's probes on its model, from this process; the runner refuses a non-finite one."""
+    """Return `result` with the answers to the job's probes on its model.
+
+    The probes run in this process. A model with NaN or infinity is not probed, and the
+    runner refuses it.
+    """
     if not job.probes or result.nonfinite() is not None:
         return result
+
     began = time.perf_counter()
+
     samples, weights = data.train, result.weights
     first = next(iter(weights.params.values()))
     net = Net(weights.spec, first.device, first.dtype)
     net.train(False)
     index = data.positions(job.client)
+
     with phase("probe"), torch.no_grad():
         answers = {
             probe.name: probe(
@@ -140,10 +193,11 @@ def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientR
             )
             for probe in job.probes
         }
+
     return replace(result, probes=answers, probe_seconds=time.perf_counter() - began)
 
 
 def answered(job: ClientJob, data: FederatedData) -> ClientResult:
-    """What comes of a `trained` job: the answers to its probes alone."""
+    """Return the result of a `trained` job: only the answers to its probes."""
     model = ClientResult(job.client, job.start, data.partition.size(job.client), 0, {}, None, {})
     return replace(probed(job, model, data), weights=Weights(job.start.spec, {}, {}))

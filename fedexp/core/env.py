@@ -21,7 +21,7 @@ from fedexp.core.local_training import LocalTraining
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import numpy_generator, seed_of
 from fedexp.core.server_optimizer import ServerOptimizer
-from fedexp.core.stored_weights import Kept, ModelStore
+from fedexp.core.stored_weights import ModelStore, StoredWeights
 from fedexp.core.task import Task
 from fedexp.core.trace import Trace
 from fedexp.core.trainer import Trainer
@@ -144,7 +144,7 @@ class Env:
         step: Step within the round.
         trace: Receives the server's intermediate models within a round, if the config
             asks for them.
-        models: The storage behind `keep`.
+        models: The storage behind `store`.
         limit_server_steps: The config's ``limit.server_steps``, an upper bound for
             small test runs. Methods call `server_steps` instead of reading it.
         legacy: State of the generator that sampled the split, or None. Methods call
@@ -257,12 +257,12 @@ class Env:
         spec = self.server_spec if client is None else self.spec_of(client)
         return Weights.init(spec, seed_of(self.seed, *names), self.device, self.dtype)
 
-    def keep(self, weights: Weights) -> Kept:
+    def store(self, weights: Weights) -> StoredWeights:
         """Store `weights` and return a reference for the state.
 
         A run may move the model to disk and read it back on access.
         """
-        return self.models.keep(weights)
+        return self.models.store(weights)
 
     def job(
         self,

@@ -63,7 +63,7 @@ class LocalOptimizer:
             buffer = self._averages[0] if local_training.momentum else []
             sgd_step(params, grads, buffer, local_training.lr, local_training.momentum)
 
-    def keep(self, count: int) -> None:
+    def keep_first(self, count: int) -> None:
         """Continue with the first `count` of the stacked clients."""
         self._averages = [[value[:count] for value in values] for values in self._averages]
 

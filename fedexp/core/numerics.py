@@ -1,4 +1,4 @@
-"""What a run's bits depend on besides its config and its code."""
+"""Settings besides config and code that the bits of a run depend on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 @dataclass(frozen=True)
 class Numerics:
-    """What a run's bits depend on besides its config and code. Fixed at first launch, reused on resume.
+    """The settings besides config and code that the bits of a run depend on.
+
+    They are fixed at the first launch and reused on resume.
 
     Args:
-        engine: config node of the engine that computes, every choice made (see `describe`).
-        threads: of each process that trains or aggregates.
-        precision: of matrix products and convolutions in local training.
-        deterministic: whether torch refuses operations that do not repeat their bits.
+        engine: Config node of the engine that computes, with every choice made (see
+            `describe`).
+        threads: Number of threads of each process that trains or aggregates.
+        device: Device that the run computes on.
+        dtype: Name of the floating-point type.
+        precision: Precision of matrix products and convolutions in local training.
+        deterministic: Whether torch refuses operations that are not bit-reproducible.
     """
 
     engine: Mapping[str, Any]

@@ -16,7 +16,7 @@ from fedexp.core.weights import Weights
 
 
 @dataclass(frozen=True)
-class Record:
+class ClientRecord:
     """Recorded facts of a client's training samples. None means that a fact is unknown.
 
     Args:
@@ -54,7 +54,7 @@ class Probe(ABC):
             seed: Seed of random numbers.
         """
 
-    def from_record(self, record: Record) -> Tree | None:
+    def from_record(self, record: ClientRecord) -> Tree | None:
         """Return the answer on the CPU if `record` holds it, else None.
 
         With an answer the client's data are not used.

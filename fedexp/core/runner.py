@@ -102,7 +102,7 @@ def run(
     while not over:
         began = time.perf_counter()
         states = committed(now.clients)
-        env.models.retain(now.state)
+        env.models.keep_only(now.state)
         jobs = next_jobs(aggregator, env, now)
 
         with contextlib.closing(engine.map(jobs, data)) as executed:

@@ -1,4 +1,7 @@
-"""Models that a state refers to instead of holding them: a state may be larger than memory."""
+"""Models that a state refers to instead of holding them.
+
+With such references a state may be larger than memory.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,12 @@ from fedexp.core.trees import Tree, digest, joined, part_of
 from fedexp.core.weights import ModelSpec, Weights
 
 
-class Kept:
-    """A model as it was when it was kept; its tensors must not be changed afterwards.
+class StoredWeights:
+    """A reference to a model as it was when it was stored.
 
-    Equal to another of the same spec and content. This one lies in memory; a run's may lie on disk.
+    The tensors of the model must not be changed afterwards. Two references are equal if
+    their specs and the contents of their models are. The model of this class is in
+    memory. The model of a run may be on disk.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights | None) -> None:
@@ -24,25 +29,32 @@ class Kept:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of parameters and buffers; computed once."""
+        """Hash of parameters and buffers, computed once."""
         return digest(flat(self.load()))
 
     def load(self) -> Weights:
-        """The model. What lies on disk is read at every call and not remembered: let go of it after use.
+        """Return the model.
+
+        A model on disk is read at every call and is not cached. Drop the returned model
+        after use.
 
         Raises:
-            StorageError: its file is missing or damaged.
+            StorageError: The model's file is missing or damaged.
         """
         assert self.weights is not None
         return self.weights
 
     def parameter(self, name: str) -> Tensor:
-        """One of the model's parameters, read alone where the model lies on disk."""
+        """Return one parameter of the model.
+
+        If the model is on disk, only this parameter is read.
+        """
         return self.load().params[name]
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, Kept) and (self.spec, self.digest) == (other.spec, other.digest)
+            isinstance(other, StoredWeights)
+            and (self.spec, self.digest) == (other.spec, other.digest)
         )
 
     def __hash__(self) -> int:
@@ -50,29 +62,37 @@ class Kept:
 
 
 class ModelStore:
-    """Where kept models lie: here in memory, for as long as somebody refers to them."""
+    """A store of models.
 
-    def keep(self, weights: Weights) -> Kept:
-        return Kept(weights.spec, unflat(weights.spec, owned({"all": flat(weights)})["all"]))
+    This one holds them in memory as long as a reference to them exists.
+    """
 
-    def retain(self, state: Any) -> None:
-        """From here on only what `state` refers to is needed; called before a step with the state it begins with."""
+    def store(self, weights: Weights) -> StoredWeights:
+        return StoredWeights(
+            weights.spec, unflat(weights.spec, owned({"all": flat(weights)})["all"])
+        )
+
+    def keep_only(self, state: Any) -> None:
+        """Drop the models that `state` does not refer to.
+
+        It is called before each step with the state that the step begins with.
+        """
 
 
-def kept_in(state: Any) -> Iterator[Kept]:
-    """The references in a nest of dict, list and tuple."""
-    if isinstance(state, Kept):
+def stored_weights_in(state: Any) -> Iterator[StoredWeights]:
+    """Yield the references in a nest of dict, list and tuple."""
+    if isinstance(state, StoredWeights):
         yield state
     elif isinstance(state, dict | list | tuple):
         for item in state.values() if isinstance(state, dict) else state:
-            yield from kept_in(item)
+            yield from stored_weights_in(item)
 
 
 def flat(weights: Weights) -> Tree:
-    """Parameters and buffers as one tree."""
+    """Return parameters and buffers as one tree."""
     return joined({"params": weights.params, "buffers": weights.buffers})
 
 
 def unflat(spec: ModelSpec, tree: Tree) -> Weights:
-    """The inverse of `flat`."""
+    """Return the weights that `flat` made into `tree`."""
     return Weights(spec, part_of(tree, "params"), part_of(tree, "buffers"))

@@ -15,10 +15,9 @@ from fedexp.core.local_training import LocalTraining
 from fedexp.core.needs import Needs
 from fedexp.core.net import Net
 from fedexp.core.task import Batch, Task
+from fedexp.core.torch_private import run_backward
 from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import ModelSpec
-
-_run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
@@ -57,15 +56,7 @@ def gradient(loss: Tensor, params: Tree) -> Tree:
         raise ValueError(
             f"a loss must be a scalar, the mean over the batch; got shape {tuple(loss.shape)}"
         )
-    grads = _run_backward(
-        (loss,),
-        (torch.ones_like(loss),),
-        False,
-        False,
-        tuple(params.values()),
-        allow_unreachable=True,
-        accumulate_grad=False,
-    )
+    grads = run_backward(loss, tuple(params.values()))
     return {
         name: torch.zeros_like(value) if grad is None else grad
         for (name, value), grad in zip(params.items(), grads, strict=True)

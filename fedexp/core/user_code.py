@@ -53,14 +53,14 @@ def place_of_class(kind: type) -> str:
         return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def told(error: BaseException, do: str = TRACED) -> FedexpError | None:
+def user_code_error(error: BaseException, do: str = TRACED) -> FedexpError | None:
     """In words an exception that a user's own code let out; None where fedexp is at fault, or it is in words already."""
     if isinstance(error, FedexpError) or (place := place_of_error(error)) is None:
         return None
-    return FedexpError(f"your code raised {said(error)}", where=place, do=do)
+    return FedexpError(f"your code raised {describe_exception(error)}", where=place, do=do)
 
 
-def said(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """An exception's kind and the first line of what it says."""
     text = str(error.msg if isinstance(error, SyntaxError) else error).partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

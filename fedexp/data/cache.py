@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedexp.storage.files import litter, replacing, sweep
+from fedexp.storage.files import delete_path, replacing, stale_files
 
 FOLDER = ".fedexp"
 _fingerprints: dict[Path, str] = {}  # by entry: of what this process decoded or looked up
@@ -93,8 +93,8 @@ class ArrayCache:
 
         path = self.path(files)
         _fingerprints[path] = fingerprint
-        for left in litter(self.folder):
-            sweep(left)
+        for left in stale_files(self.folder):
+            delete_path(left)
         try:
             with replacing(path) as part:
                 save_file(

@@ -20,7 +20,7 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.trees import Tree, digest
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.identity import code_hash
-from fedexp.storage.tensors import recalled, remember
+from fedexp.storage.tensors import load_sealed, save_sealed
 
 _BATCH = 128  # images a forward pass; fixed, so that last bits do not depend on it
 
@@ -51,11 +51,11 @@ def featured(
                 lock = stack.enter_context(FileLock(memo / f"{key}.lock"))
                 stack.callback(Path(lock.lock_file).unlink, missing_ok=True)
             damaged = "stored features were damaged: they are computed again"
-            stored = recalled(path, like.x.device, lambda: note(damaged))
+            stored = load_sealed(path, like.x.device, lambda: note(damaged))
             tree = stored[0] if stored else _extract(given, weights, note)
             if stored is None:
                 try:
-                    remember(path, tree)
+                    save_sealed(path, tree)
                 except OSError as error:
                     note(f"features cannot be kept in {memo} ({error.strerror or error})")
     parts = {

@@ -1,4 +1,8 @@
-"""The engine that is fastest here: chosen when the first clients train, then part of the run's numerics."""
+"""Choice of the engine that is expected to be fastest for a run.
+
+It is chosen when the first clients train. From then on it is part of the run's
+numerics.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial
+from fedexp.core.engine import Engine, EngineContext
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.engines.rule import Load
+from fedexp.engines.rule import Workload
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.engines.workers import Workers
@@ -16,19 +20,30 @@ from fedexp.engines.workers import Workers
 
 @dataclass
 class Auto(Engine):
-    """Vectorized where stacking pays; elsewhere, on a CPU, local workers where they do (`fedexp.engines.rule`); else serial."""
+    """The automatic choice among the engines.
 
-    def settle(self, trial: Trial) -> Engine:
-        here = Vectorized().settled(trial)
-        if not isinstance(here, Serial) or trial.numerics.device != "cpu" or not trial.jobs:
+    It is `Vectorized` if stacking gains. Otherwise, on a CPU, it is `Workers` if local
+    workers gain (`fedexp.engines.rule`), or else `Serial`.
+    """
+
+    def choose(self, context: EngineContext) -> Engine:
+        here = Vectorized().choose_quietly(context)
+        if not isinstance(here, Serial) or context.numerics.device != "cpu" or not context.jobs:
             return here
-        return Workers() if Load.of(trial).repays_workers else here
+        return Workers() if Workload.of(context).repays_workers else here
 
-    def adopt(self, computing: Engine, threads: int, budget: int) -> Engine:
-        """Workers were chosen where a process was given fewer threads than there are."""
-        return Workers().adopt(computing, threads, budget) if threads < budget else computing
+    def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
+        """Return the engine of an earlier launch, whose choice the thread numbers show.
+
+        `Workers` were chosen if a process had fewer threads than the run has.
+        """
+        return (
+            Workers().restore(computing, threads, num_threads)
+            if threads < num_threads
+            else computing
+        )
 
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
-        raise RuntimeError("engine=auto makes its choice before it trains")
+        raise RuntimeError("engine=auto must choose an engine before it trains")

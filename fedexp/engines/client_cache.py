@@ -1,6 +1,7 @@
-"""A memo of client work: jobs that do not depend on earlier rounds are trained once and shared by all runs.
+"""Cache of client work that is shared by all runs.
 
-One-shot methods then fuse the same local models, and a sweep over methods trains its first round once.
+Jobs that do not depend on earlier rounds are trained once. One-shot methods then fuse
+the same local models, and a sweep over methods trains its first round once.
 """
 
 from __future__ import annotations
@@ -23,23 +24,28 @@ from fedexp.core.numerics import Numerics
 from fedexp.core.probe import Probe
 from fedexp.core.trees import Tree, Trees, digest, joined, part_of
 from fedexp.core.weights import Weights
-from fedexp.storage.files import litter, sweep
+from fedexp.storage.files import delete_path, stale_files
 from fedexp.storage.identity import probe_code_hash
-from fedexp.storage.tensors import recalled, remember
+from fedexp.storage.tensors import load_sealed, save_sealed
 
 
-class Memo(Engine):
-    """Wraps an engine; first-round jobs are looked up by content before they are run.
+class ClientCache(Engine):
+    """A wrapper of an engine that looks up first-round jobs by content.
+
+    Only jobs that are not found are run. A key consists of the digest of the start, the
+    trainer, task, local training, seed, broadcast trees, the client's state and its
+    samples, byte for byte. If several processes ask for the same jobs, one trains them
+    and the others wait. A folder that cannot be used, or a damaged entry, costs time
+    and a note to the user.
 
     Args:
-        inner: the engine that trains what is missing.
-        root: folder shared by runs; max_gb: the least recently used entries go beyond it.
-        numerics, code: part of every key, so other bits or other code never pass for these.
-
-    A folder that cannot be used, or an entry that is damaged, costs time and a note.
-
-    A key holds the start's digest, the trainer, task, budget, seed, broadcast trees, the client's state and its samples,
-    byte for byte. Of several processes that ask for the same jobs, one trains them and the others wait.
+        inner: Engine that trains what is missing.
+        root: Folder that runs share.
+        max_gb: Maximum size of the folder. Beyond it, the least recently used entries
+            are deleted.
+        numerics: Numerics of the run, a part of every key. Results with other bits have
+            other keys.
+        code: Fingerprint of the code, a part of every key.
     """
 
     def __init__(
@@ -49,18 +55,19 @@ class Memo(Engine):
         self.root = root
         self.max_bytes = max_gb * 1e9
         self.hits = self.misses = 0
+
         self._written = 0
-        self._recalled = 0  # local steps of the hits, which nobody executed
+        self._cached_steps = 0  # local steps of the hits, which were not executed
         self._base = json.dumps([asdict(numerics), code])
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     @property
     def stacked_steps(self) -> int:
         return self.inner.stacked_steps
 
     @property
-    def recalled_steps(self) -> int:
-        return self._recalled
+    def cached_steps(self) -> int:
+        return self._cached_steps
 
     def close(self) -> None:
         self.inner.close()
@@ -71,61 +78,71 @@ class Memo(Engine):
         if not jobs or not all(job.first for job in jobs):
             yield from self.inner.map(jobs, data)
             return
+
         parts = self.inner.split(jobs, data)
         keys = self._keys(jobs, parts, data)
-        together = hashlib.blake2b("".join(keys).encode(), digest_size=16).hexdigest()
-        with self._locked(self.root / f"{together}.lock"):
+        digest_of_all = hashlib.blake2b("".join(keys).encode(), digest_size=16).hexdigest()
+
+        with self._locked(self.root / f"{digest_of_all}.lock"):
             known = [self._answers(job, key, data) for job, key in zip(jobs, keys, strict=True)]
-            asked = [
+            requests = [
                 replace(
                     job, probes=tuple(probe for probe in job.probes if probe.name not in answers)
                 )
                 for job, answers in zip(jobs, known, strict=True)
             ]
             self._written = 0
-            with contextlib.closing(self._results(asked, keys, parts, data)) as results:
-                for job, key, answers, result in zip(asked, keys, known, results, strict=True):
+
+            with contextlib.closing(self._results(requests, keys, parts, data)) as results:
+                for job, key, answers, result in zip(requests, keys, known, results, strict=True):
                     for probe in job.probes:
                         if probe.name in result.probes:
                             self._save(_answer_key(key, probe), result.probes[probe.name], {})
                     yield replace(result, probes={**answers, **result.probes})
+
         self._evict()
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Held by the one process that trains these jobs; in a folder that cannot be written each does."""
+        """Hold the lock of these jobs, so that only one process trains them.
+
+        In a folder that cannot be written, each process trains them.
+        """
         lock = FileLock(path)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                self._tell("busy", "is getting this client work from another run: waiting for it")
+                self._report(
+                    "busy", "is receiving this client work from another run: waiting for it"
+                )
                 lock.acquire()
         except OSError as error:
             self._unusable(error)
             yield
             return
+
         try:
             yield
             with contextlib.suppress(OSError):
-                path.unlink()  # who waits for it finds everything trained
+                path.unlink()  # a process that waits for it finds everything trained
         finally:
             lock.release()
 
     def _unusable(self, error: OSError) -> None:
-        self._tell(
-            "unusable", f"cannot be written ({error.strerror or error}): client work is not kept"
+        self._report(
+            "unusable", f"cannot be written ({error.strerror or error}): client work is not stored"
         )
 
     def _damaged(self) -> None:
-        self._tell("damaged", "has damaged entries: they are deleted and computed again")
+        self._report("damaged", "has damaged entries: they are deleted and recomputed")
 
-    def _tell(self, kind: str, text: str) -> None:
-        """Once a kind."""
-        if kind not in self._told:
-            self._told.add(kind)
-            self.note(f"the memo {self.root} {text}")
+    def _report(self, kind: str, text: str) -> None:
+        """Report a problem to the user, once per kind."""
+        if kind not in self._reported:
+            self._reported.add(kind)
+            self.note(f"the client cache {self.root} {text}")
 
     def _results(
         self,
@@ -134,8 +151,8 @@ class Memo(Engine):
         parts: list[list[int]],
         data: FederatedData,
     ) -> Generator[ClientResult, None, None]:
-        """Models from the folder where it has them, all else from the engine."""
-        loaded: dict[int, ClientResult] = {}  # models that are to be asked lie in memory together
+        """Yield models from the folder if it has them, and from the engine otherwise."""
+        loaded: dict[int, ClientResult] = {}  # models that are to be probed, all in memory
         for i, job in enumerate(jobs):
             if (
                 job.probes
@@ -143,36 +160,42 @@ class Memo(Engine):
                 and (stored := self._load(keys[i], job, data)) is not None
             ):
                 loaded[i] = stored
-        there = [
+
+        is_stored = [
             job.trained or i in loaded or (not job.probes and self._path(keys[i]).exists())
             for i, job in enumerate(jobs)
         ]
-        with contextlib.closing(_Asked(self.inner, jobs, parts, data, there, loaded)) as asked:
+        with contextlib.closing(
+            _InnerRequests(self.inner, jobs, parts, data, is_stored, loaded)
+        ) as requests:
             for i, (job, key) in enumerate(zip(jobs, keys, strict=True)):
                 began = time.perf_counter()
                 if job.trained:
-                    yield asked.result(i) if job.probes else answered(job, data)
+                    yield requests.result(i) if job.probes else answered(job, data)
                     continue
+
                 stored = (
                     None
-                    if i in asked.missing
+                    if i in requests.missing
                     else loaded.pop(i, None) or self._load(key, job, data)
                 )
+
                 if stored is not None:
                     self.hits += 1
-                    self._recalled += stored.num_steps
-                    yield stored.with_answers(asked.result(i)) if job.probes else stored
+                    self._cached_steps += stored.num_steps
+                    yield stored.with_answers(requests.result(i)) if job.probes else stored
                     continue
-                result = asked.result(i)
+
+                result = requests.result(i)
                 self.misses += 1
                 self._save_model(key, result, time.perf_counter() - began)
                 yield result
 
     def _answers(self, job: ClientJob, key: str, data: FederatedData) -> dict[str, Tree]:
-        """Those to the job's probes that lie beside the model of this key."""
+        """Return the stored answers to the job's probes about the model of this key."""
         answers = {}
         for probe in job.probes:
-            found = recalled(
+            found = load_sealed(
                 self._path(_answer_key(key, probe)), data.train.x.device, self._damaged
             )
             if found is not None:
@@ -182,24 +205,24 @@ class Memo(Engine):
     def _keys(
         self, jobs: Sequence[ClientJob], parts: list[list[int]], data: FederatedData
     ) -> list[str]:
-        digests: dict[int, str] = {}  # many clients share one start
+        digests: dict[int, str] = {}  # clients often share one start
         keys = [""] * len(jobs)
         for part in parts:
             sizes = [data.partition.size(jobs[i].client) for i in part]
             for place, i in enumerate(part):
-                company = (
-                    [sizes, place] if len(part) > 1 else []
-                )  # last bits depend on who is padded to whose size
-                keys[i] = self._key(jobs[i], company, data, digests)
+                # The last bits depend on which clients are padded to whose size.
+                batch_group = [sizes, place] if len(part) > 1 else []
+                keys[i] = self._key(jobs[i], batch_group, data, digests)
         return keys
 
     def _key(
-        self, job: ClientJob, company: list[Any], data: FederatedData, digests: dict[int, str]
+        self, job: ClientJob, batch_group: list[Any], data: FederatedData, digests: dict[int, str]
     ) -> str:
         start = digests.get(id(job.start))
         if start is None:
             start = digests[id(job.start)] = digest(job.start.params) + digest(job.start.buffers)
         shared = {name: digest(tree) for name, tree in job.shared.items()}
+
         state = {name: digest(tree) for name, tree in (job.state or {}).items()}
         parts = [
             self._base,
@@ -209,6 +232,7 @@ class Memo(Engine):
             _described(job.trainer),
             _described(job.task),
         ]
+
         parts += [
             repr(job.local_training),
             job.seed,
@@ -216,19 +240,24 @@ class Memo(Engine):
             state,
             sorted(job.frozen),
             job.trained,
-            company,
+            batch_group,
         ]
         parts += [*_client_data(data, job.client), repr(data.train.augment)]
+
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
     def _path(self, key: str) -> Path:
         return self.root / key[:2] / f"{key}.safetensors"
 
     def _save(self, key: str, tree: Tree, facts: dict[str, Any]) -> None:
-        """Nothing where this call of `map` has written as much as the folder may hold."""
+        """Store an entry.
+
+        Nothing is stored if this call of `map` has written as much as the folder may
+        hold.
+        """
         if self._written < self.max_bytes:
             try:
-                self._written += remember(self._path(key), tree, facts)
+                self._written += save_sealed(self._path(key), tree, facts)
             except OSError as error:
                 self._unusable(error)
 
@@ -247,9 +276,10 @@ class Memo(Engine):
         self._save(key, joined(parts), facts)
 
     def _load(self, key: str, job: ClientJob, data: FederatedData) -> ClientResult | None:
-        found = recalled(self._path(key), data.train.x.device, self._damaged)
+        found = load_sealed(self._path(key), data.train.x.device, self._damaged)
         if found is None:
             return None
+
         tree, facts = found
         return ClientResult(
             client=job.client,
@@ -262,17 +292,22 @@ class Memo(Engine):
         )
 
     def _evict(self) -> None:
-        """Delete the least recently used entries beyond the cap, and what killed processes left."""
+        """Delete the least recently used entries beyond the limit.
+
+        Stale temporary files, which killed processes leave, are deleted too.
+        """
         for folder in self.root.glob("??"):
-            for path in litter(folder):
-                sweep(path)
+            for path in stale_files(folder):
+                delete_path(path)
+
         entries = []
         for path in self.root.glob("*/*.safetensors"):
             try:
                 stat = path.stat()
-            except FileNotFoundError:  # another run evicts too
+            except FileNotFoundError:  # another run deletes entries too
                 continue
             entries.append((stat.st_mtime, stat.st_size, path))
+
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries):
             if total <= self.max_bytes:
@@ -282,16 +317,23 @@ class Memo(Engine):
             total -= size
 
 
-class _Asked:
-    """What the inner engine is asked: models that are not there and answers about those that are, as one stream if it may.
+class _InnerRequests:
+    """The requests to the wrapped engine.
 
-    Whole parts of the engine's split are trained, for within a part last bits may be shared.
+    It is asked for models that are missing and for probes of models that exist, in one
+    stream if possible. Whole parts of the engine's split are trained, because the last
+    bits within a part may depend on each other.
 
     Args:
-        there: whether each job's model is; loaded: those of them that are to be asked.
+        inner: Wrapped engine.
+        jobs: All jobs of the call.
+        parts: Parts of the wrapped engine's split.
+        data: Data of the run.
+        is_stored: Whether the model of each job is stored.
+        loaded: The stored models that are to be probed, by position.
 
     Attributes:
-        missing: positions of the jobs that are trained.
+        missing: Positions of the jobs that are trained.
     """
 
     def __init__(
@@ -300,44 +342,46 @@ class _Asked:
         jobs: Sequence[ClientJob],
         parts: list[list[int]],
         data: FederatedData,
-        there: list[bool],
+        is_stored: list[bool],
         loaded: Mapping[int, ClientResult],
     ) -> None:
         self._inner, self._jobs, self._data = inner, jobs, data
         self._part_of = {i: part for part in parts for i in part}
-        self.missing = {i for part in parts if not all(there[j] for j in part) for i in part}
-        self._asked = {
+        self.missing = {i for part in parts if not all(is_stored[j] for j in part) for i in part}
+        self._requests = {
             i: jobs[i]
             for i in sorted(self.missing | {i for i, job in enumerate(jobs) if job.probes})
         }
         for i in loaded:
             if i not in self.missing:
-                self._asked[i] = jobs[i].asking(loaded[i].weights, jobs[i].probes)
+                self._requests[i] = jobs[i].asking(loaded[i].weights, jobs[i].probes)
         self._done: dict[int, ClientResult] = {}
-        alone = all(
-            len(part) == 1 for part in parts
-        )  # else a shorter list of jobs would be split another way
-        self._together = alone or not self.missing or len(self.missing) == len(jobs)
+        # Otherwise a shorter list of jobs would be split in another way.
+        each_alone = all(len(part) == 1 for part in parts)
+        self._together = each_alone or not self.missing or len(self.missing) == len(jobs)
         self._stream = self._from(0)
 
     def result(self, i: int) -> ClientResult:
-        """What comes of job `i`; to be asked in ascending order."""
-        if i in self._asked and self._together:
+        """Return the result of job `i`. Results must be asked for in ascending order."""
+        if i in self._requests and self._together:
             return next(self._stream)
+
         if i not in self._done:
             part = self._part_of[i]
-            if i in self._asked:
-                jobs = {j: self._asked[j] for j in part if j in self._asked}
-            else:  # evicted or damaged since we looked; the engine has one stream at a time
+            if i in self._requests:
+                jobs = {j: self._requests[j] for j in part if j in self._requests}
+            else:  # evicted or damaged since the check. The engine has one stream at a time.
                 self._stream.close()
                 jobs = {j: self._jobs[j] for j in part}
+
             self._done |= zip(jobs, self._inner.map(list(jobs.values()), self._data), strict=True)
-            if i not in self._asked:
+            if i not in self._requests:
                 self._stream = self._from(i + 1)
+
         return self._done.pop(i)
 
     def _from(self, first: int) -> Generator[ClientResult, None, None]:
-        jobs = [job for i, job in self._asked.items() if i >= first] if self._together else []
+        jobs = [job for i, job in self._requests.items() if i >= first] if self._together else []
         return self._inner.map(jobs, self._data)
 
     def close(self) -> None:
@@ -345,13 +389,16 @@ class _Asked:
 
 
 def _answer_key(key: str, probe: Probe) -> str:
-    """Of the answer about the model that `key` names."""
+    """Return the key of the answer to a probe about the model of `key`."""
     parts = [key, _described(probe), probe_code_hash(probe)]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
 
 def _client_data(data: FederatedData, client: int) -> list[Any]:
-    """Hash of a client's inputs and targets, in its order, and how they are normalised."""
+    """Return the hash of a client's inputs and targets, and their normalisation.
+
+    The samples are in the client's order.
+    """
     index = data.positions(client)
     content = digest({"x": data.train.x[index], "y": data.train.y[index]})
     return [content, data.train.mean, data.train.std]

@@ -1,4 +1,7 @@
-"""The same client jobs on a Ray cluster: actors on its nodes, each with an engine of its own; lost ones are replaced."""
+"""Engine that executes client jobs on a Ray cluster.
+
+Actors on the nodes of the cluster each run an engine. Lost actors are replaced.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, Literal
 
 from fedexp.core.build import build, require
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial, describe
+from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
@@ -18,35 +21,41 @@ from fedexp.engines.ray_actor import code_of
 from fedexp.engines.ray_cluster import (
     DEPTH,
     START_SECONDS,
+    Actor,
+    ActorPool,
     Connection,
-    Crew,
-    Member,
-    losses,
-    unforeseen,
+    lost_actor_errors,
+    unexpected_error,
 )
-from fedexp.engines.ray_wire import Packer, Parcel, Reply, SentData, SentResult
+from fedexp.engines.ray_wire import JobBatch, Packer, Reply, SentData, SentResult
 
-MAX_LOSSES = 3  # actors that may die over the same jobs before the jobs are to blame
-_STACK = 8  # about as many clients each, where it is open how many actors divide them
-_PARCEL_CHUNKS, _PARCEL_BYTES = (
+MAX_LOSSES = 3  # actors that may die over the same jobs before the jobs are blamed
+# Approximate number of clients per actor, for the choice of the inner engine if the number of
+# actors is open.
+_STACK = 8
+# Small jobs are sent together, because a message costs about a millisecond.
+_BATCH_CHUNKS, _BATCH_BYTES = (
     8,
     1 << 24,
-)  # small jobs travel together: a message costs about a millisecond
+)
 
 
 @dataclass
 class Ray(Engine):
-    """Hands chunks of jobs to actors. The bits are those of `inner` at `threads` threads, whatever the actors.
+    """An engine that hands chunks of jobs to actors.
 
-    Data are sent once a node, weights and broadcast trees once a round. This process aggregates; it must run on a
-    machine of the cluster.
+    The bits of the results are those of `inner` at `threads` threads, whatever the
+    actors. Data are sent once per node, weights and broadcast trees once per round.
+    This process aggregates, and it must run on a machine of the cluster.
 
     Args:
-        address: ``auto`` (the cluster this machine belongs to), ``host:port``, or ``local`` (start one for this run).
-        actors: how many, or ``auto``: what the cluster's CPUs and GPUs allow.
-        threads: CPUs and threads of each actor.
-        gpus: GPUs of each actor, a fraction or a whole number.
-        inner: config node of the engine that each actor runs.
+        address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
+            ``local`` (start a cluster for this run).
+        actors: Number of actors, or ``auto`` for what the CPUs and GPUs of the cluster
+            allow.
+        threads: Number of CPUs and threads of each actor.
+        gpus: Number of GPUs of each actor, a fraction or a whole number.
+        inner: Config node of the engine that each actor runs.
     """
 
     address: str = "auto"
@@ -73,48 +82,52 @@ class Ray(Engine):
             or (bool(host) and port.isdecimal() and "/" not in host),
             f"engine.address must be auto, local or host:port, got '{self.address}'",
         )
+
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 "engine=ray needs the package ray",
                 where="engine",
                 do="install it: pip install 'fedexp[ray]'",
             )
+
         self._computing: Engine = build(Engine, self.inner, "engine.inner")  # type: ignore[type-abstract]
         if self._computing.computing is not self._computing:
             raise ConfigError(
                 "an actor's engine must compute itself",
                 where="engine.inner",
-                expected="an engine that hands its jobs to nobody, e.g. fedexp.engines.serial.Serial",
+                expected="an engine that computes itself, for example fedexp.engines.serial.Serial",
                 got=self.inner.get("_target_"),
             )
+
         self._connection: Connection | None = None
-        self._crew: Crew | None = None
-        self._sent: tuple[FederatedData, Any] | None = None
+        self._pool: ActorPool | None = None
+        self._sent_data: tuple[FederatedData, Any] | None = None
         self._codes: dict[tuple[str, ...], str] = {}
         self._stacked = 0
 
-    def settle(self, trial: Trial) -> Engine:
-        self._check_device(trial.numerics)
-        self._connect(
-            trial.threads
-        )  # a cluster that is not there is told before an inner engine makes its choices
-        actors = -(-len(trial.jobs) // _STACK) if self.actors == "auto" else self.actors
+    def choose(self, context: EngineContext) -> Engine:
+        self._check_device(context.numerics)
+        # A missing cluster is reported before an inner engine makes its choices.
+        self._connect(context.threads)
+        actors = -(-len(context.jobs) // _STACK) if self.actors == "auto" else self.actors
         try:
-            self._computing = self._computing.settle(trial.shared(actors, self.threads)).computing
+            self._computing = self._computing.choose(
+                context.per_process(actors, self.threads)
+            ).computing
         except BaseException:
             self.close()
             raise
         self.inner = describe(self._computing)
         return self
 
-    def adopt(self, computing: Engine, threads: int, budget: int) -> Engine:
+    def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
         return replace(self, threads=threads, inner=describe(computing))
 
     @property
     def computing(self) -> Engine:
         return self._computing
 
-    def threads_each(self, budget: int) -> int:
+    def threads_each(self, num_threads: int) -> int:
         return self.threads
 
     @property
@@ -129,13 +142,14 @@ class Ray(Engine):
         """Join or start the cluster and start the actors.
 
         Raises:
-            ConfigError: no cluster at `address`, one that is too small, or other code or versions on its nodes.
+            ConfigError: There is no cluster at `address`, it is too small, or its nodes
+                have other code or versions.
         """
         self._check_device(numerics)
         self._connect(threads)
         wanted = None if self.actors == "auto" else self.actors
         try:
-            self._crew = Crew(
+            self._pool = ActorPool(
                 wanted, self.threads, self.gpus, describe(self._computing), numerics, self.note
             )
         except BaseException:
@@ -147,14 +161,16 @@ class Ray(Engine):
     ) -> Generator[ClientResult, None, None]:
         if not jobs:
             return
-        if self._crew is None:
+        if self._pool is None:
             raise RuntimeError("the engine is not open")
+
         chunks = sorted(self.split(jobs, data), key=min)
-        sending = _Sending(self._crew, jobs, chunks, self._packing(jobs, data))
+        sending = _Sending(self._pool, jobs, chunks, self._packing(jobs, data))
+
         try:
             for position in range(len(jobs)):
                 result = sending.result(position).result(data.train.x.device)
-                yield replace(result, probe_seconds=result.probe_seconds / self._crew.size)
+                yield replace(result, probe_seconds=result.probe_seconds / self._pool.size)
         finally:
             self._stacked += sending.stacked
             for text in sending.notes:
@@ -162,10 +178,10 @@ class Ray(Engine):
             sending.close()
 
     def close(self) -> None:
-        self._sent = None
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
+        self._sent_data = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -173,9 +189,9 @@ class Ray(Engine):
     def _check_device(self, numerics: Numerics) -> None:
         if (self.gpus > 0) != (numerics.device != "cpu"):
             raise ConfigError(
-                "actors must compute on the run's kind of device: bits depend on it",
+                "actors must compute on the run's kind of device, because the bits depend on it",
                 where="engine.gpus",
-                expected="a fraction of a GPU, e.g. 0.25" if self.gpus == 0 else "0",
+                expected="a fraction of a GPU, for example 0.25" if self.gpus == 0 else "0",
                 got=f"{self.gpus:g}, and device {numerics.device}",
                 do="set engine.gpus with device=cuda, or device=cpu and engine.gpus=0",
             )
@@ -186,8 +202,12 @@ class Ray(Engine):
 
     def _packing(
         self, jobs: Sequence[ClientJob], data: FederatedData
-    ) -> Callable[[Packer, list[list[int]]], Parcel]:
-        """How chunks become a parcel: with the data's reference and the code that the jobs use."""
+    ) -> Callable[[Packer, list[list[int]]], JobBatch]:
+        """Return a function that makes a batch of chunks.
+
+        The batch has the reference to the data and the fingerprint of the code that the
+        jobs use.
+        """
         import ray
 
         plugins: set[type] = {
@@ -200,56 +220,59 @@ class Ray(Engine):
         targets = tuple(sorted(names))
         if targets not in self._codes:
             self._codes[targets] = code_of(targets)
-        if self._sent is None or self._sent[0] is not data:
-            self._sent = (data, _put(SentData.of(data), ray))
-        reference, code = self._sent[1], self._codes[targets]
-        return lambda packer, chunks: packer.parcel(chunks, reference, targets, code)
+        if self._sent_data is None or self._sent_data[0] is not data:
+            self._sent_data = (data, _put(SentData.of(data), ray))
+        reference, code = self._sent_data[1], self._codes[targets]
+        return lambda packer, chunks: packer.batch(chunks, reference, targets, code)
 
 
 @dataclass(eq=False)
-class _Flight:
-    """A parcel on its way: who has it and what is in it."""
+class _SentBatch:
+    """A batch that was sent, with its actor and its chunks."""
 
-    member: Member
+    actor: Actor
     chunks: list[list[int]]
 
 
 class _Sending:
-    """One `map` call: parcels out, results in, in any order; `result` hands them on in job order.
+    """One call of `map`: batches are sent, and results arrive in any order.
 
-    At most a window of results wait here or travel, so that memory does not grow with the number of jobs.
+    `result` returns them in job order. At most a window of results wait here or are on
+    their way, so that memory does not grow with the number of jobs.
     """
 
     def __init__(
         self,
-        crew: Crew,
+        pool: ActorPool,
         jobs: Sequence[ClientJob],
         chunks: list[list[int]],
-        packing: Callable[[Packer, list[list[int]]], Parcel],
+        packing: Callable[[Packer, list[list[int]]], JobBatch],
     ) -> None:
         import ray
 
         self.stacked = 0
         self.notes: list[str] = []
-        self._ray, self._crew, self._jobs, self._packing = ray, crew, jobs, packing
+        self._ray, self._pool, self._jobs, self._packing = ray, pool, jobs, packing
+
         self._packer = Packer(jobs, lambda value: _put(value, ray))
         self._waiting = deque(chunks)
-        self._again: deque[list[int]] = (
-            deque()
-        )  # lost ones, alone in their parcel so that the guilty one is known
-        self._lost: dict[int, int] = {}  # a chunk's first position: actors that died over it
-        self._flying: dict[Any, _Flight] = {}
+        # Lost chunks are sent again in separate batches, so that the suspect is known.
+        self._retries: deque[list[int]] = deque()
+        # Number of actors that died over a chunk, by its first position.
+        self._lost: dict[int, int] = {}
+        self._in_flight: dict[Any, _SentBatch] = {}
         self._arrived: dict[int, SentResult | FedexpError] = {}
+
         weight = max(1, self._packer.own_bytes(0)) * max(map(len, chunks))
-        self._together = max(1, min(_PARCEL_CHUNKS, _PARCEL_BYTES // weight))
+        self._together = max(1, min(_BATCH_CHUNKS, _BATCH_BYTES // weight))
         self._largest = self._together * max(map(len, chunks))
-        crew.fill()
+        pool.fill()
 
     def result(self, position: int) -> SentResult:
-        """The result of job `position`; to be asked for in order.
+        """Return the result of job `position`. Results must be asked for in order.
 
         Raises:
-            ClientError: the job failed, or `MAX_LOSSES` actors died over it.
+            ClientError: The job failed, or `MAX_LOSSES` actors died over it.
         """
         self._send(position)
         while position not in self._arrived:
@@ -261,98 +284,105 @@ class _Sending:
         return found
 
     def close(self) -> None:
-        """Take back what was not asked for."""
-        for reference, flight in self._flying.items():
-            flight.member.parcels.remove(reference)
+        """Cancel the batches whose results were not asked for."""
+        for reference, sent in self._in_flight.items():
+            sent.actor.batches.remove(reference)
             if self._ray.is_initialized():
                 self._ray.cancel(reference)
-        self._flying.clear()
+        self._in_flight.clear()
 
     def _send(self, needed: int) -> None:
-        while (self._again or self._waiting) and (member := self._free()) is not None:
+        while (self._retries or self._waiting) and (actor := self._free()) is not None:
             ahead = len(self._arrived) + sum(
-                len(c) for flight in self._flying.values() for c in flight.chunks
+                len(c) for sent in self._in_flight.values() for c in sent.chunks
             )
-            full = ahead >= 2 * DEPTH * self._crew.size * self._largest
-            if full and not self._again and (self._flying or needed in self._arrived):
+            full = ahead >= 2 * DEPTH * self._pool.size * self._largest
+            if full and not self._retries and (self._in_flight or needed in self._arrived):
                 return
-            chunks = [self._again.popleft()] if self._again else self._next_chunks()
-            reference = member.handle.run.remote(self._packing(self._packer, chunks))
-            member.parcels.append(reference)
-            self._flying[reference] = _Flight(member, chunks)
 
-    def _free(self) -> Member | None:
+            chunks = [self._retries.popleft()] if self._retries else self._next_chunks()
+            reference = actor.handle.run.remote(self._packing(self._packer, chunks))
+            actor.batches.append(reference)
+            self._in_flight[reference] = _SentBatch(actor, chunks)
+
+    def _free(self) -> Actor | None:
         return min(
-            (m for m in self._crew.ready if len(m.parcels) < DEPTH),
-            key=lambda m: len(m.parcels),
+            (actor for actor in self._pool.ready if len(actor.batches) < DEPTH),
+            key=lambda actor: len(actor.batches),
             default=None,
         )
 
     def _next_chunks(self) -> list[list[int]]:
-        """Many small chunks while there are many, one by one towards the end."""
-        count = len(self._waiting) // (2 * DEPTH * self._crew.size)
+        """Return many small chunks while many wait, and single chunks towards the end."""
+        count = len(self._waiting) // (2 * DEPTH * self._pool.size)
         return [self._waiting.popleft() for _ in range(max(1, min(count, self._together)))]
 
     def _receive(self) -> None:
-        starting = self._crew.starting
-        if not self._flying and not starting:
+        starting = self._pool.starting
+        if not self._in_flight and not starting:
             raise FedexpError(
                 "the Ray cluster has no actor left and no room for a new one",
                 where="engine=ray",
-                do="look at 'ray status'; the same command resumes this run",
+                do="look at 'ray status', then repeat the command to resume this run",
             )
-        alone = (
-            START_SECONDS if not self._flying else None
-        )  # nobody works: new actors must come in that time
-        done, _ = self._ray.wait([*self._flying, *starting], num_returns=1, timeout=alone)
+        # If no actor works, new actors must start within that time.
+        alone = START_SECONDS if not self._in_flight else None
+        done, _ = self._ray.wait([*self._in_flight, *starting], num_returns=1, timeout=alone)
         if not done:
-            for member in starting.values():
-                self._crew.lose(member, refill=False)
+            for actor in starting.values():
+                self._pool.lose(actor, refill=False)
         for reference in done:
             if reference in starting:
-                self._crew.admit(starting[reference])
+                self._pool.admit(starting[reference])
             else:
-                self._take(reference, self._flying.pop(reference))
+                self._take(reference, self._in_flight.pop(reference))
 
-    def _take(self, reference: Any, flight: _Flight) -> None:
-        member = flight.member
+    def _take(self, reference: Any, sent: _SentBatch) -> None:
+        actor = sent.actor
         try:
             reply: Reply = self._ray.get(reference)
-        except losses() as error:
-            self._crew.lose(member)
-            member.parcels.remove(reference)
-            self._repeat(flight, member.guilty == reference, error)
+        except lost_actor_errors() as error:
+            self._pool.lose(actor)
+            actor.batches.remove(reference)
+            self._repeat(sent, actor.suspect == reference, error)
             return
         except self._ray.exceptions.RayTaskError as error:
-            member.parcels.remove(reference)
-            raise unforeseen(error) from error
-        member.parcels.remove(reference)
+            actor.batches.remove(reference)
+            raise unexpected_error(error) from error
+
+        actor.batches.remove(reference)
         self.stacked += reply.stacked
         self.notes += reply.notes
-        for positions, results in zip(flight.chunks, reply.chunks, strict=False):
+        for positions, results in zip(sent.chunks, reply.chunks, strict=False):
             self._arrived.update(zip(positions, results, strict=False))
+
         if reply.failure is not None:
-            for position in (p for chunk in flight.chunks for p in chunk if p not in self._arrived):
+            for position in (p for chunk in sent.chunks for p in chunk if p not in self._arrived):
                 self._arrived[position] = reply.failure
 
-    def _repeat(self, flight: _Flight, guilty: bool, error: Exception) -> None:
-        """Jobs whose actor was lost go out again, unless too many actors died over them."""
-        for chunk in flight.chunks:
-            self._lost[chunk[0]] = self._lost.get(chunk[0], 0) + guilty
+    def _repeat(self, sent: _SentBatch, suspect: bool, error: Exception) -> None:
+        """Send the jobs of a lost actor again, unless too many actors died over them."""
+        for chunk in sent.chunks:
+            self._lost[chunk[0]] = self._lost.get(chunk[0], 0) + suspect
             if self._lost[chunk[0]] < MAX_LOSSES:
-                self._again.append(chunk)
+                self._retries.append(chunk)
                 continue
+
             clients = ", ".join(str(self._jobs[position].client) for position in chunk)
             failure = ClientError(
                 f"client {clients}: {MAX_LOSSES} Ray actors died over this work",
-                where=f"engine=ray, the last: {type(error).__name__}",
-                do="look for 'out of memory' in 'ray status' and the nodes' logs; fewer engine.actors need less memory",
+                where=f"engine=ray, last error: {type(error).__name__}",
+                do="look for 'out of memory' in 'ray status' and the nodes' logs. "
+                "Fewer engine.actors need less memory",
             )
             self._arrived.update(dict.fromkeys(chunk, failure))
 
 
 def _put(value: object, ray: Any) -> Any:
-    """`value` in the object store, fetched once by every node whose actors ask for it."""
+    """Store `value` in the object store.
+
+    Every node whose actors ask for it fetches it once.
+    """
     try:
         return ray.put(value)
     except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:

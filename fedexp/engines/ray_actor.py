@@ -1,4 +1,4 @@
-"""The actor's side of the Ray engine: one process of the cluster that runs parcels of jobs on an engine of its own."""
+"""The actor of the Ray engine: a process of the cluster that runs batches of jobs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.numerics import Numerics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
-from fedexp.engines.ray_wire import Parcel, Reply, SentResult, rebuilt, unpack
+from fedexp.engines.ray_wire import JobBatch, Reply, SentResult, rebuilt, unpack
 from fedexp.runtime.allocator import keep_freed_memory
-from fedexp.runtime.numerics import applied
+from fedexp.runtime.numerics import use_numerics
 from fedexp.storage.identity import code_hash
 
 
 def code_of(targets: tuple[str, ...]) -> str:
-    """Fingerprint of fedexp's and the plug-ins' code in this process.
+    """Return the fingerprint of fedexp's and the plug-ins' code in this process.
 
     Raises:
-        ConfigError: a plug-in's module is not there.
+        ConfigError: The module of a plug-in is missing.
     """
     for target in targets:
         module = target.rpartition(".")[0]
+
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -43,7 +44,11 @@ def code_of(targets: tuple[str, ...]) -> str:
 
 
 class Worker:
-    """An actor. Errors a user can act on are returned, not raised, so that they arrive as they were."""
+    """An actor that runs batches of jobs on its engine.
+
+    Errors that a user can act on are returned instead of raised, so that they arrive
+    unchanged.
+    """
 
     def __init__(self) -> None:
         self._data: tuple[Any, FederatedData] | None = None
@@ -53,16 +58,20 @@ class Worker:
     def ready(
         self, inner: Mapping[str, Any], numerics: Numerics, threads: int, version: str
     ) -> FedexpError | None:
-        """Open the inner engine under the run's numerics; the answer is what speaks against this actor."""
+        """Open the inner engine under the run's numerics.
+
+        Returns:
+            The error that prevents the use of this actor, or None.
+        """
         if torch.__version__ != version:
             return _differs("torch", version, torch.__version__)
         torch.set_num_threads(threads)
         keep_freed_memory()
-        self._switches = applied(numerics)  # for as long as the actor lives
+
+        self._switches = use_numerics(numerics)  # entered for as long as the actor lives
         self._switches.__enter__()
-        device = (
-            "cpu" if numerics.device == "cpu" else "cuda"
-        )  # Ray shows an actor its own GPU alone
+        # Ray shows an actor only its own GPU.
+        device = "cpu" if numerics.device == "cpu" else "cuda"
         self._device = torch.device(device)
         self._threads = threads
         try:
@@ -74,35 +83,42 @@ class Worker:
         self._engine.note = self._notes.append
         return None
 
-    def run(self, parcel: Parcel) -> Reply:
-        """Results of every job, chunk by chunk; each chunk is one `map` of the inner engine."""
+    def run(self, batch: JobBatch) -> Reply:
+        """Return the results of every job, chunk by chunk.
+
+        Each chunk is one `map` of the inner engine.
+        """
         before = self._engine.stacked_steps
         chunks: list[list[SentResult]] = []
         failure: FedexpError | None = None
-        torch.set_num_threads(self._threads)  # torch keeps it a thread; Ray may call from another
+        # The setting is per thread, and Ray may call from another one.
+        torch.set_num_threads(self._threads)
+
         try:
-            self._check_code(parcel)
-            data = self._federated(parcel.data)
-            trees = self._trees(parcel.trees)
+            self._check_code(batch)
+            data = self._federated(batch.data)
+            trees = self._trees(batch.trees)
             starts: dict[tuple[int, int], Weights] = {}
-            for sent in parcel.chunks:
+
+            for sent in batch.chunks:
                 chunks.append([])
                 jobs = [rebuilt(job, trees, starts) for job in sent]
                 for result in self._engine.map(jobs, data):
                     chunks[-1].append(SentResult.of(result))
         except FedexpError as error:
             failure = error
+
         notes = self._notes[:]
         self._notes.clear()
         return Reply(chunks, failure, self._engine.stacked_steps - before, notes)
 
-    def _check_code(self, parcel: Parcel) -> None:
-        wanted = (parcel.targets, parcel.code)
+    def _check_code(self, batch: JobBatch) -> None:
+        wanted = (batch.targets, batch.code)
         if wanted in self._checked:
             return
-        mine = code_of(parcel.targets)
-        if mine != parcel.code:
-            raise _differs("the code of fedexp or of a plug-in", parcel.code, mine)
+        mine = code_of(batch.targets)
+        if mine != batch.code:
+            raise _differs("the code of fedexp or of a plug-in", batch.code, mine)
         self._checked.add(wanted)
 
     def _federated(self, reference: Any) -> FederatedData:
@@ -114,7 +130,10 @@ class Worker:
         return self._data[1]
 
     def _trees(self, travelling: Mapping[int, Any]) -> dict[int, Tree]:
-        """The parcel's trees; shared ones are fetched once and kept for the next parcel alone."""
+        """Return the trees of a batch.
+
+        Shared trees are fetched once and kept only for the next batch.
+        """
         import ray
 
         shared: dict[Any, Tree] = {}

@@ -1,4 +1,4 @@
-"""The cluster side of the Ray engine: joining or starting a cluster, and the crew of actors on its nodes."""
+"""Connection to a Ray cluster and the pool of actors on its nodes."""
 
 from __future__ import annotations
 
@@ -23,33 +23,41 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.numerics import Numerics
 from fedexp.engines.ray_actor import Worker
 
-_LONGEST_PARENT = (
-    19  # bytes; we and Ray add 84 to it, and systems allow a socket's path 103 (macOS) or 107
-)
-START_SECONDS = 60.0  # until at least one actor must have started
-DEPTH = 2  # parcels an actor holds: one that runs and one that waits, so that it is never idle between two
+# In bytes. fedexp and Ray add 84 bytes to it, and systems allow the path of a socket 103 (macOS) or
+# 107.
+_LONGEST_PARENT = 19
+START_SECONDS = 60.0  # seconds until at least one actor must have started
+# Batches that an actor holds: one that runs and one that waits, so that it is never idle between
+# two.
+DEPTH = 2
 
 _QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # no report to Ray's makers
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage report to Ray's makers
     "RAY_enable_metrics_collection": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
 class Connection:
-    """This process's membership in a Ray cluster; `close` ends what it began, and nothing else.
+    """The membership of this process in a Ray cluster.
+
+    `close` ends only what this object began.
 
     Args:
-        address: ``auto`` (the cluster this machine belongs to), ``host:port``, or ``local`` (start one for this run).
-        cpus: of a local cluster; gpus: whether a local cluster offers this machine's GPUs.
+        address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
+            ``local`` (start a cluster for this run).
+        cpus: Number of CPUs of a local cluster.
+        gpus: Whether a local cluster offers the GPUs of this machine.
 
     Raises:
-        ConfigError: there is no cluster at the address, or this process belongs to another.
+        ConfigError: There is no cluster at the address, or this process belongs to
+            another one.
     """
 
     def __init__(self, address: str, cpus: int, gpus: bool) -> None:
-        for name, value in _QUIET.items():  # read when ray is imported
+        for name, value in _QUIET.items():  # these are read when ray is imported
             os.environ.setdefault(name, value)
+
         import ray
 
         self._folder: str | None = None
@@ -57,11 +65,13 @@ class Connection:
         if not self._own:
             _check_same(address, ray.get_runtime_context().gcs_address)
             return
+
         options: dict[str, Any] = {
             "include_dashboard": False,
             "log_to_driver": False,
             "logging_level": "ERROR",
         }
+
         if address == "local":
             self._folder = _session_folder()
             options |= {
@@ -72,14 +82,15 @@ class Connection:
             if not gpus:
                 options["num_gpus"] = 0
         else:
-            del options["include_dashboard"]  # the cluster's own matter
+            del options["include_dashboard"]  # the cluster itself decides about a dashboard
             _check_reachable(address)
-            if address.startswith(
-                "127."
-            ):  # several nodes on one machine's loopback: the one to join is named
+            # With several nodes on the loopback of one machine, the node to join is named.
+            if address.startswith("127."):
                 options["_node_ip_address"] = address.partition(":")[0]
+
         in_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM)
+
         try:
             ray.init(address=address, **options)
         except (OSError, RuntimeError, ValueError) as error:
@@ -90,7 +101,7 @@ class Connection:
             raise
         finally:
             if in_main:
-                signal.signal(signal.SIGTERM, handler)  # ray.init sets its own
+                signal.signal(signal.SIGTERM, handler)  # ray.init sets its own handler
 
     def close(self) -> None:
         import ray
@@ -98,13 +109,16 @@ class Connection:
         if self._own:
             ray.shutdown()
         if self._folder is not None:
-            shutil.rmtree(
-                self._folder, ignore_errors=True
-            )  # Ray's processes may still write their last log lines
+            # Ray's processes may still write their last log lines.
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _session_folder() -> str:
-    """A new folder for a local cluster: in the system's place for such, or in ``/tmp`` where that path is too long."""
+    """Return a new folder for a local cluster.
+
+    It is in the system's folder for temporary files, or in ``/tmp`` if that path is too
+    long.
+    """
     usual = tempfile.gettempdir()
     parent = usual if len(os.fsencode(usual)) <= _LONGEST_PARENT else "/tmp"
     try:
@@ -113,7 +127,8 @@ def _session_folder() -> str:
         raise ConfigError(
             f"Ray could not be started: it has no folder for its sockets: {error}",
             where="TMPDIR",
-            expected=f"a folder that can be written, its path at most {_LONGEST_PARENT} bytes long; else /tmp is taken",
+            expected=f"a writable folder whose path has at most {_LONGEST_PARENT} bytes "
+            "(if it is longer, /tmp is used)",
             got=usual,
         ) from error
 
@@ -130,7 +145,7 @@ def _check_same(asked: str, joined: str) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself waits for minutes at an address where nothing listens."""
+    """Refuse an address that nothing listens to. Ray itself would wait for minutes."""
     import ray
 
     if address == "auto":
@@ -138,7 +153,7 @@ def _check_reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return  # Ray looks for a cluster of this machine
-    if host in ("localhost", "127.0.0.1"):  # Ray takes these for the machine's own address
+    if host in ("localhost", "127.0.0.1"):  # Ray replaces these by the machine's own address
         own_address: Any = ray.util.get_node_ip_address  # untyped
         host = own_address()
     try:
@@ -155,40 +170,49 @@ def _no_cluster(address: str, why: str) -> ConfigError:
         where="engine.address",
         expected="the address of a running cluster that this machine belongs to, or local",
         got=address,
-        do="start one with 'ray start --head' (and 'ray start --address=...' on the other machines), "
+        do="start one with 'ray start --head' "
+        "(and 'ray start --address=...' on the other machines), "
         "or set engine.address=local"
         if address != "local"
-        else "see what 'ray start --head' says, or use engine=workers",
+        else "look at the output of 'ray start --head', or use engine=workers",
     )
 
 
 @dataclass(eq=False)
-class Member:
-    """An actor of the crew.
+class Actor:
+    """An actor of the pool.
 
     Args:
-        handle: Ray's; node: the id of the node it is pinned to.
-        starting: reference to its `Worker.ready`, None once it is.
-        parcels: what it holds, the one it works on first; guilty: the one it worked on when it was lost.
+        handle: Ray's handle.
+        node: ID of the node that the actor is pinned to.
+        starting: Reference to the result of its `Worker.ready`, None once it is ready.
+        batches: Batches that it holds, the one it works on first.
+        suspect: Batch that it worked on when it was lost.
     """
 
     handle: Any
     node: str
     starting: Any
-    parcels: list[object] = field(default_factory=list)
-    guilty: object = None
+    batches: list[object] = field(default_factory=list)
+    suspect: object = None
 
 
-class Crew:
-    """Actors spread evenly over the cluster's nodes, replaced where resources allow.
+class ActorPool:
+    """A pool of actors that are spread evenly over the nodes of a cluster.
+
+    Lost actors are replaced if resources allow.
 
     Args:
-        wanted: how many; None: as many as the cluster's CPUs and GPUs allow.
-        threads, gpus: CPUs and GPUs reserved for each.
-        inner: config node of the engine they run, under `numerics`.
+        wanted: Number of actors, or None for as many as the CPUs and GPUs of the
+            cluster allow.
+        threads: Number of CPUs reserved for each.
+        gpus: Number of GPUs reserved for each.
+        inner: Config node of the engine that they run.
+        numerics: Numerics of the engine.
+        note: Callback that shows the user a line.
 
     Raises:
-        ConfigError: the cluster is too small, or no actor could start.
+        ConfigError: The cluster is too small, or no actor could start.
     """
 
     def __init__(
@@ -202,41 +226,45 @@ class Crew:
     ) -> None:
         self._threads, self._gpus, self._note = threads, gpus, note
         self._inner, self._numerics = inner, numerics
-        self.members: list[Member] = []
+        self.actors: list[Actor] = []
+
         room = self._room()
         most = sum(room.values())
         self.size = most if wanted is None else wanted
         if most == 0 or self.size > most:
-            raise _too_small(threads, gpus, wanted, most)
+            raise _cluster_too_small(threads, gpus, wanted, most)
+
         try:
             self.fill()
-            why = self.gather(START_SECONDS, START_SECONDS / 4)  # the others join when they can
+            why = self.wait_for_start(START_SECONDS, START_SECONDS / 4)  # the others join later
             if not self.ready:
                 raise ConfigError(
-                    f"no Ray actor could start: {why or f'CPUs or GPUs stayed busy for {START_SECONDS:.0f} s'}",
+                    "no Ray actor could start: "
+                    f"{why or f'CPUs or GPUs were busy for {START_SECONDS:.0f} s'}",
                     where="engine.actors",
-                    do="look at 'ray status', and check that fedexp is installed on the cluster's nodes",
+                    do="look at 'ray status', "
+                    "and check that fedexp is installed on the cluster's nodes",
                 )
         except BaseException:
             self.close()
             raise
 
     @property
-    def ready(self) -> list[Member]:
-        return [member for member in self.members if member.starting is None]
+    def ready(self) -> list[Actor]:
+        return [actor for actor in self.actors if actor.starting is None]
 
     @property
-    def starting(self) -> dict[Any, Member]:
-        """By the reference that becomes ready when they do."""
-        return {member.starting: member for member in self.members if member.starting is not None}
+    def starting(self) -> dict[Any, Actor]:
+        """Actors that are starting, by the reference that becomes ready with them."""
+        return {actor.starting: actor for actor in self.actors if actor.starting is not None}
 
     def fill(self) -> None:
-        """Start missing actors, each on the node with the fewest of ours that has room."""
-        if len(self.members) >= self.size:
+        """Start missing actors, each on the node with room that has the fewest of them."""
+        if len(self.actors) >= self.size:
             return
-        here = Counter(member.node for member in self.members)
+        here = Counter(actor.node for actor in self.actors)
         free = {node: most - here[node] for node, most in self._room().items()}
-        while len(self.members) < self.size:
+        while len(self.actors) < self.size:
             open_nodes = [node for node, room in free.items() if room > 0]
             if not open_nodes:
                 return
@@ -245,41 +273,47 @@ class Crew:
             here[node] += 1
             free[node] -= 1
 
-    def admit(self, member: Member) -> str | None:
-        """`member`'s start has ended; returns why it failed, if it did.
+    def admit(self, actor: Actor) -> str | None:
+        """Take in an actor whose start has ended.
+
+        Returns:
+            The reason if the start failed, else None.
 
         Raises:
-            ConfigError: its machine has other code or versions.
+            ConfigError: Its machine has other code or versions.
         """
         import ray
 
         try:
-            refusal = ray.get(member.starting)
-        except losses() as error:
-            self.lose(
-                member, refill=member.node not in self._room()
-            )  # where one failed, the next would too
+            refusal = ray.get(actor.starting)
+        except lost_actor_errors() as error:
+            # A new actor on the same node would fail too.
+            self.lose(actor, refill=actor.node not in self._room())
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return lines[-1] if lines else type(error).__name__
         except ray.exceptions.RayTaskError as error:
-            raise unforeseen(error) from error
+            raise unexpected_error(error) from error
         if refusal is not None:
             raise refusal
-        member.starting = None
+        actor.starting = None
         return None
 
-    def lose(self, member: Member, refill: bool = True) -> None:
-        """Take an actor that died, or cannot be reached, out of the crew and start another where there is room."""
+    def lose(self, actor: Actor, refill: bool = True) -> None:
+        """Remove an actor that died or cannot be reached.
+
+        Another one is started if there is room.
+        """
         import ray
 
-        if member not in self.members:
+        if actor not in self.actors:
             return
-        self.members.remove(member)
-        member.guilty = member.parcels[0] if member.parcels else None
-        ray.kill(member.handle)  # it may be alive behind a broken connection
-        if member.starting is None:
+        self.actors.remove(actor)
+        actor.suspect = actor.batches[0] if actor.batches else None
+        ray.kill(actor.handle)  # it may be alive behind a broken connection
+        if actor.starting is None:
             self._note(
-                f"ray: lost an actor on node {member.node[:8]}, {len(self.ready)} of {self.size} left"
+                f"ray: lost an actor on node {actor.node[:8]}, "
+                f"{len(self.ready)} of {self.size} left"
             )
         if refill:
             self.fill()
@@ -288,16 +322,17 @@ class Crew:
         import ray
 
         if ray.is_initialized():
-            for member in self.members:
-                ray.kill(member.handle)
-        self.members = []
+            for actor in self.actors:
+                ray.kill(actor.handle)
+        self.actors = []
 
     def _room(self) -> dict[str, int]:
-        """Actors that each living node could hold."""
+        """Return the number of actors that each living node could hold."""
         import ray
 
         room = {}
         nodes: Any = ray.nodes  # untyped
+
         for node in nodes():
             if node["Alive"]:
                 most = int(node["Resources"].get("CPU", 0) // self._threads)
@@ -308,33 +343,40 @@ class Crew:
                     )
                     most = min(most, int(on_gpus))
                 room[node["NodeID"]] = most
+
         return room
 
     def _start(self, node: str) -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        actor: Any = ray.remote(Worker)
-        pinned = actor.options(
+        actor_class: Any = ray.remote(Worker)
+
+        pinned = actor_class.options(
             num_cpus=self._threads,
             num_gpus=self._gpus,
-            max_restarts=0,  # a restarted actor would be pinned to the node that was lost
+            max_restarts=0,  # a restarted actor would be pinned to the lost node
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             runtime_env={
                 "env_vars": {"PYTHONPATH": _own_path(), "OMP_NUM_THREADS": str(self._threads)}
             },
         )
+
         handle = pinned.remote()
         starting = handle.ready.remote(
             self._inner, self._numerics, self._threads, torch.__version__
         )
-        self.members.append(Member(handle, node, starting))
+        self.actors.append(Actor(handle, node, starting))
 
-    def gather(self, seconds: float, patience: float) -> str | None:
-        """Wait until no actor is starting, at most `seconds`, and `patience` where one is ready.
+    def wait_for_start(self, seconds: float, patience: float) -> str | None:
+        """Wait until no actor is starting.
+
+        Args:
+            seconds: Maximum time to wait.
+            patience: Maximum time to wait if an actor is ready.
 
         Returns:
-            why the last one that failed did, None where none failed.
+            The reason of the last failed start, None if none failed.
         """
         import ray
 
@@ -350,8 +392,8 @@ class Crew:
         return why
 
 
-def losses() -> tuple[type[Exception], ...]:
-    """What Ray raises where an actor or a node is gone, or took a result with it."""
+def lost_actor_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that Ray raises if an actor, a node or a result is lost."""
     from ray import exceptions
 
     return (
@@ -364,30 +406,39 @@ def losses() -> tuple[type[Exception], ...]:
     )
 
 
-def unforeseen(error: Exception) -> FedexpError:
-    """An actor's exception that no engine foresaw: mostly a module that its machine does not have."""
+def unexpected_error(error: Exception) -> FedexpError:
+    """Return the error for an exception in an actor that no engine expects.
+
+    Its usual cause is a module that the actor's machine does not have.
+    """
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()
     return FedexpError(
         f"a Ray actor failed: {type(cause).__name__}: {lines[-1] if lines else ''}",
         where="engine=ray",
-        do="where a module is missing: install it on every node, or launch from a folder that all nodes share",
+        do="if a module is missing, install it on every node, "
+        "or launch from a folder that all nodes share",
     )
 
 
-def _too_small(threads: int, gpus: float, wanted: int | None, most: int) -> ConfigError:
+def _cluster_too_small(threads: int, gpus: float, wanted: int | None, most: int) -> ConfigError:
     each = f"{threads} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
     return ConfigError(
         "the Ray cluster is too small",
         where="engine",
-        expected=f"{'at least 1' if wanted is None else wanted} actors of {each} each, every one on one node",
+        expected=f"{'at least 1' if wanted is None else wanted} actors of {each} each, "
+        "each on a single node",
         got=f"room for {most}",
         do="lower engine.actors, engine.threads or engine.gpus, or add nodes",
     )
 
 
 def _own_path() -> str:
-    """This process's import path without the interpreter's and its libraries' folders, which every node has itself."""
+    """Return the import path of this process, except for its libraries.
+
+    The folders of the interpreter and its libraries are left out, because every node
+    has them itself.
+    """
     libraries = {Path(path) for path in sysconfig.get_paths().values()}
     own = [Path(entry or ".").resolve() for entry in sys.path]
     kept = [

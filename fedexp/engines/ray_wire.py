@@ -1,4 +1,8 @@
-"""What travels between the driver and Ray's actors: trees as byte arrays, jobs that name their trees, parcels and replies."""
+"""Values that are sent between the run's process and Ray's actors.
+
+Trees are sent as byte arrays. Jobs refer to their trees by keys. Batches and replies
+carry them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,10 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A tensor as (bytes,) uint8, which the object store maps without a copy; every type of torch's has such a view."""
+    """A tensor as (bytes,) uint8, which the object store maps without a copy.
+
+    Every type of torch has such a view.
+    """
 
     data: np.ndarray
     dtype: torch.dtype
@@ -32,7 +39,10 @@ class Packed:
         return cls(flat.view(torch.uint8).numpy(), value.dtype, tuple(value.shape))
 
     def view(self) -> Tensor:
-        """The tensor over the same memory: read-only where that is the object store's."""
+        """Return the tensor over the same memory.
+
+        It is read-only if the memory belongs to the object store.
+        """
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message=".*NumPy array is not writable", category=UserWarning
@@ -41,7 +51,10 @@ class Packed:
         return flat.view(self.dtype).reshape(self.shape)
 
     def tensor(self, device: torch.device) -> Tensor:
-        """An own copy, aligned as torch aligns its memory (some kernels' bits depend on it)."""
+        """Return a copy with torch's alignment.
+
+        The bits of some kernels depend on the alignment.
+        """
         value = self.view()
         return value.clone() if device.type == "cpu" else value.to(device)
 
@@ -60,7 +73,10 @@ def unpack(packed: PackedTree, device: torch.device) -> Tree:
 
 @dataclass(frozen=True, eq=False)
 class SentData:
-    """What a client's training needs of `FederatedData`: `rest` holds no samples, and the test set stays with the driver."""
+    """The part of `FederatedData` that the training of a client needs.
+
+    `rest` holds no samples. The test set stays with the run's process.
+    """
 
     x: Packed
     y: Packed
@@ -77,14 +93,17 @@ class SentData:
         )
 
     def federated(self, device: torch.device) -> FederatedData:
-        """On the CPU without a copy: all actors of a node read the same memory. The test set is empty."""
+        """Return the data on `device`, with an empty test set.
+
+        On the CPU nothing is copied, and all actors of a node read the same memory.
+        """
         train = replace(self.rest.train, x=self.x.view().to(device), y=self.y.view().to(device))
         return replace(self.rest, train=train, test=replace(train, x=train.x[:0], y=train.y[:0]))
 
 
 @dataclass(frozen=True, eq=False)
 class SentJob:
-    """A job whose trees are keys of `Parcel.trees`; `job` itself holds none."""
+    """A job whose trees are keys of `JobBatch.trees`. `job` itself holds none."""
 
     job: ClientJob
     params: int
@@ -94,13 +113,16 @@ class SentJob:
 
 
 @dataclass(frozen=True, eq=False)
-class Parcel:
+class JobBatch:
     """Chunks of jobs for one actor.
 
     Args:
-        data: reference to a `SentData` in the object store.
-        trees: each distinct tree once: a reference where several jobs use it, else the tree itself.
-        targets, code: the plug-ins that the jobs use, and the fingerprint of the driver's code for them.
+        data: Reference to a `SentData` in the object store.
+        trees: Each distinct tree once. It is a reference if several jobs use it, else
+            the tree itself.
+        chunks: Jobs of each chunk.
+        targets: Plug-ins that the jobs use.
+        code: Fingerprint of the code of the run's process for these plug-ins.
     """
 
     data: Any
@@ -112,7 +134,7 @@ class Parcel:
 
 @dataclass(frozen=True, eq=False)
 class SentResult:
-    """A `ClientResult` whose trees are bytes; `rest` itself holds none."""
+    """A `ClientResult` whose trees are bytes. `rest` itself holds none."""
 
     rest: ClientResult
     params: PackedTree
@@ -149,12 +171,13 @@ class SentResult:
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """Results of a parcel's chunks, chunk by chunk, up to the first failure.
+    """Results of a batch, chunk by chunk, up to the first failure.
 
     Args:
-        failure: the error that ended the last chunk.
-        stacked: steps of this parcel that ran stacked.
-        notes: for the user.
+        chunks: Results of each chunk.
+        failure: Error that ended the last chunk.
+        stacked: Steps of this batch that ran stacked.
+        notes: Notes for the user.
     """
 
     chunks: list[list[SentResult]]
@@ -164,10 +187,14 @@ class Reply:
 
 
 class Packer:
-    """Jobs of one `map` call as `SentJob`s. A tree is recognised by its tensors, so that equal dictionaries travel once.
+    """The jobs of one `map` call as `SentJob` objects.
+
+    A tree is recognised by its tensors, so that equal dictionaries are sent once.
 
     Args:
-        put: stores an object once for all actors and returns its reference.
+        jobs: Jobs of the call.
+        put: Function that stores an object once for all actors and returns its
+            reference.
     """
 
     def __init__(self, jobs: Sequence[ClientJob], put: Callable[[object], Any]) -> None:
@@ -178,17 +205,20 @@ class Packer:
         self._references: dict[int, Any] = {}
         self._jobs = [self._sent(job) for job in jobs]
 
-    def parcel(
+    def batch(
         self, chunks: Sequence[Sequence[int]], data: Any, targets: tuple[str, ...], code: str
-    ) -> Parcel:
+    ) -> JobBatch:
         sent = [[self._jobs[position] for position in chunk] for chunk in chunks]
         keys = {key for chunk in sent for job in chunk for key in _keys(job)}
-        return Parcel(
+        return JobBatch(
             data, {key: self._travelling(key) for key in sorted(keys)}, sent, targets, code
         )
 
     def own_bytes(self, position: int) -> int:
-        """Bytes of the model that job `position` starts from: about what its result weighs."""
+        """Return the bytes of the model that job `position` starts from.
+
+        Its result has about the same size.
+        """
         job = self._jobs[position]
         return num_bytes(self._trees[job.params]) + num_bytes(self._trees[job.buffers])
 
@@ -208,7 +238,7 @@ class Packer:
         identity = (*tree, *map(id, tree.values()))
         key = self._keys.setdefault(identity, len(self._trees))
         if key == len(self._trees):
-            self._trees.append(tree)  # kept, so that no id is used twice
+            self._trees.append(tree)  # kept alive, so that no id is used twice
             self._uses.append(0)
         self._uses[key] += 1
         return key
@@ -228,7 +258,10 @@ def _keys(job: SentJob) -> list[int]:
 def rebuilt(
     sent: SentJob, trees: Mapping[int, Tree], starts: dict[tuple[int, int], Weights]
 ) -> ClientJob:
-    """The job again; jobs that shared a start share it again (`starts` collects them)."""
+    """Return the job that was sent.
+
+    Jobs that shared a start share it again. `starts` collects these.
+    """
     key = (sent.params, sent.buffers)
     if key not in starts:
         starts[key] = Weights(sent.job.start.spec, trees[sent.params], trees[sent.buffers])

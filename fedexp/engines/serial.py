@@ -1,4 +1,7 @@
-"""The reference engine: one client after the other, one network reused, data on the device once."""
+"""Reference engine: one client after the other in this process.
+
+One network is reused, and the data are moved to the device once.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from fedexp.core.numerics import Numerics, Precision
 from fedexp.core.user_code import place_of_error
 from fedexp.core.weights import by_spec
 from fedexp.engines.kernels.kernel import NotStackableError
-from fedexp.runtime.random_numbers import Plugins, Watch, class_path
+from fedexp.runtime.random_numbers import GlobalRandomGuard, WatchedPlugins, class_path
 
 
 @dataclass
 class Serial(Engine):
-    """Executes jobs in this process, in order."""
+    """An engine that executes jobs in this process, in order."""
 
     _nets: Callable[..., Net] = field(
         init=False, repr=False, compare=False, default_factory=lambda: by_spec(Net)
@@ -38,7 +41,7 @@ class Serial(Engine):
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
         for job in jobs:
-            with named([job], data):
+            with named_client_errors([job], data):
                 result = (
                     answered(job, data)
                     if job.trained
@@ -54,40 +57,50 @@ class Serial(Engine):
             net.release()
 
     def net(self, job: ClientJob) -> Net:
-        """The network that trains `job`, reused for all of its spec."""
+        """Return the network that trains `job`. It is reused for all jobs of its spec."""
         first = next(iter(job.start.params.values()))
         return self._nets(job.start.spec, first.device, first.dtype, self._precision)
 
 
 @contextlib.contextmanager
-def named(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
-    """Turn an unexpected exception, or a draw from a global generator, into a `ClientError` that names the clients."""
+def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
+    """Turn an unexpected exception into a `ClientError` that names the clients.
+
+    A draw from a global generator is also such an error.
+    """
     job = jobs[0]
     probes = tuple((probe.name, class_path(probe)) for probe in job.probes)
-    watch = Watch(
-        _plugins(class_path(job.trainer), class_path(job.task), job.start.spec.arch, probes)
+    guard = GlobalRandomGuard(
+        _watched(class_path(job.trainer), class_path(job.task), job.start.spec.arch, probes)
     )
+
     try:
         yield
-        if watch.used():
-            do = "draw from ctx.noise(name, shape) (a task and an augmentation from `noise`, a probe from its seed)"
-            raise watch.refusal(f"{_who(jobs)}, round {job.round + 1}", do, ClientError)
+        if guard.changed_generators():
+            do = (
+                "draw from ctx.noise(name, shape) "
+                "(a task and an augmentation from `noise`, a probe from its seed)"
+            )
+            raise guard.make_error(f"{_clients_text(jobs)}, round {job.round + 1}", do, ClientError)
     except (FedexpError, NotStackableError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
-        raise failure(jobs, data, error) from error
+        raise client_error(jobs, data, error) from error
 
 
 @cache
-def _plugins(trainer: str, task: str, model: str, probes: tuple[tuple[str, str], ...]) -> Plugins:
+def _watched(
+    trainer: str, task: str, model: str, probes: tuple[tuple[str, str], ...]
+) -> WatchedPlugins:
     paths = {"trainer": trainer, "task": task, "model": model}
-    return Plugins.of(paths | {f"probe {name}": path for name, path in probes})
+    return WatchedPlugins.of(paths | {f"probe {name}": path for name, path in probes})
 
 
-def failure(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:
-    """What is said of an unexpected `error` while `jobs` were trained; it is the cause."""
-    who, place = _who(jobs), place_of_error(error)
+def client_error(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:
+    """Return the error for an unexpected `error` in the training of `jobs`, its cause."""
+    who, place = _clients_text(jobs), place_of_error(error)
     sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)
+
     failed = ClientError(
         f"{who} failed: {type(error).__name__}: {error}",
         where=f"{who}, {sizes} training samples, lr {jobs[0].local_training.lr:g}"
@@ -97,7 +110,7 @@ def failure(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) ->
     return failed
 
 
-def _who(jobs: Sequence[ClientJob]) -> str:
+def _clients_text(jobs: Sequence[ClientJob]) -> str:
     return ("client " if len(jobs) == 1 else "clients ") + ", ".join(
         str(job.client) for job in jobs
     )

@@ -1,4 +1,7 @@
-"""Memory that processes share, and values whose tensors travel through it instead of through a pipe."""
+"""Memory that processes share, and values whose tensors are passed through it.
+
+The tensors are not sent through a pipe.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ALIGN = 64  # as torch allocates, so that kernels take the same path
+_ALIGN = 64  # as torch aligns its memory, so that kernels take the same path
 _GROWTH = 1 << 20
 _MOST_VIEWS = 8192
 _DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
@@ -21,14 +24,18 @@ _NUMBER = {dtype: number for number, dtype in enumerate(_DTYPES)}
 
 Place = tuple[
     int, tuple[int, ...], tuple[int, ...], int, bool
-]  # offset, shape, strides, dtype, on an accelerator?
+]  # offset, shape, strides, dtype, whether on an accelerator
 
 
 class Segment:
-    """Anonymous shared memory: it has no name, grows, never shrinks, and is gone with the last process that holds it.
+    """Anonymous shared memory.
+
+    It has no name, grows and never shrinks. It is freed with the last process that
+    holds it.
 
     Args:
-        fd: of a segment that another process made; None makes a new one.
+        fd: File descriptor of a segment that another process made. None makes a new
+            one.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -42,7 +49,11 @@ class Segment:
         return self.fd < 0
 
     def reserve(self, size: int) -> None:
-        """Make room for `size` bytes; views of the smaller segment stay valid. A closed one has none: ValueError."""
+        """Make room for `size` bytes. Views of the smaller segment stay valid.
+
+        Raises:
+            ValueError: The segment is closed.
+        """
         if self.closed:
             raise ValueError("the segment is closed")
         if size > len(self._bytes):
@@ -53,7 +64,7 @@ class Segment:
             self._views = {}
 
     def view(self, place: Place) -> Tensor:
-        """The tensor that lies at `place`; no copy."""
+        """Return the tensor at `place`, without a copy."""
         found = self._views.get(place)
         if found is None:
             if len(self._views) >= _MOST_VIEWS:
@@ -75,10 +86,10 @@ class Segment:
         return self._map[offset : offset + length]
 
     def close(self) -> None:
-        """Let go, once; tensors that still look at it keep their memory."""
+        """Release the segment, once. Tensors that are views of it keep their memory."""
         if self.closed:
             return
-        fd, self.fd = self.fd, -1  # the number is soon another file's
+        fd, self.fd = self.fd, -1  # another file may soon have this number
         os.close(fd)
         self._views, self._bytes, self._map = {}, torch.empty(0, dtype=torch.uint8), None
 
@@ -88,20 +99,28 @@ def pack(
     segment: Segment,
     at: int = 0,
     constants: Mapping[int, int] | None = None,
-    adopt: bool = False,
+    move_tensors: bool = False,
 ) -> tuple[int, int]:
-    """Write `value` into `segment` from byte `at` on: its tensors as they lie, one after the other, the rest pickled.
+    """Write `value` into `segment` from byte `at` on.
+
+    The tensors are written one after the other, with their strides. The rest is
+    pickled.
 
     Args:
-        constants: numbers, by ``id``, of objects that the reader holds already.
-        adopt: let the tensors that lie on the CPU be the ones in the segment from now on, so that there is no second copy.
+        value: Value to write.
+        segment: Segment to write into.
+        at: Offset of the first byte.
+        constants: Numbers, by ``id``, of objects that the reader already has.
+        move_tensors: Whether the tensors on the CPU become those in the segment, so
+            that there is no second copy.
 
     Returns:
-        where the pickled part lies (offset, length): what `unpack` needs.
+        Offset and length of the pickled part, which `unpack` needs.
     """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, at, constants or {})
     pickler.dump(value)
+
     content = buffer.getvalue()
     segment.reserve(pickler.end + len(content))
     if pickler.tensors:
@@ -109,10 +128,11 @@ def pack(
             views = [segment.view(place) for place in pickler.places.values()]
             torch._foreach_copy_(views, pickler.tensors)
             for tensor, view in zip(pickler.tensors, views, strict=True):
-                if adopt and tensor.device.type == "cpu":
+                if move_tensors and tensor.device.type == "cpu":
                     tensor.set_(
                         view.untyped_storage(), view.storage_offset(), view.shape, view.stride()
                     )
+
     segment.write(pickler.end, content)
     return pickler.end, len(content)
 
@@ -124,13 +144,16 @@ def unpack(
     constants: Sequence[Any] = (),
     copy: bool = False,
 ) -> Any:
-    """The value that `pack` wrote; a tensor that stood in several places is one tensor again.
+    """Return the value that `pack` wrote.
+
+    A tensor that occurred in several places is one tensor again.
 
     Args:
-        extent: what `pack` returned.
-        device: where tensors go that lay on an accelerator.
-        constants: objects by the numbers that `pack` was given.
-        copy: tensors of their own, instead of views of the segment.
+        segment: Segment to read from.
+        extent: Value that `pack` returned.
+        device: Device for tensors that were on an accelerator.
+        constants: Objects in the order of the numbers that `pack` was given.
+        copy: Whether tensors are copied. Otherwise they are views of the segment.
     """
     return _Unpickler(segment, segment.read(*extent), device, constants, copy).load()
 
@@ -141,9 +164,8 @@ class _Pickler(pickle.Pickler):
         self.end = at
         self.constants = constants
         self.places: dict[int, Place] = {}
-        self.tensors: list[
-            Tensor
-        ] = []  # kept: an id means something only as long as its object lives
+        # The tensors are stored, because an id is valid only as long as its object exists.
+        self.tensors: list[Tensor] = []
 
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.layout == torch.strided:
@@ -163,7 +185,9 @@ class _Pickler(pickle.Pickler):
                 self.places[id(value)] = place
                 self.tensors.append(value)
                 self.end = -(-(self.end + value.numel() * value.itemsize) // _ALIGN) * _ALIGN
+
             return place
+
         return self.constants.get(id(value))
 
 
@@ -195,7 +219,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _anonymous_file() -> int:
-    """A file descriptor of memory without a name. `memfd_create` is not bound by the size of /dev/shm."""
+    """Return a file descriptor of memory without a name.
+
+    `memfd_create` is not limited by the size of /dev/shm.
+    """
     if hasattr(os, "memfd_create"):
         return os.memfd_create("fedexp", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:

@@ -1,7 +1,9 @@
-"""Several clients trained as one: their tensors stacked along a first axis, their steps taken together.
+"""Training of several clients as one.
 
-The order of a step's operations is the step kernel's (`fedexp.core.kernel`); no client takes a step that it would not take
-alone, and no client's numbers depend on another's, their last bits aside: who is padded to whose size decides those.
+Their tensors are stacked along a first axis, and their steps are taken together. The
+step kernel (`fedexp.core.kernel`) decides the order of a step's operations. No client
+takes a step that it would not take by itself. No client's numbers depend on another's,
+except for their last bits. These depend on which clients are padded to whose size.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ from fedexp.engines.kernels.kernel import (
 
 
 @dataclass(frozen=True, eq=False)
-class _Member:
+class _StackedClient:
     """One client of a stack."""
 
     job: ClientJob
@@ -69,39 +71,56 @@ def train_stack(
     num_classes: int,
     kind: type[StackKernel],
 ) -> Iterator[ClientResult]:
-    """Train `jobs`, which agree in everything but client, start, seed and trees, as one; results in the jobs' order.
+    """Train `jobs` as one and return their results in order.
 
-    Training is over when this returns; a client's payload and new state are made when its result is asked for, and are still
-    in the processor's cache where the server reads them.
+    The jobs agree in everything except client, start, seed and trees. Training is over
+    when this function returns. The payload and the new state of a client are made when
+    its result is asked for. They are then still in the processor's cache where the
+    server reads them.
 
     Args:
-        indices: each client's (n,) int64 positions in `samples`, on its device.
+        jobs: Jobs of the stack.
+        net: Network that all of them train.
+        samples: Training pool.
+        indices: Positions in `samples` of each client, (n,) int64, on the device of
+            `samples`.
+        num_classes: Number of classes.
+        kind: Kernel that computes the gradients.
     """
-    members = []
+    clients = []
     for job, index in zip(jobs, indices, strict=True):
         schedule, noise = schedule_of(job, net, len(index)), StepNoise(job.seed, samples.x.device)
         ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
-        members.append(_Member(job, index, schedule, noise, ctx))
-    order = sorted(
-        range(len(jobs)), key=lambda i: -len(members[i].schedule)
-    )  # who still trains is among the first
-    members = [members[i] for i in order]
+        clients.append(_StackedClient(job, index, schedule, noise, ctx))
+
+    # Clients that still train are always the first ones.
+    order = sorted(range(len(jobs)), key=lambda i: -len(clients[i].schedule))
+    clients = [clients[i] for i in order]
     net.train()
-    training = _Training(members, net, kind)
-    for batch in _batches(members, samples):
+
+    training = _Training(clients, net, kind)
+    for batch in _batches(clients, samples):
         training.step(batch)
     training.end()
     return (training.result(order.index(i)) for i in range(len(jobs)))
 
 
 class _Training:
-    """The clients' steps, taken together: the trees of those that still train, and everything that changes these."""
+    """The joint steps of the clients.
 
-    def __init__(self, members: Sequence[_Member], net: Net, kind: type[StackKernel]) -> None:
-        """`members` have fewer and fewer steps."""
-        first = members[0].job
+    It has the trees of those that still train, and everything that changes these trees.
+    """
+
+    def __init__(
+        self, clients: Sequence[_StackedClient], net: Net, kind: type[StackKernel]
+    ) -> None:
+        """Prepare the trees and hooks.
+
+        `clients` are sorted by descending number of steps.
+        """
+        first = clients[0].job
         own, trainer, local_training = (
-            [member.ctx for member in members],
+            [client.ctx for client in clients],
             first.trainer,
             first.local_training,
         )
@@ -109,8 +128,10 @@ class _Training:
             _on_stack(trainer, name, net) if overrides(trainer, name) else None
             for name in ("correct", "after_step")
         ]
-        self._members, self._net, self._first, self._hooks = members, net, first, hooks
-        self._whole = _stacked(members, state=any(hooks) or kind.reads_context(trainer))
+
+        self._clients, self._net, self._first, self._hooks = clients, net, first, hooks
+        self._whole = _stacked(clients, state=any(hooks) or kind.reads_context(trainer))
+
         self._kernel = kind(first, net)
         self._optimizer = LocalOptimizer(local_training)
         self._ascent = _ascent(trainer, own)
@@ -124,27 +145,32 @@ class _Training:
         self._fused = (
             fused if fused and not between and (not self._ascent or fused.fuses_ascent) else None
         )
-        self._measured: defaultdict[str, list[Tensor]] = defaultdict(
-            list
-        )  # (clients that still train,) of every step
-        self._active = len(members)
+
+        # For every step, one tensor of shape (clients that still train,).
+        self._measured: defaultdict[str, list[Tensor]] = defaultdict(list)
+        self._active = len(clients)
         self._stack = self._whole
         self._bind_hooks()
 
     def step(self, batch: StackBatch) -> None:
-        """One step of each client in `batch`: the first ones, never more than before."""
+        """Take one step of each client in `batch`.
+
+        These are the first clients, never more than before.
+        """
         if len(batch.y) < self._active:
             self._go_on_with(len(batch.y))
         stack = self._stack
         if self._fused:
             self._measure(self._fused.descend(stack, batch, self._adjustment, self._ascent))
             return
+
         if self._ascent is None:
             grads, loss = self._kernel.gradients(stack, batch)
             self._measure(by_name(loss))
         else:
             grads, loss, norm = self._kernel.gradients_uphill(stack, batch, self._ascent)
             self._measure({**by_name(loss), "perturbation": norm})
+
         take_step(
             grads,
             stack.live,
@@ -162,30 +188,34 @@ class _Training:
             self._measured[name].append(values)
 
     def _go_on_with(self, count: int) -> None:
-        """The others have taken all their steps."""
+        """Continue with the first `count` clients.
+
+        The others have taken all their steps.
+        """
         self._active = count
         self._stack = _first(self._whole, count)
         self._adjustment = self._adjustment and _changed(
             self._adjustment, lambda value: value[:count]
         )
-        self._optimizer.keep(count)
-        self._kernel.keep(count)
+        self._optimizer.keep_first(count)
+        self._kernel.keep_first(count)
         self._bind_hooks()
 
     def _bind_hooks(self) -> None:
-        together = _together(self._members[0], self._stack)
-        own = [member.ctx for member in self._members[: self._active]]
+        common_ctx = _shared_context(self._clients[0], self._stack)
+        own = [client.ctx for client in self._clients[: self._active]]
         self._correct, self._after_step = (
-            hook and partial(hook, together, own) for hook in self._hooks
+            hook and partial(hook, common_ctx, own) for hook in self._hooks
         )
 
     def end(self) -> None:
-        """Nothing follows but `result`."""
-        check_measured(self._measured, len(self._members[0].schedule))
+        """Finish training. Only `result` may be called afterwards."""
+        check_measured(self._measured, len(self._clients[0].schedule))
         self._rows = {name: _rows(values) for name, values in self._measured.items()}
 
     def _metrics(self, i: int) -> Metrics:
-        schedule = self._members[i].schedule
+        schedule = self._clients[i].schedule
+
         own = {name: [row[i] for row in rows[: len(schedule)]] for name, rows in self._rows.items()}
         last = own["loss"][last_epoch(schedule) :]
         return {name: sum(values) / len(values) for name, values in own.items()} | {
@@ -193,37 +223,40 @@ class _Training:
         }
 
     def result(self, i: int) -> ClientResult:
-        """Of the i-th member."""
-        member, net = self._members[i], self._net
-        job = member.job
+        """Return the result of the i-th client."""
+        client, net = self._clients[i], self._net
+        job = client.job
+
         params = {name: value[i] for name, value in self._whole.params.items()}
         buffers = {name: value[i] for name, value in self._whole.buffers.items()}
         net.train()
-        net.set_noise(member.noise)
+        net.set_noise(client.noise)
+
         payload, state = job.trainer.finish(
-            {name: params[name] for name in self._whole.live}, buffers, member.ctx
+            {name: params[name] for name in self._whole.live}, buffers, client.ctx
         )
         net.set_noise(None)
+
         return ClientResult(
             client=job.client,
             weights=Weights(job.start.spec, params, buffers),
-            num_examples=len(member.index),
-            num_steps=len(member.schedule),
+            num_examples=len(client.index),
+            num_steps=len(client.schedule),
             payload=payload,
             state=state,
             metrics=self._metrics(i),
         )
 
 
-def _stacked(members: Sequence[_Member], state: bool) -> StackTrees:
-    first, own = members[0].job, [member.ctx for member in members]
+def _stacked(clients: Sequence[_StackedClient], state: bool) -> StackTrees:
+    first, own = clients[0].job, [client.ctx for client in clients]
     received = Received(
         _joined([ctx.received.params for ctx in own]),
         _joined([ctx.received.buffers for ctx in own]),
     )
     return StackTrees(
-        params=_own(received.params),
-        buffers=_own(received.buffers),
+        params=_contiguous_copies(received.params),
+        buffers=_contiguous_copies(received.buffers),
         trained=tuple(own[0].start),
         received=received,
         shared={name: _joined([ctx.shared[name] for ctx in own]) for name in first.shared},
@@ -234,19 +267,22 @@ def _stacked(members: Sequence[_Member], state: bool) -> StackTrees:
 
 
 def _rows(values: list[Tensor]) -> list[list[float]]:
-    """Every step's numbers, one a client; one synchronisation."""
+    """Return the numbers of every step, one per client, with one synchronisation."""
     numbers = iter(torch.cat(values).tolist())
     return [list(islice(numbers, len(step))) for step in values]
 
 
-def _own(tree: Tree) -> Tree:
+def _contiguous_copies(tree: Tree) -> Tree:
     return {
         name: value.clone(memory_format=torch.contiguous_format) for name, value in tree.items()
     }
 
 
 def _joined(trees: list[Tree]) -> Tree:
-    """Trees stacked along a first axis; one tensor that all clients share is repeated without a copy."""
+    """Return the trees stacked along a first axis.
+
+    One tensor that all clients share is repeated without a copy.
+    """
     joined: Tree = {}
     for name, value in trees[0].items():
         same = all(tree[name] is value for tree in trees)
@@ -273,18 +309,22 @@ def _first(stack: StackTrees, count: int) -> StackTrees:
     )
 
 
-def _together(member: _Member, stack: StackTrees) -> Ctx:
-    """The context of an elementwise hook for all clients of a stack; what such a hook may not use fails or is NaN."""
+def _shared_context(client: _StackedClient, stack: StackTrees) -> Ctx:
+    """Return the context of an elementwise hook for all clients of a stack.
+
+    Using what such a hook may not use raises an error or gives NaN.
+    """
 
     def refuse(*arguments: Any, **named: Any) -> NoReturn:
         raise RuntimeError(
-            f"a hook of {type(member.job.trainer).__name__} is marked elementwise and uses noise, full gradients, class counts "
+            f"a hook of {type(client.job.trainer).__name__} is marked elementwise "
+            "and uses noise, full gradients, class counts "
             "or other networks"
         )
 
     unknown: Any = math.nan
     return replace(
-        member.ctx,
+        client.ctx,
         start=stack.start,
         received=stack.received,
         shared=stack.shared,
@@ -300,11 +340,15 @@ def _together(member: _Member, stack: StackTrees) -> Ctx:
     )
 
 
-StackHook = Callable[..., Tree]  # (context of all, contexts of each, trees ...)
+StackHook = Callable[..., Tree]  # (common context, context of each client, trees ...)
 
 
 def _ascent(trainer: Trainer, own: Sequence[Ctx]) -> Ascent | None:
-    """The stack's ascent; raises `NotStackableError` where clients differ."""
+    """Return the ascent of the stack, or None.
+
+    Raises:
+        NotStackableError: The ascents differ from client to client.
+    """
     if not overrides(trainer, "ascent"):
         return None
     ascents = {trainer.ascent(ctx) for ctx in own}
@@ -314,16 +358,22 @@ def _ascent(trainer: Trainer, own: Sequence[Ctx]) -> Ascent | None:
 
 
 def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | None:
-    """The stack's adjustment; raises `NotStackableError` where clients differ in more than their trees.
+    """Return the adjustment of the stack, or None.
 
-    Made client by client, each copied at once: stacking what it is made of would move twice as much memory.
+    It is made client by client, and each is copied at once. Stacking its tensors later
+    would move twice as much memory.
+
+    Raises:
+        NotStackableError: The adjustments differ in more than their trees.
     """
     if not overrides(trainer, "adjustment"):
         return None
+
     elementwise = getattr(trainer.adjustment, "elementwise", False)
     if elementwise and len({_identity(ctx) for ctx in own}) == 1:
         common = trainer.adjustment(own[0])
         return common and _changed(common, lambda value: value.expand(len(own), *value.shape))
+
     kinds = set()
     rows: dict[str, Tree] = {}
     for i, ctx in enumerate(own):
@@ -335,17 +385,19 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
             raise NotStackableError(
                 "its adjustments differ from client to client in more than their trees"
             )
+
         for part, tree in parts.items():
             for name, value in tree.items():
                 if not i:
                     rows.setdefault(part, {})[name] = value.new_empty(len(own), *value.shape)
                 rows[part][name][i] = value
+
     net.set_noise(None)
     return how and _with(how, rows)
 
 
 def _identity(ctx: Ctx) -> tuple[int, ...]:
-    """Equal for contexts that hold the very same tensors."""
+    """Return a value that is equal for contexts with the very same tensors."""
     return tuple(
         id(v)
         for tree in (ctx.start, *ctx.shared.values(), *ctx.state.values())
@@ -354,7 +406,7 @@ def _identity(ctx: Ctx) -> tuple[int, ...]:
 
 
 def _changed(how: Adjustment, change: Callable[[Tensor], Tensor]) -> Adjustment:
-    """An adjustment, each of its tensors changed."""
+    """Return an adjustment with each of its tensors changed."""
     return _with(
         how,
         {part: {name: change(v) for name, v in tree.items()} for part, tree in _parts(how).items()},
@@ -362,12 +414,12 @@ def _changed(how: Adjustment, change: Callable[[Tensor], Tensor]) -> Adjustment:
 
 
 def _with(how: Adjustment, parts: dict[str, Tree]) -> Adjustment:
-    """An adjustment with trees `parts` in place of its own."""
+    """Return an adjustment with its trees replaced by `parts`."""
     return Adjustment(how.gradient, how.pull, **parts)
 
 
 def _parts(how: Adjustment | None) -> dict[str, Tree]:
-    """The trees of an adjustment, those that it has."""
+    """Return the trees that an adjustment has, by name."""
     parts = (
         {"toward": how.toward, "shift": how.shift, "outside": how.outside}
         if how is not None
@@ -377,13 +429,16 @@ def _parts(how: Adjustment | None) -> dict[str, Tree]:
 
 
 def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
-    """A trainer's hook on stacked trees: at once if it is elementwise, else client by client."""
+    """Return a trainer's hook for stacked trees.
+
+    It is called once if it is elementwise, else client by client.
+    """
     hook: Callable[..., Tree] = getattr(trainer, name)
 
-    def at_once(together: Ctx, own: Sequence[Ctx], *trees: Tree) -> Tree:
-        return hook(*trees, together)
+    def at_once(common_ctx: Ctx, own: Sequence[Ctx], *trees: Tree) -> Tree:
+        return hook(*trees, common_ctx)
 
-    def one_by_one(together: Ctx, own: Sequence[Ctx], *trees: Tree) -> Tree:
+    def one_by_one(common_ctx: Ctx, own: Sequence[Ctx], *trees: Tree) -> Tree:
         results = []
         for i, ctx in enumerate(own):
             net.set_noise(ctx.noise)
@@ -394,45 +449,59 @@ def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
     return at_once if getattr(hook, "elementwise", False) else one_by_one
 
 
-def _batches(members: Sequence[_Member], samples: Samples) -> Iterator[StackBatch]:
-    """Every step's batches of the clients that still train: each client's own order, gathered in chunks of steps."""
-    schedules = [member.schedule for member in members]
+def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[StackBatch]:
+    """Yield the batches of every step, of the clients that still train.
+
+    Each client has its own order. The samples are gathered in chunks of steps.
+    """
+    schedules = [client.schedule for client in clients]
     b = max(stop - start for schedule in schedules for _, start, stop in schedule)
     sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
-    orders: list[tuple[int, Tensor]] = [(-1, member.index) for member in members]
+    orders: list[tuple[int, Tensor]] = [(-1, client.index) for client in clients]
     device = samples.x.device
     position, last = 0, len(schedules[0])
+
     while position < last:
         k = sum(len(schedule) > position for schedule in schedules)
         steps = min(last - position, max(1, CHUNK_BYTES // (sample_bytes * b * k)))
+
         index = torch.zeros((k, steps, b), dtype=torch.int64, device=device)
         sizes = [[0] * k for _ in range(steps)]
+
         for c in range(k):
             at = 0
             for epoch, group in groupby(
                 schedules[c][position : position + steps], key=itemgetter(0)
             ):
-                run = list(group)  # their samples lie one after the other in the epoch's order
+                run = list(group)  # their samples are consecutive in the epoch's order
                 start, stop = run[0][1], run[-1][2]
                 if orders[c][0] != epoch:
-                    orders[c] = epoch, epoch_order(members[c].job, members[c].index, epoch)
+                    orders[c] = epoch, epoch_order(clients[c].job, clients[c].index, epoch)
                 index[c, at : at + len(run)].view(-1)[: stop - start] = orders[c][1][start:stop]
                 for i, (_, a, z) in enumerate(run):
                     sizes[at + i][c] = z - a
                 at += len(run)
+
         flat = index.transpose(0, 1).reshape(-1)
         x = samples.inputs(flat).view(steps, k, b, *samples.x.shape[1:])
         y = samples.y.index_select(0, flat).view(steps, k, b, *samples.y.shape[1:])
+
         for i in range(steps):
             count = sum(size > 0 for size in sizes[i])
             yield _batch(
-                x[i, :count], y[i, :count], sizes[i][:count], position + i, samples, members[:count]
+                x[i, :count], y[i, :count], sizes[i][:count], position + i, samples, clients[:count]
             )
+
         position += steps
 
 
 def _batch(
-    x: Tensor, y: Tensor, sizes: list[int], step: int, samples: Samples, members: Sequence[_Member]
+    x: Tensor,
+    y: Tensor,
+    sizes: list[int],
+    step: int,
+    samples: Samples,
+    clients: Sequence[_StackedClient],
 ) -> StackBatch:
     longest = max(sizes)
     share: float | Tensor = 1 / longest
@@ -441,10 +510,12 @@ def _batch(
     if min(sizes) < longest:
         n = torch.tensor(sizes, device=x.device).unsqueeze(1)
         share = (torch.arange(longest, device=x.device) < n).to(x.dtype) / n
+
     if samples.augment is not None:
         x = x.clone()
-    for c, member in enumerate(members):
-        member.noise.step, member.noise.epoch = step, member.schedule[step][0]
+    for c, client in enumerate(clients):
+        client.noise.step, client.noise.epoch = step, client.schedule[step][0]
         if samples.augment is not None:
-            x[c, : sizes[c]] = samples.augment(x[c, : sizes[c]], member.noise)
-    return StackBatch(x, y, share, [member.ctx for member in members])
+            x[c, : sizes[c]] = samples.augment(x[c, : sizes[c]], client.noise)
+
+    return StackBatch(x, y, share, [client.ctx for client in clients])

@@ -1,4 +1,4 @@
-"""Models trained elsewhere in place of the first round's local training (``client_models.path``)."""
+"""Models trained elsewhere as the result of the first round (``client_models.path``)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import torch
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.probe import Record
+from fedexp.core.probe import ClientRecord
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.storage.model_folder import Clients, ModelFolder
 
 
 class StoredModels:
-    """The models of a folder as the clients' of a federation.
+    """The models of a folder, as the client models of a federation.
 
     Args:
-        folder: holds one model a client, and says which client's; without ``clients.json`` model i is client i's.
+        folder: Folder with one model per client. It says which client each model
+            belongs to. Without ``clients.json``, model i belongs to client i.
     """
 
     def __init__(self, folder: ModelFolder) -> None:
@@ -34,7 +35,7 @@ class StoredModels:
         return client in self.number
 
     def result(self, job: ClientJob, data: FederatedData) -> ClientResult:
-        """The job's client's model, as if it had been trained now."""
+        """Return the model of the job's client, as if it had been trained now."""
         number = self.number[job.client]
         stored = self.folder.weights(number, data.train.x.device)
         known = self.clients.num_examples
@@ -48,17 +49,21 @@ class StoredModels:
             metrics={},
         )
 
-    def record(self, client: int) -> Record:
-        """What the folder says of the client's data."""
+    def record(self, client: int) -> ClientRecord:
+        """Return what the folder knows of the client's data."""
         number, known = self.number[client], self.clients
         sizes, rows = known.num_examples, known.class_counts
-        return Record(
+        return ClientRecord(
             None if sizes is None else sizes[number], None if rows is None else rows[number]
         )
 
 
 class FromStoredModels(Engine):
-    """Wraps an engine: the first round's models come from a folder, later rounds and what no record answers from the engine."""
+    """A wrapper of an engine that takes the models of the first round from a folder.
+
+    The wrapped engine trains later rounds, and answers the probes that no record
+    answers.
+    """
 
     def __init__(self, inner: Engine, models: StoredModels) -> None:
         self.inner, self.models = inner, models
@@ -69,13 +74,16 @@ class FromStoredModels(Engine):
         if not all(job.first for job in jobs):
             yield from self.inner.map(jobs, data)
             return
+
         recorded = [self._recorded(job, data.train.x.device) for job in jobs]
         models: dict[int, ClientResult] = {}
-        asked = []  # they hold their models in memory
+        asked = []  # each of them holds its model in memory
+
         for i, job in enumerate(jobs):
             if missing := tuple(probe for probe in job.probes if probe.name not in recorded[i]):
                 models[i] = self.models.result(job, data)
                 asked.append(job.asking(models[i].weights, missing))
+
         with contextlib.closing(self.inner.map(asked, data)) as answers:
             for i, job in enumerate(jobs):
                 result = (
@@ -86,7 +94,7 @@ class FromStoredModels(Engine):
                 yield replace(result, probes={**recorded[i], **result.probes})
 
     def _recorded(self, job: ClientJob, device: torch.device) -> dict[str, Tree]:
-        """Answers by probe, where the folder knows them."""
+        """Return the answers that the folder knows, by probe."""
         record = self.models.record(job.client)
         answers = {probe.name: probe.from_record(record) for probe in job.probes}
         return {

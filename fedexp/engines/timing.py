@@ -1,4 +1,7 @@
-"""Short timings of engines on a run's own first jobs, for CUDA; on a CPU nothing is timed (see `fedexp.engines.rule`)."""
+"""Short timings of engines on the first jobs of a run.
+
+They are used on CUDA. On a CPU nothing is timed (see `fedexp.engines.rule`).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob
 
-_SECONDS = 0.4  # for one candidate
+_SECONDS = 0.4  # seconds for one candidate
 _REPEATS = 5
-_STEPS = 8  # a client, at most: enough to weigh a step against the cost of starting a client
+_STEPS = 8  # maximum steps of a client, enough to weigh a step against the start of a client
 
 
 def shortened(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
-    """The same jobs with at most `steps` local steps, and nothing asked."""
+    """Return the same jobs with at most `steps` local steps and without probes."""
     most = [min(steps, job.local_training.max_steps or steps) for job in jobs]
     return [
         replace(job, local_training=replace(job.local_training, max_steps=n), probes=())
@@ -26,21 +29,27 @@ def shortened(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
     ]
 
 
-def seconds_a_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> float:
-    """Best of a few passes over `jobs`, shortened; the first, which builds networks, does not count."""
+def seconds_per_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> float:
+    """Return the shortest time of a local step in a few passes over shortened `jobs`.
+
+    The first pass, which builds networks, does not count.
+    """
     first = shortened(jobs, 1)
-    _seconds(engine, first, data)  # builds networks, starts what has to start
+    _seconds(engine, first, data)  # builds networks and starts processes
     one = _seconds(engine, first, data)
     if one * len(jobs) > _SECONDS:
         return one
+
     jobs = shortened(jobs, _STEPS)
     best, spent = one, 0.0
+
     for _ in range(_REPEATS):
         began = time.perf_counter()
         best = min(best, _seconds(engine, jobs, data))
         spent += time.perf_counter() - began
         if spent > _SECONDS:
             break
+
     return best
 
 

@@ -1,4 +1,7 @@
-"""Equal jobs stacked and trained as one; what does not fit runs one after the other, and is counted."""
+"""Engine that stacks equal jobs and trains them as one.
+
+Jobs that do not fit run one after the other and are counted.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +15,37 @@ import torch
 
 from fedexp.core.build import require
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial, probed
+from fedexp.core.engine import Engine, EngineContext, probed
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import batch_ranges
 from fedexp.core.numerics import Numerics
 from fedexp.engines.kernels.kernel import NotStackableError, StackKernel
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.kernels.vmapped import Vmapped
-from fedexp.engines.rule import Load
-from fedexp.engines.serial import Serial, named
+from fedexp.engines.rule import Workload
+from fedexp.engines.serial import Serial, named_client_errors
 from fedexp.engines.stack import train_stack
-from fedexp.engines.timing import seconds_a_step
+from fedexp.engines.timing import seconds_per_step
 
 KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
-_STACKS = (2, 4, 8, 16, 32)  # most clients a stack, as timed on CUDA
-_UNSETTLED = 8  # clients a stack until `settle` chose
-_WINDOW = 8  # stacks' worth of consecutive jobs that are stacked among each other; no more results than these wait
-_SLOW_STEP = 0.25  # seconds; a model that is this slow for one client fills the processor by itself
+_STACKS = (2, 4, 8, 16, 32)  # maximum numbers of clients per stack that are timed on CUDA
+_STACK_BEFORE_CHOICE = 8  # clients per stack until `choose` was called
+# Consecutive jobs are stacked within blocks of this many stacks. No more results than those of a
+# block wait.
+_WINDOW = 8
+_SLOW_STEP = 0.25  # seconds. A model with slower steps fills the processor with one client.
 
 
 @dataclass
 class Vectorized(Engine):
-    """Args:
-    stack: clients a stack, or ``auto``.
-    kernel: ``linear``, ``vmap``, or ``auto``: the first of these that fits a job.
+    """An engine that stacks equal jobs and trains them as one.
+
+    Args:
+        stack: Number of clients per stack, or ``auto``.
+        kernel: ``linear``, ``vmap``, or ``auto`` for the first of these that fits a
+            job.
     """
 
     stack: Literal["auto"] | int = "auto"
@@ -45,7 +53,8 @@ class Vectorized(Engine):
     _serial: Serial = field(init=False, default_factory=Serial)
     _stacked_steps: int = field(init=False, default=0)
     _unstackable: set[Hashable] = field(init=False, default_factory=set)
-    _limit: float = field(init=False, default=math.inf)  # clients that fit into the device's memory
+    # Number of clients that fit into the device's memory.
+    _limit: float = field(init=False, default=math.inf)
 
     def __post_init__(self) -> None:
         require(
@@ -53,62 +62,82 @@ class Vectorized(Engine):
             f"engine.stack must be 'auto' or at least 1, got {self.stack}",
         )
 
-    def settle(self, trial: Trial) -> Engine:
-        """A fixed stack and kernel, or `Serial` where stacking does not gain: on a CPU by rule, on CUDA by a short timing where
-        the run is long enough to repay one."""
-        engine = self.settled(trial)
+    def choose(self, context: EngineContext) -> Engine:
+        """Return a fixed stack and kernel, or `Serial` if stacking does not gain.
+
+        On a CPU a rule decides. On CUDA a short timing decides if the run is long
+        enough to repay it.
+        """
+        engine = self.choose_quietly(context)
         if (
-            trial.jobs
+            context.jobs
             and isinstance(engine, Serial)
-            and trial.numerics.device == "cpu"
-            and self._kind(trial.jobs[0])
+            and context.numerics.device == "cpu"
+            and self._kind(context.jobs[0])
         ):
-            trial.note(
+            context.note(
                 _one_by_one(
-                    trial.jobs[0],
-                    "on a CPU stacking gains for chains of linear layers (engine.kernel=vmap)",
+                    context.jobs[0],
+                    "on a CPU stacking gains only for chains of linear layers "
+                    "(to stack: engine.kernel=vmap)",
                 )
             )
+
         return engine
 
-    def settled(self, trial: Trial) -> Engine:
-        """`settle` for one who did not ask for stacks: silent where they fit and are not expected to gain."""
-        jobs = trial.jobs
-        self.open(trial.numerics, trial.threads)
+    def choose_quietly(self, context: EngineContext) -> Engine:
+        """Choose as `choose` does, for a caller that did not ask for stacks.
+
+        No note is written if stacks fit and are not expected to gain.
+        """
+        jobs = context.jobs
+        self.open(context.numerics, context.threads)
         if jobs and not any(self._kind(job) for job in jobs):
-            trial.note(self._alone(jobs[0]))
+            context.note(self._why_serial(jobs[0]))
         if self.stack != "auto":
             return self
+
         names: list[Kernel] = [
             name for name in self._names if jobs and all(self._fits(name, job) for job in jobs)
         ]
-        cpu = trial.numerics.device == "cpu"
+        cpu = context.numerics.device == "cpu"
         if not names or (cpu and self.kernel == "auto" and names[0] != "linear"):
             return Serial()
-        load = Load.of(trial)
+        workload = Workload.of(context)
         return (
-            Vectorized(load.stack, names[0]) if cpu or not load.long else self._timed(names, trial)
+            Vectorized(workload.stack_size, names[0])
+            if cpu or not workload.is_long
+            else self._timed(names, context)
         )
 
-    def _timed(self, names: list[Kernel], trial: Trial) -> Engine:
-        """The fastest on the trial's jobs; what gains less than 5 % over serial is no reason to stack."""
-        jobs = trial.jobs
-        serial = seconds_a_step(self._serial, jobs[:2], trial.data)
+    def _timed(self, names: list[Kernel], context: EngineContext) -> Engine:
+        """Return the fastest engine on the jobs of the context.
+
+        Stacking is chosen only if it gains at least 5 % over serial training.
+        """
+        jobs = context.jobs
+        serial = seconds_per_step(self._serial, jobs[:2], context.data)
         if serial > _SLOW_STEP:
-            trial.note(f"engine: serial, for a single client's step already takes {serial:.2g} s")
+            context.note(
+                f"engine: serial, because a step of one client already takes {serial:.2g} s"
+            )
             return Serial()
+
         times: dict[tuple[Kernel, int], float] = {}
         for name in names:
-            for stack in [size for size in _STACKS if size <= min(len(jobs), trial.most_stacked)]:
+            for stack in [size for size in _STACKS if size <= min(len(jobs), context.most_stacked)]:
                 candidate = Vectorized(stack, name)
-                candidate.note = trial.note
-                candidate.open(trial.numerics, trial.threads)
-                times[name, stack] = seconds_a_step(candidate, jobs[:stack], trial.data)
+                candidate.note = context.note
+                candidate.open(context.numerics, context.threads)
+                times[name, stack] = seconds_per_step(candidate, jobs[:stack], context.data)
                 if times[name, stack] > 1.5 * min(serial, *times.values()):
-                    break  # larger stacks only leave the cache
+                    break  # larger stacks only exceed the cache
+
         choice, best = min(times.items(), key=lambda item: item[1], default=(None, math.inf))
         each = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
-        trial.note(f"engine: milliseconds a local step, timed: serial {1e3 * serial:.3g}, {each}")
+        context.note(
+            f"engine: timed milliseconds per local step: serial {1e3 * serial:.3g}, {each}"
+        )
         return (
             Serial() if choice is None or best > 0.95 * serial else Vectorized(choice[1], choice[0])
         )
@@ -118,35 +147,43 @@ class Vectorized(Engine):
 
     @property
     def jobs_at_once(self) -> int:
-        return _UNSETTLED if self.stack == "auto" else self.stack
+        return _STACK_BEFORE_CHOICE if self.stack == "auto" else self.stack
 
     @property
     def stacked_steps(self) -> int:
         return self._stacked_steps
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
-        """The stacks; those that fit no kernel stand alone."""
+        """Return the stacks. Each job that fits no kernel is a part by itself."""
         size = self.jobs_at_once
         groups: dict[tuple[int, type[StackKernel] | None, Hashable, int | None], list[int]] = {}
         steps: dict[int, int] = {}
+
         for i, job in enumerate(jobs):
             block = i // (_WINDOW * size)
             kind = self._kind(job)
             if kind is None and not job.trained:
-                self.note(self._alone(job))
+                self.note(self._why_serial(job))
             n = data.partition.size(job.client)
             steps[i] = sum(1 for _ in batch_ranges(n, job.local_training, 1))
             alike = i if kind is None else (n if kind.same_sizes else None)
             groups.setdefault((block, kind, _signature(job), alike), []).append(i)
+
         stacks = []
         for (_, kind, *_), members in groups.items():
             if kind is not None and kind.same_sizes and len(members) == 1 < min(size, len(jobs)):
-                reason = f"where no other has as many samples, for engine.kernel={self._names[-1]} stacks equal sizes"
+                reason = (
+                    "if no other client has as many samples, "
+                    f"because engine.kernel={self._names[-1]} "
+                    "stacks equal sizes"
+                )
                 self.note(_one_by_one(jobs[members[0]], reason))
+
             ordered = sorted(members, key=lambda i: -steps[i])
-            number = -(-len(ordered) // size)  # of stacks, all about as large
+            number = -(-len(ordered) // size)  # number of stacks, all of about the same size
             bounds = [len(ordered) * i // number for i in range(number + 1)]
             stacks += [sorted(ordered[a:b]) for a, b in pairwise(bounds)]
+
         return sorted(stacks)
 
     def map(
@@ -159,7 +196,7 @@ class Vectorized(Engine):
             yield next(source.pop(i))
 
     def _train(self, jobs: list[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
-        """Results of one stack, which is trained when the first is asked for."""
+        """Yield the results of one stack, which is trained when the first is asked for."""
         kind = self._kind(jobs[0])
         if (
             kind is None
@@ -168,22 +205,24 @@ class Vectorized(Engine):
         ):
             yield from self._serial.map(jobs, data)
             return
+
         half = len(jobs) // 2
         if len(jobs) > self._limit:
             yield from self._train(jobs[:half], data)
             yield from self._train(jobs[half:], data)
             return
+
         net = self._serial.net(jobs[0])
         indices = [data.positions(job.client) for job in jobs]
         results: Iterator[ClientResult] | None = None
         try:
-            with named(jobs, data):
+            with named_client_errors(jobs, data):
                 results = train_stack(jobs, net, data.train, indices, data.num_classes, kind)
-                if (
-                    data.train.x.is_cuda
-                ):  # all at once, while smaller stacks can still answer a lack of memory
+                # All results are computed at once, while smaller stacks can still answer a lack of
+                # memory.
+                if data.train.x.is_cuda:
                     results = iter(list(results))
-        except NotStackableError as error:  # if the loss itself fails, serial says so
+        except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
             self._unstackable.add(_code_of(jobs[0]))
             self.note(_one_by_one(jobs[0], str(error)))
         except torch.cuda.OutOfMemoryError:
@@ -192,13 +231,14 @@ class Vectorized(Engine):
             results, self._limit = None, half
         finally:
             net.release()
-        if (
-            results is None
-        ):  # not before the failed attempt's frames, and the memory they hold, are gone
+        # The retry starts only after the frames of the failed attempt, and the memory that they
+        # hold, are gone.
+        if results is None:
             yield from self._train(jobs, data)
             return
+
         for job in jobs:
-            with named([job], data):
+            with named_client_errors([job], data):
                 result = probed(job, next(results), data)
             net.release()
             self._stacked_steps += result.num_steps if half else 0
@@ -217,23 +257,29 @@ class Vectorized(Engine):
             None,
         )
 
-    def _alone(self, job: ClientJob) -> str:
-        """Why no kernel takes `job`: the most general one's reason."""
+    def _why_serial(self, job: ClientJob) -> str:
+        """Return why no kernel takes `job`.
+
+        It is the reason of the most general kernel.
+        """
         reason = KERNELS[self._names[-1]].misfit(job, self._serial.net(job))
         return _one_by_one(job, str(reason))
 
 
 def _one_by_one(job: ClientJob, reason: str) -> str:
-    return f"engine: clients train one after the other (trainer {type(job.trainer).__name__}): {reason}"
+    return (
+        f"engine: clients train one after the other "
+        f"(trainer {type(job.trainer).__name__}): {reason}"
+    )
 
 
 def _signature(job: ClientJob) -> Hashable:
-    """What the jobs of a stack have in common, sizes aside."""
+    """Return what the jobs of a stack have in common, except sizes."""
     trees = (*job.shared.items(), *(job.state or {}).items())
     shapes = tuple((name, tuple(tree)) for name, tree in trees)
     return (_code_of(job), job.local_training, job.frozen, shapes)
 
 
 def _code_of(job: ClientJob) -> Hashable:
-    """What decides whether a job's loss can be vectorised."""
+    """Return what decides whether a job's loss can be vectorised."""
     return job.start.spec, type(job.trainer), repr(job.trainer), type(job.task), repr(job.task)

@@ -1,7 +1,9 @@
-"""What runs in the processes of the workers engine: the nursery, which has everything imported and forks, and the workers.
+"""Processes of the workers engine: the fork server and the workers.
 
-A process of ours lives as long as the run's own process holds the other end of its socket. Every message is a `Message`;
-what is longer lies in shared memory. Nothing here starts a thread before the fork.
+The fork server has everything imported and forks the workers. A process lives as long
+as the run's own process holds the other end of its socket. Every message is a
+`Message`. Longer values are in shared memory. Nothing here starts a thread before the
+fork.
 """
 
 from __future__ import annotations
@@ -29,29 +31,36 @@ from fedexp.core.engine import Engine
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
-from fedexp.engines.serial import failure
+from fedexp.engines.serial import client_error
 from fedexp.engines.shared_memory import Segment, pack, unpack
 from fedexp.runtime.allocator import keep_freed_memory
-from fedexp.runtime.numerics import applied
+from fedexp.runtime.numerics import use_numerics
 
-# To the nursery: fork, with the worker's socket | end a worker | end a worker and tell how it had ended.
+# To the fork server: fork with the worker's socket, end a worker, or end a worker and report how it
+# had ended.
 FORK, END, ASK = range(3)
-# To a worker: begin, with the segments | new data, with their segment | a chunk of jobs.
+# To a worker: begin with the segments, new data with their segment, or a chunk of jobs.
 SETUP, DATA, CHUNK = range(3, 6)
-# From a worker: it is ready | a chunk is done | it cannot go on; from the nursery: how a worker ended.
+# From a worker: it is ready, a chunk is done, or it cannot continue. From the fork server: how a
+# worker ended.
 READY, DONE, FAILED, ENDED = range(6, 10)
 
-BOARD_START = 64  # the board's first bytes are a `_HEADER`
+BOARD_START = 64  # the first bytes of the board are a `_HEADER`
 _HEADER = struct.Struct("<3q")
 _MESSAGE = struct.Struct("<6qd")
 
 
 class Message(NamedTuple):
-    """One message of fixed size.
+    """A message of fixed size.
 
     Args:
-        number: of the worker (nursery) or of the round; slot: of the segments that hold the value.
-        offset, length: where in its segment the value lies; fact: pid, exit status or stacked steps.
+        kind: Kind of the message.
+        number: Number of the worker (fork server) or of the round.
+        slot: Number of the segments that hold the value.
+        offset: Offset of the value in its segment.
+        length: Length of the value.
+        fact: Process ID, exit status or number of stacked steps.
+        seconds: Seconds of the work on a chunk.
     """
 
     kind: int
@@ -65,7 +74,14 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker is told once."""
+    """The settings that a worker receives once.
+
+    Args:
+        inner: Config node of its engine.
+        numerics: Numerics of the run.
+        threads: Number of threads of the worker.
+        path: Import path of the run's process.
+    """
 
     inner: Mapping[str, Any]
     numerics: Numerics
@@ -84,7 +100,7 @@ class Training:
     fingerprint: str
 
     def federated(self) -> FederatedData:
-        """Data without a test set, validation share or proxy."""
+        """Return data without a test set, validation share or proxy."""
         train = self.train
         nothing = Samples(train.x[:0], train.y[:0], train.mean, train.std, None, train.dtype)
         partition = Partition(self.indices.numpy(), self.offsets.numpy())
@@ -94,11 +110,17 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class Done:
-    """What came of a chunk: results of its first jobs and, unless these are all, the error of the next."""
+    """The result of a chunk.
+
+    Args:
+        results: Results of its first jobs.
+        error: Error of the next job, unless all jobs have results.
+        notes: Notes for the user.
+    """
 
     results: list[ClientResult]
     error: FedexpError | None = None
-    notes: list[str] = field(default_factory=list)  # for the user
+    notes: list[str] = field(default_factory=list)
 
 
 def send(to: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
@@ -110,7 +132,11 @@ def send(to: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
 
 
 def receive(source: socket.socket) -> tuple[Message, list[int]]:
-    """The next message and the file descriptors that came with it; EOFError where the other end is gone."""
+    """Return the next message and the file descriptors that came with it.
+
+    Raises:
+        EOFError: The other end is closed.
+    """
     content, fds, _, _ = socket.recv_fds(source, _MESSAGE.size, 16, socket.MSG_WAITALL)
     if len(content) < _MESSAGE.size:
         raise EOFError
@@ -122,21 +148,30 @@ def write_header(board: Segment, round: int, extent: tuple[int, int] = (0, 0)) -
 
 
 def read_header(board: Segment) -> tuple[int, int, int]:
-    """The round whose jobs still matter, and where its constants lie."""
+    """Return the current round and the offset and length of its constants.
+
+    Jobs of other rounds no longer matter.
+    """
     round, offset, length = _HEADER.unpack(board.read(0, _HEADER.size))
     return round, offset, length
 
 
-def nursery(fd: int) -> None:
-    """Fork workers on request until the run's process is gone. One thread, so that a fork is safe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's: it ends us by leaving
+def serve_forks(fd: int) -> None:
+    """Fork workers on request until the run's process is gone.
+
+    The process has one thread, so that a fork is safe.
+    """
+    # Ctrl-C is for the run, which ends this process by leaving.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = socket.socket(fileno=fd)
     children: dict[int, int] = {}
+
     while True:
         try:
             message, fds = receive(requests)
         except (EOFError, ConnectionError):
             return
+
         if message.kind == FORK:
             pid = os.fork()
             if pid == 0:
@@ -152,7 +187,10 @@ def nursery(fd: int) -> None:
 
 
 def _end(pid: int) -> int:
-    """Exit code of a child, minus the signal's number where one ended it; it is killed if it still runs."""
+    """Return the exit code of a child, or minus the number of the signal that ended it.
+
+    A child that still runs is killed.
+    """
     ended, status = os.waitpid(pid, os.WNOHANG)
     if not ended:
         with contextlib.suppress(ProcessLookupError):
@@ -162,23 +200,26 @@ def _end(pid: int) -> int:
 
 
 def _be_worker(run: socket.socket) -> None:
-    """A worker's whole life, in the forked process; does not return."""
+    """Run a worker in the forked process. The function does not return."""
     code = 1
     try:
         threading.Thread(target=_follow, args=(run,), daemon=True).start()
         _Worker(run).serve()
     except (EOFError, ConnectionError):
         code = 0
-    except BaseException:  # noqa: BLE001 - the process ends here: what is not told now is never told
+    except BaseException:  # noqa: BLE001 - the process ends here, so the error must be reported now
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
 def _follow(run: socket.socket) -> None:
-    """End at once, in the middle of a job too, when the run's process is gone or closed its engine."""
+    """End this process when the run's process is gone or has closed its engine.
+
+    The process ends at once, even in the middle of a job.
+    """
     poll = select.poll()
-    poll.register(run, 0)  # POLLHUP is always told
+    poll.register(run, 0)  # POLLHUP is always reported
     poll.poll()
     os._exit(0)
 
@@ -195,13 +236,15 @@ class _Worker:
         torch.set_num_threads(self.setup.threads)
         keep_freed_memory()
         self.device = torch.device(self.setup.numerics.device)
-        self.round, self.constants, self.numbers = 0, [], {}  # type: tuple[int, list[Any], dict[int, int]]
+        self.round = 0
+        self.constants: list[Any] = []
+        self.numbers: dict[int, int] = {}
         self.notes: list[str] = []
         self.data: FederatedData | None = None
         self.data_segment: Segment | None = None
 
     def serve(self) -> None:
-        with applied(self.setup.numerics):
+        with use_numerics(self.setup.numerics):
             self._serve()
 
     def _serve(self) -> None:
@@ -210,6 +253,7 @@ class _Worker:
             inner.open(self.setup.numerics, self.setup.threads)
             inner.note = self.notes.append
             send(self.run, Message(READY, fact=os.getpid()))
+
             while True:
                 message, fds = receive(self.run)
                 if message.kind == DATA:
@@ -230,18 +274,21 @@ class _Worker:
     def _work(self, inner: Engine, message: Message) -> None:
         began, stacked = time.perf_counter(), inner.stacked_steps
         done = Done([])
-        if read_header(self.board)[0] == message.number:  # else nobody waits for it any more
+        if read_header(self.board)[0] == message.number:  # otherwise no process waits for the chunk
             done = replace(self._train(inner, message), notes=self.notes[:])
             self.notes.clear()
+
         outbox = self.outboxes[message.slot]
         try:
             extent = pack(done, outbox, constants=self.numbers)
         except Exception as error:  # noqa: BLE001 - a plug-in's result that cannot be pickled
             failed = ClientError(
-                f"a client's result cannot be sent from its process: {type(error).__name__}: {error}"
+                "a client's result cannot be sent from its process: "
+                f"{type(error).__name__}: {error}"
             )
             failed.__cause__ = error
             extent = pack(Done([], failed), outbox)
+
         steps, seconds = inner.stacked_steps - stacked, time.perf_counter() - began
         send(self.run, Message(DONE, message.number, message.slot, *extent, steps, seconds))
 
@@ -249,27 +296,31 @@ class _Worker:
         results: list[ClientResult] = []
         jobs: list[ClientJob] = []
         assert self.data is not None
+
         try:
             if message.number != self.round:
                 _, *extent = read_header(self.board)
                 self.constants = self._sent(self.board, (extent[0], extent[1]))
                 self.numbers = {id(value): number for number, value in enumerate(self.constants)}
                 self.round = message.number
+
             jobs = self._sent(
                 self.inboxes[message.slot], (message.offset, message.length), self.constants
             )
             with contextlib.closing(inner.map(jobs, self.data)) as stream:
                 results.extend(stream)
+
             if len(results) != len(jobs):
                 raise RuntimeError(
                     f"{type(inner).__name__} yielded {len(results)} results for {len(jobs)} jobs"
                 )
         except FedexpError as error:
             return Done(results, error)
-        except Exception as error:  # noqa: BLE001 - told with the client's name, as the serial engine does
+        except Exception as error:  # noqa: BLE001 - reported with the client's name, as in serial
             return Done(
-                results, failure([jobs[min(len(results), len(jobs) - 1)]], self.data, error)
+                results, client_error([jobs[min(len(results), len(jobs) - 1)]], self.data, error)
             )
+
         return Done(results)
 
     def _sent(
@@ -279,7 +330,9 @@ class _Worker:
             return unpack(segment, extent, self.device, constants)
         except Exception as error:
             raise ConfigError(
-                f"a worker process cannot rebuild what it was sent: {type(error).__name__}: {error}",
+                "a worker process cannot rebuild what it was sent: "
+                f"{type(error).__name__}: {error}",
                 where="engine=workers",
-                do="define plug-ins in a module on the Python path, not in the script or notebook that runs them",
+                do="define plug-ins in a module on the Python path, "
+                "not in the script or notebook that runs them",
             ) from error

@@ -1,4 +1,7 @@
-"""Local worker processes that execute client jobs side by side: the bits of the engine that each of them runs."""
+"""Local worker processes that execute client jobs in parallel.
+
+The results have the bits of the engine that each worker runs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ import torch
 
 from fedexp.core.build import build, require
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial, describe
+from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
@@ -31,26 +34,33 @@ from fedexp.engines import worker_process as wire
 from fedexp.engines.shared_memory import Segment, pack, unpack
 from fedexp.engines.worker_process import Done, Message, Setup, Training
 
-_SLOTS = 2  # chunks that a worker may hold: one that it trains, one that waits or whose results are on their way
-_SHORT = 0.05  # seconds: a chunk below gets a successor sent in advance; for a longer one the wait is nothing
+# Chunks that a worker may hold: one that it trains, and one that waits or whose results are on
+# their way.
+_SLOTS = 2
+# Seconds. A shorter chunk gets a successor in advance. For a longer one the wait is negligible.
+_SHORT = 0.05
 _MOST_DEATHS = 3
-_NURSERY = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); import importlib; importlib.import_module(sys.argv[3]); "
-    "from fedexp.engines.worker_process import nursery; nursery(int(sys.argv[1]))"
+_FORK_SERVER = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "import importlib; importlib.import_module(sys.argv[3]); "
+    "from fedexp.engines.worker_process import serve_forks; serve_forks(int(sys.argv[1]))"
 )
 
 
 @dataclass
 class Workers(Engine):
-    """Hands jobs to worker processes that stay for the whole run; weights and data travel through shared memory.
+    """An engine that hands jobs to worker processes, which stay for the whole run.
+
+    Weights and data are passed through shared memory. A worker that dies costs a retry
+    of its work. Three deaths over the same jobs are a `ClientError`.
 
     Args:
-        workers: how many; ``auto``: as many as fit into the thread budget, on CUDA one a GPU. Where ``auto`` comes to
-            one on a CPU or a single GPU, this process does the work itself.
-        threads: of each process, this one included.
-        inner: config node of the engine that each worker runs. Its parts (`Engine.split`) are what workers are given.
-
-    A worker that dies costs a retry of what it was doing; three deaths over the same jobs are a `ClientError`.
+        workers: Number of workers. With ``auto`` it is as many as fit into the run's
+            threads, or one per GPU on CUDA. If ``auto`` gives one worker on a CPU or a
+            single GPU, this process does the work itself.
+        threads: Number of threads of each process, this one included.
+        inner: Config node of the engine that each worker runs. Workers receive its
+            parts (`Engine.split`).
     """
 
     workers: Literal["auto"] | int = "auto"
@@ -66,27 +76,27 @@ class Workers(Engine):
         )
         require(self.threads >= 1, f"threads must be at least 1, got {self.threads}")
         self._inner = build(Engine, self.inner, "engine.inner")  # type: ignore[type-abstract]
-        require(not isinstance(self._inner, Workers), "inner: workers cannot run workers")
-        self._pool: _Pool | None = None
+        require(not isinstance(self._inner, Workers), "engine.inner must not be a workers engine")
+        self._pool: _WorkerPool | None = None
         self._opened: tuple[Numerics, int] | None = None
         self._open = False
 
-    def settle(self, trial: Trial) -> Workers:
-        each = self.threads_each(trial.threads)
-        settled = self._inner.settle(
-            trial.shared(self._count(trial.threads, each, trial.numerics.device), each)
+    def choose(self, context: EngineContext) -> Workers:
+        each = self.threads_each(context.threads)
+        chosen = self._inner.choose(
+            context.per_process(self._count(context.threads, each, context.numerics.device), each)
         )
-        return Workers(self.workers, self.threads, describe(settled.computing))
+        return Workers(self.workers, self.threads, describe(chosen.computing))
 
-    def adopt(self, computing: Engine, threads: int, budget: int) -> Workers:
+    def restore(self, computing: Engine, threads: int, num_threads: int) -> Workers:
         return Workers(self.workers, threads, describe(computing))
 
     @property
     def computing(self) -> Engine:
         return self._inner
 
-    def threads_each(self, budget: int) -> int:
-        return min(self.threads, budget)
+    def threads_each(self, num_threads: int) -> int:
+        return min(self.threads, num_threads)
 
     def open(self, numerics: Numerics, threads: int) -> None:
         wanted = replace(numerics, engine={}), threads
@@ -96,9 +106,10 @@ class Workers(Engine):
         self._opened = wanted
         each = numerics.threads
         gpus, count = _gpus(numerics.device), self._count(threads, each, numerics.device)
+
         if self.workers != "auto" and each > 1 and not gpus and count * each > threads:
             raise ConfigError(
-                f"{count} workers of {each} threads do not fit into the thread budget",
+                f"{count} workers of {each} threads do not fit into the run's threads",
                 where="engine.workers",
                 expected=f"at most {threads // each}",
                 got=count,
@@ -108,22 +119,28 @@ class Workers(Engine):
         if self.workers == "auto" and count == 1:
             self._inner.open(numerics, each)
             return
+
         devices = [f"cuda:{n % gpus}" if gpus > 1 else numerics.device for n in range(count)]
         node = describe(self._inner)
         setups = [
             Setup(node, replace(numerics, device=device), each, list(sys.path))
             for device in devices
         ]
-        self._pool = _Pool(setups, torch.device(numerics.device))
+        self._pool = _WorkerPool(setups, torch.device(numerics.device))
 
-    def _count(self, budget: int, each: int, device: str) -> int:
-        return (_gpus(device) or max(1, budget // each)) if self.workers == "auto" else self.workers
+    def _count(self, num_threads: int, each: int, device: str) -> int:
+        return (
+            (_gpus(device) or max(1, num_threads // each))
+            if self.workers == "auto"
+            else self.workers
+        )
 
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
         if not self._open:
             raise RuntimeError("the workers engine is not open")
+
         self._inner.note = self.note
         if self._pool is None:
             yield from self._inner.map(jobs, data)
@@ -159,7 +176,7 @@ def _gpus(device: str) -> int:
     return torch.cuda.device_count() if device.startswith("cuda") else 0
 
 
-class _Pool:
+class _WorkerPool:
     """The workers of one engine, and what they share."""
 
     def __init__(self, setups: Sequence[Setup], device: torch.device) -> None:
@@ -178,13 +195,17 @@ class _Pool:
     def run(
         self, jobs: Sequence[ClientJob], chunks: list[list[int]], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
-        """Results in job order; chunks are handed out in order, a bounded number ahead of the results."""
+        """Yield the results in job order.
+
+        Chunks are handed out in order, a bounded number ahead of the results.
+        """
         self._share(data)
         self._round += 1
         work = _Work(self._round, jobs, chunks, len(self._links))
         wire.write_header(
             self.board, self._round, pack(work.constants, self.board, wire.BOARD_START)
         )
+
         try:
             while work.position < len(jobs):
                 self._collect(work, wait=False)
@@ -194,12 +215,10 @@ class _Pool:
                     self._hand_out(work)
                 yield work.take()
         finally:
-            if (
-                not self.board.closed
-            ):  # a stream may outlive its engine, in the traceback of an error
-                wire.write_header(
-                    self.board, 0
-                )  # chunks that nobody waits for any more are not begun
+            # A stream may outlive its engine, in the traceback of an error.
+            if not self.board.closed:
+                # Chunks that no process waits for any more are not begun.
+                wire.write_header(self.board, 0)
 
     @property
     def size(self) -> int:
@@ -229,6 +248,7 @@ class _Pool:
             if self._data[0] is data:
                 return
             self._data[1].close()
+
         segment = Segment()
         train, partition = data.train, data.partition
         offset, length = pack(
@@ -240,14 +260,17 @@ class _Pool:
                 data.fingerprint,
             ),
             segment,
-            adopt=True,
+            move_tensors=True,
         )
         self._data = data, segment, Message(wire.DATA, offset=offset, length=length)
         for link in self._links:
             link.send(self._data[2], (segment.fd,))
 
     def _hand_out(self, work: _Work) -> None:
-        """Chunks to workers that have none, then to those that will soon have none."""
+        """Hand out chunks to workers that have none.
+
+        Then hand out chunks to workers that will soon have none.
+        """
         for held in range(_SLOTS):
             for link in self._links:
                 if link.ready and len(link.held) == held and (held == 0 or link.seconds < _SHORT):
@@ -257,7 +280,7 @@ class _Pool:
                     link.give(chunk, work)
 
     def _collect(self, work: _Work, wait: bool) -> None:
-        """Take what workers have sent; with `wait`, at least one message."""
+        """Take what workers have sent. With `wait`, take at least one message."""
         for fd, _ in self._poll.poll(None if wait else 0):
             link = self._by_fd[fd]
             try:
@@ -265,20 +288,22 @@ class _Pool:
             except (EOFError, ConnectionError):
                 self._replace(link, work)
                 continue
+
             if message.kind == wire.READY:
                 link.ready, link.pid, link.failed_starts = True, message.fact, 0
                 continue
+
             outbox = link.outboxes[message.slot]
             extent = (message.offset, message.length)
             if message.kind == wire.FAILED:
                 raise unpack(outbox, extent, self.device)
+
             _, round, chunk = link.held.popleft()
             link.seconds = message.seconds
             self.stacked_steps += message.fact
             if round == work.round:
-                if (
-                    not link.held and (following := work.next()) is not None
-                ):  # first, as the worker has nothing to do
+                # The next chunk is handed out first, because the worker has nothing to do.
+                if not link.held and (following := work.next()) is not None:
                     link.give(following, work, avoid=message.slot)
                 done = unpack(outbox, extent, self.device, work.constants, copy=True)
                 for text in done.notes:
@@ -286,49 +311,56 @@ class _Pool:
                 work.finish(chunk, done)
 
     def _replace(self, link: _Link, work: _Work) -> None:
-        """A new process in place of one that died; its chunks are handed out again."""
+        """Start a new process for one that died, and hand out its chunks again."""
         self._poll.unregister(link.socket)
         del self._by_fd[link.socket.fileno()]
-        how = _told(link.end(ask=True))
+        exit_reason = _describe_exit(link.end(ask=True))
+
         lost = [chunk for _, round, chunk in link.held if round == work.round]
-        guilty = link.held[0][2] if link.held and link.held[0][1] == work.round else None
+        suspect = link.held[0][2] if link.held and link.held[0][1] == work.round else None
+
         failed = 0 if link.ready else link.failed_starts + 1
         link.failed_starts = failed % _MOST_DEATHS
         self._start(link)
         work.give_back(lost)
+
         if failed == _MOST_DEATHS:
             raise FedexpError(
                 f"worker processes do not start: {_MOST_DEATHS} died before they were ready",
                 where="engine=workers",
-                got=how,
+                got=exit_reason,
                 do="look at what they printed above, or use engine=serial",
             )
-        if guilty is not None:
-            work.deaths[guilty] += 1
-            if work.deaths[guilty] == _MOST_DEATHS:
+
+        if suspect is not None:
+            work.deaths[suspect] += 1
+            if work.deaths[suspect] == _MOST_DEATHS:
                 names = ", ".join(
-                    str(work.jobs[position].client) for position in work.chunks[guilty]
+                    str(work.jobs[position].client) for position in work.chunks[suspect]
                 )
                 raise ClientError(
                     f"the worker process died {_MOST_DEATHS} times while it trained client {names}",
                     where="engine=workers",
-                    got=how,
-                    do="if memory ran out: fewer workers (engine.workers=1), smaller batches, or engine=serial",
+                    got=exit_reason,
+                    do="if memory ran out, use fewer workers (engine.workers=1), "
+                    "smaller batches or engine=serial",
                 )
+
             warnings.warn(
-                f"a worker process died ({how}); what it was doing is done again", stacklevel=2
+                f"a worker process died ({exit_reason}), its work is repeated",
+                stacklevel=2,
             )
 
 
 class _Work:
-    """One call of `map`: which chunks wait, which results are there."""
+    """One call of `map`: the chunks that wait and the results that have arrived."""
 
     def __init__(
         self, round: int, jobs: Sequence[ClientJob], chunks: list[list[int]], workers: int
     ) -> None:
         self.round, self.jobs = round, jobs
         self.chunks = sorted(chunks)
-        self.position = 0  # of the job whose result comes next
+        self.position = 0  # position of the job whose result comes next
         self.ready: dict[int, ClientResult | FedexpError] = {}
         self.deaths: Counter[int] = Counter()
         self.constants = list(_constants(jobs))
@@ -337,13 +369,12 @@ class _Work:
         self._chunk_of = {
             position: number for number, chunk in enumerate(self.chunks) for position in chunk
         }
-        self._handed = 0  # jobs
-        self._ahead = (
-            3 * workers * max(map(len, chunks))
-        )  # jobs begun beyond `position`: what memory is spent on
+        self._handed = 0  # number of jobs handed out
+        # Number of jobs that are begun beyond `position`. It bounds the memory for waiting results.
+        self._ahead = 3 * workers * max(map(len, chunks))
 
     def next(self) -> int | None:
-        """The chunk to hand out now."""
+        """Return the chunk to hand out now, or None."""
         if not self._waiting:
             return None
         first = self._waiting[0]
@@ -372,7 +403,7 @@ class _Work:
 
 
 def _constants(jobs: Sequence[ClientJob]) -> Iterator[Any]:
-    """Objects that several jobs hold: sent once a round."""
+    """Return the objects that several jobs refer to. They are sent once per round."""
     held = [
         (j.start, j.start.spec, j.trainer, j.task, j.local_training, j.shared, j.frozen, j.probes)
         for j in jobs
@@ -383,7 +414,7 @@ def _constants(jobs: Sequence[ClientJob]) -> Iterator[Any]:
 
 
 class _Link:
-    """This process's end of one worker."""
+    """The run process's end of one worker."""
 
     def __init__(self, setup: Setup, board: Segment) -> None:
         self.setup, self.board = setup, board
@@ -397,67 +428,90 @@ class _Link:
         self.held: deque[tuple[int, int, int]] = deque()  # slot, round, chunk
         self.socket, theirs = socket.socketpair()
         with theirs:
-            self.nursery = _nursery(self.setup.inner)
-            self.nursery.fork(self.number, theirs)
-        extent = pack(self.setup, self.inboxes[0])  # read before anything else is given
+            self.fork_server = _fork_server(self.setup.inner)
+            self.fork_server.fork(self.number, theirs)
+
+        # The worker reads it before anything else is sent.
+        extent = pack(self.setup, self.inboxes[0])
         fds = [segment.fd for segment in (self.board, *self.segments)]
         self.send(Message(wire.SETUP, 0, 0, *extent), fds)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        with contextlib.suppress(
-            ConnectionError
-        ):  # a dead worker is noticed, and replaced, where one listens to it
+        # A dead worker is noticed and replaced when its messages are read.
+        with contextlib.suppress(ConnectionError):
             wire.send(self.socket, message, fds)
 
     def give(self, chunk: int, work: _Work, avoid: int | None = None) -> None:
-        """Send a chunk; `avoid`: the slot whose results are not taken yet."""
+        """Send a chunk.
+
+        Args:
+            chunk: Number of the chunk.
+            work: Call of `map` that the chunk belongs to.
+            avoid: Slot whose results have not been taken yet.
+        """
         used = {slot for slot, _, _ in self.held} | {avoid}
         slot = next(slot for slot in range(_SLOTS) if slot not in used)
         jobs = [work.jobs[position] for position in work.chunks[chunk]]
+
         try:
             extent = pack(jobs, self.inboxes[slot], constants=work.numbers)
         except (TypeError, AttributeError, ValueError) as error:
             raise ConfigError(
                 f"a job cannot be sent to a worker process: {error}",
                 where="engine=workers",
-                do="keep plug-ins to plain values and tensors, or use engine=serial",
+                do="use only plain values and tensors in plug-ins, or use engine=serial",
             ) from error
+
         self.held.append((slot, work.round, chunk))
         self.send(Message(wire.CHUNK, work.round, slot, *extent))
 
     def end(self, ask: bool = False) -> int | None:
-        """Leave; the worker ends at once. `ask`: wait until it has, and return its exit status if that can be known."""
+        """Close the connection. The worker ends at once.
+
+        Args:
+            ask: Whether to wait until the worker has ended.
+
+        Returns:
+            Its exit status, or None if it is unknown or was not asked for.
+        """
         self.socket.close()
-        return self.nursery.end(self.number, ask)
+        return self.fork_server.end(self.number, ask)
 
 
 _numbers = itertools.count(1)
-_only: list[_Nursery] = []
+_fork_servers: list[_ForkServer] = []
 
 
-def _nursery(inner: Any) -> _Nursery:
-    """This process's nursery; it outlives an engine, so that a sweep's next run has its workers at once."""
-    if not _only or not _only[0].alive:
-        _only[:] = [_Nursery(inner["_target_"].rpartition(".")[0])]
-    return _only[0]
+def _fork_server(inner: Any) -> _ForkServer:
+    """Return the fork server of this process.
+
+    It outlives an engine, so that the next run of a sweep has its workers at once.
+    """
+    if not _fork_servers or not _fork_servers[0].alive:
+        _fork_servers[:] = [_ForkServer(inner["_target_"].rpartition(".")[0])]
+    return _fork_servers[0]
 
 
-class _Nursery:
-    """The process that forks workers: torch and fedexp imported, one thread, none of this process's state."""
+class _ForkServer:
+    """The process that forks workers.
+
+    It has torch and fedexp imported, one thread, and none of the state of this process.
+    """
 
     def __init__(self, preload: str) -> None:
         self._owner = os.getpid()
         self._socket, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
+            # There must be no thread pool before a fork. Workers set their own number of threads.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _NURSERY, str(fd), json.dumps(sys.path), preload],
+                [sys.executable, "-c", _FORK_SERVER, str(fd), json.dumps(sys.path), preload],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[fd],
                 env={
                     **os.environ,
                     "OMP_NUM_THREADS": "1",
-                },  # no pool of threads before a fork; workers set their own
+                },
             )
         atexit.register(self._leave)
 
@@ -472,9 +526,8 @@ class _Nursery:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, number: int, theirs: socket.socket) -> None:
-        with contextlib.suppress(
-            ConnectionError
-        ):  # the worker is gone as well, which is noticed where it is awaited
+        # The worker is gone as well, which is noticed when its messages are awaited.
+        with contextlib.suppress(ConnectionError):
             wire.send(self._socket, Message(wire.FORK, number), [theirs.fileno()])
 
     def end(self, number: int, ask: bool) -> int | None:
@@ -485,7 +538,7 @@ class _Nursery:
             return None
 
 
-def _told(status: int | None) -> str:
+def _describe_exit(status: int | None) -> str:
     if status is None:
         return "for an unknown reason"
     if status < 0:

@@ -47,7 +47,7 @@ from fedexp.core.env import Env, Extent
 from fedexp.core.errors import ConfigError, overflow
 from fedexp.core.jobs import ClientResult
 from fedexp.core.seeds import numpy_generator
-from fedexp.core.stored_weights import Kept
+from fedexp.core.stored_weights import StoredWeights
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
@@ -68,7 +68,7 @@ class CacheEntry(TypedDict):
         round: The round in which it was trained. -1 stands for w_0.
     """
 
-    model: Kept
+    model: StoredWeights
     loss: float
     norm: float
     round: int
@@ -190,7 +190,7 @@ class FedCDA(Mean):
         caches: dict[str, ClientEntries] = {}
         if self.unseen == "initial":
             entry: CacheEntry = {
-                "model": env.keep(start),
+                "model": env.store(start),
                 "loss": 0.0,
                 "norm": trees.squared_norm(start.trainable),
                 "round": -1,
@@ -262,7 +262,7 @@ class FedCDA(Mean):
                 do="set aggregator.loss_term=false, or client_models.path=null",
             )
         return {
-            "model": env.keep(result.weights),
+            "model": env.store(result.weights),
             "loss": loss or 0.0,
             "norm": trees.squared_norm(result.weights.trainable),
             "round": env.round,

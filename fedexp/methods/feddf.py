@@ -138,7 +138,7 @@ class FedDF(Distilling):
         collected |= {"teachers": [], "ensemble": _TeacherMean(self.average, self.temperature)}
         for result in results:
             if self.augment:
-                collected["teachers"].append(env.keep(result.weights))
+                collected["teachers"].append(env.store(result.weights))
             else:
                 net = network(result.weights.spec, env.device, env.dtype)
                 net.train(False)

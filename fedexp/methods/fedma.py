@@ -35,7 +35,7 @@ from fedexp.core.local_training import LocalTraining
 from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.seeds import numpy_generator
-from fedexp.core.stored_weights import Kept
+from fedexp.core.stored_weights import StoredWeights
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec, Weights
@@ -63,7 +63,7 @@ class Matching(TypedDict):
     """
 
     cohort: list[int]
-    models: list[Kept]
+    models: list[StoredWeights]
     units: dict[str, Tensor]
     counted: Tensor
 
@@ -291,7 +291,7 @@ class FedMA(Aggregator):
         structure = structure_of(matched.models[0].spec, env.input_shape)
         widths = [group.size for group in structure.groups]
         if again:
-            models = [env.keep(model) for model in matched.models]
+            models = [env.store(model) for model in matched.models]
             matching: Matching = {
                 "cohort": cohort,
                 "models": models,

@@ -14,7 +14,7 @@ from fedexp.config.compose import compose
 from fedexp.core import user_code
 from fedexp.core.build import build
 from fedexp.core.errors import FedexpError
-from fedexp.storage.run_folder import RunFolder, standing
+from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.tracking.logger import Logger
 
 if TYPE_CHECKING:  # a mistyped key is told before torch is imported, which takes seconds
@@ -105,7 +105,7 @@ def _announced(what: str, partitioner: Partitioner) -> Iterator[None]:
 
 def check_split(job: Checked) -> None:
     """Draw the split of the only job, if it is still to be run: nothing is written of one that cannot be drawn."""
-    if not standing(RunFolder.of(job.config))[0] or not job.config["reuse"]:
+    if not read_result_and_status(RunFolder.of(job.config))[0] or not job.config["reuse"]:
         check_splits([("", job.experiment)])
 
 
@@ -120,7 +120,7 @@ def naming(job: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = error if isinstance(error, FedexpError) else user_code.told(error)
+        told = error if isinstance(error, FedexpError) else user_code.user_code_error(error)
         if told is None:
             raise
         if job:

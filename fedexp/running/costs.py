@@ -13,7 +13,7 @@ class Meter:
     """Counts the local steps that an engine executes, a step of the run at a time; work that the memo recalls is none.
 
     Args:
-        engine: what runs the jobs, a `Memo` around it included.
+        engine: what runs the jobs, a `ClientCache` around it included.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -22,12 +22,12 @@ class Meter:
 
     def step(self, steps: int) -> dict[str, int]:
         """Of a step with `steps` local steps in its results: how many were executed since the last call, how many stacked."""
-        recalled, stacked = self._totals()
-        before, self._seen = self._seen, (recalled, stacked)
-        return {"executed": steps - (recalled - before[0]), "stacked": stacked - before[1]}
+        cached, stacked = self._totals()
+        before, self._seen = self._seen, (cached, stacked)
+        return {"executed": steps - (cached - before[0]), "stacked": stacked - before[1]}
 
     def _totals(self) -> tuple[int, int]:
-        return self._engine.recalled_steps, self._engine.stacked_steps
+        return self._engine.cached_steps, self._engine.stacked_steps
 
 
 def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak) -> dict[str, Any]:

@@ -37,14 +37,14 @@ from fedexp.running.steps import Recorded, reached, steps
 from fedexp.running.stored_models import check_clients
 from fedexp.running.summary import summarise
 from fedexp.runtime.allocator import keep_freed_memory
-from fedexp.runtime.numerics import applied
+from fedexp.runtime.numerics import use_numerics
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
 from fedexp.storage.files import read_json, read_jsonl, refused, write_json, write_text
 from fedexp.storage.model_folder import Clients, digests, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder, trace_rows
-from fedexp.storage.sources import keep_sources
-from fedexp.storage.tensors import load_tree, remember
+from fedexp.storage.sources import store_sources
+from fedexp.storage.tensors import load_tree, save_sealed
 from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.feed import Feed
 from fedexp.tracking.logger import Logger, RunInfo, title
@@ -191,7 +191,9 @@ class _Run:
             raise
         except BaseException as error:
             trace = f"the traceback is in {self.folder.path / 'error.txt'}"
-            told = refused(error, self.folder.path) or user_code.told(error, trace) or error
+            told = (
+                refused(error, self.folder.path) or user_code.user_code_error(error, trace) or error
+            )
             text = str(told) if isinstance(told, FedexpError) else f"{type(told).__name__}: {told}"
             with contextlib.suppress(OSError):  # of a full disk, say: then the status has to do
                 write_text(
@@ -211,7 +213,7 @@ class _Run:
         (path / "error.txt").unlink(missing_ok=True)
         write_text(path / "config.yaml", _yaml(self.raw))
         write_json(path / "environment.json", environment())
-        keep_sources(self.raw, path)
+        store_sources(self.raw, path)
         experiment = Experiment.of(self.raw)
         for remark in remarks(experiment):
             self.note(remark)
@@ -220,7 +222,7 @@ class _Run:
         with contextlib.ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(numerics.threads)
-            stack.enter_context(applied(numerics))
+            stack.enter_context(use_numerics(numerics))
             device = torch.device(numerics.device)
             reset_peak(device)
             data = self._load(experiment, device)
@@ -311,7 +313,7 @@ class _Run:
             self.note(f"resuming after round {here.round}{within} of {env.rounds}")
         every, unit = config.checkpoint.parsed()
         saver, meter = _Saver(checkpoint, journal, snapshot), Meter(engine)
-        engine.secure = saver.save
+        engine.save_steps = saver.save
         with contextlib.ExitStack() as stack:
             progress = stack.enter_context(
                 Progress(title(self.raw), env.rounds, here.round, self.note.shown, self.note.name)
@@ -353,9 +355,9 @@ class _Run:
                             self.folder.set_status("running", round=done, rounds=env.rounds)
                         facts["peak_memory"] = peak_memory(env.device)
                     saved = time.perf_counter()
-                    settling = engine.settling_seconds()
-                    self.seconds["setup"] += settling
-                    seconds = {**step.seconds, "train": step.seconds["train"] - settling}
+                    choosing = engine.choosing_seconds()
+                    self.seconds["setup"] += choosing
+                    seconds = {**step.seconds, "train": step.seconds["train"] - choosing}
                     seconds |= {"log": logged - began, "checkpoint": saved - logged}
                     journal.time(step.row["round"], snapshot.step, seconds, **facts)
             except (KeyboardInterrupt, Interrupted):
@@ -373,7 +375,7 @@ class _Run:
         if step.traced.weights:
             path = folder / f"{name}.safetensors"
             earlier = load_tree(path, torch.device("cpu"))[0] if path.exists() else {}
-            remember(path, {**earlier, **step.traced.weights})
+            save_sealed(path, {**earlier, **step.traced.weights})
 
     def _finish(
         self,
@@ -474,7 +476,7 @@ class _Saver:
         if self._pending is None:
             return
         snapshot, mark = self._pending
-        self._journal.secure()
+        self._journal.sync()
         self._checkpoint.save(snapshot, set(), mark)  # its client states lie there
         self._pending = None
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()

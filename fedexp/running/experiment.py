@@ -34,8 +34,8 @@ from fedexp.evaluation.breakdown import class_names, client_names
 from fedexp.evaluation.evaluate import metric_names
 from fedexp.running.needs import check_needs
 from fedexp.running.stored_models import check_stored_models, find_stored_models
-from fedexp.runtime.random_numbers import class_path, unused
-from fedexp.runtime.resources import thread_budget
+from fedexp.runtime.random_numbers import class_path, forbid_global_random
+from fedexp.runtime.resources import num_threads_of_run
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +226,7 @@ class Experiment:
         if self.proxy.dataset is not None:
             plugins["proxy.dataset"] = class_path(self.proxy.dataset)
         do = "draw from the generator that `draw` is given, or from fedexp.core.seeds.numpy_generator(name, ...)"
-        with unused(plugins, "reading and splitting the data", do, DataError):
+        with forbid_global_random(plugins, "reading and splitting the data", do, DataError):
             return federate(
                 self.dataset,
                 self.division,
@@ -259,7 +259,7 @@ class Experiment:
                 for number, spec in enumerate(self.specs.distinct, start=1)
             },
         }
-        return unused(
+        return forbid_global_random(
             plugins,
             where,
             "draw from fedexp.core.seeds.torch_generator(env.seed, name, env.round, ...)",
@@ -424,7 +424,7 @@ def _check_model(
     spec: ModelSpec, input_shape: tuple[int, ...], output_shape: tuple[int, ...], device: str
 ) -> bool:
     do = "initialise with torch alone, whose generator is seeded for it; random layers: fedexp.core.dropout.Dropout"
-    with unused({"model": spec.arch}, "model", do, ConfigError):
+    with forbid_global_random({"model": spec.arch}, "model", do, ConfigError):
         return check_model(spec, input_shape, output_shape, device)
 
 
@@ -457,7 +457,7 @@ def choose_numerics(config: Config) -> Numerics:
     check_device(device)
     return Numerics(
         engine={},
-        threads=thread_budget(config.threads),
+        threads=num_threads_of_run(config.threads),
         device=device,
         dtype=config.dtype,
         precision=config.precision,

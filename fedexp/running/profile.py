@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.phases import PREFIX, phase
+from fedexp.core.torch_private import ProfilerDevice
 from fedexp.storage.files import write_json
 
 _SHOWN = 5
@@ -98,7 +98,7 @@ def phase_seconds(events: Iterable[FunctionEvent]) -> Counter[str]:
     """Seconds of each phase by name, without the phases nested in it."""
     seconds = Counter[str]()
     for event in events:
-        if not event.name.startswith(PREFIX) or event.device_type != DeviceType.CPU:
+        if not event.name.startswith(PREFIX) or event.device_type != ProfilerDevice.CPU:
             continue
         took = (event.time_range.end - event.time_range.start) / 1e6  # of microseconds
         seconds[event.name.removeprefix(PREFIX)] += took

@@ -14,13 +14,13 @@ import torch
 from fedexp.config.keys import Config
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial, describe
+from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
-from fedexp.engines.client_cache import Memo
+from fedexp.engines.client_cache import ClientCache
 from fedexp.running.experiment import Experiment, check_device, choose_numerics
 from fedexp.running.peak_memory import near_limit, probe_memory
-from fedexp.runtime.resources import thread_budget
+from fedexp.runtime.resources import num_threads_of_run
 from fedexp.storage.files import damaged, write_json
 from fedexp.storage.identity import training_code_hash
 from fedexp.storage.run_folder import RunFolder
@@ -63,7 +63,7 @@ class RunEngine(Engine):
         note: Callable[[str], None],
     ) -> None:
         self.numerics = numerics
-        self.secure: Callable[[], None] = lambda: None
+        self.save_steps: Callable[[], None] = lambda: None
         self.memory_probe: dict[str, Any] | None = None
         self._experiment, self._raw, self._folder = experiment, raw, folder
         self.notes: list[str] = []
@@ -74,49 +74,49 @@ class RunEngine(Engine):
 
         self._note = cache(once)
         self._engine: Engine | None = None
-        self._settling = 0.0
+        self._choosing = 0.0
         self._probed_steps = 0
 
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
         if jobs:
-            yield from self._settled(jobs, data).map(jobs, data)
+            yield from self._engine_for(jobs, data).map(jobs, data)
 
     @property
     def stacked_steps(self) -> int:
         return 0 if self._engine is None else self._engine.stacked_steps - self._probed_steps
 
     @property
-    def recalled_steps(self) -> int:
-        return 0 if self._engine is None else self._engine.recalled_steps
+    def cached_steps(self) -> int:
+        return 0 if self._engine is None else self._engine.cached_steps
 
-    def settling_seconds(self) -> float:
+    def choosing_seconds(self) -> float:
         """What choosing, starting and probing the engine took since the last call; they lie within a step's training."""
-        seconds, self._settling = self._settling, 0.0
+        seconds, self._choosing = self._choosing, 0.0
         return seconds
 
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
 
-    def _settled(self, jobs: Sequence[ClientJob], data: FederatedData) -> Engine:
+    def _engine_for(self, jobs: Sequence[ClientJob], data: FederatedData) -> Engine:
         if self._engine is not None:
             return self._engine
         began = time.perf_counter()
         config = self._experiment.config
-        budget = (
-            thread_budget(config.threads) if self.numerics.engine else self.numerics.threads
+        num_threads = (
+            num_threads_of_run(config.threads) if self.numerics.engine else self.numerics.threads
         )  # the first launch's
         rounds = config.rounds - jobs[0].round
         if jobs[0].trained:  # models from elsewhere: later rounds may train as this one would have
             jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []
-        trial = Trial(jobs, data, rounds, budget, self.numerics, self._note)
-        engine = self._chosen(trial)
+        context = EngineContext(jobs, data, rounds, num_threads, self.numerics, self._note)
+        engine = self._choose(context)
         self._engine = engine  # from here on to be closed
         engine.note = self._note
         torch.set_num_threads(self.numerics.threads)
-        engine.open(self.numerics, budget)
+        engine.open(self.numerics, num_threads)
         if jobs and near_limit(jobs, data, engine, config.eval.batch_size):
             self.memory_probe = probe_memory(
                 jobs, data, engine, self._experiment.task, config.eval.batch_size
@@ -125,23 +125,25 @@ class RunEngine(Engine):
             self._probed_steps = engine.stacked_steps
         if config.memo.enabled and config.reuse:
             root = Path(config.output_root).expanduser().resolve() / "memo"
-            self._engine = Memo(
+            self._engine = ClientCache(
                 engine, root, config.memo.max_gb, self.numerics, training_code_hash(self._raw)
             )
             self._engine.note = self._note
-        self._settling = time.perf_counter() - began
+        self._choosing = time.perf_counter() - began
         return self._engine
 
-    def _chosen(self, trial: Trial) -> Engine:
+    def _choose(self, context: EngineContext) -> Engine:
         """The engine with every choice made; fixes `numerics`."""
-        wanted, budget = self._experiment.engine, trial.threads
+        wanted, num_threads = self._experiment.engine, context.threads
         if self.numerics.engine:
             computing = build(Engine, self.numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
-            return wanted.adopt(computing, self.numerics.threads, budget)
-        engine = wanted.settle(trial)
-        self.secure()
+            return wanted.restore(computing, self.numerics.threads, num_threads)
+        engine = wanted.choose(context)
+        self.save_steps()
         self.numerics = replace(
-            trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget)
+            context.numerics,
+            engine=describe(engine.computing),
+            threads=engine.threads_each(num_threads),
         )
         write_json(self._folder.path / _FILE, asdict(self.numerics), seal=True)
         return engine

@@ -1,4 +1,5 @@
-"""What a process needs before it trains: numerics, resources, the random-number guard and the allocator.
+"""Settings of a process before it trains.
 
-Nothing here knows a method, an engine or a run.
+The package has numerics, resources, the random-number guard and the allocator. Nothing
+in it knows a method, an engine or a run.
 """

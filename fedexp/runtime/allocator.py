@@ -1,4 +1,8 @@
-"""How the C library's allocator treats the tensors that every training step makes and drops."""
+"""Setting of the C library's allocator.
+
+It decides how the memory of tensors is treated that every training step makes and
+drops.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,19 @@ import ctypes
 import functools
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # <malloc.h>
-_KEPT = 1 << 29  # bytes of free memory at the heap's end that stay with the process
-_LARGEST = 1 << 25  # bytes; the largest threshold that glibc takes
+_KEPT = 1 << 29  # bytes of free memory at the end of the heap that stay with the process
+_LARGEST = 1 << 25  # bytes, the largest threshold that glibc accepts
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Reuse freed memory instead of giving it back to the system, which has to clear every page of the next tensor.
+    """Reuse freed memory instead of giving it back to the system.
 
-    With glibc's defaults, stacked training spends half of its time on page faults. Returns False where there is no glibc.
+    Memory from the system has to be cleared page by page for the next tensor. With
+    glibc's defaults, stacked training spends half of its time on page faults.
+
+    Returns:
+        False if there is no glibc, or if glibc refuses a setting.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,7 @@
-"""torch's process-wide switches of exactness, set for the time of a run."""
+"""Process-wide settings of torch that decide exactness.
+
+They are set for the time of a run.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ import torch
 
 from fedexp.core.numerics import Numerics
 
-_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS repeats its bits only with a fixed workspace
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS is bit-reproducible only with a fixed workspace
 
 
 @contextlib.contextmanager
-def applied(numerics: Numerics) -> Iterator[None]:
-    """Set TF32 and determinism as `numerics` say, in this process; put everything back afterwards.
+def use_numerics(numerics: Numerics) -> Iterator[None]:
+    """Set TF32 and determinism in this process as `numerics` says.
 
-    Every process that trains or aggregates enters this. bf16 needs no switch: `fedexp.core.net.Net` has it.
+    The former settings are restored afterwards. Every process that trains or aggregates
+    enters this context. bf16 needs no setting here, because `fedexp.core.net.Net`
+    applies it.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tf32(numerics.precision == "tf32"))
@@ -28,7 +33,11 @@ def applied(numerics: Numerics) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tf32(on: bool) -> Iterator[None]:
-    """TF32 in float32 matrix products and convolutions; exact float32 where off (torch's default allows convolutions)."""
+    """Allow or forbid TF32 in float32 matrix products and convolutions.
+
+    If it is off, both are exact float32. The default of torch allows TF32 in
+    convolutions.
+    """
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if on else "highest")
     torch.backends.cudnn.allow_tf32 = on
@@ -41,7 +50,7 @@ def _tf32(on: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
-    """Operations that repeat their bits, or an error where torch has none."""
+    """Allow only bit-reproducible operations. torch raises an error if it has none."""
     mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
     workspace = os.environ.get(_CUBLAS)
     os.environ.setdefault(_CUBLAS, ":4096:8")

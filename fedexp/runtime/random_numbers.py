@@ -1,8 +1,13 @@
-"""Random numbers that are a function of names cannot come from a process's global generators: plug-ins that use these are found.
+"""Guard against plug-ins that draw from a process's global random-number generators.
 
-Such a run would neither resume to the same bits nor have the same ones on another engine, and its address would stand for
-several results; so it is refused, at the first client or step that does it. Compared are the generators' states before and
-after a plug-in's work, which holds for every way to draw: a call of `torch.rand`, an unseeded `DataLoader`, a library's.
+The random numbers of a run are a function of names. A run that draws from a global
+generator could not be resumed bit-exactly and would differ between engines. Its run ID
+would stand for several results. Such a run is therefore refused at the first client or
+step that draws.
+
+The guard compares the states of the generators before and after the work of a plug-in.
+It detects every way to draw: a call of `torch.rand`, an unseeded `DataLoader`, or a
+library's own draw.
 """
 
 from __future__ import annotations
@@ -11,7 +16,6 @@ import contextlib
 import ctypes
 import random
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,100 +25,127 @@ from fedexp.core.errors import FedexpError
 from fedexp.core.user_code import is_ours
 from fedexp.storage.identity import imports_random
 
-_MT19937_BYTES = 624 * 4 + 4  # its words and its position among them
+_MT19937_BYTES = 624 * 4 + 4  # the words of the state and the position among them
 
-State = dict[str, object]  # of the generators by name, to be compared
+GeneratorStates = dict[str, object]  # generator name to state, to be compared
 
 
-def states(pythons: bool = True) -> State:
-    """The states of torch's, NumPy's and, if asked for, Python's global generators. Nothing is drawn."""
-    found: State = {
+def generator_states(watch_python: bool = True) -> GeneratorStates:
+    """Return the states of the global generators of torch, NumPy and Python.
+
+    Nothing is drawn.
+
+    Args:
+        watch_python: Whether the generator of Python is included.
+    """
+    found: GeneratorStates = {
         "torch": torch.default_generator.get_state().numpy().tobytes(),
-        "NumPy": _numpys(),
+        "NumPy": _numpy_state(),
     }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["torch"] = (
             found["torch"],
             *(g.get_state().numpy().tobytes() for g in torch.cuda.default_generators),
         )
-    if pythons:
+    if watch_python:
         found["Python"] = random.getstate()
     return found
 
 
-def _numpys() -> object:
-    """Read where it lies: `numpy.random.get_state` takes longer than a small client's step."""
+def _numpy_state() -> object:
+    """Return the state of NumPy's global generator, to be compared for equality.
+
+    `numpy.random.get_state` takes longer than a training step of a small client. The state
+    of a Mersenne Twister is therefore copied from the memory at the address that NumPy's
+    public attribute ``ctypes.state_address`` gives. It holds 624 words of 32 bits and the
+    position among them. If a user has installed another bit generator, its ``state`` is
+    read.
+    """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if isinstance(generator, np.random.MT19937):
-        return _memory(generator.ctypes.state_address).raw
-    return repr(generator.state)  # the user's own choice
+        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+    return repr(generator.state)
 
 
-@cache
-def _memory(address: int) -> ctypes.Array[ctypes.c_char]:
-    return (ctypes.c_char * _MT19937_BYTES).from_address(address)
-
-
-class Plugins(NamedTuple):
-    """What works somewhere.
+class WatchedPlugins(NamedTuple):
+    """The plug-ins that work in a guarded block.
 
     Args:
-        paths: class paths, by config group.
-        pythons: whether a user's module among theirs imports `random`; else Python's generator is not looked at, for
-            trackers' threads draw from it, too.
+        paths: Class paths by config group.
+        watch_python: Whether a user's module among the plug-ins imports `random`.
+            Otherwise the generator of Python is not compared, because the threads of
+            trackers draw from it too.
     """
 
     paths: Mapping[str, str]
-    pythons: bool
+    watch_python: bool
 
     @classmethod
-    def of(cls, paths: Mapping[str, str]) -> Plugins:
+    def of(cls, paths: Mapping[str, str]) -> WatchedPlugins:
         return cls(paths, imports_random(tuple(path.rpartition(".")[0] for path in paths.values())))
 
 
-class Watch:
-    """Sees whether `plugins` use a global generator from now on."""
+class GlobalRandomGuard:
+    """A guard that detects whether `plugins` use a global generator after its creation."""
 
-    def __init__(self, plugins: Plugins) -> None:
+    def __init__(self, plugins: WatchedPlugins) -> None:
         self._plugins = plugins
-        self._before = states(plugins.pythons)
+        self._before = generator_states(plugins.watch_python)
 
-    def used(self) -> list[str]:
-        """Whose generators were drawn from, or seeded."""
-        after = states(self._plugins.pythons)
+    def changed_generators(self) -> list[str]:
+        """Return the names of the generators that were drawn from or seeded."""
+        after = generator_states(self._plugins.watch_python)
         return (
             []
             if after == self._before
             else [name for name in after if after[name] != self._before[name]]
         )
 
-    def refusal(self, where: str, do: str, error: type[FedexpError] = FedexpError) -> FedexpError:
-        """What is said of it; `error`: its kind."""
+    def make_error(
+        self, where: str, do: str, error: type[FedexpError] = FedexpError
+    ) -> FedexpError:
+        """Return the error that names the plug-ins and the generators.
+
+        Args:
+            where: Place of the work, for the message.
+            do: Advice, for the message.
+            error: Type of the error.
+        """
         own = {
             group: path for group, path in self._plugins.paths.items() if not is_ours(path)
         } or self._plugins.paths
         who = " or ".join(f"{group} {path.rpartition('.')[2]}" for group, path in own.items())
         return error(
-            f"{who} draws from {' and '.join(self.used())}'s global generator: "
-            "the run could be neither repeated nor resumed",
+            f"{who} draws from {' and '.join(self.changed_generators())}'s global generator: "
+            "the run could not be repeated or resumed",
             where=where,
-            expected="random numbers that are a function of names, drawn from generators of their own",
+            expected="random numbers that are a function of names, from separate generators",
             do=do,
         )
 
 
 @contextlib.contextmanager
-def unused(
+def forbid_global_random(
     paths: Mapping[str, str], where: str, do: str, error: type[FedexpError] = FedexpError
 ) -> Iterator[None]:
-    """Refuse, with a `FedexpError` of the kind `error`, that the plug-ins of `paths` use a global generator in here."""
-    watch = Watch(Plugins.of(paths))
+    """Raise an error if the plug-ins of `paths` use a global generator in this context.
+
+    Args:
+        paths: Class paths by config group.
+        where: Place of the work, for the message.
+        do: Advice, for the message.
+        error: Type of the error.
+
+    Raises:
+        FedexpError: A generator was drawn from or seeded. The type is `error`.
+    """
+    guard = GlobalRandomGuard(WatchedPlugins.of(paths))
     yield
-    if watch.used():
-        raise watch.refusal(where, do, error)
+    if guard.changed_generators():
+        raise guard.make_error(where, do, error)
 
 
 def class_path(plugin: object) -> str:
-    """Dotted path of a plug-in's class."""
+    """Return the dotted path of a plug-in's class."""
     kind = type(plugin)
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,4 +1,4 @@
-"""The share of a machine's cores and GPUs that one job of a sweep has."""
+"""The share of a machine's cores and GPUs that one job of a sweep gets."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Any, Literal
 
 
 def concurrent_jobs(launcher: Mapping[str, Any], jobs: int, cores: int) -> int:
-    """How many of a sweep's `jobs` share `cores` at a time.
+    """Return how many of a sweep's jobs share the cores at a time.
 
-    joblib runs ``n_jobs``, submitit_local starts all at once; Slurm and Ray give every job cores of its own, and Hydra's
-    basic launcher runs one after the other.
+    joblib runs ``n_jobs`` jobs, and submitit_local starts all at once. Slurm and Ray
+    give every job its own cores. Hydra's basic launcher runs one job after the other.
+
+    Args:
+        launcher: Config node of Hydra's launcher.
+        jobs: Number of jobs of the sweep.
+        cores: Number of cores that the jobs share.
     """
     if str(launcher.get("_target_", "")).endswith("submitit_launcher.LocalLauncher"):
         return jobs
@@ -22,20 +27,30 @@ def concurrent_jobs(launcher: Mapping[str, Any], jobs: int, cores: int) -> int:
 
 
 def gpu_of(worker: int, visible: str | None, count: int) -> str:
-    """The CUDA device of a launcher's worker, in the words of CUDA_VISIBLE_DEVICES: workers take them in turn.
+    """Return the CUDA device of a launcher's worker.
+
+    The workers take the devices in turn.
 
     Args:
-        worker: counted from 0; visible: CUDA_VISIBLE_DEVICES, where it is set; count: devices that torch sees.
+        worker: Number of the worker, from 0.
+        visible: Value of CUDA_VISIBLE_DEVICES, or None if it is not set.
+        count: Number of devices that torch sees.
+
+    Returns:
+        The device as it is written in CUDA_VISIBLE_DEVICES.
     """
     devices = visible.split(",")[:count] if visible else [str(index) for index in range(count)]
     return devices[worker % len(devices)]
 
 
 def take_gpu(job: int) -> None:
-    """In a worker of a launcher, before CUDA starts there: leave this process one of several GPUs.
+    """Leave this process one of several GPUs.
+
+    Called in a worker of a launcher before CUDA starts there.
 
     Args:
-        job: number of the sweep's job, by which launchers whose workers have none (submitit) spread.
+        job: Number of the sweep's job. It selects the GPU if the workers of the
+            launcher have no numbers (submitit).
     """
     import torch
 
@@ -48,18 +63,29 @@ def take_gpu(job: int) -> None:
 
 
 def worker_number(process: str, job: int) -> int:
-    """From 0: joblib's workers are called LokyProcess-1, -2 ...; elsewhere the job's number."""
+    """Return the number of a launcher's worker, from 0.
+
+    joblib's workers are called LokyProcess-1, -2 and so on. Elsewhere it is the number
+    of the job.
+    """
     numbered = re.fullmatch(r"LokyProcess-(\d+)", process)
     return int(numbered.group(1)) - 1 if numbered else job
 
 
 def available_cores() -> int:
-    """Cores that this process may use: a scheduler's allotment, where there is one."""
+    """Return the number of cores that this process may use.
+
+    A scheduler's allotment counts, if there is one.
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def thread_budget(threads: Literal["auto"] | int) -> int:
-    """Threads that all processes of a run share; `threads` is the config's."""
+def num_threads_of_run(threads: Literal["auto"] | int) -> int:
+    """Return the number of threads that all processes of a run share.
+
+    Args:
+        threads: The config's ``threads``.
+    """
     if threads != "auto":
         return threads
     share = max(1, available_cores() // int(os.environ.get("FEDEXP_CONCURRENT_JOBS", "1")))

@@ -1,4 +1,8 @@
-"""Checkpoints: a manifest, renamed last; it refers to trees of the server's state by content and to segments of client states."""
+"""Checkpoints of a run.
+
+A checkpoint is a manifest that is renamed into place last. It refers to trees of the
+server's state by content and to segments of client states.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from fedexp.core.client_states import After, committed
 from fedexp.core.runner import Snapshot
 from fedexp.storage.client_states import StoredClientStates
 from fedexp.storage.files import damaged, read_json, write_text
-from fedexp.storage.kept_models import KeptModels
+from fedexp.storage.stored_weights import FileBackedModelStore
 from fedexp.storage.tensors import TensorStore, decode, encode, references
 
 _VERSION = 3
@@ -23,12 +27,16 @@ _VERSION = 3
 class Checkpoint:
     """The latest snapshot of a run, in ``<folder>/checkpoint``.
 
-    Server state is shared by content, so what repeats itself costs nothing. A run keeps what is larger than memory here
-    while it runs, too: `client_states`, if its first snapshot has them, and `models`, if its environment does. A save
-    writes what is not on disk yet.
+    The server's state is stored by content, so a repeated tree is stored once. While a
+    run is going on, it also keeps data here that is larger than memory. These are its
+    `client_states`, if its first snapshot has them, and its `models`, if its
+    environment does. A save writes only what is not on disk yet.
 
     Args:
-        memory_gb: client states and kept models that may lie in memory; models leave first.
+        folder: Folder of the run.
+        device: Device on which loaded tensors are put.
+        memory_gb: Gigabytes of client states and stored models that may be in memory.
+            Models move to disk first.
     """
 
     def __init__(self, folder: Path, device: torch.device, memory_gb: float = 1.0) -> None:
@@ -39,12 +47,21 @@ class Checkpoint:
         self.client_states = StoredClientStates(
             folder / "checkpoint" / "client_states", device, limit
         )
-        self.models = KeptModels(self._store, device, lambda: limit - self.client_states.bytes)
+        self.models = FileBackedModelStore(
+            self._store, device, lambda: limit - self.client_states.bytes
+        )
 
     def save(self, snapshot: Snapshot, changed: set[int], journal: Any) -> None:
-        """Write `snapshot`; `journal` (JSON) says how far the metrics file belongs to it. Atomic: a crash leaves the last one.
+        """Write `snapshot`.
 
-        Of a snapshot whose client_states do not lie here, those of the `changed` clients are taken over.
+        The save is atomic: a crash leaves the previous snapshot. If the client states
+        of the snapshot are not stored here, those of the `changed` clients are copied.
+
+        Args:
+            snapshot: Snapshot to write.
+            changed: Clients whose states have changed.
+            journal: JSON value that says how much of the metrics file belongs to the
+                snapshot.
         """
         clients = snapshot.clients
         if (clients.before if isinstance(clients, After) else clients) is self.client_states:
@@ -52,7 +69,8 @@ class Checkpoint:
         else:
             for client in sorted(changed):
                 self.client_states.put(client, clients[client])
-            self.client_states.settle()
+            self.client_states.spill()
+
         manifest = {
             "version": _VERSION,
             "step": snapshot.step,
@@ -60,41 +78,44 @@ class Checkpoint:
             "state": encode(snapshot.state, self._store.put, self.models.name_of),
             "client_states": self.client_states.flush(),
         }
+
         names = set(references(manifest["state"]))
         self.models.saved = (
             self.models.saved | names
-        )  # interrupted below, either checkpoint may be the last
+        )  # If the save is interrupted below, either checkpoint may be the last one.
         write_text(self._manifest, json.dumps({**manifest, "sha256": _sha256(manifest)}))
-        self.client_states.secured()
-        self.models.secure(names)
+        self.client_states.delete_obsolete()
+        self.models.keep_files(names)
 
     def load(self) -> tuple[Snapshot, Any] | None:
-        """The last snapshot and its `journal`, or None before the first save. What was written since is deleted.
+        """Return the last snapshot and its `journal`, or None before the first save.
 
-        Kept models are not read before they are asked for.
+        Files written since that save are deleted. Stored models are read only when they
+        are asked for.
 
         Raises:
-            StorageError: a file is missing or damaged; a single one's damage may show only when it is read.
+            StorageError: A file is missing or damaged. Damage of a single file may show
+                only when it is read.
         """
         manifest = read_json(self._manifest)
         if manifest is None or manifest.get("version") != _VERSION:
             self.client_states.restore(None)
-            self.models.secure(set())
+            self.models.keep_files(set())
             return None
         if manifest.pop("sha256", None) != _sha256(manifest):
             raise damaged(self._manifest)
+
         self.client_states.restore(manifest["client_states"])
-        self.models.secure(set(references(manifest["state"])))
-        get = cache(
-            partial(self._store.get, device=self._device)
-        )  # a tree in two places is read once
-        state = decode(manifest["state"], get, self.models.stored)
+        self.models.keep_files(set(references(manifest["state"])))
+        # A tree that occurs in two places is read once.
+        get = cache(partial(self._store.get, device=self._device))
+        state = decode(manifest["state"], get, self.models.reference_to)
         return Snapshot(manifest["step"], state, self.client_states), manifest["journal"]
 
     def close(self) -> None:
-        """Delete what the last save does not refer to."""
+        """Delete the files that the last save does not refer to."""
         self.client_states.close()
-        self.models.secure(self.models.saved)
+        self.models.keep_files(self.models.saved)
 
 
 def _sha256(manifest: dict[str, Any]) -> str:

@@ -1,4 +1,7 @@
-"""Client states in segments: files of many states each, written once, for checkpoints and for what memory cannot hold."""
+"""Client states in segments, for checkpoints and for states that memory cannot hold.
+
+A segment is a file of many states that is written once.
+"""
 
 from __future__ import annotations
 
@@ -15,53 +18,62 @@ from fedexp.core.errors import StorageError
 from fedexp.core.trees import Tree, Trees, checksum, joined, num_bytes
 from fedexp.storage.tensors import read_facts, save_tree
 
-_MOST = 128  # states a segment: few files and flushes, yet short headers to read one state
-_MOST_BYTES = 16e6  # of a segment: it is composed in memory
-_SLACK = 1024  # superseded states on disk that are not worth a clean-up
+_MOST = 128  # states per segment: few files and flushes, yet short headers to read one state
+_MOST_BYTES = 16e6  # bytes per segment, which is composed in memory
+_SLACK = 1024  # number of superseded states on disk that do not yet need a clean-up
 
 
 class StoredClientStates(ClientStates):
-    """ClientStates of which the latest changes are held in memory, up to a limit, and the rest lies in ``<folder>``.
+    """Client states in memory, up to a limit, and beyond it on disk.
 
-    A segment is a safetensors file, numbered in order of writing; the highest number that holds a client has its state.
-    It is deleted when all its states are superseded, those of the last checkpoint not before the next one. When more
-    than half of what lies on disk is superseded, the rest of the emptiest segments is written anew.
+    The latest changes are in memory, the rest is in ``<folder>``. A segment is a
+    safetensors file. Segments are numbered in the order of writing. The segment with
+    the highest number that has a client has its state. A segment is deleted when all
+    its states are superseded. Segments of the last checkpoint are not deleted before
+    the next one. When more than half of the states on disk are superseded, the
+    remaining states of the emptiest segments are written again.
 
     Args:
-        limit: bytes of tensors held in memory (where training left them); what changed longest ago goes to disk beyond it.
-        device: where states that are read from disk are put.
+        folder: Folder of the segments.
+        device: Device on which states that are read from disk are put.
+        limit: Bytes of tensors in memory, on the device where training left them.
+            Beyond it, the states that changed longest ago move to disk.
     """
 
     def __init__(self, folder: Path, device: torch.device, limit: float) -> None:
         self.folder, self._device, self._limit = folder, device, limit
-        self._held: dict[int, Trees] = {}  # in memory, the longest unchanged first
-        self.bytes = 0  # in memory
-        self._unsaved: dict[int, None] = {}  # of these, not on disk
-        self._place: dict[int, int] = {}  # on disk: the segment of a client's state
-        self._live: dict[int, int] = {}  # by segment: states in use
-        self._dead = 0  # states on disk that are superseded
-        self._written: dict[int, int] = {}  # by segment: states in all
+        self._held: dict[int, Trees] = {}  # states in memory, the longest unchanged first
+        self.bytes = 0  # bytes of the states in memory
+        self._unsaved: dict[int, None] = {}  # clients in memory whose states are not on disk
+
+        self._place: dict[int, int] = {}  # segment on disk of a client's state
+        self._live: dict[int, int] = {}  # number of states in use, by segment
+        self._dead = 0  # number of superseded states on disk
+        self._written: dict[int, int] = {}  # number of all states, by segment
+
         self._obsolete = list(self._on_disk())  # segments that only the last checkpoint refers to
-        self._durable = max(
-            self._on_disk(), default=0
-        )  # segments up to here may belong to the last checkpoint
+        # Segments up to this number may belong to the last checkpoint.
+        self._durable = max(self._on_disk(), default=0)
         self._first = self._next = self._durable + 1
-        self._inherited = self._durable  # segments up to here were not written by this object
-        self._verified: set[tuple[int, int]] = set()  # of those: (segment, client)
+        # Segments up to this number were not written by this object.
+        self._inherited = self._durable
+        # Verified states of those segments, as (segment, client).
+        self._verified: set[tuple[int, int]] = set()
 
     def put(self, client: int, state: Trees) -> None:
         old = self._held.get(client)
         if old is state:
             return
-        # Interrupted anywhere, a segment may be counted as in use though it is not, never the other way round.
+        # An interruption anywhere may leave a segment counted as in use that is not. The reverse
+        # cannot happen.
         self._unsaved[client] = None
         self._held.pop(client, None)
         self._held[client] = state
         self.bytes += _size(state) - (0 if old is None else _size(old))
         self._supersede(client)
 
-    def settle(self) -> None:
-        """Move what exceeds the limit to disk."""
+    def spill(self) -> None:
+        """Move states beyond the limit to disk."""
         leaving: list[int] = []
         excess = self.bytes - self._limit
         for client, state in self._held.items():
@@ -69,38 +81,56 @@ class StoredClientStates(ClientStates):
                 break
             leaving.append(client)
             excess -= _size(state)
+
         self._save([client for client in leaving if client in self._unsaved])
         for client in leaving:
             self.bytes -= _size(self._held.pop(client))
         self._clean_up()
 
     def flush(self) -> dict[str, int]:
-        """Write what is not on disk; returns what `restore` needs. Call `secured` once that is stored."""
+        """Write the states that are not on disk.
+
+        Call `delete_obsolete` once the returned values are stored.
+
+        Returns:
+            The values that `restore` needs.
+        """
         self._save(list(self._unsaved))
         self._durable = self._next - 1
         return {"first": self._first, "last": self._next - 1, "clients": len(self)}
 
-    def secured(self) -> None:
-        """A checkpoint refers to all of the present states, and no longer to the earlier ones."""
+    def delete_obsolete(self) -> None:
+        """Delete the segments that only the previous checkpoint referred to.
+
+        Call it when a checkpoint refers to all present states.
+        """
         while self._obsolete:
             self._path(self._obsolete.pop()).unlink(missing_ok=True)
 
     def restore(self, range_: dict[str, int] | None) -> None:
-        """Be as at the `flush` that returned `range_`, or empty; deletes what was written since.
+        """Return to the states of the `flush` that returned `range_`, or to no states.
+
+        Files written since are deleted.
+
+        Args:
+            range_: The values that `flush` returned, or None for no states.
 
         Raises:
-            StorageError: a file is missing or damaged.
+            StorageError: A file is missing or damaged.
         """
+
         first, last = (range_["first"], range_["last"]) if range_ else (1, 0)
         for number, path in self._on_disk().items():
             if not first <= number <= last:
                 path.unlink()
         for part in self.folder.glob(".*.part"):
             part.unlink()
+
         self._held, self._unsaved, self.bytes, self._obsolete = {}, {}, 0, []
         self._place, self._live, self._written, self._dead = {}, {}, {}, 0
         self._first, self._next, self._durable = first, last + 1, last
         self._inherited, self._verified = last, set()
+
         for number in sorted(self._on_disk()):
             with self._open(number) as (_, facts):
                 clients = [int(client) for client in facts["layout"]]
@@ -109,7 +139,7 @@ class StoredClientStates(ClientStates):
             raise _unusable(self.folder)
 
     def close(self) -> None:
-        """Delete what no checkpoint refers to."""
+        """Delete the segments that no checkpoint refers to."""
         for number, path in self._on_disk().items():
             if number > self._durable:
                 path.unlink(missing_ok=True)
@@ -140,6 +170,7 @@ class StoredClientStates(ClientStates):
         tree: Tree = {}
         layout: dict[str, dict[str, list[str]]] = {}
         checksums: dict[str, int] = {}
+
         for client, state in states.items():
             layout[str(client)] = {group: list(inner) for group, inner in state.items()}
             own = {name: value.cpu() for name, value in joined(state).items()}
@@ -156,7 +187,7 @@ class StoredClientStates(ClientStates):
             self._place[client] = number
 
     def _supersede(self, client: int) -> None:
-        """What lies on disk for `client` is out of date."""
+        """Mark the state of `client` on disk as out of date."""
         number = self._place.pop(client, None)
         if number is None:
             return
@@ -174,7 +205,10 @@ class StoredClientStates(ClientStates):
             self._path(number).unlink(missing_ok=True)
 
     def _clean_up(self) -> None:
-        """Write the states of half-empty segments anew, where that halves the disk's use."""
+        """Write the states of half-empty segments again.
+
+        This is done only if it halves the use of the disk.
+        """
         if self._dead <= len(self._place) + _SLACK:
             return
         emptiest = [
@@ -189,7 +223,10 @@ class StoredClientStates(ClientStates):
         yield from self._read(number, clients).items()
 
     def _read(self, number: int, clients: Iterable[int]) -> dict[int, Trees]:
-        """States of a segment; those that another process wrote are verified when they are first read."""
+        """Return the states of a segment's clients.
+
+        States that another process wrote are verified when they are first read.
+        """
         states: dict[int, Trees] = {}
         with self._open(number) as (file, facts):
             for client in clients:
@@ -205,7 +242,11 @@ class StoredClientStates(ClientStates):
 
     @contextlib.contextmanager
     def _open(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """A segment's file and its facts: by client, the names of the tensors of each group, and the state's checksum."""
+        """Open the file of a segment and read its facts.
+
+        The facts have, by client, the tensor names of each group and the checksum of
+        the state.
+        """
         path = self._path(number)
         try:
             with safetensors.safe_open(path, framework="pt", device=str(self._device)) as file:
@@ -231,7 +272,7 @@ class StoredClientStates(ClientStates):
 
 
 def _batches(states: Iterable[tuple[int, Trees]]) -> Iterator[dict[int, Trees]]:
-    """What goes into one segment each."""
+    """Group states into segments."""
     part: dict[int, Trees] = {}
     size = 0
     for client, state in states:
@@ -250,7 +291,7 @@ def _size(state: Trees) -> int:
 
 def _unusable(path: Path) -> StorageError:
     return StorageError(
-        "clients' stored states are missing or damaged",
+        "the stored states of clients are missing or damaged",
         where=str(path),
-        do="start the run afresh with reuse=false",
+        do="restart the run with reuse=false",
     )

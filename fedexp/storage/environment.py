@@ -1,4 +1,4 @@
-"""What a result was made with and on."""
+"""Description of the software and hardware that a result was made with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def environment() -> dict[str, Any]:
-    """Versions, platform, commit and command line."""
+    """Return versions, platform, commit and command line."""
     names = ("fedexp", "torch", "numpy", "scipy", "hydra-core", "omegaconf", "safetensors")
     facts: dict[str, Any] = {
         "python": platform.python_version(),
@@ -30,7 +30,10 @@ def environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Its name where the system says it (Linux), else the architecture."""
+    """Return the name of the processor, or the architecture if it is unknown.
+
+    The system has the name on Linux.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -45,9 +48,10 @@ def _processor() -> str:
 
 @functools.cache
 def _commit() -> str | None:
-    """Git commit of fedexp's checkout, ``+`` where tracked files have changes; None for an installed package.
+    """Return the Git commit of fedexp's checkout, or None for an installed package.
 
-    Asked once a process: what was imported does not change with the checkout.
+    A ``+`` follows if tracked files have changes. Git is asked once per process,
+    because imported code does not change with the checkout.
     """
     home = Path(__file__).resolve().parents[2]
     if not (home / ".git").exists():

@@ -1,4 +1,7 @@
-"""Files that are either the old or the new version, whenever the process dies; and what is in them."""
+"""Files that are replaced atomically, and reading and checking their contents.
+
+A file is either the old or the new version, whenever the process dies.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,13 @@ from fedexp.core.errors import StorageError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary neighbour to write: in the end flushed to disk and renamed over `path`, after an error deleted."""
+    """Yield a temporary file next to `path` that replaces it at the end.
+
+    At the end the file is flushed to disk and renamed to `path`. After an error it is
+    deleted.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = passing(path, "part")
+    part = temporary_path(path, "part")
     try:
         yield part
         with part.open("rb+") as file:
@@ -34,42 +41,50 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def passing(path: Path, kind: Literal["part", "deleted"]) -> Path:
-    """A neighbour of `path` that this process makes and removes: what is not whole yet, or no more. It bears our name."""
+def temporary_path(path: Path, kind: Literal["part", "deleted"]) -> Path:
+    """Return the path of a temporary file or folder next to `path`.
+
+    This process makes and removes it. It contains what is not complete yet, or what is
+    being deleted. Its name has the host's name and the number of this process.
+    """
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{kind}")
 
 
-def litter(folder: Path, ours: bool = False) -> Iterator[Path]:
-    """Such neighbours in `folder`, where killed processes of this machine left them, an hour ago at least.
+def stale_files(folder: Path, ours: bool = False) -> Iterator[Path]:
+    """Yield the temporary files and folders that killed processes left in `folder`.
 
-    In containers that share a machine's name, numbers of live processes may be unknown here; they do not take an hour.
+    The processes ran on this machine, and the files are at least an hour old.
+    Containers may share a machine's name, and the numbers of their live processes may
+    be unknown here. No process needs a temporary file for an hour.
 
     Args:
-        ours: look into its folders, too; all of them are left ones, for nobody else works there.
+        folder: Folder to search.
+        ours: Whether the folder belongs to this process only. Its subfolders are
+            searched too, and every temporary file in them is stale.
     """
     for path in folder.rglob(".*") if ours else folder.glob(".*"):
-        if (found := _PASSING.fullmatch(path.name)) and (
-            ours or _is_left(path, found[1], int(found[2]))
+        if (found := _TEMPORARY.fullmatch(path.name)) and (
+            ours or _is_stale(path, found[1], int(found[2]))
         ):
             yield path
 
 
-def sweep(path: Path) -> None:
-    """Delete a file or a folder; another process may be quicker."""
+def delete_path(path: Path) -> None:
+    """Delete a file or a folder. Another process may delete it first."""
     with contextlib.suppress(OSError):
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)
 
 
-_PASSING = re.compile(r"\.(.+)\.(\d+)\.(?:part|deleted)")
-_LEFT_SECONDS = 3600
+_TEMPORARY = re.compile(r"\.(.+)\.(\d+)\.(?:part|deleted)")
+_STALE_SECONDS = 3600
 
 
-def _is_left(path: Path, name: str, pid: int) -> bool:
+def _is_stale(path: Path, name: str, pid: int) -> bool:
     try:
         if (
             not name.endswith(f".{socket.gethostname()}")
-            or time.time() - path.lstat().st_mtime < _LEFT_SECONDS
+            or time.time() - path.lstat().st_mtime < _STALE_SECONDS
         ):
             return False
         os.kill(pid, 0)
@@ -81,7 +96,10 @@ def _is_left(path: Path, name: str, pid: int) -> bool:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write to a temporary neighbour, flush to disk, rename over `path`."""
+    """Write `data` to `path` through a temporary file.
+
+    The temporary file is next to `path`. It is flushed to disk and renamed.
+    """
     with replacing(path) as part:
         part.write_bytes(data)
 
@@ -91,21 +109,32 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any, seal: bool = False) -> None:
-    """Write `value`; `seal`, of an object: with a digest by which `read_json` sees whether it is what was written."""
+    """Write `value` as JSON.
+
+    Args:
+        path: File to write.
+        value: JSON value.
+        seal: Whether a digest is stored with `value`, which is an object then. With it
+            `read_json` detects changes.
+    """
     sealed = {**value, _SEAL: _digest(value)} if seal else value
     write_text(path, json.dumps(sealed, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """The value in `path`, or None where there is no such file; a `StorageError` names one that is damaged."""
+    """Return the value in `path`, or None if there is no such file.
+
+    Raises:
+        StorageError: The file is damaged.
+    """
     try:
         value = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError as error:  # of a codec, too
+    except ValueError as error:  # includes UnicodeDecodeError
         raise damaged(path, f"it is not JSON: {error}") from error
     if isinstance(value, dict) and _SEAL in value and value.pop(_SEAL) != _digest(value):
-        raise damaged(path, "another content than was written")
+        raise damaged(path, "the content is not the one that was written")
     return value
 
 
@@ -117,19 +146,19 @@ def _digest(value: Any) -> str:
 
 
 def damaged(path: Path, how: str | None = None) -> StorageError:
-    """The error for a file that does not hold what was written."""
+    """Return the error for a file that does not contain what was written."""
     return StorageError(
         f"{path.name} is damaged",
         where=str(path),
         got=how,
-        do="restore the file; a run is started afresh with reuse=false",
+        do="restore the file, or restart the run with reuse=false",
     )
 
 
 _REFUSALS = {
     errno.ENOSPC: "free some space, or write to another disk",
     errno.EDQUOT: "free some space, or write to another disk",
-    errno.EFBIG: "raise the limit of files' sizes (ulimit -f)",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
     errno.EPERM: "make it readable and writable, or use another place",
     errno.EACCES: "make it readable and writable, or use another place",
     errno.EROFS: "make it readable and writable, or use another place",
@@ -139,21 +168,27 @@ _REFUSALS = {
 
 
 def refused(error: BaseException, where: Path | None = None) -> StorageError | None:
-    """In words what the machine refuses, for want of space, permission or file numbers; None where `error` is something else."""
+    """Return the error for an operation that the machine refuses.
+
+    The machine refuses it for want of space, permission or file descriptors. For any
+    other `error` the result is None.
+    """
     if not isinstance(error, OSError) or error.errno not in _REFUSALS:
         return None
     return StorageError(
         f"the work cannot go on: {os.strerror(error.errno)}",
         where=str(error.filename or where) if error.filename or where else None,
-        do=f"{_REFUSALS[error.errno]}; then give the same command again",
+        do=f"{_REFUSALS[error.errno]}, then run the same command again",
     )
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file; a last line that a crash cut short is left out.
+    """Return the rows of a JSON-lines file.
+
+    A last line that a crash cut short is left out.
 
     Raises:
-        StorageError: another line is damaged.
+        StorageError: Another line is damaged.
     """
     if not path.exists():
         return []
@@ -165,7 +200,10 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def file_sha256(file: Path) -> str:
-    """Hex digest of a file's bytes; read again only after the file has changed."""
+    """Return the hex digest of a file's bytes.
+
+    The file is read again only after it has changed.
+    """
     stat = file.stat()
     return _sha256(file.resolve(), stat.st_size, stat.st_mtime_ns)
 

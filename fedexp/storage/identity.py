@@ -1,4 +1,4 @@
-"""What a run is: a hash of its scientific config and a fingerprint of the code it uses."""
+"""Identity of a run: a hash of its scientific config and a fingerprint of its code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from fedexp.core.user_code import LIBRARIES, is_ours
 
-# Keys that do not change what is computed, only where, how fast and what is shown. Version the list when it changes.
+# Keys that do not change what is computed. They decide only where and how fast it is computed and
+# what is shown. Increase the version when the list changes.
 NON_SCIENTIFIC_VERSION = 4
 NON_SCIENTIFIC = (
     "checkpoint",
@@ -36,7 +37,8 @@ NON_SCIENTIFIC = (
     "state",
     "threads",
 )
-# Keys that came later, at the value that changes nothing: left out, so that earlier results keep their address.
+# Keys that were added later, with the value that changes nothing. They are left out of the hash, so
+# that earlier results keep their run ID.
 _LATER: Mapping[str, object] = {
     "aggregator.tv": "l2",
     "eval.per_class": False,
@@ -58,11 +60,14 @@ _ALWAYS = (
     "fedexp.running.summary",
 )
 _FRAMEWORKS = ("torch", "torchvision")
-SEEDS = ("seed", "seed_data")  # keys in which draws of one config differ
+SEEDS = ("seed", "seed_data")  # keys in which the seeds of one config differ
 
 
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved config that decides the result; of files, the hash in its ``contents`` and not their place."""
+    """Return the part of a resolved config that decides the result.
+
+    A file counts by the hash in the config's ``contents`` and not by its path.
+    """
     left_out = {*NON_SCIENTIFIC, *config.get("contents", ())}
 
     def cut(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -77,22 +82,31 @@ def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Hex digest of the scientific config; key order does not matter."""
+    """Return the hex digest of the scientific config.
+
+    The order of the keys does not matter.
+    """
     text = json.dumps([NON_SCIENTIFIC_VERSION, scientific(config)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def code_hash(config: Mapping[str, Any]) -> str:
-    """Fingerprint of the modules a run uses: syntax trees without docstrings and comments, plug-ins included.
+    """Return the fingerprint of the modules that a run uses, plug-ins included.
 
-    Follows imports inside fedexp, inside the packages that plug-ins come from, and of every module that is not installed
-    (a plug-in's own helpers); torch and torchvision, whose classes a config may name, enter by their versions.
+    It covers syntax trees without docstrings and comments. Imports are followed inside
+    fedexp and inside the packages of plug-ins. They are also followed into modules that
+    are not installed, such as a plug-in's own helpers. The classes of torch and
+    torchvision, which a config may name, count by the versions of these packages.
     """
     return _fingerprint(frozenset({*_ALWAYS, *targets(scientific(config))}))
 
 
 def training_code_hash(config: Mapping[str, Any]) -> str:
-    """The same of what turns a job and a client's data into a local model alone: no aggregator, no evaluation."""
+    """Return the fingerprint of the code that trains a local model.
+
+    It covers what turns a job and a client's data into the model. It covers no
+    aggregator and no evaluation.
+    """
     groups = {
         group: config[group] for group in ("trainer", "task", "model", "architectures", "dataset")
     }
@@ -100,18 +114,23 @@ def training_code_hash(config: Mapping[str, Any]) -> str:
 
 
 def probe_code_hash(probe: object) -> str:
-    """The same of a probe."""
+    """Return the fingerprint of a probe's code."""
     return _fingerprint(frozenset({type(probe).__module__}))
 
 
 def own_modules(config: Mapping[str, Any]) -> dict[str, Source]:
-    """Those modules outside fedexp that `code_hash` covers, by name."""
+    """Return the modules outside fedexp that `code_hash` covers, by name."""
     return _walk({name for name in targets(scientific(config)) if not is_ours(name)}, ours=False)
 
 
 @functools.cache
 def imports_random(modules: tuple[str, ...]) -> bool:
-    """Whether a module outside fedexp of `modules`, or of what they import there, imports Python's `random`."""
+    """Return whether user code imports Python's `random`.
+
+    Args:
+        modules: Modules of plug-ins. Those outside fedexp and the user's modules that
+            they import are searched.
+    """
     own = _walk({name for name in modules if not is_ours(name)}, ours=False)
     return any(
         name.partition(".")[0] == "random" for source in own.values() for name in source.imported
@@ -119,13 +138,15 @@ def imports_random(modules: tuple[str, ...]) -> bool:
 
 
 def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:
-    """The sources of `modules` and of what they import, by module.
+    """Return the sources of `modules` and of the modules that they import, by module.
 
     Args:
-        ours: follow imports of fedexp's modules, too.
+        modules: Names of modules.
+        ours: Whether the imports of fedexp's modules are followed too.
     """
     roots = sorted(modules)
     tops = {name.partition(".")[0] for name in roots} - set(_FRAMEWORKS)
+
     seen: dict[str, Source] = {}
     waiting = list(roots)
     while waiting:
@@ -156,13 +177,13 @@ def _fingerprint(modules: frozenset[str]) -> str:
 
 
 def versions() -> str:
-    """Those that enter every code hash."""
+    """Return the versions that are part of every code hash."""
     found = (f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in _FRAMEWORKS)
     return f"{' '.join(found)} python {sys.version_info[:2]}"
 
 
 def targets(node: Any) -> Iterator[str]:
-    """Modules of the plug-ins that a config names."""
+    """Yield the modules of the plug-ins that a config names."""
     if isinstance(node, Mapping):
         if isinstance(node.get("_target_"), str):
             yield node["_target_"].rpartition(".")[0]
@@ -171,11 +192,13 @@ def targets(node: Any) -> Iterator[str]:
 
 
 class Source(NamedTuple):
-    """A module's source.
+    """The source of a module.
 
     Args:
-        fingerprint: of its syntax tree without docstrings and comments; imported: names of modules, and of what is in them.
-        file: where it lies; text: as it was when it was fingerprinted, None of fedexp's own.
+        fingerprint: Hash of the syntax tree without docstrings and comments.
+        imported: Names of the imported modules, and of the names imported from them.
+        file: Path of the file.
+        text: Text at the time of the fingerprint, or None for a module of fedexp.
     """
 
     fingerprint: str
@@ -186,13 +209,14 @@ class Source(NamedTuple):
 
 @functools.cache
 def _module(name: str, even_installed: bool) -> Source | None:
-    """None where there is no source, or it is a library's."""
+    """Return the source of a module, or None if it has none or belongs to a library."""
     spec = find_module(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     if not even_installed and any(Path(spec.origin).is_relative_to(home) for home in LIBRARIES):
         return None
     text = Path(spec.origin).read_text()
+
     tree = ast.parse(text)
     package = name if spec.submodule_search_locations else name.rpartition(".")[0]
     imported = tuple(dict.fromkeys(_imports(tree, package)))
@@ -202,22 +226,26 @@ def _module(name: str, even_installed: bool) -> Source | None:
 
 
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Where a module's source lies, without importing its parents (`importlib.util.find_spec` would)."""
+    """Return the spec of a module without importing its parents.
+
+    `importlib.util.find_spec` would import them.
+    """
     parent = name.rpartition(".")[0]
     if not parent:
         try:
             return importlib.util.find_spec(name)
-        except (ImportError, ValueError):  # a module without a spec: __main__; no name of a module
+        except (ImportError, ValueError):
+            # A module without a spec (__main__), or a name that no module can have.
             return None
     locations = _locations(parent)
     try:
         return importlib.machinery.PathFinder.find_spec(name, locations) if locations else None
-    except KeyError:  # a namespace package in one that is not imported
+    except KeyError:  # a namespace package in a package that is not imported
         return None
 
 
 def _locations(package: str) -> list[str]:
-    """Folders in which a package's modules lie."""
+    """Return the folders that contain the modules of a package."""
     spec = find_module(package)
     if spec is not None:
         return list(spec.submodule_search_locations or ())

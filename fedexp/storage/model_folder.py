@@ -1,8 +1,9 @@
-"""Models in the form in which every run delivers them, and in which models from elsewhere are brought in.
+"""Folders of models, in the format in which every run delivers models.
 
-``model.safetensors`` holds parameters and buffers (keys prefixed ``<index>/`` where there are several models) and, as
-metadata, each model's class and constructor arguments. ``clients.json`` beside it says, where each model is a client's,
-whose it is and what that client trained on.
+Models from elsewhere are read in the same format. ``model.safetensors`` has parameters
+and buffers. Their keys have the prefix ``<index>/`` if there are several models. The
+metadata has the class and the constructor arguments of each model. If each model
+belongs to a client, ``clients.json`` has the client's number and what it trained on.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ MODELS, CLIENTS = "model.safetensors", "clients.json"
 
 @dataclass(frozen=True)
 class Clients:
-    """Whose the models of a folder are; one entry a model, in order.
+    """The clients that the models of a folder belong to, one entry per model, in order.
 
     Args:
-        num_clients: of the federation, those without a model included.
-        clients: indices in it.
-        num_examples: training samples of each, or None where nobody knows.
-        class_counts: (models, classes) training samples of each class, or None.
-        mean, std: per channel, of the inputs' normalisation (`fedexp.core.data.InputDomain`; empty: none), or None.
+        num_clients: Number of clients of the federation, those without a model
+            included.
+        clients: Numbers of the clients in the federation.
+        num_examples: Number of training samples of each client, or None if unknown.
+        class_counts: Training samples of each class, of shape (models, classes), or
+            None.
+        mean: Per channel, of the normalisation of the inputs
+            (`fedexp.core.data.InputDomain`). Empty for none, None if unknown.
+        std: As `mean`, the standard deviation.
     """
 
     num_clients: int
@@ -54,21 +59,25 @@ class Clients:
         require(len(distinct) == len(self.clients), "clients must be distinct: one model each")
         require(
             not distinct or (distinct[0] >= 0 and distinct[-1] < self.num_clients),
-            f"clients must lie in 0 .. num_clients - 1 = {self.num_clients - 1}, got {list(self.clients)}",
+            f"clients must be in 0 .. num_clients - 1 = {self.num_clients - 1}, "
+            f"got {list(self.clients)}",
         )
+
         for name, values in (
             ("num_examples", self.num_examples),
             ("class_counts", self.class_counts),
         ):
             require(
                 values is None or len(values) == len(self.clients),
-                f"{name} needs one entry a model: expected {len(self.clients)}, got {len(values or ())}",
+                f"{name} needs one entry per model: expected {len(self.clients)}, "
+                f"got {len(values or ())}",
             )
+
         require(all(n > 0 for n in self.num_examples or ()), "num_examples must be positive")
         rows = self.class_counts or ()
         require(
             len({len(row) for row in rows}) <= 1,
-            "class_counts must have as many classes for every model",
+            "class_counts must have the same number of classes for every model",
         )
         require(all(n >= 0 for row in rows for n in row), "class_counts must not be negative")
 
@@ -81,7 +90,7 @@ class Clients:
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
     ) -> Clients | None:
-        """Of a run's outcome; None where its models are not the clients'."""
+        """Return the clients of an outcome, or None if its models are not the clients'."""
         if outcome.clients is None:
             return None
         chosen = list(outcome.clients)
@@ -89,7 +98,7 @@ class Clients:
         return cls(num_clients, outcome.clients, tuple(sizes), tuple(map(tuple, counts)), mean, std)
 
 
-# The file format's names of what a method delivers.
+# Names in the file format for what a method delivers.
 _KIND_IN_FILE: dict[Delivers, str] = {
     "global": "model",
     "ensemble": "ensemble",
@@ -98,15 +107,20 @@ _KIND_IN_FILE: dict[Delivers, str] = {
 
 
 def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> None:
-    """Write the delivered models (an ensemble's weights as ``weights``) and, where they are clients', whose they are."""
+    """Write the models of an outcome and the clients that they belong to, if any.
+
+    The weights of an ensemble are stored as ``weights``.
+    """
     tensors: Tree = {}
     buffers: list[str] = []
+
     for number, model in enumerate(outcome.models):
         prefix = _prefix(_KIND_IN_FILE[outcome.kind], number)
         tensors |= {
             prefix + name: value for name, value in {**model.params, **model.buffers}.items()
         }
         buffers += [prefix + name for name in model.buffers]
+
     if outcome.weights is not None:
         tensors["weights"] = outcome.weights
     specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
@@ -123,13 +137,15 @@ def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> Non
 
 @dataclass(frozen=True, eq=False)
 class ModelFolder:
-    """What `save_outcome` wrote, read when it is asked for.
+    """A folder that `save_outcome` wrote. Tensors are read on demand.
 
     Args:
-        specs: one a model.
-        buffers: keys in the file that are no parameters.
-        keys: of each model's tensors, in its network's own order.
-        clients: whose the models are, where the folder says so.
+        path: Path of the folder.
+        kind: Kind of the outcome as it is stored in the file.
+        specs: Spec of each model.
+        buffers: Keys in the file that are not parameters.
+        keys: Keys of each model's tensors, in the order of its network.
+        clients: Clients that the models belong to, if the folder has them.
     """
 
     path: Path
@@ -141,10 +157,14 @@ class ModelFolder:
 
     @classmethod
     def open(cls, path: Path) -> ModelFolder:
-        """Reads what the models are; where a finished run says so, they must be what it delivered.
+        """Read the description of the models in a folder.
+
+        If the folder belongs to a finished run, its models must be those that the run
+        delivered.
 
         Raises:
-            StorageError: files are absent, damaged or of another form; `ConfigError`: ``clients.json`` is not as it must be.
+            StorageError: Files are absent, damaged or of another format.
+            ConfigError: The contents of ``clients.json`` are not valid.
         """
         verify(path)
         with _reading(path) as file:
@@ -152,6 +172,7 @@ class ModelFolder:
             specs = tuple(ModelSpec(s["arch"], _arguments(s["kwargs"])) for s in facts["specs"])
             kind, buffers = facts["kind"], frozenset(facts["buffers"])
             keys = _by_model(facts["order"], kind, len(specs))
+
         clients = _read_clients(path / CLIENTS)
         if clients is not None and len(clients.clients) != len(specs):
             raise StorageError(
@@ -160,13 +181,14 @@ class ModelFolder:
                 expected=f"{len(specs)} models in both",
                 got=f"{len(clients.clients)} in {CLIENTS}",
             )
+
         return cls(path, kind, specs, buffers, keys, clients)
 
     def weights(self, number: int, device: torch.device | str = "cpu") -> Weights:
-        """Model `number`, counted from 0, as it was stored.
+        """Return model `number`, counted from 0, as it was stored.
 
         Raises:
-            StorageError: the file is gone or damaged.
+            StorageError: The file is gone or damaged.
         """
         start = len(_prefix(self.kind, number))
         params: Tree = {}
@@ -178,7 +200,10 @@ class ModelFolder:
         return Weights(self.specs[number], params, buffers)
 
     def layouts(self) -> list[dict[str, tuple[str, tuple[int, ...]]]]:
-        """Type (as safetensors names it: F32, F64 ...) and shape of every tensor, by model; reads no tensor."""
+        """Return type and shape of every tensor, for each model.
+
+        The type is named as in safetensors (F32, F64 and so on). No tensor is read.
+        """
         layouts = []
         with _reading(self.path) as file:
             for number, keys in enumerate(self.keys):
@@ -194,21 +219,28 @@ class ModelFolder:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """sha256 of each of the folder's files that are there: the models and what is known of their clients."""
+    """Return the sha256 of each of the folder's files that exist.
+
+    These are the models and what is known of their clients.
+    """
     return {
         name: file_sha256(folder / name) for name in (MODELS, CLIENTS) if (folder / name).is_file()
     }
 
 
 def fingerprint(folder: Path) -> str:
-    """sha256 of `digests`."""
+    """Return the sha256 of `digests`."""
     return hashlib.sha256(
         "".join(f"{name} {sha256}\n" for name, sha256 in digests(folder).items()).encode()
     ).hexdigest()
 
 
 def verify(folder: Path) -> None:
-    """Raises `StorageError` where a finished run's folder holds other models than the run delivered."""
+    """Check that a finished run's folder has the models that the run delivered.
+
+    Raises:
+        StorageError: It has other models.
+    """
     found = digests(folder)
     for name, sha256 in (
         (read_json(folder / "result.json") or {}).get("models_sha256") or {}
@@ -216,7 +248,7 @@ def verify(folder: Path) -> None:
         if found.get(name, sha256) != sha256:
             raise damaged(
                 folder / name,
-                "not what result.json says; a copy changed on purpose goes without that",
+                "not what result.json says (delete result.json from a copy changed on purpose)",
             )
 
 
@@ -231,15 +263,15 @@ def _reading(folder: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
             f"no models can be read here: {_reason(error)}",
             where=str(path),
             expected=f"{MODELS} of a finished run, or of fedexp.save_models",
-            do="bring models from elsewhere into this form with fedexp.save_models",
+            do="store models from elsewhere in this format with fedexp.save_models",
         ) from error
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    if isinstance(error, KeyError | TypeError):  # what only fedexp writes is missing
-        return "the file does not say which networks they are"
+    if isinstance(error, KeyError | TypeError):  # metadata that only fedexp writes is missing
+        return "the file does not name the networks of the models"
     return str(error)
 
 
@@ -264,13 +296,13 @@ def _by_model(keys: list[str], kind: str, count: int) -> tuple[tuple[str, ...], 
     groups: dict[str, list[str]] = {str(number): [] for number in range(count)}
     for key in keys:
         number, slash, _ = key.partition("/")
-        if slash:  # the others belong to the ensemble
+        if slash:  # the other keys belong to the ensemble
             groups[number].append(key)
     return tuple(map(tuple, groups.values()))
 
 
 def _arguments(stored: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """A spec's keyword arguments from JSON, which has no tuples."""
+    """Return the keyword arguments of a spec from JSON, which has no tuples."""
 
     def frozen(value: Any) -> Any:
         return tuple(map(frozen, value)) if isinstance(value, list) else value

@@ -1,4 +1,7 @@
-"""A run's folder: addressed by content, locked while someone works in it, and the truth of what happened."""
+"""Folder of a run, addressed by content and locked while a process works in it.
+
+Its files are the record of the run.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +21,33 @@ from filelock import FileLock, Timeout
 from fedexp.core.errors import StorageError
 from fedexp.storage.files import (
     damaged,
+    delete_path,
     file_sha256,
-    litter,
     read_json,
     read_jsonl,
-    sweep,
+    stale_files,
     write_json,
 )
 from fedexp.storage.identity import code_hash, config_hash
 from fedexp.storage.stored_run import StoredRun, damage, read_mapping
 
-Status = Literal["queued", "running", "done", "failed", "interrupted"]
+RunStatus = Literal["queued", "running", "done", "failed", "interrupted"]
 
 
 _IDENTITY = "identity.json"
-_LONGEST = 80  # letters of a name in a folder's
+_LONGEST = 80  # longest part that a name may have in a folder's name
 
 
 class RunFolder:
-    """Files of one run. Single files are replaced atomically; a crash in between leaves a run that resumes.
+    """The files of one run.
+
+    Each file is replaced atomically. A crash between two files leaves a run that
+    resumes.
 
     Args:
-        hashes: the whole ``config`` and ``code`` hashes of the run; a folder of another run is refused with a `StorageError`.
+        path: Path of the folder.
+        hashes: The whole ``config`` and ``code`` hashes of the run. A folder of another
+            run raises a `StorageError`.
     """
 
     def __init__(self, path: Path, hashes: Mapping[str, str] | None = None) -> None:
@@ -49,14 +57,30 @@ class RunFolder:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> RunFolder:
-        """``<output_root>/runs/<method>-<dataset>-<confighash16>/<codehash8>`` of a resolved config."""
+        """Return the folder of a resolved config.
+
+        It is ``<output_root>/runs/<method>-<dataset>-<confighash16>/<codehash8>``.
+        """
         hashes = {"config": config_hash(config), "code": code_hash(config)}
-        name = f"{_plain(config['method'])}-{_plain(config['choices'].get('dataset', 'data'))}-{hashes['config'][:16]}"
+        dataset = _plain(config["choices"].get("dataset", "data"))
+        name = f"{_plain(config['method'])}-{dataset}-{hashes['config'][:16]}"
         root = Path(config["output_root"]).expanduser().resolve()
         return cls(root / "runs" / name / hashes["code"][:8], hashes)
 
     def acquire(self, on_running: Literal["wait", "fail"], announce: Any) -> None:
-        """Become the one process that works here; the system frees the lock when a process dies, however it dies."""
+        """Become the only process that works in this folder.
+
+        The system frees the lock when a process dies, for whatever reason.
+
+        Args:
+            on_running: What to do if another process executes the run: wait for it, or
+                fail.
+            announce: Callback that shows the user a line.
+
+        Raises:
+            StorageError: The folder cannot be used, belongs to another run, or is in
+                use.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
@@ -68,15 +92,17 @@ class RunFolder:
                     "this very run is already being executed",
                     where=str(self.path),
                     got=who,
-                    do="wait for it, or leave on_running=wait to be given its result",
+                    do="wait for it, or use on_running=wait to receive its result",
                 ) from None
+
             announce(f"the same run is being executed by {who}: waiting for its result")
             self._lock.acquire()
         except OSError as error:
             raise self._unusable(error) from error
+
         try:
-            for path in [*litter(self.path, ours=True), *litter(self.path.parent)]:
-                sweep(path)
+            for path in [*stale_files(self.path, ours=True), *stale_files(self.path.parent)]:
+                delete_path(path)
             if self.hashes:
                 self._compare(self.once(_IDENTITY, self.hashes), _IDENTITY)
         except OSError as error:
@@ -85,14 +111,15 @@ class RunFolder:
         except BaseException:
             self.release()
             raise
+
         if what := damage(self.path, "status.json"):
-            announce(f"{what}: it is written anew")
+            announce(f"{what}: it is written again")
 
     def _unusable(self, error: OSError) -> StorageError:
         return StorageError(
             f"the run folder cannot be used: {error.strerror or error}",
             where=str(self.path),
-            do="set output_root to a folder that can be written",
+            do="set output_root to a writable folder",
         )
 
     def _compare(self, found: Any, name: str) -> None:
@@ -109,7 +136,11 @@ class RunFolder:
         self._lock.release()
 
     def result(self) -> dict[str, Any] | None:
-        """The stored result of a finished run; a `StorageError` where it is damaged, or another run's."""
+        """Return the stored result of a finished run, or None if there is none.
+
+        Raises:
+            StorageError: The result is damaged or belongs to another run.
+        """
         path = self.path / "result.json"
         stored: dict[str, Any] | None = read_json(path)
         if stored is None:
@@ -122,7 +153,13 @@ class RunFolder:
         return stored
 
     def set_aside(self) -> Path | None:
-        """Move earlier contents to ``<name>.<k>`` next to this folder (lock and identity stay); None where there were none."""
+        """Move earlier contents to ``<name>.<k>`` next to this folder.
+
+        The lock and the identity stay.
+
+        Returns:
+            The new folder, or None if there were no contents.
+        """
         contents = [entry for entry in self.path.iterdir() if entry.name not in ("lock", _IDENTITY)]
         if not contents:
             return None
@@ -134,7 +171,7 @@ class RunFolder:
             entry.replace(aside / entry.name)
         return aside
 
-    def set_status(self, status: Status, **facts: Any) -> None:
+    def set_status(self, status: RunStatus, **facts: Any) -> None:
         previous = self._state()
         write_json(
             self.path / "status.json",
@@ -152,7 +189,11 @@ class RunFolder:
         )
 
     def set_ended(self, status: Literal["failed", "interrupted"], **facts: Any) -> None:
-        """As `set_status`; where no file can be written any more, one word of the old one is replaced in its place."""
+        """Store how the run ended, as `set_status` does.
+
+        If no file can be written any more, one word of the old file is replaced in
+        place.
+        """
         try:
             self.set_status(status, **facts)
         except OSError:
@@ -163,7 +204,10 @@ class RunFolder:
                 file.truncate()
 
     def set_done(self) -> None:
-        """The result is there: say so, also after a crash between the two."""
+        """Set the status to done if the result exists.
+
+        This also repairs the status after a crash between the two files.
+        """
         result = self.result()
         if result is not None and self._state().get("status") != "done":
             self.set_status("done", round=result["rounds"], rounds=result["rounds"])
@@ -173,11 +217,18 @@ class RunFolder:
         return int(self._state().get("attempt", 0))
 
     def _state(self) -> dict[str, Any]:
-        """What status.json says, which is written anew all the time: nothing where it is damaged."""
+        """Return the contents of status.json, or nothing if it is damaged.
+
+        The file is written again all the time.
+        """
         return read_mapping(self.path / "status.json")
 
     def once(self, name: str, value: Any) -> Any:
-        """Write `value` to JSON file `name` unless it exists; returns what the file holds."""
+        """Write `value` to JSON file `name` unless it exists.
+
+        Returns:
+            The value in the file.
+        """
         stored = read_json(self.path / name)
         if stored is None:
             write_json(self.path / name, value, seal=True)
@@ -186,17 +237,31 @@ class RunFolder:
 
 
 def _plain(name: object) -> str:
-    """`name` as a part of one folder's name: an option may lie in a subfolder of its group, and a method be called anything."""
+    """Return `name` as a part of a folder's name.
+
+    An option may be in a subfolder of its group, and a method may have any name.
+    """
     return re.sub(r"[^\w.+=-]+", "_", str(name))[:_LONGEST].lstrip(".")
 
 
 def _first_of_all(entry: Path) -> int:
-    """Order of setting aside: wherever a crash stops it, what is left is a run that can resume or begin."""
+    """Return the order in which entries are set aside.
+
+    Wherever a crash stops it, the rest is a run that can resume or begin.
+    """
     return {"result.json": 0, "checkpoint": 1}.get(entry.name, 2)
 
 
 def rows_of(folder: Path, result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl`` that a finished run's `result` was made from; a `StorageError` where they were altered."""
+    """Return the rows of ``metrics.jsonl`` that a result was made from.
+
+    Args:
+        folder: Folder of the run.
+        result: Result of the finished run.
+
+    Raises:
+        StorageError: The file was changed.
+    """
     path = folder / "metrics.jsonl"
     digest = result.get("metrics_sha256")
     if digest is not None and (not path.exists() or file_sha256(path) != digest):
@@ -205,24 +270,25 @@ def rows_of(folder: Path, result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def trace_rows(path: Path) -> list[dict[str, Any]]:
-    """The iterations in ``trace/<round>.json``, none where it is absent."""
+    """Return the iterations in ``trace/<round>.json``, or none if it is absent."""
     stored = read_json(path) or []
-    rows: list[dict[str, Any]] = (
-        stored["rows"] if isinstance(stored, dict) else stored
-    )  # a list: of earlier versions
+    # A file of an earlier version is a list.
+    rows: list[dict[str, Any]] = stored["rows"] if isinstance(stored, dict) else stored
     return rows
 
 
 class Journal:
-    """``metrics.jsonl`` (deterministic) and ``timing.jsonl`` of a run.
+    """The files ``metrics.jsonl`` (deterministic) and ``timing.jsonl`` of a run.
 
     Args:
-        folder: the run's.
-        mark: what `mark` was when the resumed checkpoint was saved; what lies beyond is cut off and computed again, to the
-            same bytes.
+        folder: Folder of the run.
+        mark: Value of `mark` when the resumed checkpoint was saved. Later rows are cut
+            off and computed again, to the same bytes.
+        attempt: Number of the attempt, stored with timings.
 
     Raises:
-        StorageError: what the checkpoint covers is not there as it was written.
+        StorageError: The rows that the checkpoint covers are not there as they were
+            written.
     """
 
     def __init__(self, folder: Path, mark: tuple[int, str] | None, attempt: int) -> None:
@@ -235,17 +301,20 @@ class Journal:
                 where=str(path),
                 expected=f"at least {offset} bytes",
                 got=f"{path.stat().st_size} bytes",
-                do="restore the file, or start afresh with reuse=false",
+                do="restore the file, or restart the run with reuse=false",
             )
+
         self._digest = hashlib.sha256(path.read_bytes()[:offset])
         if digest is not None and self._digest.hexdigest() != digest:
             raise damaged(path)
         os.truncate(path, offset)
         self.rows: list[dict[str, Any]] = read_jsonl(path)
         self._metrics = path.open("ab")
+
         timing = folder / "timing.jsonl"
         timing.touch()
-        os.truncate(timing, timing.read_bytes().rfind(b"\n") + 1)  # a line that a crash cut short
+        # Cut off a line that a crash left incomplete.
+        os.truncate(timing, timing.read_bytes().rfind(b"\n") + 1)
         self._timing = timing.open("a")
         self._attempt = attempt
 
@@ -257,7 +326,14 @@ class Journal:
         self._digest.update(line)
 
     def time(self, round: int, step: int, seconds: dict[str, float], **facts: Any) -> None:
-        """What a step took by phase, and other facts that another run of it need not repeat."""
+        """Write the seconds of a step by phase.
+
+        Args:
+            round: Round of the step.
+            step: Number of the step.
+            seconds: Seconds by phase.
+            **facts: Further facts, which another execution of the step need not repeat.
+        """
         row = {
             "round": round,
             "step": step,
@@ -270,10 +346,13 @@ class Journal:
 
     @property
     def mark(self) -> tuple[int, str]:
-        """Bytes of metrics so far and their sha256, which a checkpoint stores."""
+        """Number of bytes of metrics so far and their sha256.
+
+        A checkpoint stores them.
+        """
         return self._metrics.tell(), self._digest.hexdigest()
 
-    def secure(self) -> None:
+    def sync(self) -> None:
         """Flush the metrics to disk."""
         os.fsync(self._metrics.fileno())
 
@@ -286,21 +365,28 @@ def round_6(value: float) -> float:
     return round(value, 6)
 
 
-def standing(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A run's result, empty unless it is done and whole, and its status; both are empty where there is no run."""
+def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the result and the status of a run.
+
+    Returns:
+        The result, empty unless it is done and not damaged, and the status. Both are
+        empty if there is no run.
+    """
     state = read_mapping(run.path / "status.json")
-    dead = (
-        state.get("status") == "running" and not StoredRun(run.path).is_locked()
-    )  # before a result is looked for
+    # The lock is checked before the result is read.
+    dead = state.get("status") == "running" and not StoredRun(run.path).is_locked()
+
     try:
         result = run.result() or {}
     except StorageError as error:
         return {}, {"status": "damaged", "error": error.what}
+
     if not result and not state and (what := damage(run.path)):
         state = {"status": "damaged", "error": what}
     if not result and dead:
         state = {
             "status": "failed",
-            "error": "its process died without a result; launched again it resumes",
+            "error": "its process died without a result (the same command resumes it)",
         }
+
     return result, state

@@ -1,4 +1,8 @@
-"""Stored runs by conditions on them: ``method=fedavg partition.alpha<0.5``; in the order of a key. Needs no torch."""
+"""Selection and ordering of stored runs by conditions.
+
+An example of two conditions is ``method=fedavg partition.alpha<0.5``. The module needs
+no torch.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,13 @@ _FACTS: dict[str, Callable[[StoredRun], Any]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """One clause: `key` `sign` one of `values`."""
+    """A condition that compares the value of a key with given values.
+
+    Args:
+        key: Key of a run (see `value_of`).
+        sign: Sign of the comparison.
+        values: Values, one of which must match.
+    """
 
     key: str
     sign: str
@@ -42,19 +52,27 @@ class Condition:
 
     @classmethod
     def of(cls, text: str) -> Condition:
-        """Parse ``key=a,b``, ``key!=a``, ``key<0.5`` ...; a `ConfigError` says what is none."""
+        """Parse ``key=a,b``, ``key!=a``, ``key<0.5`` and so on.
+
+        Raises:
+            ConfigError: The text is not a condition.
+        """
         found = _CLAUSE.fullmatch(text)
         if found is None or found.group(3).startswith("="):
             raise ConfigError(
-                f"'{text}' is no condition on runs",
-                expected="key=value, key=a,b, key!=value, 'key<value', 'key>=value' (< and > in quotes, or the shell takes them)",
+                f"'{text}' is not a condition on runs",
+                expected="key=value, key=a,b, key!=value, 'key<value', 'key>=value' "
+                "(< and > in quotes, or the shell interprets them)",
             )
         key, sign, value = found.groups()
         several = sign in ("=", "!=") and not value.startswith("[")
         return cls(key, sign, tuple(value.split(",")) if several else (value,))
 
     def __call__(self, run: StoredRun) -> bool:
-        """Whether `run` meets it; one without the key meets ``!=`` alone."""
+        """Return whether `run` meets the condition.
+
+        A run without the key meets only ``!=``.
+        """
         value = value_of(run, self.key)
         if self.sign in _ORDERS:
             return self._precedes(value)
@@ -74,61 +92,79 @@ class Condition:
 
 
 def value_of(run: StoredRun, key: str) -> Any:
-    """What `run` has under `key`: a fact, a group (its option), a metric (its last value), a key of its config; or `ABSENT`."""
+    """Return the value of `run` under `key`, or `ABSENT`.
+
+    A key is a fact, a group (its option), a metric (its last value) or a key of the
+    config.
+    """
     if key in _FACTS:
         return _FACTS[key](run)
     if run.choices.get(key) is not None:
         return run.choices[key]
+
     metrics = run.result.get("metrics") or {}
     if key in metrics:
         return metrics[key]
+
     node: Any = run.config
     for part in key.split("."):
         if not isinstance(node, Mapping) or part not in node:
             return ABSENT
         node = node[part]
+
     return node
 
 
 def text_of(value: Any) -> str:
-    """As it is typed in a condition."""
+    """Return a value as it is typed in a condition."""
     if value is ABSENT:
         return "-"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, float) and value.is_integer():  # 1.0 is what 1 is
+    if isinstance(value, float) and value.is_integer():  # 1.0 equals 1
         value = int(value)
     return str(value).replace(", ", ",")
 
 
 def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
-    """Refuse a key that none of `runs` has; the nearest is named."""
+    """Check that each key exists in one of `runs`.
+
+    Raises:
+        ConfigError: A key exists in none of them. The message names the nearest key.
+    """
     for key in keys:
         if not runs or any(value_of(run, key) is not ABSENT for run in runs):
             continue
+
         known = {name for run in runs for name in _keys(run)}
-        ends: dict[str, str] = {}  # the last part of each dotted key, of the shortest that has it
+        ends: dict[str, str] = {}  # last part of each dotted key, with the shortest key that has it
         for name in sorted(known, key=lambda name: (name.count("."), name)):
             ends.setdefault(name.rpartition(".")[2], name)
+
         near = ends.get(key) or nearest(key, known) or ends.get(nearest(key, ends) or "")
         raise ConfigError(
             f"no run has the key '{key}'",
-            expected=f"{', '.join(_FACTS)}, a group, a metric, or a key of the config such as partition.alpha",
+            expected=f"{', '.join(_FACTS)}, a group, a metric, "
+            "or a key of the config such as partition.alpha",
             do=f"did you mean '{near}'?"
             if near
-            else "fedexp-runs show RUN and its config.yaml say what there is",
+            else "look at fedexp-runs show RUN and the run's config.yaml",
         )
 
 
 def select(runs: Sequence[StoredRun], clauses: Sequence[str]) -> list[StoredRun]:
-    """Those of `runs` that meet every clause, in their order."""
+    """Return the runs that meet every clause, in their order."""
     conditions = [Condition.of(text) for text in clauses]
     check_keys(runs, [condition.key for condition in conditions])
     return [run for run in runs if all(condition(run) for condition in conditions)]
 
 
 def ordered(runs: Sequence[StoredRun], key: str) -> list[StoredRun]:
-    """`runs` by `key`: numbers from large to small, then texts from A to Z, then those that have none."""
+    """Return the runs in the order of `key`.
+
+    Numbers come first, from large to small. Then come texts from A to Z, then runs
+    without a value.
+    """
     check_keys(runs, [key])
 
     def place(run: StoredRun) -> tuple[int, float, str]:
@@ -141,7 +177,7 @@ def ordered(runs: Sequence[StoredRun], key: str) -> list[StoredRun]:
 
 
 def flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of a nest of mappings."""
+    """Yield the dotted keys and values of nested mappings."""
     for key, value in node.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

@@ -1,4 +1,8 @@
-"""What is kept of a user's own code: the sources that a run's code hash covers, once by content, and the commits they lie in."""
+"""Storage of user code that a run was made with.
+
+The sources that the run's code hash covers are stored once by content. The Git commits
+that contain them are recorded.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +19,20 @@ from fedexp.storage.identity import own_modules
 from fedexp.storage.stored_run import read_mapping
 
 FILE = "sources.json"
-_KEPT = "sources"  # under output_root
+_FOLDER = "sources"  # folder under output_root
 
 
-def keep_sources(config: Mapping[str, Any], folder: Path) -> None:
-    """Write ``sources.json`` of a run and what it names under ``<output_root>/sources``; neither without code of the user's own.
+def store_sources(config: Mapping[str, Any], folder: Path) -> None:
+    """Write ``sources.json`` of a run and the sources that it names.
+
+    The sources are in ``<output_root>/sources``. Nothing is written if the user has no
+    code in the run. In ``sources.json``, ``modules`` has file and sha256 by module, and
+    ``commits`` has the commit by folder. A ``+`` follows a commit if files of the run
+    are not in it as they are. It is None outside of Git.
 
     Args:
-        config: the resolved one; folder: the run's.
-
-    ``modules`` are file and sha256 by module, ``commits`` the commit by folder, ``+`` where files of the run are not in it as
-    they are; None outside of git.
+        config: Resolved config.
+        folder: Folder of the run.
     """
     own = own_modules(config)
     if not own:
@@ -38,18 +45,22 @@ def keep_sources(config: Mapping[str, Any], folder: Path) -> None:
             write_bytes(path, content)
         modules[name] = {"file": str(source.file), "sha256": sha256}
         files.setdefault(source.file.parent, []).append(source.file)
+
     commits = {str(home): commit(home, tuple(inside)) for home, inside in sorted(files.items())}
     write_json(folder / FILE, {"modules": modules, "commits": commits})
 
 
 def _path(folder: Path, sha256: str) -> Path:
-    """Where a source lies that the run in `folder` was made by."""
-    return folder.parents[2] / _KEPT / f"{sha256}.py"
+    """Return the path of a stored source of the run in `folder`."""
+    return folder.parents[2] / _FOLDER / f"{sha256}.py"
 
 
-@cache  # a sweep asks for every job; sources are those of when they were read, too
+@cache  # A sweep asks for every job. The sources, too, are those of the time when they were read.
 def commit(folder: Path, files: tuple[Path, ...]) -> str | None:
-    """Git commit of the checkout around `folder`, ``+`` where `files` have changes or are not in it; None outside of git."""
+    """Return the Git commit of the checkout around `folder`, or None outside of Git.
+
+    A ``+`` follows if `files` have changes or are not in the commit.
+    """
     described = _git(folder, "describe", "--always", "--exclude=*")
     if not described:
         return None
@@ -70,22 +81,26 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def own_code(folder: Path) -> tuple[dict[str, str], dict[str, str | None]]:
-    """(sha256 by module, commit by folder) of a run's user's code; empty where it has none, or its record is damaged."""
+    """Return the user code of a run as (sha256 by module, commit by folder).
+
+    Both are empty if the run has no user code, or if its record is damaged.
+    """
     found = read_mapping(folder / FILE)
     modules = {name: str(facts["sha256"]) for name, facts in (found.get("modules") or {}).items()}
     return modules, dict(found.get("commits") or {})
 
 
 def differences(a: Path, b: Path) -> Iterator[str]:
-    """Lines of a unified diff of two runs' user's code, module by module."""
+    """Yield the lines of a unified diff of two runs' user code, module by module."""
     sides = [own_code(folder)[0] for folder in (a, b)]
     for name in sorted({*sides[0], *sides[1]}):
         hashes = [side.get(name) for side in sides]
         if hashes[0] == hashes[1]:
             continue
+
         texts = [_text(folder, sha256) for folder, sha256 in zip((a, b), hashes, strict=True)]
         if None in texts:
-            yield f"{name} differs, and what it was is not kept any more"
+            yield f"{name} differs, and its source is no longer stored"
             continue
         before, after = (str(text).splitlines() for text in texts)
         labels = [f"{name}  {folder.parent.name}/{folder.name}" for folder in (a, b)]
@@ -93,7 +108,10 @@ def differences(a: Path, b: Path) -> Iterator[str]:
 
 
 def _text(folder: Path, sha256: str | None) -> str | None:
-    """A kept source, empty of a module that the run did not have; None where it is gone."""
+    """Return a stored source, or None if it is gone.
+
+    It is empty for a module that the run did not have.
+    """
     if sha256 is None:
         return ""
     try:

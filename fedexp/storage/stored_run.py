@@ -1,4 +1,7 @@
-"""Runs as they lie on disk: finding them, reading them, telling whether somebody works in them. Needs no torch."""
+"""Stored runs: finding and reading them, and whether a process works in them.
+
+The module needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,18 @@ from typing import Any
 
 from fedexp.core.errors import ConfigError, FedexpError, StorageError, nearest
 
-_FOLDER = re.compile(
-    r"[0-9a-f]{8}(\.\d+)?"
-)  # <codehash8>, or <codehash8>.<k> for files that were set aside
+# <codehash8>, or <codehash8>.<k> for files that were set aside.
+_FOLDER = re.compile(r"[0-9a-f]{8}(\.\d+)?")
 _SHOWN_MATCHES = 8
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run folder as it lies on disk; every property may be absent or damaged, none of them raises for it."""
+    """A run folder on disk.
+
+    The files behind each property may be absent or damaged. No property raises an error
+    for that.
+    """
 
     path: Path
 
@@ -34,22 +40,22 @@ class StoredRun:
 
     @property
     def is_aside(self) -> bool:
-        """Earlier files, moved aside by reuse=false."""
+        """Whether the files are earlier ones that reuse=false moved aside."""
         return "." in self.path.name
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """``status.json``."""
+        """Contents of ``status.json``."""
         return read_mapping(self.path / "status.json")
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """``result.json``; empty without one."""
+        """Contents of ``result.json``, empty without one."""
         return read_mapping(self.path / "result.json")
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """``config.yaml``; empty without one."""
+        """Contents of ``config.yaml``, empty without one."""
         import yaml
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -61,9 +67,12 @@ class StoredRun:
 
     @cached_property
     def status(self) -> str:
-        """That of status.json; ``stale`` where it says running and nobody holds the lock; ``unknown`` without one.
+        """Status of the run.
 
-        ``damaged`` where the result of a run that is done, or without a result status.json, is.
+        It is the status in status.json, with three exceptions. It is ``stale`` if that
+        says running and no process holds the lock. It is ``unknown`` without a file. It
+        is ``damaged`` if the result of a finished run is damaged, or if there is no
+        result and status.json is damaged.
         """
         status = str(self.state.get("status", "done" if self.result else "unknown"))
         if not self.result and status in ("unknown", "done") and damage(self.path):
@@ -71,21 +80,28 @@ class StoredRun:
         return "stale" if status == "running" and not self.is_locked() else status
 
     def is_locked(self) -> bool:
-        """Whether a process works in this folder now."""
+        """Return whether a process works in this folder now."""
         try:
             with self.lock():
                 return False
-        except (StorageError, OSError):  # OSError: somebody else's folder, which we may not lock
+        except (StorageError, OSError):  # OSError: a folder of another user, which we may not lock
             return True
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder; `StorageError` where another process does. Files set aside have no lock and need none."""
+        """Hold the lock of the folder.
+
+        Files that were set aside have no lock and need none.
+
+        Raises:
+            StorageError: Another process holds the lock.
+        """
         from filelock import FileLock, Timeout
 
         if not (self.path / "lock").exists():
             yield
             return
+
         lock = FileLock(self.path / "lock")
         try:
             lock.acquire(timeout=0)
@@ -94,6 +110,7 @@ class StoredRun:
             raise StorageError(
                 "this run is being executed", where=str(self.path), got=owner
             ) from None
+
         try:
             yield
         finally:
@@ -106,30 +123,33 @@ class StoredRun:
         return found if isinstance(found, dict) else {}
 
     def choice(self, group: str) -> str:
-        """Method or data set: what was chosen, else what the folder's name says."""
+        """Return the method or the data set of the run.
+
+        It is the chosen option, or else the part of the folder's name.
+        """
         method, _, dataset = self.path.parent.name.rpartition("-")[0].partition("-")
         return str(self.choices.get(group) or {"method": method, "dataset": dataset}[group])
 
     @property
     def overrides(self) -> list[str]:
-        """As they were typed."""
+        """Overrides as they were typed."""
         return list(self.result.get("overrides") or self.config.get("overrides") or [])
 
     @property
     def headline(self) -> dict[str, Any] | None:
-        """metric, rule and value, once the run is done."""
+        """Metric, rule and value of the headline, once the run is done."""
         return self.result.get("headline") if self.status == "done" else None
 
     @property
     def rounds(self) -> tuple[Any, Any]:
-        """(rounds done, rounds asked for), None where unknown."""
+        """Number of finished rounds and of requested rounds, None if unknown."""
         return self.result.get("rounds", self.state.get("round")), self.state.get(
             "rounds", self.config.get("rounds")
         )
 
     @cached_property
     def updated(self) -> datetime.datetime:
-        """When something was last recorded."""
+        """Time of the last record."""
         with contextlib.suppress(KeyError, TypeError, ValueError):
             moment = datetime.datetime.fromisoformat(self.state["updated"])
             return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
@@ -141,18 +161,21 @@ class StoredRun:
         return weigh(self.path)
 
     def is_of_other_code(self) -> bool:
-        """Whether today's code has another fingerprint. False where that cannot be told: a plug-in that is not found."""
+        """Return whether the fingerprint of today's code differs.
+
+        It is False if that cannot be decided, because a plug-in is not found.
+        """
         from fedexp.storage.identity import code_hash, find_module, targets
 
         if str(Path.cwd()) not in sys.path and "" not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))  # where `fedexp` looks for the user's modules, too
+            sys.path.insert(0, str(Path.cwd()))  # `fedexp` looks there for the user's modules too
         if not self.config or not all(find_module(module) for module in targets(self.config)):
             return False
         return code_hash(self.config)[:8] != self.path.name.partition(".")[0]
 
 
 def find_runs(root: Path) -> list[StoredRun]:
-    """All runs under ``<root>/runs``, newest first."""
+    """Return all runs in ``<root>/runs``, newest first."""
     folders = (path for path in (root / "runs").glob("*/*") if _is_run(path))
     return sorted(
         (StoredRun(path) for path in folders), key=lambda run: (run.updated, run.name), reverse=True
@@ -164,26 +187,33 @@ def _is_run(path: Path) -> bool:
 
 
 def find_run(root: Path, name: str) -> StoredRun:
-    """The run at path `name`, or the one whose name contains it; `FedexpError` where there is none or more than one."""
+    """Return the run at path `name`, or the one whose name contains it.
+
+    Raises:
+        FedexpError: There is no such run, or more than one.
+    """
     path, matches = Path(name), []
     if path.is_dir():
         if (path / "status.json").exists() or (path / "config.yaml").exists():
             return StoredRun(path.resolve())
         matches = [StoredRun(child.resolve()) for child in sorted(path.iterdir()) if _is_run(child)]
+
     runs = find_runs(root)
     matches = matches or [run for run in runs if name.strip("/") in run.name]
     current = [run for run in matches if not run.is_aside]
     if len(matches) == 1 or len(current) == 1:
         return (current or matches)[0]
+
     if matches:
         shown = [run.name for run in matches[:_SHOWN_MATCHES]]
         more = [f"and {len(matches) - len(shown)} more"] if len(matches) > len(shown) else []
         raise ConfigError(
-            f"'{name}' fits {len(matches)} runs",
-            expected="a part of one name only",
+            f"'{name}' matches {len(matches)} runs",
+            expected="a part of one run's name only",
             got=", ".join(shown + more),
         )
-    runs.sort(key=lambda run: not run.is_aside)  # what was set aside is the last to be suggested
+
+    runs.sort(key=lambda run: not run.is_aside)  # suggest files that were set aside last
     parts = {
         run: (
             run.name,
@@ -201,12 +231,12 @@ def find_run(root: Path, name: str) -> StoredRun:
         expected="a run folder, or a part of its name",
         do=f"did you mean '{known[near]}'?"
         if near
-        else "fedexp-runs list shows what there is (--root: elsewhere)",
+        else "fedexp-runs list shows all runs (--root for another folder)",
     )
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; empty where it is absent or damaged."""
+    """Return the JSON object in `path`, empty if it is absent or damaged."""
     from fedexp.storage.files import read_json
 
     try:
@@ -217,9 +247,13 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def damage(folder: Path, *names: str) -> str:
-    """Says which of a run's records is damaged, of `names` or of all that are looked up later; empty if none is.
+    """Return which record of a run is damaged, or an empty text.
 
-    What cannot be read for another reason (permissions) may be whole.
+    A file that cannot be read for another reason (permissions) counts as undamaged.
+
+    Args:
+        folder: Folder of the run.
+        *names: Files to check, or none for all that are looked up later.
     """
     from fedexp.storage.files import read_json
 
@@ -241,6 +275,6 @@ def weigh(path: Path) -> int:
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # a run may be writing
+            with contextlib.suppress(FileNotFoundError):  # a run may be writing to the folder
                 total += (Path(folder) / name).lstat().st_size
     return total

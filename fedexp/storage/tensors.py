@@ -1,4 +1,7 @@
-"""A content-addressed store of trees (safetensors), and the encoding of nested state as JSON that refers to it."""
+"""Store of trees (safetensors) that are addressed by content.
+
+Nested state is encoded as JSON that refers to the stored trees.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,25 @@ import torch
 from torch import Tensor
 
 from fedexp.core.errors import StorageError
-from fedexp.core.stored_weights import Kept
+from fedexp.core.stored_weights import StoredWeights
 from fedexp.core.trees import Tree, digest
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.files import damaged, replacing
 
 
 def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
-    """Write a tree as one safetensors file, atomically, with `facts` (JSON values) beside it; returns its size in bytes.
+    """Write a tree as one safetensors file, atomically.
 
-    safetensors sorts its keys and refuses tensors that share memory, so the order is stored and shared ones are copied.
+    safetensors sorts its keys and refuses tensors that share memory. The order is
+    therefore stored, and shared tensors are copied.
+
+    Args:
+        path: File to write.
+        tree: Tree to store.
+        facts: JSON values that are stored with the tree.
+
+    Returns:
+        The size of the file in bytes.
     """
     seen: set[int] = set()
     data: Tree = {}
@@ -35,13 +47,15 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
         flat = value.detach().cpu().contiguous()
         data[key] = flat.clone() if flat.untyped_storage().data_ptr() in seen else flat
         seen.add(data[key].untyped_storage().data_ptr())
-    # One key: several are written in random order.
+    # All metadata is under one key, because several keys are written in random order.
     about = {"fedexp": json.dumps({"order": list(tree), **(facts or {})})}
-    with replacing(path) as part:  # straight from the tensors' memory
+    # The tensors are written directly from their memory.
+    with replacing(path) as part:
         try:
             safetensors.torch.save_file(data, part, metadata=about)
         except safetensors.SafetensorError as error:
-            code = re.search(r"os error (\d+)", str(error))  # of the system: no space left, say
+            # A code of the system, such as for no space left.
+            code = re.search(r"os error (\d+)", str(error))
             if code is None:
                 raise
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
@@ -49,15 +63,21 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
 
 
 def load_tree(path: Path, device: torch.device, verify: bool = True) -> tuple[Tree, dict[str, Any]]:
-    """What `save_tree` wrote: the tree in its order, and the facts; a `StorageError` names a damaged file.
+    """Return the tree that `save_tree` wrote, in its order, and the facts.
 
     Args:
-        verify: compare with the seal, where there is one (`remember`).
+        path: File to read.
+        device: Device on which tensors are put.
+        verify: Whether the contents are compared with the seal, if there is one
+            (`save_sealed`).
+
+    Raises:
+        StorageError: The file is damaged. The message names it.
     """
     with opened(path, device) as file:
         facts = read_facts(file)
         tree = {key: file.get_tensor(key) for key in facts.pop("order")}
-    seal = facts.pop(_SEAL, None)  # files of earlier versions have none
+    seal = facts.pop(_SEAL, None)  # files of earlier versions have no seal
     if verify and seal and seal != _seal(tree, facts):
         raise damaged(path)
     return tree, facts
@@ -65,7 +85,11 @@ def load_tree(path: Path, device: torch.device, verify: bool = True) -> tuple[Tr
 
 @contextlib.contextmanager
 def opened(path: Path, device: torch.device) -> Iterator[Any]:
-    """The file for reading, tensors put on `device`; a `StorageError` names a damaged file."""
+    """Open the file for reading, with tensors put on `device`.
+
+    Raises:
+        StorageError: The file is damaged. The message names it.
+    """
     try:
         with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
             yield file
@@ -73,19 +97,26 @@ def opened(path: Path, device: torch.device) -> Iterator[Any]:
         raise damaged(path, str(error)) from error
 
 
-def remember(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
-    """As `save_tree`, sealed with a digest of tree and facts."""
+def save_sealed(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
+    """Write a tree as `save_tree` does, sealed with a digest of tree and facts."""
     size = save_tree(path, tree, {**(facts or {}), _SEAL: _seal(tree, facts or {})})
     _trusted.add(path)
     return size
 
 
-def recalled(
+def load_sealed(
     path: Path, device: torch.device, dropped: Callable[[], None] = lambda: None
 ) -> tuple[Tree, dict[str, Any]] | None:
-    """What `remember` wrote, marked as used now (caches let go of what was not used longest). None: absent or damaged.
+    """Return what `save_sealed` wrote, or None if it is absent or damaged.
 
-    What another process wrote is verified when it is first read; what is damaged is deleted, and `dropped` is called.
+    The file is marked as used now, because caches drop the files that were not used for
+    longest. A file that another process wrote is verified when it is first read. A
+    damaged file is deleted.
+
+    Args:
+        path: File to read.
+        device: Device on which tensors are put.
+        dropped: Callback for a damaged file that is deleted.
     """
     try:
         tree, facts = load_tree(path, device, verify=path not in _trusted)
@@ -96,14 +127,16 @@ def recalled(
             path.unlink()
         dropped()
         return None
+
     _trusted.add(path)
-    with contextlib.suppress(OSError):  # a folder that may only be read
+    with contextlib.suppress(OSError):  # the folder may be read-only
         path.touch()
+
     return tree, facts
 
 
 _SEAL = "seal"
-_trusted: set[Path] = set()  # files whose content this process wrote or has verified
+_trusted: set[Path] = set()  # files whose content this process wrote or verified
 
 
 def _seal(tree: Tree, facts: dict[str, Any]) -> str:
@@ -111,26 +144,34 @@ def _seal(tree: Tree, facts: dict[str, Any]) -> str:
 
 
 def read_facts(file: Any) -> dict[str, Any]:
-    """The facts (and the order of keys) in an open file that `save_tree` wrote."""
+    """Return the facts and the order of keys in an open file that `save_tree` wrote."""
     facts: dict[str, Any] = json.loads(file.metadata()["fedexp"])
     return facts
 
 
 class TensorStore:
-    """One file a tree, named by its content: what does not change is written once."""
+    """A store with one file per tree, named by its content.
+
+    A tree that does not change is written once.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._glimpsed: set[int] = set()  # of what was put
-        self._trusted: set[str] = set()  # names of what was written or verified here
+        self._quick_hashes: set[int] = set()  # quick hashes of the stored trees
+        self._trusted: set[str] = set()  # names of the files that were written or verified here
 
     def put(self, tree: Tree, name: str | None = None) -> str:
-        """Store `tree` unless it is there; returns its name, which is computed if it is not known.
+        """Store `tree` unless it is already stored, and return its name.
 
-        What differs at a glimpse from all that was put before is hashed while it is written.
+        A tree whose quick hash differs from those of all trees that were put before is
+        hashed while it is written.
+
+        Args:
+            tree: Tree to store.
+            name: Name of the tree, or None to compute it.
         """
         tree = {key: value.detach().cpu().contiguous() for key, value in tree.items()}
-        glimpse = hash(
+        quick_hash = hash(
             str(
                 [
                     (key, value.dtype, value.shape, value.view(-1)[:4].tolist())
@@ -138,7 +179,8 @@ class TensorStore:
                 ]
             )
         )
-        if name is None and glimpse not in self._glimpsed:
+
+        if name is None and quick_hash not in self._quick_hashes:
             written = self._path("new")
             with ThreadPoolExecutor(1) as thread:
                 hashed = thread.submit(digest, tree)
@@ -146,28 +188,36 @@ class TensorStore:
             name = hashed.result()
             written.replace(self._path(name))
             self._trusted.add(name)
+
         name = name or digest(tree)
         if not self._path(name).exists():
             save_tree(self._path(name), tree)
             self._trusted.add(name)
-        self._glimpsed.add(glimpse)
+        self._quick_hashes.add(quick_hash)
         return name
 
     def get(self, name: str, device: torch.device) -> Tree:
-        """What is stored under `name`; what another process wrote is compared with its name when it is first read.
+        """Return the tree that is stored under `name`.
+
+        A file that another process wrote is compared with its name when it is first
+        read.
 
         Raises:
-            StorageError: the file is missing or damaged.
+            StorageError: The file is missing or damaged.
         """
         with self._reading(name):
             tree = load_tree(self._path(name), device)[0]
             if name not in self._trusted and digest(tree) != name:
-                raise damaged(self._path(name), "another content than its name says")
+                raise damaged(self._path(name), "the content does not match the file's name")
             self._trusted.add(name)
             return tree
 
     def tensor(self, name: str, key: str, device: torch.device) -> Tensor:
-        """One tensor of what `get` returns, and no other is read; but all of them once where another process wrote them."""
+        """Return one tensor of a stored tree.
+
+        No other tensor is read. If another process wrote the file, all are read once to
+        verify it.
+        """
         if name not in self._trusted:
             return self.get(name, device)[key]
         with self._reading(name), opened(self._path(name), device) as file:
@@ -182,11 +232,11 @@ class TensorStore:
             raise StorageError(
                 "a stored tensor file is missing or damaged",
                 where=str(self._path(name)),
-                do="start the run afresh with reuse=false",
+                do="restart the run with reuse=false",
             ) from error
 
     def names(self) -> set[str]:
-        """What is stored."""
+        """Return the names of all stored trees."""
         return {path.stem for path in self.folder.glob("*.safetensors")}
 
     def delete(self, name: str) -> None:
@@ -204,39 +254,58 @@ class TensorStore:
         return self.folder / f"{name}.safetensors"
 
 
-def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[Kept], str]) -> Any:
-    """A nest of dict, list, tuple, scalars, Tensor, Weights and Kept as JSON; tensors go through `put`."""
+def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[StoredWeights], str]) -> Any:
+    """Return nested state as JSON.
+
+    Args:
+        value: Nest of dict, list, tuple, scalars, Tensor, Weights and StoredWeights.
+        put: Function that stores a tree and returns its name.
+        name_of: Function that returns the name of a stored model.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
         return {"$tensor": put({"value": value})}
-    if isinstance(value, Weights | Kept):
+
+    if isinstance(value, Weights | StoredWeights):
         spec = {"arch": value.spec.arch, "kwargs": encode(value.spec.kwargs, put, name_of)}
-        if isinstance(value, Kept):
+        if isinstance(value, StoredWeights):
             return {"$kept": {"spec": spec, "tree": name_of(value)}}
         return {
             "$weights": {"spec": spec, "params": put(value.params), "buffers": put(value.buffers)}
         }
+
     if isinstance(value, tuple):
         return {"$tuple": [encode(item, put, name_of) for item in value]}
     if isinstance(value, list):
         return [encode(item, put, name_of) for item in value]
+
     if isinstance(value, dict) and all(
         isinstance(key, str) and not key.startswith("$") for key in value
     ):
         if value and all(isinstance(item, Tensor) for item in value.values()):
             return {"$tree": put(value)}
         return {key: encode(item, put, name_of) for key, item in value.items()}
+
     raise StorageError(
         f"state holds a {type(value).__name__}, which cannot be stored",
-        expected="dict[str, ...], list, tuple, str, int, float, bool, None, Tensor, Weights or Kept",
+        expected="dict[str, ...], list, tuple, str, int, float, bool, None, Tensor, Weights "
+        "or StoredWeights",
     )
 
 
-def decode(node: Any, get: Callable[[str], Tree], kept: Callable[[ModelSpec, str], Kept]) -> Any:
-    """The inverse of `encode`; `kept` makes a reference of a spec and a name."""
+def decode(
+    node: Any, get: Callable[[str], Tree], make_reference: Callable[[ModelSpec, str], StoredWeights]
+) -> Any:
+    """Return the nested state that `encode` made into `node`.
+
+    Args:
+        node: Encoded value.
+        get: Function that returns the tree of a name.
+        make_reference: Function that returns a reference for a spec and a name.
+    """
     if isinstance(node, list):
-        return [decode(item, get, kept) for item in node]
+        return [decode(item, get, make_reference) for item in node]
     if not isinstance(node, dict):
         return node
     if "$tensor" in node:
@@ -244,18 +313,22 @@ def decode(node: Any, get: Callable[[str], Tree], kept: Callable[[ModelSpec, str
     if "$tree" in node:
         return get(node["$tree"])
     if "$tuple" in node:
-        return tuple(decode(item, get, kept) for item in node["$tuple"])
+        return tuple(decode(item, get, make_reference) for item in node["$tuple"])
+
     if "$weights" in node or "$kept" in node:
         (stored,) = node.values()
-        spec = ModelSpec(stored["spec"]["arch"], decode(stored["spec"]["kwargs"], get, kept))
+        spec = ModelSpec(
+            stored["spec"]["arch"], decode(stored["spec"]["kwargs"], get, make_reference)
+        )
         if "$kept" in node:
-            return kept(spec, stored["tree"])
+            return make_reference(spec, stored["tree"])
         return Weights(spec, get(stored["params"]), get(stored["buffers"]))
-    return {key: decode(item, get, kept) for key, item in node.items()}
+
+    return {key: decode(item, get, make_reference) for key, item in node.items()}
 
 
 def references(node: Any) -> Iterator[str]:
-    """Names of the trees that an encoded value refers to."""
+    """Yield the names of the trees that an encoded value refers to."""
     if isinstance(node, list):
         for item in node:
             yield from references(item)

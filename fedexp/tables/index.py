@@ -22,7 +22,7 @@ from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.core.errors import FedexpError
 from fedexp.storage.files import write_json
 from fedexp.storage.identity import versions
-from fedexp.storage.run_folder import RunFolder, standing
+from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.storage.stored_run import find_runs, read_mapping
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Index:
         known = self._seconds.get(folder)
         if known is not None and known[0] == stamp:
             return "done", known[1]
-        result, state = standing(RunFolder(Path(folder)))
+        result, state = read_result_and_status(RunFolder(Path(folder)))
         if not result:
             return str(state.get("status", "missing")), 0.0
         seconds = float(result["seconds"]["total"])

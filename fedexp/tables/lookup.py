@@ -12,7 +12,7 @@ from typing import Any
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import config_hash
-from fedexp.storage.run_folder import RunFolder, standing, trace_rows
+from fedexp.storage.run_folder import RunFolder, read_result_and_status, trace_rows
 from fedexp.tables.cells import Job, Slot
 
 _CODE = re.compile(r"[0-9a-f]{8}")
@@ -65,10 +65,10 @@ class Finder:
         folder = run.path
         others = tuple(_other_results(folder))
         other = False
-        result, state = standing(run)
+        result, state = read_result_and_status(run)
         if self._any_code and others and not result and state.get("status") != "damaged":
             folder, other = others[0], True
-            result, newest = standing(RunFolder(folder))
+            result, newest = read_result_and_status(RunFolder(folder))
             state = newest if result or newest.get("status") == "damaged" else state
         return CellRun(
             job,

@@ -11,7 +11,7 @@ from typing import Any
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, DataError, FedexpError, StorageError, suggest
 from fedexp.running.check import Checked, check_splits, naming
-from fedexp.storage.run_folder import RunFolder, standing
+from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.tables.cells import key_of, slots
 from fedexp.tables.lookup import read_path
 from fedexp.tables.schema import load_table
@@ -157,7 +157,7 @@ def _check(tuning: Tuning, configs: dict[str, list[dict[str, Any]]]) -> None:
             with naming(label):
                 experiment = Checked.of(config).experiment
                 check_path(tuning.by, experiment, "by")
-            if not (config["reuse"] and standing(RunFolder.of(config))[0]):
+            if not (config["reuse"] and read_result_and_status(RunFolder.of(config))[0]):
                 missing.append((label, experiment))
     check_splits(missing)
 

@@ -1,1 +1,4 @@
-"""Loggers, progress, pictures and tables: everything that shows a run. The run folder's files stay the truth."""
+"""Loggers, progress, pictures and tables: everything that shows a run.
+
+The files of the run folder remain the record of the run.
+"""

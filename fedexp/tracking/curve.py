@@ -1,4 +1,4 @@
-"""The curve picture of a run."""
+"""Curve picture of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# One colour for all metrics of one kind, in both panels; the order is the legend's, too.
+# One colour for all metrics of one kind, in both panels. The order is also that of the legend.
 _COLOURS = {
     "test/global": "tab:blue",
     "test/ensemble": "tab:orange",
@@ -28,13 +28,16 @@ _TITLE_WIDTH, _TITLE_LINES = 110, 2
 
 
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """One PNG: scores (accuracies) on the left, losses on the right, over rounds, or over
-    steps where a round has several; bars where there is one step only.
+    """Draw one PNG with scores (accuracies) on the left and losses on the right.
+
+    The axis shows rounds, or steps if a round has several. If there is only one step,
+    bars are drawn.
 
     Args:
-        rows: at least one row of metrics.jsonl; a metric may be absent from rounds that did not measure it.
-        path: the file to write.
-        title: what the run is; long ones are wrapped.
+        rows: At least one row of metrics.jsonl. A metric may be absent from rounds that
+            did not measure it.
+        path: File to write.
+        title: Description of the run. Long ones are wrapped.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -48,11 +51,13 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
         for name in shown
         if name.startswith(("test/", "val/", "traced/")) and name not in losses
     ]
+
     panels = [(label, group) for label, group in (("score", scores), ("loss", losses)) if group]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     short = textwrap.wrap(title, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" ...")
     figure.suptitle("\n".join(short), fontsize=9, parse_math=False)
+
     for position, (label, group) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), position)
         axes.spines[["top", "right"]].set_visible(False)
@@ -63,6 +68,7 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
             _bars(axes, {name: values[0][1] for name, values in points.items()}, label)
         else:
             _lines(axes, points, label, axis)
+
     if not panels:
         figure.text(0.5, 0.5, "nothing was measured", ha="center")
     figure.savefig(path, dpi=110)
@@ -82,14 +88,17 @@ def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, a
             linewidth=1.4 if few else 1.0,
             label=f"{name}  {values[-1][1]:.4g}",
         )
+
     finite = [value for values in points.values() for _, value in values if math.isfinite(value)]
     if label == "loss" and finite and min(finite) > 0 and max(finite) / min(finite) > _LOG_RATIO:
         axes.set_yscale("log")
+
     axes.set_xlabel(axis)
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(visible=True, alpha=0.25)
-    # above the panel, where it hides no curve; the numbers are the last round's
+    # The legend is above the panel, where it hides no curve. Its numbers are those of the last
+    # round.
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0, 1),
@@ -113,7 +122,10 @@ def _bars(axes: Axes, values: dict[str, float], label: str) -> None:
 
 
 def _kind(name: str) -> str:
-    """The longest key of `_COLOURS` that begins the name; the name's own first part where none does."""
+    """Return the longest key of `_COLOURS` that begins the name.
+
+    If no key does, return the first part of the name.
+    """
     fitting = [kind for kind in _COLOURS if name.startswith(f"{kind}/")]
     return max(fitting, key=len, default=name.partition("/")[0])
 

@@ -1,4 +1,4 @@
-"""One thread that feeds a logger, so that a tracker can neither stop nor slow a run."""
+"""Thread that feeds a logger, so that a tracker can neither stop nor slow a run."""
 
 from __future__ import annotations
 
@@ -14,88 +14,110 @@ from fedexp.core.errors import FedexpError
 from fedexp.tracking.logger import Logger, RunInfo
 
 Call = Callable[[], None]
-_LAST_SECONDS = 5.0  # for a logger that was given up to notice it and free what it holds
+_LAST_SECONDS = 5.0  # seconds for a logger that was given up to notice it and free what it holds
 
 
 class Feed:
-    """Calls `logger` in one daemon thread, in order.
+    """A feed that calls `logger` in one daemon thread, in order.
 
-    A call that raises, or takes longer than ``logger.timeout``, switches the logger off after one warning; the run goes
-    on and the process can exit. With ``logger.strict`` it raises `FedexpError` at the run's next call instead.
+    A call that raises, or takes longer than ``logger.timeout``, switches the logger off
+    after one warning. The run goes on, and the process can exit. With ``logger.strict``
+    the next call of the run raises `FedexpError` instead.
 
     Args:
-        warn: told of trouble, always from the thread that calls this object.
+        logger: Logger to feed.
+        warn: Callback for problems. It is always called from the thread that calls this
+            object.
     """
 
     def __init__(self, logger: Logger, warn: Callable[[str], None]) -> None:
         self._logger, self._warn = logger, warn
         self._calls: queue.SimpleQueue[tuple[str, Call]] = queue.SimpleQueue()
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._busy: tuple[str, float] | None = None  # the call under way and since when
+        # Call that is running, and the time of its start.
+        self._busy: tuple[str, float] | None = None
         self._failure: str | None = None
-        self._told = False
+        self._reported = False
         self._opened = False
-        self._logger.say = self._notes.put
+        self._logger.note = self._notes.put
+
         self._thread = threading.Thread(target=self._work, name="fedexp-logger", daemon=True)
         self._thread.start()
 
     @property
     def failure(self) -> str | None:
-        """Why the logger was given up; None while it works."""
+        """Reason why the logger was given up, or None while it works."""
         return self._failure
 
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
-        """Begin; `history` are the rows on disk when a run resumes."""
+        """Begin logging.
+
+        Args:
+            run: Description of the run.
+            history: Rows on disk when a run resumes.
+        """
         rows = [dict(row) for row in history]
         self._put("open", lambda: self._logger.open(run, rows))
 
     def log(self, row: dict[str, Any]) -> None:
-        """One step; returns at once."""
-        row = dict(row)  # the caller may go on changing its own
+        """Log one step. The call returns at once."""
+        row = dict(row)  # the caller may change its own row afterwards
         self._put("log", lambda: self._logger.log(row))
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
-        """End; waits at most ``logger.timeout`` for what is queued. Never raises: nothing is left that could stop."""
+        """End logging.
+
+        It waits at most ``logger.timeout`` for queued calls. It never raises an error,
+        because nothing remains that could stop.
+
+        Args:
+            status: Status of the run.
+            result: Result of the run, or None.
+        """
         self._watch()
         if self._failure is None:
             self._calls.put(("close", lambda: self._logger.close(status, result)))
+
         deadline = time.monotonic() + self._logger.timeout
         while self._thread.is_alive() and not self._hangs():
             self._thread.join(0.02)
             self._watch()
             if time.monotonic() > deadline and self._thread.is_alive():
                 self._failure = (
-                    self._failure or f"it was not done {self._logger.timeout:g} s after the run"
+                    self._failure or f"it had not finished {self._logger.timeout:g} s after the run"
                 )
                 break
+
         self._watch()
-        self._tell(strict=False)
-        with contextlib.suppress(Exception):  # it adds nothing to the failure
+        self._report(strict=False)
+        with contextlib.suppress(Exception):  # another error adds nothing to the failure
             if self._thread.is_alive() and self._logger.abandon():
                 self._thread.join(_LAST_SECONDS)
 
     def _put(self, name: str, call: Call) -> None:
         self._watch()
-        self._tell(strict=self._logger.strict)
+        self._report(strict=self._logger.strict)
         if self._failure is None:
             self._calls.put((name, call))
 
     def _watch(self) -> None:
-        """Notice a call that hangs."""
+        """Detect a call that hangs."""
         if (name := self._hangs()) and self._failure is None:
             self._failure = f"{name} took longer than {self._logger.timeout:g} s"
 
     def _hangs(self) -> str:
-        """The name of the call under way, where it takes too long."""
+        """Return the name of the running call if it takes too long, else an empty text."""
         name, since = self._busy or ("", math.inf)
         return name if time.monotonic() - since > self._logger.timeout else ""
 
-    def _tell(self, strict: bool) -> None:
+    def _report(self, strict: bool) -> None:
         while not self._notes.empty():
             self._warn(self._notes.get())
-        if self._failure is None or self._told:
+
+        if self._failure is None or self._reported:
             return
-        self._told = True
+
+        self._reported = True
         name = type(self._logger).__name__
         if strict:
             raise FedexpError(
@@ -103,8 +125,10 @@ class Feed:
                 where="logger",
                 do="set logger.strict=false",
             )
+
         self._warn(
-            f"warning: logger {name} is switched off: {self._failure}. The run goes on; its files are complete."
+            f"warning: logger {name} is switched off: {self._failure}. "
+            "The run goes on, and its files are complete."
         )
 
     def _work(self) -> None:
@@ -117,12 +141,14 @@ class Feed:
             try:
                 call()
                 self._opened = self._opened or name == "open"
-            except BaseException as error:  # noqa: BLE001 - trackers raise anything, SystemExit included: the run outlives it
+            except BaseException as error:  # noqa: BLE001 - trackers raise anything
+                # Even SystemExit is caught, because the run must outlive the tracker.
                 first = (str(error) or "no message").splitlines()[0]
                 self._failure = self._failure or f"{name}: {type(error).__name__}: {first}"
             self._busy = None
         if self._failure is not None and self._opened and name != "close":
-            # Free the tracker's files and processes. Whatever this raises adds nothing to the failure already told.
+            # Free the tracker's files and processes. An error here adds nothing to the failure that
+            # was reported.
             self._busy = ("close", time.monotonic())
             with contextlib.suppress(BaseException):
                 self._logger.close("failed", None)

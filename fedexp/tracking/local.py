@@ -1,4 +1,4 @@
-"""Local files only: they are written in any case."""
+"""Logger for runs without a tracker. Local files are always written."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from fedexp.tracking.logger import Logger, RunInfo
 
 
 @dataclass
-class Local(Logger):
-    """Adds nothing to metrics.jsonl, result.json and their neighbours."""
+class LocalLogger(Logger):
+    """A logger that writes nothing besides the run's local files.
+
+    These are metrics.jsonl, result.json and the files next to them.
+    """
 
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def log(self, row: dict[str, Any]) -> None:
-        """The row is in metrics.jsonl already."""
+        """Do nothing, because the row is in metrics.jsonl already."""
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
-        """Nothing to end."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""The logger interface: a tracker that is fed with a run's rows."""
+"""Logger interface: a tracker that receives the rows of a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from fedexp.core.build import require
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker may want to know of a run.
+    """The facts about a run that a tracker may need.
 
     Args:
-        id: the same for every attempt at this run; name: short overrides and the seed; group: the sweep, or None.
-        config: resolved, plain values; folder: the run's; resumed: rows of earlier attempts exist.
+        id: Identifier, the same for every attempt at this run.
+        name: Short overrides and the seed.
+        group: Name of the sweep, or None.
+        config: Resolved config as plain values.
+        folder: Folder of the run.
+        tags: Options of the run's groups.
+        resumed: Whether rows of earlier attempts exist.
     """
 
     id: str
@@ -37,7 +42,7 @@ class RunInfo:
         group: str | None,
         resumed: bool,
     ) -> RunInfo:
-        """What a run's resolved config says, under the id of its hashes."""
+        """Return the description of a run from its resolved config and its hashes."""
         choices = config["choices"]
         return cls(
             id=f"{hashes['config'][:16]}{hashes['code'][:8]}",
@@ -55,7 +60,7 @@ class RunInfo:
 
 
 def title(config: Mapping[str, Any]) -> str:
-    """A run's name for people: short overrides and the seed."""
+    """Return a run's name for people: short overrides and the seed."""
     own = ("output_root", "data_root", "logger", "hydra")
     shown = [override for override in config["overrides"] if not override.startswith(own)]
     if not any(override.startswith("method=") for override in shown):
@@ -67,45 +72,70 @@ def title(config: Mapping[str, Any]) -> str:
 
 @dataclass
 class Logger(ABC):
-    """A tracker, built from YAML. Its calls come from one background thread (`Feed`), which deals with what raises or
-    hangs; after a failed or hanging ``log`` the same thread calls ``close("failed", None)``.
+    """A tracker that is built from YAML.
+
+    Its methods are called from one background thread (`Feed`), which handles calls that
+    raise or hang. After a failed or hanging ``log`` the same thread calls
+    ``close("failed", None)``.
 
     Args:
-        strict: a failing tracker stops the run instead of being switched off.
-        timeout: seconds one call may take.
+        strict: Whether a failing tracker stops the run. Otherwise it is switched off.
+        timeout: Maximum seconds of one call.
 
     Attributes:
-        say: tells the user one line; set by `Feed`.
+        note: Callback, set by `Feed`, that shows the user one line.
     """
 
     strict: bool = False
     timeout: float = 60.0
-    say: Callable[[str], None] = field(default=print, init=False, repr=False)
+    note: Callable[[str], None] = field(default=print, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require(self.timeout > 0, f"timeout must be positive, got {self.timeout}")
 
     def check(self) -> None:
-        """Refuse before training what could never work, such as a tracker that is not installed."""
+        """Raise an error before training for a setup that cannot work.
+
+        An example is a tracker that is not installed.
+        """
 
     @abstractmethod
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
-        """Begin; `history` are the rows of earlier attempts that stand."""
+        """Begin logging.
+
+        Args:
+            run: Description of the run.
+            history: Rows of earlier attempts that are still valid.
+        """
 
     @abstractmethod
     def log(self, row: dict[str, Any]) -> None:
-        """One step; ``row["round"]`` and ``row["step"]`` (finished steps in all) count from 1.
+        """Log one step.
 
-        Its pictures are on disk by then: `fedexp.tracking.pictures.pictures_of`.
+        The pictures of the step are on disk by then
+        (`fedexp.tracking.pictures.pictures_of`).
+
+        Args:
+            row: Metrics of the step. ``row["round"]`` and ``row["step"]`` (the number
+                of all finished steps) count from 1.
         """
 
     @abstractmethod
     def close(self, status: str, result: dict[str, Any] | None) -> None:
-        """End with status done, failed or interrupted, and the result if there is one."""
+        """End logging.
+
+        Args:
+            status: ``done``, ``failed`` or ``interrupted``.
+            result: Result of the run, or None.
+        """
 
     def abandon(self) -> bool:
-        """A call hangs and the run has ended: end, at once, what would keep the process from ending.
+        """End at once what would keep the process from ending.
 
-        Called from the run's thread while the call is under way in the other. Returns whether that one should come back now.
+        It is called from the run's thread when the run has ended and a call hangs in
+        the other thread.
+
+        Returns:
+            Whether the hanging call should return now.
         """
         return False

@@ -1,7 +1,8 @@
-"""Output that a run outlives: whoever reads it may leave (``| head``), or was never there (``>&-``).
+"""Output streams whose failure does not end a run.
 
-What a run makes are files, and a reader that goes away has not asked for it to end; so it goes on in silence, and its exit
-code is its own.
+The reader of the output may leave (``| head``) or may never have existed (``>&-``). The
+results of a run are files, and a reader that leaves has not asked for the run to end.
+The run therefore goes on silently, and its exit code does not change.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from typing import Any
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """Meanwhile neither ``sys.stdout`` nor ``sys.stderr`` fails: once it cannot be written, what follows is dropped.
+    """Keep ``sys.stdout`` and ``sys.stderr`` from failing in this context.
 
-    What the stream's encoding lacks is written as an escape. Nested and overlapping uses (threads) end with the last one.
+    Once a stream cannot be written, later output is dropped. Characters that its
+    encoding lacks are written as escapes. Nested and overlapping uses (threads) end
+    with the last one.
     """
-    _USES.enter()
+    _STREAMS.enter()
     try:
         yield
     finally:
-        _USES.leave()
+        _STREAMS.leave()
 
 
-class _Uses:
+class _WrappedStreams:
     """The process's streams, wrapped from the first use to the end of the last."""
 
     def __init__(self) -> None:
@@ -43,27 +46,27 @@ class _Uses:
                 return
             self._before = sys.stdout, sys.stderr
             if None in self._before:
-                _occupy()
-            sys.stdout, sys.stderr = map(_Lasting, self._before)
+                _occupy_standard_descriptors()
+            sys.stdout, sys.stderr = map(_UnbreakableStream, self._before)
 
     def leave(self) -> None:
         with self._lock:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):
-                    stream.flush()  # what breaks shall break here
+                    stream.flush()  # an error must occur here and not later
             self._number -= 1
             if not self._number:
                 sys.stdout, sys.stderr = self._before
 
 
-_USES = _Uses()
+_STREAMS = _WrappedStreams()
 
 
-class _Lasting:
-    """A text stream, or None where there is none."""
+class _UnbreakableStream:
+    """A text stream that drops output if it cannot be written. It may wrap None."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream = _Nowhere() if stream is None else stream
+        self._stream = _NullStream() if stream is None else stream
 
     def write(self, text: str) -> int:
         try:
@@ -92,23 +95,25 @@ class _Lasting:
         return getattr(self._stream, name)
 
     def _leave(self) -> None:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # what it has buffered would fail again when Python ends
+        # Its buffered output would fail again when Python ends.
+        with contextlib.suppress(OSError, ValueError):
             if (number := self._stream.fileno()) in (1, 2):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, number)
                 os.close(nowhere)
-        self._stream = _Nowhere()
+        self._stream = _NullStream()
 
 
-class _Nowhere(io.TextIOBase):
+class _NullStream(io.TextIOBase):
     def write(self, text: str) -> int:
         return len(text)
 
 
-def _occupy() -> None:
-    """Open what is closed of the standard descriptors, or a run's file would get the number that libraries print to."""
+def _occupy_standard_descriptors() -> None:
+    """Open the standard descriptors that are closed.
+
+    Otherwise a file of the run would get a number that libraries print to.
+    """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)  # the files of child processes, too
+        os.set_inheritable(fd, True)  # this also protects the files of child processes
     os.close(fd)

@@ -1,4 +1,7 @@
-"""Pictures of a round: grids of images, a PNG each, under ``pictures`` in the run folder."""
+"""Pictures of a round, in ``pictures`` of the run folder.
+
+Each is a grid of images in one PNG.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,18 @@ from torch import Tensor
 from torch.nn import functional
 
 _WHITE = 1.0
-_SIDE = 64  # pixels of the picture that a small image is enlarged to, as far as whole numbers go
+_SIDE = 64  # pixels that a small image is enlarged to, as far as whole factors allow
 
 
 def draw_pictures(grids: Mapping[str, Tensor], folder: Path, step: int) -> None:
-    """``pictures/<name>_<step>.png`` in the run `folder`, for the step with that number in metrics.jsonl.
+    """Write ``pictures/<name>_<step>.png`` in the run folder.
 
     Args:
-        grids: by name, (rows, columns, c, H, W) images in [0, 1]: of 3 channels in colour, else the grey mean of all. Pixels
-            of small images are squares of the picture; a white line is between images.
+        grids: Images in [0, 1] by name, (rows, columns, c, H, W). Images with 3
+            channels are in colour, others are the grey mean of all channels. Pixels of
+            small images are squares of the picture. A white line is between images.
+        folder: Folder of the run.
+        step: Number of the step in metrics.jsonl.
     """
     from matplotlib.image import imsave
 
@@ -28,6 +34,7 @@ def draw_pictures(grids: Mapping[str, Tensor], folder: Path, step: int) -> None:
             grid.detach().float().cpu().repeat_interleave(factor, -1).repeat_interleave(factor, -2)
         )
         images = functional.pad(images, (0, 1, 0, 1), value=_WHITE)
+
         rows, columns, c, height, width = images.shape
         sheet = images.permute(0, 3, 1, 4, 2).reshape(rows * height, columns * width, c)[:-1, :-1]
         if c != 3:
@@ -38,6 +45,6 @@ def draw_pictures(grids: Mapping[str, Tensor], folder: Path, step: int) -> None:
 
 
 def pictures_of(folder: Path, step: int) -> dict[str, Path]:
-    """The files that `draw_pictures` wrote for `step`, by name."""
+    """Return the files that `draw_pictures` wrote for `step`, by name."""
     paths = sorted((folder / "pictures").glob(f"*_{step}.png"))
     return {path.stem.rpartition("_")[0]: path for path in paths}

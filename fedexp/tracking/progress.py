@@ -8,19 +8,24 @@ import time
 from types import TracebackType
 from typing import Any
 
-_LINE_SECONDS = 1.0  # plain lines: not more often than this, but at least ten a run
+_LINE_SECONDS = 1.0  # seconds between plain lines, which are at least ten per run
 _BAR_SECONDS = 0.1
-_SERVER_SECONDS = 10.0  # the server's work is told as often as this, where it takes so long
+_SERVER_SECONDS = 10.0  # seconds between reports of the server's work, if it takes so long
 
 
 class Progress:
-    """Rounds done, clients within the round, the headline metric, time left.
+    """A display of the progress of a run.
+
+    It shows finished rounds, clients within the round, the headline metric and the time
+    left.
 
     Args:
-        title: what is running; rounds: how many there will be at most; done: rounds that earlier attempts finished.
-        shown: False keeps silent.
-        name: of a run that shares the terminal with others: its lines begin with it, and there is no bar, which the others
-            would write across.
+        title: Description of the run.
+        rounds: Maximum number of rounds.
+        done: Number of rounds that earlier attempts finished.
+        shown: Whether anything is shown.
+        name: Name of a run that shares the terminal with others. Its lines begin with
+            the name. There is no bar, because the other runs would write across it.
     """
 
     def __init__(
@@ -38,17 +43,18 @@ class Progress:
         self._shown = 0.0
         self._began = time.monotonic()
         self._first = done
-        self._unsaid = ""  # the last round's line, while it was held back
-        self._server_since: float | None = None  # the last client of the step under way finished
+        self._pending_line = ""  # line of the last round while it is held back
+        # Time when the last client of the current step finished.
+        self._server_since: float | None = None
         self._ended = threading.Event()
-        self._teller: threading.Thread | None = None
+        self._server_thread: threading.Thread | None = None
 
     def __enter__(self) -> Progress:
         if sys.stdout.isatty() and not self._silent and not self._name:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            # fits 80 columns; the title, which may be long, has a line of its own
+            # The bar fits into 80 columns. The title, which may be long, has a separate line.
             columns = (BarColumn(bar_width=14), MofNCompleteColumn(), TextColumn("rounds"))
             facts = (TextColumn("{task.fields[clients]}"), TextColumn("{task.fields[facts]}"))
             self._bar = Bar(
@@ -59,11 +65,13 @@ class Progress:
             )
             self._bar.start()
             self.note(self._title)
+
         if not self._silent:
-            self._teller = threading.Thread(
-                target=self._tell_of_the_server, name="fedexp-progress", daemon=True
+            self._server_thread = threading.Thread(
+                target=self._report_server_work, name="fedexp-progress", daemon=True
             )
-            self._teller.start()
+            self._server_thread.start()
+
         return self
 
     def __exit__(
@@ -73,19 +81,27 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self._ended.set()
-        if self._teller is not None:
-            self._teller.join(1.0)
+        if self._server_thread is not None:
+            self._server_thread.join(1.0)
         if self._bar is not None:
             self._bar.stop()
-        elif self._unsaid:  # ended early
-            print(self._unsaid, flush=True)
+        elif self._pending_line:  # the run ended early
+            print(self._pending_line, flush=True)
 
     def client(self, done: int, of: int) -> None:
-        """A client finished; nearly free. After the last one the server works."""
+        """Show that a client finished.
+
+        The call costs nearly nothing. After the last client the server works.
+
+        Args:
+            done: Number of finished clients.
+            of: Number of clients of the step.
+        """
         if done == of:
             self._server_since = time.monotonic()
         if self._bar is None:
             return
+
         now = time.monotonic()
         if now - self._shown >= _BAR_SECONDS:
             self._shown = now
@@ -94,10 +110,13 @@ class Progress:
             )
 
     def step(self, row: dict[str, Any], headline: str, within: int | None) -> None:
-        """A step finished; `headline` names the metric to show, with the last value where it was not measured now.
+        """Show that a step finished.
 
         Args:
-            within: the step's number in its round, from 0; None: it ended the round.
+            row: Metrics of the step.
+            headline: Name of the metric to show. If it was not measured now, its last
+                value is shown.
+            within: Number of the step in its round, from 0. None if it ended the round.
         """
         self._server_since = None
         if within is not None:
@@ -111,18 +130,22 @@ class Progress:
             self._bar.update(self._task, completed=self._done, **known)
             return
         now = time.monotonic()
+
         finished = self._done - self._first
         left = (now - self._began) / finished * (self._rounds - self._done) if finished else 0.0
         line = f"round {self._done}/{self._rounds}  {_facts(row, headline)}  eta {_clock(left)}"
-        self._unsaid = named(self._name, line)
+        self._pending_line = named(self._name, line)
         tenth = self._done % max(1, self._rounds // 10) == 0
         if now - self._shown >= _LINE_SECONDS or tenth or self._done == self._rounds:
             self._shown = now
-            print(self._unsaid, flush=True)
-            self._unsaid = ""
+            print(self._pending_line, flush=True)
+            self._pending_line = ""
 
-    def _tell_of_the_server(self) -> None:
-        """From a thread of its own, for matching and the like is one long call."""
+    def _report_server_work(self) -> None:
+        """Report the server's work from a separate thread.
+
+        Matching and similar work is one long call.
+        """
         while not self._ended.wait(_SERVER_SECONDS):
             since, now = self._server_since, time.monotonic()
             if since is None or now - since < _SERVER_SECONDS:
@@ -136,7 +159,7 @@ class Progress:
                 self._bar.update(self._task, clients=text)
 
     def _within(self, round: int, step: int) -> None:
-        """A step that does not end its round: shown now and then."""
+        """Show, from time to time, a step that does not end its round."""
         now = time.monotonic()
         if self._silent or now - self._shown < (
             _LINE_SECONDS if self._bar is None else _BAR_SECONDS
@@ -158,7 +181,10 @@ class Progress:
 
 
 def named(name: str, text: str) -> str:
-    """A line of the run called `name`; of one that is alone, without a name, the text as it is."""
+    """Return a line of the run called `name`.
+
+    A run without a name does not share the terminal, and its line is `text`.
+    """
     return f"{name}: {text}" if name else text
 
 

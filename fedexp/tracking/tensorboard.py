@@ -1,4 +1,4 @@
-"""TensorBoard event files (extra: ``pip install 'fedexp[tensorboard]'``)."""
+"""Logger of TensorBoard event files (extra: ``pip install 'fedexp[tensorboard]'``)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from fedexp.tracking.pictures import pictures_of
 
 @dataclass
 class TensorBoard(Logger):
-    """Writes ``<run folder>/tensorboard``; point ``tensorboard --logdir`` at ``outputs/runs`` to compare runs.
+    """A logger that writes ``<run folder>/tensorboard``.
 
-    Every attempt writes all rounds again in place of earlier event files, so no round is missing or there twice.
+    To compare runs, point ``tensorboard --logdir`` at ``outputs/runs``. Every attempt
+    writes all rounds again in place of earlier event files, so each round is there
+    exactly once.
     """
 
     _writer: Any = field(init=False, default=None, repr=False)
@@ -39,7 +41,7 @@ class TensorBoard(Logger):
         folder = run.folder / "tensorboard"
         for earlier in folder.glob("events.out.tfevents.*"):
             earlier.unlink()
-        # purge_step makes a TensorBoard that is already showing this run forget the rounds it has
+        # purge_step makes a TensorBoard that already shows this run forget the rounds it has.
         self._writer = SummaryWriter(str(folder), purge_step=1 if run.resumed else None)
         self._writer.add_text(
             "config", f"```json\n{json.dumps(run.config, indent=2, default=str)}\n```", 0
@@ -48,7 +50,10 @@ class TensorBoard(Logger):
             self.log(row)
 
     def log(self, row: dict[str, Any]) -> None:
-        """One scalar a metric and the pictures, at ``step``, the finished steps."""
+        """Write one scalar per metric and the pictures.
+
+        They are at ``step``, the number of finished steps.
+        """
         from matplotlib.image import imread
 
         for name, value in row.items():

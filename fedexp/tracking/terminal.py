@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Wide where there is no terminal: a table in a file is better wide than wrapped."""
+    """Return a console that is wide if there is no terminal.
+
+    In a file, a wide table is better than a wrapped one.
+    """
     from rich.console import Console
 
     return (
@@ -25,7 +28,7 @@ def console() -> Console:
 
 
 def print_result(result: dict[str, Any], folder: Path) -> None:
-    """The small table at the end of a run; the folder is the last line."""
+    """Print the small table at the end of a run. The folder is the last line."""
     from rich.console import Console
     from rich.table import Table
 
@@ -36,14 +39,17 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     table.add_row(
         name, f"[bold]{headline['value']:.4f}[/bold]  ({headline['rule'].replace('_', ' ')})"
     )
+
     last = result["metrics"].get(name)
     if last is not None and name in result["best"]:
         table.add_row("", f"last {last:.4f}, mean of last 10 {result['mean_last_10'][name]:.4f}, "
                           f"best (oracle) {result['best'][name]:.4f}")  # fmt: skip
+
     rounds = f"{result['rounds']}, {result['local_steps']} local steps"
     if result["rounds_to_target"] is not None:
         rounds += f"; target reached in round {result['rounds_to_target']}"
     table.add_row("rounds", rounds)
+
     phases = {phase: s for phase, s in result["seconds"].items() if phase != "total" and s >= 0.005}
     seconds = ", ".join(f"{phase} {s:.2f}" for phase, s in phases.items())
     table.add_row("seconds", f"{result['seconds']['total']:.2f}  ({seconds})")
@@ -55,8 +61,9 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
             else ""
         )
         table.add_row(
-            "speed", f"{result['steps_per_second']:.0f} local steps a second of training{share}"
+            "speed", f"{result['steps_per_second']:.0f} local steps per second of training{share}"
         )
+
     table.add_row("memory", f"{memory_text(result['peak_memory'])} at its peak")
     table.add_row(
         "traffic",
@@ -69,13 +76,14 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
             style="yellow",
             markup=False,
         )
+
     if "profile" in result:
         _print_profile(result["profile"], console)
     console.print(f"folder: {folder}", markup=False, soft_wrap=True)
 
 
 def _print_profile(report: dict[str, Any], console: Console) -> None:
-    """The costliest phases of a profiled run, then the costliest of torch's operations."""
+    """Print the most expensive phases of a profiled run and torch's operations."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -92,10 +100,13 @@ def _print_profile(report: dict[str, Any], console: Console) -> None:
 
 
 def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
-    """A sweep's jobs, what failed and why, and the command that runs a failed one again.
+    """Print the jobs of a sweep.
+
+    The failures are listed with their errors and with the command that runs each failed
+    job again.
 
     Args:
-        rows: overrides, status, error, headline and folder of every job.
+        rows: Overrides, status, error, headline and folder of every job.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -105,6 +116,7 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("job", "overrides", "status", "headline"):
         table.add_column(column, overflow="fold")
+
     shared = [
         o
         for o in rows[0]["overrides"]
@@ -117,11 +129,15 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
         value = f"{headline['metric']} {headline['value']:.4f}" if headline else "-"
         own = " ".join(o for o in row["overrides"] if o not in shared)
         table.add_row(str(number), escape(own), row["status"], value)
+
     console.print(table)
+
     counts = Counter(row["status"] for row in rows)
     console.print(", ".join(f"{number} {status}" for status, number in sorted(counts.items())))
+
     bad = [row for row in rows if row["status"] in ("failed", "damaged")]
     errors = Counter((row["status"], row["error"]) for row in bad)
+
     for (status, error), number in errors.most_common():
         console.print(f"{number} {status}: {error}", style="red", markup=False)
         for row in bad:
@@ -134,13 +150,13 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def memory_text(peak: Mapping[str, int]) -> str:
-    """``ram`` and, where there is one, ``gpu``."""
+    """Return ``ram`` and, if there is one, ``gpu`` as text."""
     gpu = f" and {size_text(peak['gpu'])} on the GPU" if "gpu" in peak else ""
     return size_text(peak["ram"]) + gpu
 
 
 def size_text(count: float) -> str:
-    """Bytes as a person reads them."""
+    """Return a number of bytes as text with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

@@ -1,4 +1,7 @@
-"""Weights & Biases: offline unless asked, one W&B run a job, rounds as the axis."""
+"""Logger of Weights & Biases.
+
+It is offline unless asked otherwise. Each job is one W&B run, and rounds are the axis.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,28 @@ from fedexp.tracking.logger import Logger, RunInfo
 from fedexp.tracking.pictures import pictures_of
 
 _EXIT_CODES = {"done": 0, "interrupted": 130}  # anything else failed: 1
-_NAME, _TAG = 128, 64  # lengths W&B accepts
+_NAME, _TAG = 128, 64  # lengths that W&B accepts
 _MAX_WAIT = 30.0  # seconds for a server that does not answer
-_open: set[int] = set()  # loggers with a run in this process: they share W&B's one service
+_open: set[int] = set()  # loggers with a run in this process, which share W&B's one service
 _lock = threading.Lock()
-_unreached: dict[
-    str, str
-] = {}  # why no server could be reached, by sweep: its next jobs here do not try again
+# Reason why no server could be reached, by sweep. Its next jobs in this process do not try again.
+_unreached: dict[str, str] = {}
 
 
 @dataclass
 class Wandb(Logger):
-    """Feeds a W&B run whose id is the fedexp run's, with files in ``<run folder>/wandb``.
+    """A logger that feeds a W&B run.
 
-    Offline, nothing touches the network, and every attempt writes all rounds again, so that the latest offline folder is
-    complete by itself: upload it with ``wandb sync``. Online, only rounds that the server does not have are sent; where
-    it cannot be reached, the run goes on offline (with ``strict`` it stops).
+    The id of the W&B run is the fedexp run's. Its files are in ``<run folder>/wandb``.
+    Offline, nothing touches the network. Every attempt writes all rounds again, so that
+    the latest offline folder is complete and can be uploaded with ``wandb sync``.
+    Online, only rounds that the server does not have are sent. If the server cannot be
+    reached, the run goes on offline, or stops with ``strict``.
 
     Args:
-        project, entity: where the runs appear; no entity: the account's default.
-        mode: offline | online.
+        project: Project that the runs appear in.
+        entity: Entity that the runs appear in. None is the account's default.
+        mode: ``offline`` or ``online``.
     """
 
     project: str = "fedexp"
@@ -44,31 +49,37 @@ class Wandb(Logger):
     mode: Literal["offline", "online"] = "offline"
     _run: Any = field(init=False, default=None, repr=False)
     _folder: Path = field(init=False, default=Path(), repr=False)
-    _sent: int = field(init=False, default=0, repr=False)  # steps up to here are in W&B already
+    _sent: int = field(init=False, default=0, repr=False)  # steps up to this one are in W&B already
 
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
-        """Start or resume the W&B run and send the rows of earlier attempts that it lacks."""
+        """Start or resume the W&B run.
+
+        The rows of earlier attempts that it lacks are sent.
+        """
         with _environment(run.folder / "wandb"):
             import wandb
 
             try:
                 self._run = self._start(wandb, run)
             except BaseException:
-                if _alone():
+                if _is_last_run():
                     wandb.teardown()  # it still holds the run that did not start
                 raise
+
         self._folder = run.folder
         with _lock:
             _open.add(id(self))
-        self._run.define_metric("*", step_metric="step")  # of which a round may have several
+        self._run.define_metric("*", step_metric="step")  # a round may have several steps
         for measured in ("test/*", "val/*"):
             self._run.define_metric(measured, step_metric="round")
-        # an interrupted attempt may have sent rounds that are computed again now, to the same values
+        # An interrupted attempt may have sent rounds that are computed again now, to the same
+        # values.
         self._sent = int(self._run.summary.get("step", 0)) if self._run.resumed else 0
         for row in history:
             self.log(row)
         for part in (run.folder / "wandb").glob(f"offline-run-*-{run.id}*"):
-            # Earlier attempts: their rounds are in the new part, and W&B's sync of both would repeat or lose rounds.
+            # The rounds of earlier attempts are in the new part. W&B's sync of both would repeat or
+            # lose rounds.
             if part.name != Path(self._run.settings.sync_dir).name:
                 shutil.rmtree(part, ignore_errors=True)
 
@@ -79,51 +90,60 @@ class Wandb(Logger):
                 f"pictures/{name}": _image(path)
                 for name, path in pictures_of(self._folder, row["step"]).items()
             }
-            self._run.log(
-                {**row, **pictures}, step=row["step"], commit=True
-            )  # now, not with the next step
+            # The row is sent now and not with the next step.
+            self._run.log({**row, **pictures}, step=row["step"], commit=True)
             self._sent = row["step"]
 
     def summarize(self, values: dict[str, Any]) -> None:
         """Put values into the summary of the open run."""
         self._run.summary.update(values)
 
-    def keep(self, name: str, kind: str, files: Sequence[Path]) -> None:
-        """Log files as an artifact of the open run; names of W&B's may hold letters, digits, dots, hyphens, underscores."""
+    def log_artifact(self, name: str, kind: str, files: Sequence[Path]) -> None:
+        """Log files as an artifact of the open run.
+
+        Args:
+            name: Name of the artifact. W&B allows letters, digits, dots, hyphens and
+                underscores.
+            kind: Type of the artifact.
+            files: Files to log.
+        """
         import wandb
 
         artifact = wandb.Artifact(name, type=kind)
         for file in files:
-            artifact.add_file(
-                str(file), policy="immutable", skip_cache=True
-            )  # they are not copied elsewhere
+            # The files are not copied elsewhere.
+            artifact.add_file(str(file), policy="immutable", skip_cache=True)
         self._run.log_artifact(artifact)
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
-        """Fill the summary and finish; failed and interrupted runs show as such."""
+        """Fill the summary and finish. Failed and interrupted runs are shown as such."""
         if self._run is None:
             return
         self._run.summary["status"] = status
         if result is not None:
             self._run.summary.update(_summary(result))
+
         run, self._run = self._run, None
         try:
             run.finish(exit_code=_EXIT_CODES.get(status, 1))
         finally:
             with _lock:
                 _open.discard(id(self))
-            if _alone():
+            if _is_last_run():
                 import wandb
 
-                wandb.teardown()  # which writes the last records to disk as it ends
+                wandb.teardown()  # it writes the last records to disk as it ends
 
     def abandon(self) -> bool:
-        """Kill W&B's service, for whose end its exit hook would wait for ever; where others use it, when this process ends."""
+        """Kill W&B's service, whose end W&B's exit hook would await forever.
+
+        If other runs use it, it is killed when this process ends.
+        """
         with _lock:
             _open.discard(id(self))
-        if _alone():
+        if _is_last_run():
             return _kill_service()
-        atexit.register(_kill_service)  # later than W&B's hook, so earlier in turn
+        atexit.register(_kill_service)  # registered later than W&B's hook, so called earlier
         return False
 
     def _start(self, wandb: Any, run: RunInfo) -> Any:
@@ -131,16 +151,20 @@ class Wandb(Logger):
             try:
                 if not self.strict and run.group in _unreached:
                     raise wandb.errors.CommError(_unreached[run.group])
+
                 wandb.setup(wandb.Settings(silent=True))  # W&B's lines would break the progress bar
                 if not wandb.login(prompt=False, verify=False):
-                    # also where WANDB_MODE=offline; without this check W&B would wait for a key to be typed
+                    # This also covers WANDB_MODE=offline. Without this check W&B would wait for a
+                    # key to be typed.
                     raise wandb.errors.UsageError(
                         "no W&B account: `wandb login`, or set WANDB_API_KEY"
                     )
+
                 online = self._init(wandb, run, "online")
             except (wandb.errors.Error, TimeoutError, OSError) as error:
-                if self.strict or not _alone():
+                if self.strict or not _is_last_run():
                     raise
+
                 wandb.teardown()  # it still holds the run that did not start, under the same id
                 reason = (
                     str(error).strip().splitlines()[0]
@@ -149,13 +173,15 @@ class Wandb(Logger):
                 )
                 if run.group is not None:
                     _unreached[run.group] = reason
-                self.say(
-                    f"warning: W&B cannot be used online ({reason}); continuing offline, upload later with: "
+                self.note(
+                    f"warning: W&B cannot be used online ({reason}). "
+                    "Continuing offline. Upload later with: "
                     f"wandb sync {run.folder / 'wandb'}/offline-run-*"
                 )
             else:
-                self.say(f"W&B: {online.url}")
+                self.note(f"W&B: {online.url}")
                 return online
+
         return self._init(wandb, run, "offline")
 
     def _init(self, wandb: Any, run: RunInfo, mode: str) -> Any:
@@ -171,9 +197,9 @@ class Wandb(Logger):
             "x_disable_machine_info": True,
             "x_save_requirements": False,
             "init_timeout": min(_MAX_WAIT, self.timeout / 2),  # leaves time to continue offline
-            "finish_timeout": self.timeout,  # W&B's exit hook keeps to it, too
+            "finish_timeout": self.timeout,  # W&B's exit hook keeps to it too
         }
-        # settings differ between versions; those that one lacks it does not need
+        # Settings differ between versions. A version does not need those that it lacks.
         known = {key: value for key, value in wanted.items() if key in wandb.Settings.model_fields}
         return wandb.init(
             project=self.project,
@@ -182,7 +208,7 @@ class Wandb(Logger):
             dir=str(run.folder),
             id=run.id,
             resume="allow",
-            reinit="create_new",  # a run that hangs elsewhere in this process is not ours
+            reinit="create_new",  # a run that hangs elsewhere in this process is not this one
             group=run.group,
             name=run.name[:_NAME],
             tags=[tag[:_TAG] for tag in run.tags],
@@ -198,8 +224,11 @@ def _image(path: Path) -> Any:
     return wandb.Image(str(path))
 
 
-def _alone() -> bool:
-    """Whether no other run, of this class or the user's own, needs W&B's service in this process."""
+def _is_last_run() -> bool:
+    """Return whether no other run in this process needs W&B's service.
+
+    The other run may be one of this class or the user's own.
+    """
     import wandb
 
     with _lock:
@@ -207,12 +236,17 @@ def _alone() -> bool:
 
 
 def _kill_service() -> bool:
-    """End the process that W&B started for this one, frozen or not; its records so far are on disk. Whether there was one."""
+    """Kill the process that W&B started for this one, even if it is frozen.
+
+    Its records so far are on disk.
+
+    Returns:
+        Whether there was such a process.
+    """
     from wandb.sdk import wandb_setup
 
-    service = getattr(
-        getattr(wandb_setup.singleton(), "_connection", None), "_proc", None
-    )  # W&B has no public handle
+    # W&B has no public handle.
+    service = getattr(getattr(wandb_setup.singleton(), "_connection", None), "_proc", None)
     process = getattr(service, "_process", None)
     if process is None:
         return False
@@ -222,8 +256,11 @@ def _kill_service() -> bool:
 
 @contextmanager
 def _environment(folder: Path) -> Iterator[None]:
-    """W&B's folders inside the run's and its usage reports off, while it is imported and started; what the user has set
-    stays."""
+    """Put W&B's folders inside the run's folder and switch its usage reports off.
+
+    This holds while W&B is imported and started. Variables that the user has set do not
+    change.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     ours = {
         f"WANDB_{name}_DIR": str(folder / name.lower()) for name in ("CACHE", "DATA", "ARTIFACT")
@@ -232,6 +269,7 @@ def _environment(folder: Path) -> Iterator[None]:
         k: v for k, v in {**ours, "WANDB_ERROR_REPORTING": "false"}.items() if k not in os.environ
     }
     os.environ.update(ours)
+
     try:
         yield
     finally:
@@ -240,9 +278,10 @@ def _environment(folder: Path) -> Iterator[None]:
 
 
 def flat_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The resolved config with plain values under the few keys that people filter on.
+    """Return the resolved config with plain values under its important keys.
 
-    ``dataset`` becomes the name of the data set, its options go to ``dataset_config``; ``alpha`` is the partition's.
+    These are the few keys that people filter by. ``dataset`` becomes the name of the
+    data set, and its options are in ``dataset_config``. ``alpha`` is the partition's.
     """
     choices = config.get("choices", {})
     flat = dict(config)
@@ -255,7 +294,7 @@ def flat_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summary(result: dict[str, Any]) -> dict[str, Any]:
-    """What a table of runs should show: the headline, best and means, costs, hashes."""
+    """Return the values for a table of runs: headline, best and means, costs, hashes."""
     summary: dict[str, Any] = {"folder": result.get("folder")}
     for group in (
         "headline",
@@ -270,6 +309,7 @@ def _summary(result: dict[str, Any]) -> dict[str, Any]:
     ):
         for name, value in (result.get(group) or {}).items():
             summary[f"{group}/{name}"] = value
+
     summary["partition/sha256"] = (result.get("partition") or {}).get("sha256")
     for name in (
         "rounds",
@@ -280,6 +320,7 @@ def _summary(result: dict[str, Any]) -> dict[str, Any]:
         "attempts",
     ):
         summary[name] = result.get(name)
+
     summary |= {name: value for name, value in result.items() if name.startswith("oracle/")}
     return {
         name: value

@@ -305,9 +305,9 @@ def test_ctrl_c_in_a_sweep_stops_it_and_it_resumes(tmp_path: Path) -> None:
 
 def test_logger_that_hangs_or_raises_cannot_stop_a_run(tmp_path: Path) -> None:
     (tmp_path / "badloggers.py").write_text(
-        "import time\nfrom dataclasses import dataclass\nfrom fedexp.tracking.local import Local\n\n\n"
-        "@dataclass\nclass Raises(Local):\n    def log(self, row):\n        raise OSError('disk full')\n\n\n"
-        "@dataclass\nclass Hangs(Local):\n    def open(self, run, history):\n        time.sleep(3600)\n"
+        "import time\nfrom dataclasses import dataclass\nfrom fedexp.tracking.local import LocalLogger\n\n\n"
+        "@dataclass\nclass Raises(LocalLogger):\n    def log(self, row):\n        raise OSError('disk full')\n\n\n"
+        "@dataclass\nclass Hangs(LocalLogger):\n    def open(self, run, history):\n        time.sleep(3600)\n"
     )
     for begin, name, said in (
         (fork, "Raises", "OSError: disk full"),

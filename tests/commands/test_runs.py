@@ -165,7 +165,7 @@ def test_show_by_path_by_part_and_nearest_name(
     error = capsys.readouterr().err
     assert "did you mean 'scaffold-mnist-00000002/89abcdef'?" in error and "Traceback" not in error
     assert run_command(["show", "a", "--root", str(tmp_path)]) == 2
-    assert "fits 3 runs" in capsys.readouterr().err
+    assert "matches 3 runs" in capsys.readouterr().err
 
 
 def test_diff_names_what_differs_and_what_matters(

@@ -118,7 +118,7 @@ def test_lists_are_sorted_and_say_how_many_are_left(
 @pytest.mark.parametrize(("arguments", "said"), [
     (["list", "alpha<1"], "did you mean 'partition.alpha'?"),
     (["list", "alfa<1"], "did you mean 'partition.alpha'?"), (["list", "--sort", "headlin"], "did you mean 'headline'?"),
-    (["list", "fedavg"], "'fedavg' is no condition"), (["list", "method==fedavg"], "is no condition"),
+    (["list", "fedavg"], "'fedavg' is not a condition"), (["list", "method==fedavg"], "is not a condition"),
     (["list", "headline>high"], "headline>NUMBER"), (["export", "--wandb", "ofline"], "unknown value of --wandb 'ofline'"),
  (["export", "sed=1"], "did you mean 'seed'?"),
     (["table", "cols=method"], "rows=partition.alpha cols=method"),

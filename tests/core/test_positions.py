@@ -18,7 +18,7 @@ from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, Step, run
 from fedexp.core.seeds import seed_of
 from fedexp.core.task import Metrics
-from fedexp.engines.client_cache import Memo
+from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.serial import Serial
 from fedexp.running.steps import steps
 from fedexp.storage.checkpoint import Checkpoint
@@ -98,15 +98,15 @@ def test_rows_say_round_and_step_and_only_rounds_are_evaluated() -> None:
     assert rows[1]["layerwise/width"] == 7
 
 
-def test_only_the_first_step_is_remembered(tmp_path: Path) -> None:
+def test_only_the_first_step_is_cached(tmp_path: Path) -> None:
     one, numerics = world(), Numerics({}, 1, "cpu", "float64")
-    first = Memo(Serial(), tmp_path, 1.0, numerics, "code")
+    first = ClientCache(Serial(), tmp_path, 1.0, numerics, "code")
     plain = all_steps(one, first)
-    again = Memo(Serial(), tmp_path, 1.0, numerics, "code")
-    recalled = all_steps(one, again)
+    again = ClientCache(Serial(), tmp_path, 1.0, numerics, "code")
+    cached = all_steps(one, again)
     assert (first.hits, first.misses, again.hits, again.misses) == (0, 2, 2, 0)
     assert_same(
-        [plain[-1].after.state["weights"].params], [recalled[-1].after.state["weights"].params]
+        [plain[-1].after.state["weights"].params], [cached[-1].after.state["weights"].params]
     )
 
 

@@ -15,7 +15,7 @@ from fedexp.core.env import Sampling
 from fedexp.core.errors import ClientError
 from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs, run
-from fedexp.engines.client_cache import Memo
+from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.serial import Serial
 from fedexp.methods.fedavg import Mean
 from tests.world import assert_same, make_data, make_world
@@ -173,14 +173,14 @@ def test_results_lie_in_memory_as_they_come_back_from_a_file(
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "local"])
-def test_memo_gives_the_same_bits_and_only_for_first_rounds(tmp_path, method: str) -> None:
+def test_client_cache_gives_the_same_bits_and_only_for_first_rounds(tmp_path, method: str) -> None:
     plain = make_world(f"method={method}")
     expected = plain.run()
     for trained in (3 * 4, 2 * 4):
         Counting.trained = 0
-        memo = Memo(Counting(), tmp_path, 1.0, NUMERICS, "code")
+        client_cache = ClientCache(Counting(), tmp_path, 1.0, NUMERICS, "code")
         world = make_world(f"method={method}")
-        after = world.run(engine=memo)
+        after = world.run(engine=client_cache)
         assert Counting.trained == trained
         assert_same(world.models(after), plain.models(expected))
         for client, memory in expected.clients.items():
@@ -194,8 +194,8 @@ def test_memo_gives_the_same_bits_and_only_for_first_rounds(tmp_path, method: st
 def test_memo_keys_cover_what_decides_the_work(tmp_path, change: str) -> None:
     for overrides in ((), (change,)):
         Counting.trained = 0
-        memo = Memo(Counting(), tmp_path, 1.0, NUMERICS, "code")
-        make_world("method=fedavg", "rounds=1", *overrides).run(engine=memo)
+        client_cache = ClientCache(Counting(), tmp_path, 1.0, NUMERICS, "code")
+        make_world("method=fedavg", "rounds=1", *overrides).run(engine=client_cache)
         assert Counting.trained == 4
 
 
@@ -204,7 +204,9 @@ def test_memo_keys_cover_numerics_and_code(tmp_path, change: dict) -> None:
     for changed in ({}, change):
         Counting.trained = 0
         facts = {"numerics": NUMERICS, "code": "code", **changed}
-        make_world("method=fedavg", "rounds=1").run(engine=Memo(Counting(), tmp_path, 1.0, **facts))
+        make_world("method=fedavg", "rounds=1").run(
+            engine=ClientCache(Counting(), tmp_path, 1.0, **facts)
+        )
         assert Counting.trained == 4
 
 
@@ -213,20 +215,22 @@ def test_memo_survives_damage_and_keeps_to_its_size(tmp_path) -> None:
         return sorted(tmp_path.glob("*/*.safetensors"))
 
     world = make_world("method=fedavg", "rounds=1")
-    expected = world.models(world.run(engine=Memo(Serial(), tmp_path, 1.0, NUMERICS, "code")))
+    expected = world.models(
+        world.run(engine=ClientCache(Serial(), tmp_path, 1.0, NUMERICS, "code"))
+    )
     entries()[0].write_bytes(b"damaged")
-    memo = Memo(Serial(), tmp_path, 1.0, NUMERICS, "code")
-    assert_same(world.models(world.run(engine=memo)), expected)
-    assert (memo.hits, memo.misses) == (3, 1)
+    client_cache = ClientCache(Serial(), tmp_path, 1.0, NUMERICS, "code")
+    assert_same(world.models(world.run(engine=client_cache)), expected)
+    assert (client_cache.hits, client_cache.misses) == (3, 1)
     size = entries()[-1].stat().st_size
-    world.run(engine=Memo(Serial(), tmp_path, 2.5 * size / 1e9, NUMERICS, "code"))
+    world.run(engine=ClientCache(Serial(), tmp_path, 2.5 * size / 1e9, NUMERICS, "code"))
     assert len(entries()) <= 2
 
 
 def test_memo_says_that_another_run_trains_the_same_clients_and_takes_its_models(tmp_path) -> None:
     """The other run is in the middle of them; the waiting one goes on when it is done, and trains nothing."""
     world = make_world("method=fedavg", "rounds=1")
-    first, second = (Memo(Counting(), tmp_path, 1.0, NUMERICS, "code") for _ in range(2))
+    first, second = (ClientCache(Counting(), tmp_path, 1.0, NUMERICS, "code") for _ in range(2))
     started, go_on, noted = threading.Event(), threading.Event(), threading.Event()
     notes: list[str] = []
 
@@ -270,7 +274,7 @@ def test_memo_keys_cover_the_samples_and_not_their_positions(tmp_path) -> None:
     for pool, trained in ((data, 4), (other, 4), (moved, 0)):
         Counting.trained = 0
         make_world("method=fedavg", "rounds=1", data=pool).run(
-            engine=Memo(Counting(), tmp_path, 1.0, NUMERICS, "code")
+            engine=ClientCache(Counting(), tmp_path, 1.0, NUMERICS, "code")
         )
         assert Counting.trained == trained
 
@@ -281,10 +285,10 @@ def test_memo_recalls_stacked_clients_only_as_they_were_stacked(tmp_path) -> Non
 
     world = make_world("method=fedavg", "rounds=1", data=make_data((20, 3, 17, 9, 11, 6)))
     expected = world.models(world.run(engine=Vectorized(stack=3)))
-    memo = Memo(Vectorized(stack=3), tmp_path, 1.0, NUMERICS, "code")
-    assert_same(world.models(world.run(engine=memo)), expected)
+    client_cache = ClientCache(Vectorized(stack=3), tmp_path, 1.0, NUMERICS, "code")
+    assert_same(world.models(world.run(engine=client_cache)), expected)
     for lost in sorted(tmp_path.glob("*/*.safetensors"))[:2]:
         lost.unlink()
-    again = Memo(Vectorized(stack=3), tmp_path, 1.0, NUMERICS, "code")
+    again = ClientCache(Vectorized(stack=3), tmp_path, 1.0, NUMERICS, "code")
     assert_same(world.models(world.run(engine=again)), expected)
     assert again.misses in (3, 6) and again.hits == 6 - again.misses

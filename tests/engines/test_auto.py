@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from fedexp.config.compose import compose
-from fedexp.core.engine import Engine, Trial, describe
+from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.engines import vectorized
 from fedexp.engines.auto import Auto
-from fedexp.engines.rule import Load
+from fedexp.engines.rule import Workload
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.engines.workers import Workers
@@ -33,20 +33,20 @@ LONG = 10**9  # rounds
 Seconds = Callable[[Engine], float]
 
 
-def trial(
+def engine_context(
     *overrides: str,
     rounds: int = 3,
     threads: int = 1,
     numerics: Numerics = NUMERICS,
     sizes: tuple[int, ...] = SIZES,
     model: dict[str, Any] = MLP,
-) -> Trial:
+) -> EngineContext:
     w = make_world(*overrides, data=make_data(sizes), model=model)
     jobs = next_jobs(w.aggregator, w.env, Snapshot(0, w.aggregator.init(w.env)))
-    return Trial(jobs, w.data, rounds, threads, numerics)
+    return EngineContext(jobs, w.data, rounds, threads, numerics)
 
 
-def noted(made: Trial) -> tuple[Trial, list[str]]:
+def noted(made: EngineContext) -> tuple[EngineContext, list[str]]:
     notes: list[str] = []
     return replace(made, note=notes.append), notes
 
@@ -56,7 +56,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Seconds], None]:
     """Answer timings by a function of the engine."""
 
     def answer(by: Seconds) -> None:
-        monkeypatch.setattr(vectorized, "seconds_a_step", lambda engine, jobs, data: by(engine))
+        monkeypatch.setattr(vectorized, "seconds_per_step", lambda engine, jobs, data: by(engine))
 
     return answer
 
@@ -72,7 +72,7 @@ def untimed(seconds: Callable[[Seconds], None]) -> None:
 # ---------------------------------------------------------------- the rule
 
 MIB = 1 << 20
-W3 = Load(
+W3 = Workload(
     jobs=10,
     most_stacked=100,
     parameters=1_663_370,
@@ -90,14 +90,16 @@ W3 = Load(
 def test_a_stack_is_as_large_as_the_cache_and_32_and_the_processes_allow(
     size: int, most: int
 ) -> None:
-    load = replace(W3, bytes=size, most_stacked=most)
+    workload = replace(W3, bytes=size, most_stacked=most)
     allowed = [
         count
         for count in range(1, 33)
         if count <= most and (count == 1 or count * size <= 20 * MIB)
     ]
-    assert load.stack == max(allowed)
-    assert {replace(load, jobs=n, steps=n, threads=n).stack for n in (1, 5, 100)} == {load.stack}
+    assert workload.stack_size == max(allowed)
+    assert {replace(workload, jobs=n, steps=n, threads=n).stack_size for n in (1, 5, 100)} == {
+        workload.stack_size
+    }
 
 
 @pytest.mark.parametrize(
@@ -121,10 +123,12 @@ def test_workers_repay_their_start(change: dict[str, int], repays: bool) -> None
 
 def test_what_the_rule_looks_at() -> None:
     """Steps: ceil(n / 8) of every client and epoch, for all rounds; an MLP of 4 inputs, 8 hidden units and 3 classes."""
-    load = Load.of(trial("method=scaffold", "local.epochs=2", rounds=5, threads=4))
+    workload = Workload.of(engine_context("method=scaffold", "local.epochs=2", rounds=5, threads=4))
     parameters = 4 * 8 + 8 + 8 * 3 + 3
     steps = 5 * 2 * sum(-(-n // 8) for n in SIZES)
-    assert load == Load(6, Trial.most_stacked, parameters, 8 * parameters, steps, 8, 4)
+    assert workload == Workload(
+        6, EngineContext.most_stacked, parameters, 8 * parameters, steps, 8, 4
+    )
 
 
 CHAIN, WORKERS, ALONE = Vectorized(32, "linear"), Workers(), Serial()
@@ -149,7 +153,9 @@ CHAIN, WORKERS, ALONE = Vectorized(32, "linear"), Workers(), Serial()
 )
 def test_auto_on_a_cpu(untimed: None, made: dict[str, Any], expected: Engine) -> None:
     world = {key: value for key, value in made.items() if key != "overrides"}
-    first, again = (Auto().settle(trial(*made.get("overrides", ()), **world)) for _ in range(2))
+    first, again = (
+        Auto().choose(engine_context(*made.get("overrides", ()), **world)) for _ in range(2)
+    )
     assert describe(first) == describe(again) == describe(expected)
     assert first.threads_each(made.get("threads", 1)) == (
         1 if expected is WORKERS else made.get("threads", 1)
@@ -157,12 +163,12 @@ def test_auto_on_a_cpu(untimed: None, made: dict[str, Any], expected: Engine) ->
 
 
 def test_vectorized_alone_stacks_chains_only_on_a_cpu(untimed: None) -> None:
-    assert describe(Vectorized().settle(trial(rounds=LONG))) == describe(CHAIN)
-    assert describe(Vectorized().settle(trial(rounds=LONG, model=CONV))) == describe(ALONE)
-    nothing = replace(trial(), jobs=[])
+    assert describe(Vectorized().choose(engine_context(rounds=LONG))) == describe(CHAIN)
+    assert describe(Vectorized().choose(engine_context(rounds=LONG, model=CONV))) == describe(ALONE)
+    nothing = replace(engine_context(), jobs=[])
     assert (
-        describe(Vectorized().settle(nothing))
-        == describe(Auto().settle(nothing))
+        describe(Vectorized().choose(nothing))
+        == describe(Auto().choose(nothing))
         == describe(ALONE)
     )
 
@@ -170,23 +176,23 @@ def test_vectorized_alone_stacks_chains_only_on_a_cpu(untimed: None) -> None:
 @pytest.mark.parametrize("numerics", [NUMERICS, CUDA], ids=["cpu", "cuda"])
 def test_what_the_user_says_is_kept(untimed: None, numerics: Numerics) -> None:
     for engine in (Vectorized(3), Vectorized(3, "vmap"), Vectorized(3, "linear")):
-        assert engine.settle(trial(model=CONV, rounds=LONG, numerics=numerics)) is engine
-    settled = Vectorized(kernel="vmap").settle(trial(numerics=numerics))
-    assert describe(settled) == describe(Vectorized(32, "vmap"))
-    made, notes = noted(trial(model=CONV, numerics=numerics))
-    assert describe(Vectorized(kernel="linear").settle(made)) == describe(ALONE)
+        assert engine.choose(engine_context(model=CONV, rounds=LONG, numerics=numerics)) is engine
+    chosen = Vectorized(kernel="vmap").choose(engine_context(numerics=numerics))
+    assert describe(chosen) == describe(Vectorized(32, "vmap"))
+    made, notes = noted(engine_context(model=CONV, numerics=numerics))
+    assert describe(Vectorized(kernel="linear").choose(made)) == describe(ALONE)
     assert "one after the other" in notes[0]
 
 
 def test_unequal_clients_with_states_are_one_stack(untimed: None) -> None:
-    made = trial("method=scaffold")
-    engine = Auto().settle(made)
+    made = engine_context("method=scaffold")
+    engine = Auto().choose(made)
     assert engine.split(made.jobs, made.data) == [[0, 1, 2, 3, 4, 5]]
 
 
 @pytest.mark.parametrize(("threads", "stack"), [(1, 32), (2, 3), (4, 2), (16, 1)])
 def test_every_worker_gets_a_stack(untimed: None, threads: int, stack: int) -> None:
-    engine = Workers(inner=describe(Vectorized())).settle(trial(threads=threads))
+    engine = Workers(inner=describe(Vectorized())).choose(engine_context(threads=threads))
     assert describe(engine.computing) == describe(Vectorized(stack, "linear"))
 
 
@@ -194,10 +200,10 @@ def test_every_worker_gets_a_stack(untimed: None, threads: int, stack: int) -> N
 
 
 def test_short_runs_on_cuda_are_not_timed(untimed: None) -> None:
-    assert describe(Auto().settle(trial(threads=2, numerics=CUDA))) == describe(CHAIN)
-    assert describe(Auto().settle(trial(threads=2, numerics=CUDA, model=CONV))) == describe(
-        Vectorized(32, "vmap")
-    )
+    assert describe(Auto().choose(engine_context(threads=2, numerics=CUDA))) == describe(CHAIN)
+    assert describe(
+        Auto().choose(engine_context(threads=2, numerics=CUDA, model=CONV))
+    ) == describe(Vectorized(32, "vmap"))
 
 
 @pytest.mark.parametrize(
@@ -220,15 +226,15 @@ def test_the_fastest_stack_is_taken(
         )  # 3 % are no reason to leave serial
 
     seconds(by)
-    made, notes = noted(trial(rounds=LONG, numerics=CUDA, threads=2))
-    assert describe(Auto().settle(made)) == describe(expected)
+    made, notes = noted(engine_context(rounds=LONG, numerics=CUDA, threads=2))
+    assert describe(Auto().choose(made)) == describe(expected)
     assert "serial 1" in notes[0] and "linear 4" in notes[0] and "vmap 2" in notes[0]
 
 
 def test_a_slow_model_stays_serial(seconds: Callable[[Seconds], None]) -> None:
     seconds(lambda engine: 1.0)
-    made, notes = noted(trial(rounds=LONG, numerics=CUDA))
-    assert describe(Vectorized().settle(made)) == describe(Serial())
+    made, notes = noted(engine_context(rounds=LONG, numerics=CUDA))
+    assert describe(Vectorized().choose(made)) == describe(Serial())
     assert "already takes 1 s" in notes[0]
 
 
@@ -237,8 +243,8 @@ def test_a_slow_model_stays_serial(seconds: Callable[[Seconds], None]) -> None:
 
 def test_a_resumed_run_gets_workers_where_its_processes_had_fewer_threads() -> None:
     computing = Vectorized(4, "linear")
-    assert Auto().adopt(computing, threads=2, budget=2) is computing
-    spread = Auto().adopt(computing, threads=1, budget=2)
+    assert Auto().restore(computing, threads=2, num_threads=2) is computing
+    spread = Auto().restore(computing, threads=1, num_threads=2)
     assert isinstance(spread, Workers) and describe(spread.computing) == describe(computing)
 
 
@@ -258,7 +264,7 @@ def test_a_run_that_ends_before_it_trains_has_its_numerics_fixed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunEngine, "_settled", interrupted)
+        patch.setattr(RunEngine, "_engine_for", interrupted)
         with pytest.raises(KeyboardInterrupt):
             execute(compose([*common, "threads=1"]), say=None)
     (stored,) = tmp_path.glob("runs/*/*/numerics.json")

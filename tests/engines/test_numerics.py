@@ -20,7 +20,7 @@ from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.running.experiment import Experiment, choose_numerics
-from fedexp.runtime.numerics import applied
+from fedexp.runtime.numerics import use_numerics
 from tests.world import CPU, make_world
 
 BASE = Numerics(engine={}, threads=1, device="cpu", dtype="float32")
@@ -45,12 +45,12 @@ def test_switches_are_set_for_a_run_and_put_back(
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     found = switches()
-    with applied(BASE):
+    with use_numerics(BASE):
         exact = {"products": "highest", "convolutions": False, "deterministic": False}
         assert switches() == found | exact
-    with applied(replace(BASE, precision="tf32")):
+    with use_numerics(replace(BASE, precision="tf32")):
         assert switches() == found | {"products": "high", "convolutions": True}
-    with pytest.raises(ZeroDivisionError), applied(replace(BASE, deterministic=True)):
+    with pytest.raises(ZeroDivisionError), use_numerics(replace(BASE, deterministic=True)):
         assert switches() == found | exact | {
             "deterministic": True,
             "benchmark": False,
@@ -62,7 +62,7 @@ def test_switches_are_set_for_a_run_and_put_back(
 
 def test_a_workspace_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    with applied(replace(BASE, deterministic=True)):
+    with use_numerics(replace(BASE, deterministic=True)):
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 

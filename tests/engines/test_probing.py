@@ -20,7 +20,7 @@ from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs, run
 from fedexp.core.trainer import Ctx
 from fedexp.core.trees import Tree, Trees
-from fedexp.engines.client_cache import Memo
+from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.serial import Serial
 from fedexp.engines.stored_models import FromStoredModels, StoredModels
 from fedexp.engines.timing import shortened
@@ -199,17 +199,17 @@ def test_a_stored_model_is_asked_a_new_probe_without_training(
     both = jobs_of(world, ClassCounts(3), Witness())
     other = jobs_of(world, Witness(note=1))
     inner = OneStream(engines[name])
-    memo = Memo(inner, tmp_path, 1.0, NUMERICS, "code")
-    list(memo.map(plain, world.data))
+    client_cache = ClientCache(inner, tmp_path, 1.0, NUMERICS, "code")
+    list(client_cache.map(plain, world.data))
     assert inner.counted() == (6, 0)
     for jobs, asked in ((first, 6), (first, 0), (both, 6), (both, 0), (other, 6), (other, 0)):
-        got = list(memo.map(jobs, world.data))
+        got = list(client_cache.map(jobs, world.data))
         assert inner.counted() == (0, asked)
         assert_agree(got, of_serial(jobs, name, world.data))
         assert all(set(r.probes) == {probe.name for probe in jobs[0].probes} for r in got)
         assert set(pids(got)) <= processes(engines[name])
-    assert (memo.hits, memo.misses) == (36, 6)
-    counted = [r.probes["class_counts"]["n"] for r in memo.map(both, world.data)]
+    assert (client_cache.hits, client_cache.misses) == (36, 6)
+    counted = [r.probes["class_counts"]["n"] for r in client_cache.map(both, world.data)]
     assert torch.equal(torch.stack(counted), torch.from_numpy(world.data.class_counts()))
 
 
@@ -222,13 +222,13 @@ def test_what_is_lost_in_part_is_made_anew(
     world = make_world("method=fedavg", data=make_data((9, 9, 5, 9, 7, 5)))
     jobs = jobs_of(world, Witness(), ClassCounts(3))
     inner = OneStream(engines[name])
-    memo = Memo(inner, tmp_path, 1.0, NUMERICS, "code")
+    client_cache = ClientCache(inner, tmp_path, 1.0, NUMERICS, "code")
     expected = of_serial(jobs, name, world.data)
     for lost in (lambda job, key: [key], answers_of, lambda job, key: [key, *answers_of(job, key)]):
-        list(memo.map(jobs, world.data))
+        list(client_cache.map(jobs, world.data))
         assert inner.counted()[0] in (0, 6)
-        unlink(memo, jobs, gone, world.data, lost)
-        got = list(memo.map(jobs, world.data))
+        unlink(client_cache, jobs, gone, world.data, lost)
+        got = list(client_cache.map(jobs, world.data))
         assert_agree(got, expected)
         assert [list(r.probes) for r in got] == [["witness", "class_counts"]] * 6
         trained, asked = inner.counted()
@@ -251,16 +251,16 @@ def answers_of(job: ClientJob, key: str) -> list[str]:
 
 
 def unlink(
-    memo: Memo,
+    client_cache: ClientCache,
     jobs: Sequence[ClientJob],
     which: Sequence[int],
     data: FederatedData,
     names: Callable[[ClientJob, str], list[str]],
 ) -> None:
-    keys = memo._keys(jobs, memo.inner.split(jobs, data), data)
+    keys = client_cache._keys(jobs, client_cache.inner.split(jobs, data), data)
     for i in which:
         for name in names(jobs[i], keys[i]):
-            memo._path(name).unlink()
+            client_cache._path(name).unlink()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -269,12 +269,12 @@ def test_a_model_that_is_evicted_while_others_are_trained_is_trained_too(
 ) -> None:
     world = make_world("method=fedavg", data=make_data((9, 9, 5, 9, 7, 5)))
     jobs = jobs_of(world)
-    memo = Memo(OneStream(engines[name]), tmp_path, 1.0, NUMERICS, "code")
-    expected = [r.weights.params for r in memo.map(jobs, world.data)]
-    unlink(memo, jobs, (0, 5), world.data, lambda job, key: [key])
-    stream = memo.map(jobs, world.data)
+    client_cache = ClientCache(OneStream(engines[name]), tmp_path, 1.0, NUMERICS, "code")
+    expected = [r.weights.params for r in client_cache.map(jobs, world.data)]
+    unlink(client_cache, jobs, (0, 5), world.data, lambda job, key: [key])
+    stream = client_cache.map(jobs, world.data)
     got = [next(stream)]
-    unlink(memo, jobs, (2, 3), world.data, lambda job, key: [key])
+    unlink(client_cache, jobs, (2, 3), world.data, lambda job, key: [key])
     got += stream
     assert_same([r.weights.params for r in got], expected)
 

@@ -92,9 +92,9 @@ def opened(cluster: Any, inner: Engine, actors: int) -> Iterator[Ray]:
     """An engine with so many actors, whose start takes seconds."""
     engine = Ray(address=cluster.address, inner=describe(inner), actors=actors)
     engine.open(NUMERICS, 2)
-    assert engine._crew is not None
-    engine._crew.gather(120, 120)
-    assert len(engine._crew.ready) == actors
+    assert engine._pool is not None
+    engine._pool.wait_for_start(120, 120)
+    assert len(engine._pool.ready) == actors
     yield engine
     engine.close()
 
@@ -162,8 +162,8 @@ class TestOneCrew:
     """None of these loses an actor."""
 
     def test_actors_are_spread_over_the_nodes(self, engine: Ray) -> None:
-        assert engine._crew is not None
-        assert len({member.node for member in engine._crew.ready}) == 2
+        assert engine._pool is not None
+        assert len({actor.node for actor in engine._pool.ready}) == 2
 
     def test_serials_bits(self, engine: Ray) -> None:
         for method in distinct_methods():
@@ -243,30 +243,30 @@ def test_a_lost_node_changes_no_bit(
     notes: list[str] = []
     world = make_world("method=fedavg", "rounds=1", data=make_data((7,) * 10))
     world.env = replace(world.env, trainer=Slow())
-    assert engine._crew is not None
-    monkeypatch.setattr(engine._crew, "_note", notes.append)
+    assert engine._pool is not None
+    monkeypatch.setattr(engine._pool, "_note", notes.append)
     head, second = sorted(
-        engine._crew.ready, key=lambda member: member.node != cluster.head_node.node_id
+        engine._pool.ready, key=lambda actor: actor.node != cluster.head_node.node_id
     )
     trained: list[int] = []
 
     def disturb(done: int, of: int) -> None:
         trained.append(done)
         if done == 2:
-            assert second.parcels
+            assert second.batches
             (node,) = cluster.worker_nodes
             lose(cluster, node)
 
     same_run(world, engine, on_client=disturb)
     assert trained == list(range(1, 11))
     assert any("lost an actor" in note for note in notes)
-    assert [member for member in engine._crew.ready if member is not head] == []
+    assert [actor for actor in engine._pool.ready if actor is not head] == []
 
     cluster.add_node(num_cpus=1, object_store_memory=STORE, node_ip_address="127.0.0.3")
-    engine._crew.fill()
-    engine._crew.gather(120, 120)
+    engine._pool.fill()
+    engine._pool.wait_for_start(120, 120)
     same_run(replace_trainer(world, Slow(seconds=0.0)), engine)
-    assert len({member.node for member in engine._crew.ready}) == 2
+    assert len({actor.node for actor in engine._pool.ready}) == 2
 
 
 def test_work_that_kills_every_actor_is_an_error(
@@ -275,8 +275,8 @@ def test_work_that_kills_every_actor_is_an_error(
     monkeypatch.setattr("fedexp.engines.ray.MAX_LOSSES", 2)
     world = replace_trainer(make_world("method=fedavg", data=make_data((5,))), Deadly())
     notes: list[str] = []
-    assert engine._crew is not None
-    monkeypatch.setattr(engine._crew, "_note", notes.append)
+    assert engine._pool is not None
+    monkeypatch.setattr(engine._pool, "_note", notes.append)
     with pytest.raises(ClientError, match="client 0: 2 Ray actors died"):
         world.run(engine=engine)
     assert sum("lost an actor" in note for note in notes) == 2
@@ -330,15 +330,15 @@ def test_absent_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'fedexp[ray]'" in str(caught.value)
 
 
-def test_settled_and_adopted() -> None:
+def test_chosen_and_restored() -> None:
     """What computes is the inner engine at the actors' threads; a resumed run keeps both under another budget."""
     engine = Ray(threads=2, actors=1)
     assert isinstance(engine.computing, Serial)
     assert engine.threads_each(8) == 2
-    adopted = engine.adopt(Serial(), 1, 4)
-    assert isinstance(adopted, Ray)
-    assert (adopted.threads, adopted.actors, adopted.inner) == (1, 1, describe(Serial()))
-    build(Engine, describe(adopted), "engine")
+    restored = engine.restore(Serial(), 1, 4)
+    assert isinstance(restored, Ray)
+    assert (restored.threads, restored.actors, restored.inner) == (1, 1, describe(Serial()))
+    build(Engine, describe(restored), "engine")
 
 
 def test_shared_trees_travel_once() -> None:
@@ -348,8 +348,8 @@ def test_shared_trees_travel_once() -> None:
     stored: list[Any] = []
     packer = Packer(jobs, lambda value: stored.append(value) or f"reference {len(stored)}")
     for position in range(len(jobs)):
-        parcel = packer.parcel([[position]], "data", (), "")
-        assert set(parcel.trees) == {*_keys(parcel.chunks[0][0])}
+        batch = packer.batch([[position]], "data", (), "")
+        assert set(batch.trees) == {*_keys(batch.chunks[0][0])}
     assert len(jobs) > 1
     assert [set(tree) for tree in stored] == [
         set(jobs[0].start.params)

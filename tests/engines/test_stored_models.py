@@ -271,7 +271,7 @@ def test_what_only_the_data_show_is_refused_before_training(
     ('{"num_clients": 4, "clients": [0, 1, 2, 2]}', "distinct"),
     ('{"num_clients": 4, "clients": [0, 1, 2, 4]}', "0 .. num_clients - 1"),
     ('{"num_clients": 4, "clients": [0, 1, 2, 3], "num_examples": [1, 2]}', "expected 4, got 2"),
-    ('{"num_clients": 4, "clients": [0, 1, 2, 3], "class_counts": [[1], [1], [1], [1, 2]]}', "as many classes"),
+    ('{"num_clients": 4, "clients": [0, 1, 2, 3], "class_counts": [[1], [1], [1], [1, 2]]}', "same number of classes"),
     ('{"num_clients": 4, "clients": [0, 1, 2, 3], "class_counts": [[1], [1], [1], [1]]}', "10 classes"),
 ])  # fmt: skip
 def test_a_damaged_list_of_clients_is_told(

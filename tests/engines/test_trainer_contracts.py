@@ -637,7 +637,7 @@ def test_a_run_says_once_why_its_clients_are_not_stacked() -> None:
     from tests.engines.test_vectorized import OwnGrad
 
     for trainer, reason in (
-        (OwnGrad(), "a grad of its own"),
+        (OwnGrad(), "the trainer overrides `grad`"),
         (NoBatchingRule(), "cannot be vectorised"),
     ):
         world = world_of(trainer)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine, Trial, describe
+from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.errors import ClientError, ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
@@ -24,7 +24,7 @@ from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.trainer import Ctx, Received, Trainer
 from fedexp.core.trees import Tree, Trees
 from fedexp.engines.serial import Serial
-from fedexp.engines.workers import Workers, _only
+from fedexp.engines.workers import Workers, _fork_servers
 from tests.engines.compare import about, distinct_methods
 from tests.engines.plugins import NoBatchingRule
 from tests.world import World, assert_same, make_data, make_world
@@ -266,16 +266,16 @@ def test_a_killed_worker_costs_a_retry(
 @pytest.mark.filterwarnings(
     "ignore:a worker process died"
 )  # told only where its next job was on its way already
-@pytest.mark.parametrize("nursery_too", [False, True])
+@pytest.mark.parametrize("fork_server_too", [False, True])
 def test_processes_killed_between_rounds_are_replaced(
-    pools: dict[int, Workers], nursery_too: bool
+    pools: dict[int, Workers], fork_server_too: bool
 ) -> None:
     world = make_world("method=fedavg")
     jobs = jobs_of(world)
     expected = list(pools[2].map(jobs, world.data))
-    if nursery_too:
-        _only[0]._process.kill()
-        _only[0]._process.wait()
+    if fork_server_too:
+        _fork_servers[0]._process.kill()
+        _fork_servers[0]._process.wait()
     before = pids(pools[2])
     for pid in before:
         os.kill(pid, signal.SIGKILL)
@@ -329,15 +329,15 @@ def test_parts_of_the_inner_engine_stay_together() -> None:
 def test_choices_are_the_inner_engines() -> None:
     engine = Workers(workers=3, threads=2)
     world = make_world("method=fedavg")
-    settled = engine.settle(Trial(jobs_of(world), world.data, 3, 4, NUMERICS))
-    assert describe(settled) == describe(engine)
-    assert isinstance(settled.computing, Serial)
-    assert (settled.threads_each(8), settled.threads_each(1)) == (2, 1)
-    adopted = Workers().adopt(Serial(), threads=2, budget=4)
-    assert describe(adopted) == describe(Workers(threads=2))
+    chosen = engine.choose(EngineContext(jobs_of(world), world.data, 3, 4, NUMERICS))
+    assert describe(chosen) == describe(engine)
+    assert isinstance(chosen.computing, Serial)
+    assert (chosen.threads_each(8), chosen.threads_each(1)) == (2, 1)
+    restored = Workers().restore(Serial(), threads=2, num_threads=4)
+    assert describe(restored) == describe(Workers(threads=2))
 
 
-def test_alone_under_its_budget_it_is_the_inner_engine() -> None:
+def test_one_worker_runs_the_inner_engine_in_this_process() -> None:
     engine = Workers()
     engine.open(NUMERICS, 1)
     assert engine._pool is None
@@ -348,11 +348,11 @@ def test_alone_under_its_budget_it_is_the_inner_engine() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="do not fit into the thread budget"):
+    with pytest.raises(ConfigError, match="do not fit into the run's threads"):
         Workers(workers=3, threads=2).open(replace(NUMERICS, threads=2), 4)
     with pytest.raises(ValueError, match="workers must be"):
         Workers(workers=0)
-    with pytest.raises(ValueError, match="workers cannot run workers"):
+    with pytest.raises(ValueError, match="must not be a workers engine"):
         Workers(inner={"_target_": "fedexp.engines.workers.Workers"})
     with pytest.raises(ConfigError, match="unknown key 'no_such_key'"):
         Workers(inner={"_target_": "fedexp.engines.serial.Serial", "no_such_key": 1})
@@ -383,8 +383,8 @@ if sys.argv[1] == "done":
 else:
     quick = make_world("method=fedavg", data=world.data)
     list(engine.map(jobs_of(quick), world.data))
-    from fedexp.engines.workers import _only
-    print(*pids(engine), _only[0]._process.pid, flush=True)
+    from fedexp.engines.workers import _fork_servers
+    print(*pids(engine), _fork_servers[0]._process.pid, flush=True)
     list(engine.map(jobs_of(world), world.data))
 """
 
@@ -454,7 +454,7 @@ def test_a_worker_says_why_it_does_not_stack() -> None:
     engine.note = said.append
     try:
         for trainer, reason in (
-            (OwnGrad(), "a grad of its own"),
+            (OwnGrad(), "the trainer overrides `grad`"),
             (NoBatchingRule(), "cannot be vectorised"),
         ):
             list(engine.map([replace(job, trainer=trainer) for job in jobs_of(world)], world.data))

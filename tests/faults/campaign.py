@@ -312,8 +312,8 @@ class Campaign:
         arguments = self.arguments(case, LONG)
         process = place.start(arguments)
         _wait(lambda: any(p.stat().st_size for p in place.outputs.glob("runs/*/*/metrics.jsonl")))
-        (nursery,) = children(process.pid)[:1] or (0,)
-        victims = [nursery] if case.kind == "nursery" else children(nursery)
+        (fork_server,) = children(process.pid)[:1] or (0,)
+        victims = [fork_server] if case.kind == "fork server" else children(fork_server)
         for victim in victims[:1]:
             os.kill(victim, signal.SIGKILL)
         ended = place.end(process)
@@ -417,7 +417,7 @@ def cases(groups: Sequence[str], methods: Sequence[str], disks: bool) -> Iterato
         ):
             yield Case("signals", kind, engine=engine, number=number)
     if "workers" in groups:
-        for kind, number in itertools.product(["worker", "nursery"], range(3)):
+        for kind, number in itertools.product(["worker", "fork server"], range(3)):
             yield Case("workers", kind, engine="workers", number=number)
     if "stdout" in groups:
         yield from (Case("stdout", kind) for kind in ("deaf", "mute"))

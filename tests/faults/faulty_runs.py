@@ -79,7 +79,7 @@ def job(arguments: list[str], fault: Fault) -> None:
     execute.draw_curve = lambda rows, path, title: None  # type: ignore[assignment] # takes longer than the run
     if "engine=workers" in arguments:
         workers.subprocess = _Forking  # type: ignore[attr-defined]
-        workers._nursery({"_target_": "fedexp.engines.serial.Serial"})
+        workers._fork_server({"_target_": "fedexp.engines.serial.Serial"})
     counts = _armed(fault)
     code = run_command(arguments)
     if fault.kind == "count":
@@ -94,7 +94,7 @@ class _Forking:
 
     class Popen:
         def __init__(self, command: list[str], pass_fds: Sequence[int], **_: Any) -> None:
-            from fedexp.engines.worker_process import nursery
+            from fedexp.engines.worker_process import serve_forks
 
             (fd,) = pass_fds
             self.pid, self.code = os.fork(), None
@@ -102,13 +102,13 @@ class _Forking:
                 try:
                     os.closerange(3, fd)
                     os.closerange(fd + 1, 4096)
-                    nursery(fd)
+                    serve_forks(fd)
                 finally:
                     os._exit(0)
 
-        def poll(self, how: int = os.WNOHANG) -> int | None:
+        def poll(self, exit_reason: int = os.WNOHANG) -> int | None:
             if self.code is None:
-                pid, status = os.waitpid(self.pid, how)
+                pid, status = os.waitpid(self.pid, exit_reason)
                 self.code = os.waitstatus_to_exitcode(status) if pid else None
             return self.code
 
@@ -154,7 +154,7 @@ def _armed(fault: Fault) -> dict[str, int]:
     watch(Journal, "append", "file", flush=True)
     for place, name in ((os, "truncate"), (Path, "replace"), (Path, "unlink"), (Path, "mkdir")):
         watch(place, name, "file")
-    for place, name in ((trainer, "_run_backward"), (torch.autograd, "grad")):
+    for place, name in ((trainer, "run_backward"), (torch.autograd, "grad")):
         watch(place, name, "pass")
     if fault.kind == "size":
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.at, fault.at))

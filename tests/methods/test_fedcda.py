@@ -19,7 +19,7 @@ from fedexp.core.weights import Weights
 from fedexp.engines.serial import Serial
 from fedexp.methods.fedcda import CacheEntry, FedCDA, Selection, products
 from fedexp.running.experiment import Experiment
-from fedexp.storage.kept_models import KeptModels
+from fedexp.storage.stored_weights import FileBackedModelStore
 from fedexp.storage.tensors import TensorStore
 from tests.world import CPU, World, assert_same, make_data, make_world, resumed
 
@@ -302,7 +302,7 @@ def test_resumed_and_kept_on_disk_are_straight_where_older_models_are_chosen(
     assert any(picked(expected))
     again = resumed(lambda _: make_world(*overrides, m=3), 5, tmp_path / "resumed")
     on_disk = make_world(*overrides, m=3)
-    store = KeptModels(TensorStore(tmp_path / "kept"), CPU, lambda: 0.0)
+    store = FileBackedModelStore(TensorStore(tmp_path / "kept"), CPU, lambda: 0.0)
     on_disk.env = replace(on_disk.env, models=store)
     for other in (again, on_disk.run()):
         assert picked(other) == picked(expected)

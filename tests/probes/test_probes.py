@@ -9,7 +9,7 @@ import torch
 
 from fedexp.core.numerics import Numerics
 from fedexp.core.probe import Probe
-from fedexp.engines.client_cache import Memo
+from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.serial import Serial
 from fedexp.methods.bases.class_counts import ClassCounts
 from fedexp.methods.ma_echo.projections import Projections
@@ -45,11 +45,11 @@ def test_the_memo_answers_again_and_tells_probes_models_and_clients_apart(tmp_pa
     names = (world.env.layers[0].weight,)
     jobs = jobs_of(world, ClassCounts(3), Projections(names))
     inner = Counting()
-    memo = Memo(inner, tmp_path, 1.0, NUMERICS, "code")
+    memo = ClientCache(inner, tmp_path, 1.0, NUMERICS, "code")
     first = [answers(memo, job, job.start, world.data) for job in jobs]
     assert inner.asked == 2 * len(jobs)
     second = [
-        answers(Memo(inner, tmp_path, 1.0, NUMERICS, "code"), job, job.start, world.data)
+        answers(ClientCache(inner, tmp_path, 1.0, NUMERICS, "code"), job, job.start, world.data)
         for job in jobs
     ]
     assert inner.asked == 2 * len(jobs)
@@ -72,7 +72,7 @@ def test_later_rounds_are_not_stored(tmp_path: Path) -> None:
     world = make_world("method=local")
     (job, *_) = jobs_of(world, ClassCounts(3))
     inner = Counting()
-    memo = Memo(inner, tmp_path, 1.0, NUMERICS, "code")
+    memo = ClientCache(inner, tmp_path, 1.0, NUMERICS, "code")
     for _ in range(2):
         answers(memo, replace(job, round=1), job.start, world.data)
     assert inner.asked == 2 and not list(tmp_path.iterdir())
@@ -81,7 +81,9 @@ def test_later_rounds_are_not_stored(tmp_path: Path) -> None:
 def test_a_full_memo_stores_no_more_answers(tmp_path: Path) -> None:
     world = make_world("method=local")
     jobs = jobs_of(world, ClassCounts(3))
-    memo = Memo(Counting(), tmp_path, 1e-9, NUMERICS, "code")  # one byte: the first answer fills it
+    memo = ClientCache(
+        Counting(), tmp_path, 1e-9, NUMERICS, "code"
+    )  # one byte: the first answer fills it
     asked = [job.asking(job.start, job.probes) for job in jobs]
     stored = [len(list(tmp_path.rglob("*.safetensors"))) for _ in memo.map(asked, world.data)]
     assert stored == [1] * len(jobs) and len(jobs) > 1

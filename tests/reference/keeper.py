@@ -14,7 +14,7 @@ from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
-from fedexp.core.stored_weights import Kept
+from fedexp.core.stored_weights import StoredWeights
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
 
@@ -43,10 +43,10 @@ class KeepLast(Aggregator):
         self, state: State, results: Iterable[ClientResult], env: Env
     ) -> tuple[State, Metrics]:
         old: Weights = state["weights"]
-        kept: dict[str, list[Kept]] = dict(state["kept"])
+        kept: dict[str, list[StoredWeights]] = dict(state["kept"])
         total = trees.scale(old.params, sum(map(len, kept.values())))
         for result in results:
-            models = [*kept.get(str(result.client), []), env.keep(result.weights)]
+            models = [*kept.get(str(result.client), []), env.store(result.weights)]
             total = trees.add(total, result.weights.params)
             if len(models) > self.K:
                 total = trees.sub(total, models.pop(0).load().params)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedexp.core.data import Samples
 from fedexp.core.jobs import ClientResult
 from fedexp.core.net import Net
-from fedexp.core.probe import Probe, Record
+from fedexp.core.probe import ClientRecord, Probe
 from fedexp.core.seeds import torch_generator
 from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree
@@ -48,7 +48,7 @@ class Witness(Probe):
             "noise": noise + self.note,
         }
 
-    def from_record(self, record: Record) -> Tree | None:
+    def from_record(self, record: ClientRecord) -> Tree | None:
         if not self.records or record.num_examples is None:
             return None
         return {"recorded": torch.tensor(record.num_examples)}

@@ -17,7 +17,7 @@ from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.core.runner import Snapshot, next_jobs, run
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.engines.client_cache import Memo
+from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.running.experiment import Experiment
@@ -277,15 +277,15 @@ def test_stored_models_stand_for_training_and_the_memo_recalls_it(
     def forbidden(*args: object) -> None:
         raise AssertionError("trained")
 
-    monkeypatch.setattr(Memo, "_save", forbidden)
-    recalled = fedexp.run([*quick, "method=ensemble"])
+    monkeypatch.setattr(ClientCache, "_save", forbidden)
+    cached = fedexp.run([*quick, "method=ensemble"])
     stored = fedexp.run([*quick, "method=ensemble", f"client_models.path={local.folder}"])
-    assert len(stored.models) == len(recalled.models) == 5
-    for ran in (recalled, stored):
+    assert len(stored.models) == len(cached.models) == 5
+    for ran in (cached, stored):
         assert all(same(a, b) for a, b in zip(local.models, ran.models, strict=True))
     assert (
         stored.result["metrics"]["test/ensemble/acc"]
-        == recalled.result["metrics"]["test/ensemble/acc"]
+        == cached.result["metrics"]["test/ensemble/acc"]
     )
     shifted = CYCLE.replace("tiny_mlp,tiny_cnn", "tiny_cnn,tiny_mlp")
     with pytest.raises(

@@ -13,7 +13,7 @@ import pytest
 from fedexp.config.compose import compose
 from fedexp.core.jobs import ClientJob
 from fedexp.core.runner import Snapshot, next_jobs
-from fedexp.engines.client_cache import Memo
+from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.serial import Serial
 from fedexp.running import peak_memory as peak_memory_module
 from fedexp.running.costs import Meter, costs
@@ -133,7 +133,7 @@ def test_a_meter_counts_from_round_to_round_through_the_memo(tmp_path: Path) -> 
     numerics = choose_numerics(world.experiment.config)
     jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
     engine = Stacking()
-    memo = Memo(engine, tmp_path, 1.0, numerics, "code")
+    memo = ClientCache(engine, tmp_path, 1.0, numerics, "code")
     meter = Meter(memo)
     for asked, fresh in ((jobs[:1], jobs[:1]), (jobs, jobs[1:]), (jobs, [])):
         steps = {result.client: result.num_steps for result in memo.map(asked, world.data)}

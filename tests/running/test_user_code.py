@@ -184,7 +184,7 @@ def test_a_faulty_loss_names_its_line(capsys) -> None:
 
 @pytest.mark.parametrize(("draw", "partition", "why"), [
     ("float(batch.y[0])", "iid", "its loss cannot be vectorised"),
-    ("batch.y[0]", "dirichlet", "where no other has as many samples"),
+    ("batch.y[0]", "dirichlet", "if no other client has as many samples"),
 ])  # fmt: skip
 def test_clients_that_are_not_stacked_are_told_once_and_in_the_result(
     draw: str, partition: str, why: str, capsys

@@ -74,7 +74,7 @@ def test_a_flipped_bit_of_the_servers_state_is_refused(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_of_a_kept_model_is_refused_when_it_is_read(tmp_path: Path) -> None:
     saver = Checkpoint(tmp_path, CPU)
-    kept = saver.models.keep(Weights(ModelSpec("a.B", ()), {"x": torch.ones(2)}, {}))
+    kept = saver.models.store(Weights(ModelSpec("a.B", ()), {"x": torch.ones(2)}, {}))
     saver.save(Snapshot(1, {"model": kept}, {}), set(), 0)
     (path,) = (tmp_path / "checkpoint" / "tensors").iterdir()
     flip(path)
@@ -144,7 +144,7 @@ def test_a_damaged_memo_heals_itself(root: Path, monkeypatch: pytest.MonkeyPatch
         flip(path)
     third = next((root / "memo").glob("*")) / "entry.safetensors"
     tensors.save_tree(third, {"x": torch.ones(1)})
-    assert tensors.recalled(third, CPU) is not None  # of an earlier version: it has no seal
+    assert tensors.load_sealed(third, CPU) is not None  # of an earlier version: it has no seal
     monkeypatch.setattr(tensors, "_trusted", set())  # as a new process
     again, said = start()
     assert again["metrics"] == first["metrics"]
@@ -159,11 +159,11 @@ def test_a_memo_that_cannot_be_written_ends_no_run(root: Path) -> None:
     (root / "memo").write_text("not a folder")
     result, said = start()
     assert result["status"] == "done"
-    assert sum("memo" in text and "not kept" in text for text in said) == 1
+    assert sum("memo" in text and "not stored" in text for text in said) == 1
 
 
 def test_a_memo_on_a_full_disk_ends_no_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedexp.engines.client_cache.remember", full)
+    monkeypatch.setattr("fedexp.engines.client_cache.save_sealed", full)
     result, said = start()
     assert result["status"] == "done"
     assert sum("No space left" in text for text in said) == 1

@@ -17,9 +17,9 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage import identity
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.files import read_json, read_jsonl, write_text
-from fedexp.storage.kept_models import KeptModels
 from fedexp.storage.run_folder import Journal, RunFolder
 from fedexp.storage.stored_run import find_runs
+from fedexp.storage.stored_weights import FileBackedModelStore
 from fedexp.storage.tensors import TensorStore, decode, encode, load_tree, save_tree
 
 CPU = torch.device("cpu")
@@ -64,10 +64,10 @@ def assert_equal(a, b) -> None:
 
 def test_state_through_json_and_disk(tmp_path: Path) -> None:
     store = TensorStore(tmp_path)
-    models = KeptModels(store, CPU, lambda: 0)
+    models = FileBackedModelStore(store, CPU, lambda: 0)
     text = json.dumps(encode(example(), store.put, models.name_of))
     assert_equal(
-        decode(json.loads(text), lambda name: store.get(name, CPU), models.stored), example()
+        decode(json.loads(text), lambda name: store.get(name, CPU), models.reference_to), example()
     )
 
 
@@ -339,6 +339,6 @@ def test_what_replaces_a_file_is_on_disk_first(
     assert done == [f".a.txt.{socket.gethostname()}.{os.getpid()}.part", "renamed"]
     journal = Journal(tmp_path, None, 1)
     journal.append({"step": 1})
-    journal.secure()
+    journal.sync()
     journal.close()
     assert done[2:] == ["metrics.jsonl"]

@@ -419,7 +419,7 @@ def test_wandb_has_the_verdicts_and_the_claims(
     monkeypatch.setattr(Wandb, "log", lambda self, row: logged.append(row))
     monkeypatch.setattr(Wandb, "close", lambda self, status, result: None)
     monkeypatch.setattr(Wandb, "summarize", lambda self, values: summaries.append(values))
-    monkeypatch.setattr(Wandb, "keep", lambda self, *what: kept.append(what))
+    monkeypatch.setattr(Wandb, "log_artifact", lambda self, *what: kept.append(what))
     (tmp_path / "report.md").touch()
     assert send_summary(report(), {"_target_": "fedexp.tracking.wandb.Wandb"}, "group", tmp_path)
     comparison, claims = logged[0]["comparison"], logged[0]["claims"]

@@ -142,7 +142,7 @@ def test_the_end_of_a_run_in_numbers_with_the_folder_last(
     assert "20, 450 local steps; target reached in round 7" in text
     assert "1.50 (train 1.25)" in text
     assert "down 999 B, up 1.5 MB" in text
-    assert "360 local steps a second of training memory 410 MB at its peak" in text
+    assert "360 local steps per second of training memory 410 MB at its peak" in text
 
 
 def test_stacking_gpu_memory_and_a_profile_are_shown_where_there_are_any(
@@ -166,7 +166,7 @@ def test_stacking_gpu_memory_and_a_profile_are_shown_where_there_are_any(
     print_result(
         result() | {"steps_per_second": None}, tmp_path
     )  # every client's work came from the memo
-    assert "a second" not in capsys.readouterr().out
+    assert "per second" not in capsys.readouterr().out
 
 
 def test_a_sweep_names_what_failed_and_how_to_run_it_again(

@@ -207,8 +207,8 @@ def test_strict_does_not_undo_a_finished_run(tmp_path: Path) -> None:
 
 def test_notes_of_a_logger_are_told_from_the_run_s_thread(tmp_path: Path) -> None:
     logger = Scripted(where="open")
-    logger.trouble = lambda: logger.say("continuing offline")
-    assert feed_all(logger, tmp_path) == ["continuing offline"]
+    logger.trouble = lambda: logger.note("Continuing offline")
+    assert feed_all(logger, tmp_path) == ["Continuing offline"]
 
 
 def test_the_process_ends_while_a_logger_hangs(tmp_path: Path) -> None:
@@ -216,10 +216,10 @@ def test_the_process_ends_while_a_logger_hangs(tmp_path: Path) -> None:
         import threading
         from pathlib import Path
         from fedexp.tracking.feed import Feed
-        from fedexp.tracking.local import Local
+        from fedexp.tracking.local import LocalLogger
         from fedexp.tracking.logger import RunInfo
 
-        class Hanging(Local):
+        class Hanging(LocalLogger):
             def log(self, row):
                 threading.Event().wait()
 

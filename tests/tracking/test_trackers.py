@@ -83,7 +83,11 @@ def interrupted_and_resumed(kind: type[Logger], folder: Path) -> None:
 def test_every_yaml_builds_its_logger_and_refuses_what_it_does_not_know(name: str) -> None:
     node = compose([f"logger={name}"])["logger"]
     logger = build(Logger, node, "logger")
-    assert type(logger).__name__.lower() == name and not logger.strict and logger.timeout == 60
+    assert (
+        type(logger).__name__.lower().removesuffix("logger") == name
+        and not logger.strict
+        and logger.timeout == 60
+    )
     with pytest.raises(ConfigError, match="unknown key 'proyect'"):
         build(Logger, node | {"proyect": "x"}, "logger")
 
@@ -249,7 +253,7 @@ def test_wandb_online_sends_what_the_server_lacks(
     monkeypatch.setattr(wandb, "init", lambda **given: asked.append(given) or run)
     said: list[str] = []
     logger = Wandb(mode="online", entity="team")
-    logger.say = said.append
+    logger.note = said.append
     logger.open(info(tmp_path, resumed=True), ROWS[:2])
     for row in ROWS[2:]:
         logger.log(row)
@@ -286,11 +290,11 @@ def test_wandb_goes_on_offline_where_the_server_is_not_reached(
         monkeypatch.delenv("WANDB_API_KEY", raising=False)
     said: list[str] = []
     logger = Wandb(mode="online", timeout=2.0)
-    logger.say = said.append
+    logger.note = said.append
     logger.open(info(tmp_path), ROWS[:1])
     logger.close("done", None)
     (warning,) = said
-    assert "continuing offline" in warning and f"wandb sync {tmp_path}" in warning
+    assert "Continuing offline" in warning and f"wandb sync {tmp_path}" in warning
     assert ("no W&B account" in warning) is not account
     (path,) = parts(tmp_path)
     assert [r.run.run_id for r in records(path) if r.WhichOneof("record_type") == "run"] == [
@@ -320,11 +324,11 @@ def test_wandb_tries_an_unreachable_server_once_a_sweep(
     monkeypatch.setattr("fedexp.tracking.wandb._unreached", {})
     for group in ("sweep-1", "sweep-1", "sweep-2", None, None):
         logger = Wandb(mode="online")
-        logger.say = said.append
+        logger.note = said.append
         logger.open(replace(info(tmp_path), group=group), [])
         logger.close("done", None)
     assert tried == ["online", "offline", "offline", *["online", "offline"] * 3]
-    assert len(said) == 5 and all("(no route); continuing offline" in text for text in said)
+    assert len(said) == 5 and all("(no route). Continuing offline" in text for text in said)
 
 
 def frozen_service() -> None:

@@ -1,1 +1,1 @@
-"""How the gradients of stacked clients are computed."""
+"""Kernels that compute the gradients of stacked clients."""

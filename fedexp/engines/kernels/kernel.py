@@ -1,4 +1,7 @@
-"""The interface of a stacked kernel: the gradients of several clients, computed as one."""
+"""Interface of a stacked kernel.
+
+It computes the gradients of several clients as one.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,22 @@ from fedexp.core.trees import Tree, Trees
 
 
 class NotStackableError(Exception):
-    """What a trainer does cannot be done for several clients at once; says why."""
+    """A computation of a trainer that cannot be done for several clients at once.
+
+    The message gives the reason.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class StackBatch:
-    """One step's batches of k clients.
+    """The batches of k clients in one step.
 
     Args:
-        x, y: (k, b, ...) inputs and (k, b) targets; rows beyond a client's own batch are padding.
-        share: what each row counts in its client's mean: 1 / b, or (k, b) with zeros for padding where sizes differ.
-        own: each client's context, at this step.
+        x: Inputs of shape (k, b, ...). Rows beyond a client's own batch are padding.
+        y: Targets of shape (k, b).
+        share: Weight of each row in its client's mean. It is 1 / b, or (k, b) with
+            zeros for padding if sizes differ.
+        own: Context of each client at this step.
     """
 
     x: Tensor
@@ -40,11 +48,17 @@ class StackBatch:
 
 @dataclass(eq=False)
 class StackTrees:
-    """The trees of k clients, each tensor with a leading axis of k; `received` and `shared` may repeat one client's.
+    """The trees of k clients, with a leading axis of k in each tensor.
+
+    `received` and `shared` may repeat the tensors of one client.
 
     Args:
-        params, buffers: what the clients train on, in place; trained: names of the parameters that are not frozen.
-        state: the client states; empty where neither kernel nor hooks read them.
+        params: Parameters that the clients train, in place.
+        buffers: Buffers of the clients, changed in place.
+        trained: Names of the parameters that are not frozen.
+        received: Models that the clients received.
+        shared: Trees that the server broadcast.
+        state: Client states, empty if neither kernel nor hooks read them.
     """
 
     params: Tree
@@ -56,17 +70,20 @@ class StackTrees:
 
     @cached_property
     def live(self) -> Tree:
-        """The parameters that are trained."""
+        """Parameters that are trained."""
         return {name: self.params[name] for name in self.trained}
 
     @cached_property
     def start(self) -> Tree:
-        """Those of `live` as `received`."""
+        """The parameters of `live` as they were received."""
         return {name: self.received.params[name] for name in self.trained}
 
 
 class StackedVectors(Vectors):
-    """One vector a client: tensors have a leading axis of k, norms and factors are (k,)."""
+    """Vectors of several clients.
+
+    Tensors have a leading axis of k. Norms and factors have shape (k,).
+    """
 
     @staticmethod
     def norm(tensors: list[Tensor]) -> Tensor:
@@ -87,40 +104,56 @@ class StackedVectors(Vectors):
 
 
 def _each(factor: Tensor, value: Tensor) -> Tensor:
-    """A client's own factor for all of its entries in `value`."""
+    """Reshape the factor of each client to apply to all of its entries in `value`."""
     return factor.reshape(-1, *[1] * (value.dim() - 1))
 
 
 class StackKernel(ABC):
-    """Computes gradients for one stack; made anew for each."""
+    """A kernel that computes gradients for one stack. Each stack has its own kernel."""
 
-    same_sizes: ClassVar[bool]  # must all clients of a stack have equally many samples?
+    same_sizes: ClassVar[bool]  # whether all clients of a stack must have equally many samples
 
     @classmethod
     @abstractmethod
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
-        """Why it does not compute what the job's trainer, task and network say; None where it does."""
+        """Return why this kernel cannot compute the job, or None if it can.
+
+        It cannot if it does not compute what the job's trainer, task and network say.
+        """
 
     @classmethod
     def reads_context(cls, trainer: Trainer) -> bool:
-        """Whether it looks at ``stack.state``."""
+        """Return whether the kernel reads ``stack.state``."""
         return False
 
     @abstractmethod
     def __init__(self, job: ClientJob, net: Net) -> None:
-        """For a stack of jobs that agree with `job` in trainer, task, budget, network and frozen parameters."""
+        """Prepare for a stack of jobs like `job`.
+
+        They agree with it in trainer, task, local training, network and frozen
+        parameters.
+        """
 
     @abstractmethod
     def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor | Measured]:
-        """Gradients of every client's own loss by the names of ``stack.live``, and the (k,) losses and scalars.
+        """Return the gradients of each client's own loss, and the losses and scalars.
 
-        Training statistics in ``stack.buffers`` move on.
+        The training statistics in ``stack.buffers`` are updated.
+
+        Returns:
+            The gradients by the names of ``stack.live``, and the losses and scalars of
+            shape (k,).
         """
 
     def gradients_uphill(
         self, stack: StackTrees, batch: StackBatch, ascent: Ascent
     ) -> tuple[Tree, Tensor | Measured, Tensor]:
-        """What `gradients` returns, the gradients being those at what `ascent` climbs to, and the (k,) norms of the climb."""
+        """Return what `gradients` returns, with the gradients taken after an ascent.
+
+        Returns:
+            The gradients at the point that `ascent` climbs to, the losses and scalars,
+            and the norms of the climb of shape (k,).
+        """
 
         def gradient_at(there: Tree) -> Tree:
             moved = replace(
@@ -132,12 +165,12 @@ class StackKernel(ABC):
         grads, norm = ascended(ascent, grads, stack.live, gradient_at, StackedVectors)
         return grads, loss, norm
 
-    def keep(self, count: int) -> None:
-        """Go on with the first `count` clients."""
+    def keep_first(self, count: int) -> None:
+        """Continue with the first `count` clients."""
 
 
 class FusedKernel(StackKernel):
-    """A kernel that can take gradient and step as one."""
+    """A kernel that can compute gradient and step as one."""
 
     @property
     @abstractmethod
@@ -152,7 +185,11 @@ class FusedKernel(StackKernel):
         adjustment: Adjustment | None,
         ascent: Ascent | None,
     ) -> dict[str, Tensor]:
-        """Take a whole step of plain SGD or heavy ball, in place; the (k,) losses, and what else is measured, by name.
+        """Take a whole step of plain SGD or of SGD with heavy-ball momentum, in place.
 
-        Called only where nothing but an ascent and an adjustment happen between gradient and optimizer.
+        It is called only if nothing but an ascent and an adjustment happens between
+        gradient and optimizer.
+
+        Returns:
+            The losses of shape (k,) and everything else that is measured, by name.
         """

@@ -1,4 +1,7 @@
-"""Chains of linear layers with ReLU and cross-entropy: batched matrix products and a backward pass written by hand."""
+"""Kernel for chains of linear layers with ReLU and cross-entropy.
+
+It uses batched matrix products and a backward pass written by hand.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,26 @@ from fedexp.core.trees import Tree
 from fedexp.engines.kernels.kernel import FusedKernel, StackBatch, StackTrees
 
 Layer = tuple[str, str | None]  # names of weight and bias
-Layers = Iterator[
-    tuple[int, Tensor, Tensor]
-]  # (number, its input, its output's gradient), last layer first
+# (number, input, gradient at the output) of each layer, last layer first.
+Layers = Iterator[tuple[int, Tensor, Tensor]]
 
-_BLOCK_BYTES = 1 << 20  # about a core's own cache
+_BLOCK_BYTES = 1 << 20  # bytes, about the cache of one core
 
 
 @dataclass(frozen=True, eq=False)
 class _Climb:
-    """``e = rho g / (||g|| + eps)`` by its factors: of a layer's weights, g is ``d^T a``, of rank b, and is never stored.
+    """The climb ``e = rho g / (||g|| + eps)`` by its factors.
+
+    The gradient g of a layer's weights is ``d^T a``, of rank b. It is never stored.
 
     Args:
-        inputs: (k, b, width) input a of every layer from the lowest trained one up, at w.
-        uphill: (k, b, width) gradients d at their outputs, times ``rho / (||g|| + eps)``.
-        lowest: (k, b, width) output of that layer, which has the same input at w + e; the pass there changes it in place.
-        norm: (k,) norms of e.
+        inputs: Input a at w of every layer from the lowest trained one up, (k, b,
+            width).
+        uphill: Gradients d at their outputs times ``rho / (||g|| + eps)``, (k, b,
+            width).
+        lowest: Output of the lowest trained layer, (k, b, width). It has the same input
+            at w + e, and the pass there changes it in place.
+        norm: Norms of e, (k,).
     """
 
     inputs: dict[int, Tensor]
@@ -44,13 +51,15 @@ class _Climb:
 
 @dataclass(frozen=True, eq=False)
 class _Forward:
-    """A forward pass, and the losses' gradients where it ends.
+    """A forward pass, and the gradients of the losses at its end.
 
     Args:
-        measured: the (k,) losses, and a feature term's scalars.
-        inputs: every layer's (k, b, width) input; top: the gradient at the last one's output.
-        term_gradient: a feature term's gradient at the last one's input, if it has any.
-        lowest: the output of the lowest layer that is trained.
+        measured: Losses of shape (k,), and the scalars of a feature term.
+        inputs: Input of every layer, (k, b, width).
+        top: Gradient at the output of the last layer.
+        term_gradient: Gradient of a feature term at the input of the last layer, if it
+            has any.
+        lowest: Output of the lowest layer that is trained.
     """
 
     measured: dict[str, Tensor]
@@ -61,25 +70,35 @@ class _Forward:
 
 
 class Linear(FusedKernel):
-    """Padding rows have no share in the loss, so clients of unequal sizes go together."""
+    """A kernel for chains of linear layers.
+
+    Padding rows have no share in the loss, so clients of unequal sizes are stacked
+    together.
+    """
 
     same_sizes: ClassVar[bool] = False
 
     @classmethod
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
         if not _trained(job, net):
-            return "the network is no chain of linear layers with ReLU, or all of it is frozen"
+            return "the network is not a chain of linear layers with ReLU, or all of it is frozen"
         if overrides(job.trainer, "grad"):
-            return "the trainer has a grad of its own"
+            return "the trainer overrides `grad`"
+
         if not same_author(type(job.trainer), "feature_term", "loss"):
-            return "the trainer has a loss of its own (or a `feature_term` by another class than its loss)"
+            return (
+                "the trainer overrides `loss`, "
+                "or another class than that of its loss defines `feature_term`"
+            )
+
         term = job.trainer.feature_term()
         last = net.linear_chain[-1][0].rpartition(".")[0]
         if term is not None and term.layer == "penultimate" and net.head_module != last:
-            return "the network's head is more than its last layer"
+            return "the network's head has more than its last layer"
         if not job.task.cross_entropy or not same_author(type(job.task), "cross_entropy", "loss"):
             return "the task's loss is not plain cross-entropy"
-        return "under bf16 it has no arithmetic" if net.precision == "bf16" else None
+
+        return "the kernel does not support bf16" if net.precision == "bf16" else None
 
     def __init__(self, job: ClientJob, net: Net) -> None:
         self._chain = net.linear_chain
@@ -106,6 +125,7 @@ class Linear(FusedKernel):
     ) -> tuple[Tree, Tensor | Measured, Tensor]:
         if not self._by_factors:
             return super().gradients_uphill(stack, batch, ascent)
+
         measured, layers = self._passes(stack, batch, ascent)
         norm = measured.pop("perturbation")
         return self._gradients(stack, layers), Measured(measured.pop("loss"), measured), norm
@@ -121,10 +141,13 @@ class Linear(FusedKernel):
         return {name: grads[name] for name in stack.live}
 
     def _pays(self, job: ClientJob) -> bool:
-        """Whether a climb by its factors is taken to be less work than one by gradients: batches small beside the layers.
+        """Return whether a climb by its factors is assumed to be less work.
 
-        A layer of `i` inputs and `o` outputs costs it 3 b (i + o) products a sample, and saves one gradient's i o: counted twice,
-        for what stores that gradient, takes its norm and adds it to w. A first figure.
+        The comparison is with a climb by gradients. It is less work if batches are
+        small compared with the layers. A layer of `i` inputs and `o` outputs costs 3 b
+        (i + o) products per sample, and saves the i o of one gradient. The saving is
+        counted twice, for storing the gradient, taking its norm and adding it to w. The
+        factor is a first value.
         """
         shapes = [
             job.start.params[weight].shape for weight, _ in self._chain if weight in self._trained
@@ -140,7 +163,10 @@ class Linear(FusedKernel):
         adjustment: Adjustment | None,
         ascent: Ascent | None,
     ) -> dict[str, Tensor]:
-        """The products are accumulated straight into the weights (or the momentum buffer): no gradient is stored."""
+        """Accumulate the products into the weights or the momentum buffer.
+
+        No gradient is stored.
+        """
         how = adjustment or Adjustment()
         if self._momentum and not self._buffer:
             self._buffer = {name: torch.zeros_like(value) for name, value in stack.live.items()}
@@ -152,20 +178,26 @@ class Linear(FusedKernel):
                     into, keep, factor = self._prepared(weight, rows, stack, how)
                     into.baddbmm_(d[rows].mT, a[rows], beta=keep, alpha=factor)
                     self._follow_buffer(weight, rows, stack)
+
             if bias is not None and bias in self._trained:
                 everyone = slice(None)
                 into, keep, factor = self._prepared(bias, everyone, stack, how)
                 into.mul_(keep).add_(d.sum(1), alpha=factor)
                 self._follow_buffer(bias, everyone, stack)
+
         if how.outside is not None:
             torch._foreach_add_(
                 list(stack.live.values()), list(how.outside.values()), alpha=-self._lr
             )
+
         return measured
 
     def _blocks(self, w: Tensor, how: Adjustment) -> list[slice]:
-        """The clients whose `w` is passed over at a time: where something is added besides the gradient, as many as a core's
-        cache holds. (Momentum alone gained nothing.)"""
+        """Return the groups of clients whose `w` is passed over at a time.
+
+        If something is added besides the gradient, a group has as many clients as the
+        cache of a core holds. With momentum only, this gained nothing.
+        """
         k, one = len(w), w[0].numel() * w.element_size()
         size = (
             k
@@ -177,11 +209,14 @@ class Linear(FusedKernel):
     def _prepared(
         self, name: str, rows: slice, stack: StackTrees, how: Adjustment
     ) -> tuple[Tensor, float, float]:
-        """Where these clients' gradient g of parameter `name` goes, as ``into = keep * into + factor * g``.
+        """Prepare the place for these clients' gradient g of parameter `name`.
 
-        Everything else that is added in the same step has been added when this returns (into, keep, factor). Without momentum
-        that is ``w -= lr * (pull * (w - toward) + shift)``, else the same sum, without -lr, on ``momentum * b``. A decay of b
-        by which nothing comes first is left to `keep`: the product that adds g does it on its way.
+        The gradient is added as ``into = keep * into + factor * g``. Everything else
+        that is added in the same step has been added when this returns (into, keep,
+        factor). Without momentum that is ``w -= lr * (pull * (w - toward) + shift)``.
+        With momentum it is the same sum, without -lr, on ``momentum * b``. If b is
+        decayed and nothing is added before the gradient, the decay is left to `keep`.
+        The product that adds g then applies it.
         """
         w = stack.live[name][rows]
         if not self._momentum:
@@ -190,6 +225,7 @@ class Linear(FusedKernel):
             if how.shift is not None:
                 w.add_(how.shift[name][rows], alpha=-self._lr)
             return w, 1.0, -self._lr * how.gradient
+
         b = self._buffer[name][rows]
         if not how.pull and how.shift is None:
             return b, self._momentum, how.gradient
@@ -201,20 +237,21 @@ class Linear(FusedKernel):
         return b, 1.0, how.gradient
 
     def _follow_buffer(self, name: str, rows: slice, stack: StackTrees) -> None:
-        """``w -= lr * b``, where there is momentum."""
+        """Apply ``w -= lr * b`` if there is momentum."""
         if self._momentum:
             stack.live[name][rows].add_(self._buffer[name][rows], alpha=-self._lr)
 
-    def keep(self, count: int) -> None:
+    def keep_first(self, count: int) -> None:
         self._buffer = {name: value[:count] for name, value in self._buffer.items()}
 
     def _passes(
         self, stack: StackTrees, batch: StackBatch, ascent: Ascent | None
     ) -> tuple[dict[str, Tensor], Layers]:
-        """What is measured at w, and, at w or at what `ascent` climbs to, inputs and gradients from the last layer down to the
-        lowest that is trained.
+        """Return what is measured at w, and the layers' inputs and gradients.
 
-        A layer's weights are read before it is yielded.
+        Inputs and gradients are those at w, or at the point that `ascent` climbs to.
+        They run from the last layer down to the lowest that is trained. The weights of
+        a layer are read before it is yielded.
         """
         here = self._forward(stack, batch, keeps_lowest=ascent is not None)
         layers = self._backward(stack.params, here)
@@ -233,11 +270,13 @@ class Linear(FusedKernel):
             weight, bias = self._chain[number]
             inputs[number], gradients[number] = a, d
             if weight in self._trained:
-                # ||d^T a||^2 = <d d^T, a a^T>; in float32 its rounding would exceed a gradient in which samples cancel
+                # ||d^T a||^2 = <d d^T, a a^T>. In float32 its rounding would exceed a gradient in
+                # which samples cancel.
                 wide_a, wide_d = a.double(), d.double()
                 square += (torch.bmm(wide_a, wide_a.mT) * torch.bmm(wide_d, wide_d.mT)).sum((1, 2))
             if bias in self._trained:
                 square += d.sum(1).square().sum(1)
+
         norm = square.clamp(min=0).sqrt().to(lowest.dtype)
         factor = ascent.rho / (norm + ascent.eps)
         uphill = {number: d * factor[:, None, None] for number, d in gradients.items()}
@@ -252,6 +291,7 @@ class Linear(FusedKernel):
     ) -> _Forward:
         inputs = [batch.x.flatten(2)]
         lowest = inputs[0]
+
         for number, (weight, bias) in enumerate(self._chain):
             a = inputs[-1]
             z = (
@@ -259,15 +299,18 @@ class Linear(FusedKernel):
                 if climb and number == self._lowest
                 else _outputs(a, stack.params, weight, bias)
             )
+
             if climb is not None and number in climb.uphill:
                 e = climb.uphill[number]
                 if weight in self._trained:
                     z = z.baddbmm_(torch.bmm(a, climb.inputs[number].mT), e)
                 if bias in self._trained:
                     z += e.sum(1, keepdim=True)
+
             if number == self._lowest:
                 lowest = z.clone() if keeps_lowest else z
             inputs.append(z.relu_() if number < len(self._chain) - 1 else z)
+
         logits = inputs.pop()
         log_p = logits.log_softmax(-1)
         target = batch.y.unsqueeze(-1)
@@ -275,8 +318,10 @@ class Linear(FusedKernel):
         d = log_p.exp_()
         d.scatter_add_(-1, target, d.new_full((), -1.0).expand(target.shape))
         d.mul_(batch.share.unsqueeze(-1) if isinstance(batch.share, Tensor) else batch.share)
+
         if self._term is None:
             return _Forward({"loss": losses}, inputs, d, None, lowest)
+
         anchor = self._anchor_of(stack, batch)
         if self._term.layer == "logits":
             term = self._term.of(logits, anchor, batch.share, lambda: d)
@@ -287,12 +332,16 @@ class Linear(FusedKernel):
                 inputs[-1], anchor, batch.share, lambda: self._below(stack.params, last, d, climb)
             )
             top, below = d, term.gradient
+
         return _Forward(
             by_name(Measured(losses + term.value, term.scalars)), inputs, top, below, lowest
         )
 
     def _anchor_of(self, stack: StackTrees, batch: StackBatch) -> Tensor:
-        """The representation by the received models, (k, b, width); once a batch."""
+        """Return the representation by the received models, (k, b, width).
+
+        It is computed once per batch.
+        """
         assert self._term is not None
         if self._anchor is None or self._anchor[0] is not batch:
             z = batch.x.flatten(2)
@@ -314,12 +363,13 @@ class Linear(FusedKernel):
                 and number == len(self._chain) - 1
             ):
                 below += forward.term_gradient
+
             yield number, a, d
             if below is not None:
                 d = torch.ops.aten.threshold_backward(below, a, 0)
 
     def _below(self, params: Tree, number: int, d: Tensor, climb: _Climb | None) -> Tensor:
-        """The gradient at a layer's input, from that at its output."""
+        """Return the gradient at a layer's input, from the gradient at its output."""
         weight = self._chain[number][0]
         below = torch.bmm(d, params[weight])
         if climb is not None and weight in self._trained:
@@ -328,7 +378,10 @@ class Linear(FusedKernel):
 
 
 def _outputs(a: Tensor, params: Tree, weight: str, bias: str | None) -> Tensor:
-    """A layer's (k, b, width) outputs for k clients' inputs; one product where all have the same tensors."""
+    """Return the (k, b, width) outputs of a layer for the inputs of k clients.
+
+    If all clients have the same tensors, it is one product.
+    """
     w, c = params[weight], None if bias is None else params[bias]
     if not w.stride(0) and (c is None or not c.stride(0)):
         return functional.linear(a, w[0], None if c is None else c[0])
@@ -336,5 +389,5 @@ def _outputs(a: Tensor, params: Tree, weight: str, bias: str | None) -> Tensor:
 
 
 def _trained(job: ClientJob, net: Net) -> set[str]:
-    """Names of the chain's parameters that are not frozen."""
+    """Return the names of the chain's parameters that are not frozen."""
     return {name for layer in net.linear_chain for name in layer if name is not None} - job.frozen

@@ -1,4 +1,7 @@
-"""Any network and loss: the trainer's own `loss`, vectorised over clients by `torch.vmap`."""
+"""Kernel for any network and loss.
+
+The trainer's own `loss` is vectorised over clients by `torch.vmap`.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,22 @@ class _UnansweredError(Exception):
 
 
 class Vmapped(StackKernel):
-    """The gradients of the clients' summed loss are each client's own, for no client's loss knows another's parameters.
+    """A kernel that takes the gradient of the sum of the clients' losses.
 
-    Only the forward pass is vectorised by `torch.vmap`; a loss written with operations that have no batching rule raises
-    `NotStackableError`.
+    It consists of each client's own gradient, because no client's loss depends on
+    another's parameters. Only the forward pass is vectorised by `torch.vmap`. A loss
+    written with operations that have no batching rule raises `NotStackableError`.
     """
 
-    same_sizes: ClassVar[bool] = (
-        True  # a mean over padding rows, or BatchNorm's statistics, would be another loss
-    )
+    # A mean over padding rows, or BatchNorm's statistics over them, would be another loss.
+    same_sizes: ClassVar[bool] = True
 
     @classmethod
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
         if overrides(job.trainer, "grad"):
-            return "the trainer has a grad of its own (`adjustment`, `correct` and `ascent` can be stacked)"
+            return (
+                "the trainer overrides `grad` (`adjustment`, `correct` and `ascent` can be stacked)"
+            )
         return None if len(job.frozen) < len(job.start.params) else "every parameter is frozen"
 
     @classmethod
@@ -48,14 +53,14 @@ class Vmapped(StackKernel):
     def __init__(self, job: ClientJob, net: Net) -> None:
         self._job, self._net = job, net
         self._draws: dict[tuple[int, ...], list[Draw]] = {}
-        self._counts: Tree = {}  # (k, classes), once they were asked for
+        self._counts: Tree = {}  # shape (k, classes), once they were asked for
 
     def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor | Measured]:
         try:
             return self._gradients(stack, batch)
         except (torch.cuda.OutOfMemoryError, NotStackableError):
             raise
-        except Exception as error:  # where the loss itself is at fault, serial training says so
+        except Exception as error:  # if the loss itself is at fault, serial training reports it
             text = str(error).partition("\n")[0]
             raise NotStackableError(
                 f"its loss cannot be vectorised ({type(error).__name__}: {text})"
@@ -65,16 +70,17 @@ class Vmapped(StackKernel):
         live = [value.requires_grad_() for value in stack.live.values()]
         if batch.x.shape not in self._draws:
             self._ask(stack, batch)
+
         before = trees.clone(stack.buffers) if overrides(self._job.trainer, "loss") else {}
         try:
             losses, scalars = self._losses(stack, stack.buffers, batch, self._noise(batch), None)
-        except (
-            _UnansweredError
-        ):  # from some epoch on, say, the loss asks for more than in earlier steps
+        except _UnansweredError:
+            # The loss asks for more than in earlier steps, for example from some epoch on.
             if before:
                 torch._foreach_copy_(trees.tensors(stack.buffers), trees.tensors(before))
             self._ask(stack, batch)
             losses, scalars = self._losses(stack, stack.buffers, batch, self._noise(batch), None)
+
         grads = torch.autograd.grad(losses.sum(), live, allow_unused=True, materialize_grads=True)
         for value in live:
             value.requires_grad_(False)
@@ -83,7 +89,7 @@ class Vmapped(StackKernel):
         return dict(zip(stack.live, grads, strict=True)), found
 
     def _ask(self, stack: StackTrees, batch: StackBatch) -> None:
-        """What does a step ask for? Find out on copies of the buffers."""
+        """Find out, on copies of the buffers, what a step asks for."""
         draws = self._draws.setdefault(batch.x.shape, [])
         with torch.no_grad():
             self._losses(stack, trees.clone(stack.buffers), batch, {}, draws)
@@ -102,16 +108,18 @@ class Vmapped(StackKernel):
         noise: dict[Draw, Tensor],
         asked: list[Draw] | None,
     ) -> tuple[Tensor, Tree]:
-        """(k,) losses and other scalars.
+        """Return the losses of shape (k,) and other scalars.
 
-        Where there is `asked`, what the loss asks of the noise goes there and is answered with zeros; class counts that it
-        asks for are computed, and answered with the first client's.
+        If `asked` is given, what the loss asks of the noise is added to it and answered
+        with zeros. Class counts that it asks for are computed, and answered with those
+        of the first client.
         """
+        # Sizes, steps and epochs are the same for all clients.
         job, net, first = (
             self._job,
             self._net,
             batch.own[0],
-        )  # sizes, steps and epochs are the same for all
+        )
 
         def loss(
             params: Tree,
@@ -153,7 +161,7 @@ class Vmapped(StackKernel):
                 received=received,
                 shared=shared,
                 state=state,
-                once=lambda name, make: make(),  # a tensor of this pass means nothing in the next
+                once=lambda name, make: make(),  # a tensor of this pass is not valid in the next
                 noise=draw,
                 full_gradient=refuse,
                 count_classes=count_classes,
@@ -164,8 +172,9 @@ class Vmapped(StackKernel):
 
         reads = self.reads_context(job.trainer)
         received, shared = (stack.received, stack.shared) if reads else (Received({}, {}), {})
-        # a second network is built when it is first asked for, and initialised at random
+        # A second network is built when it is first asked for, and initialised at random.
         randomness = "error" if asked is None else "same"
+
         try:
             losses: tuple[Tensor, Tree] = torch.vmap(loss, randomness=randomness)(
                 stack.params,
@@ -181,4 +190,5 @@ class Vmapped(StackKernel):
         finally:
             net.release()
             net.set_noise(None)
+
         return losses

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedexp.core.data import Samples
 from fedexp.core.jobs import ClientResult
 from fedexp.core.net import Net
-from fedexp.core.probe import Probe, Record
+from fedexp.core.probe import ClientRecord, Probe
 from fedexp.core.task import Task
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
@@ -37,7 +37,7 @@ class ClassCounts(Probe):
     ) -> Tree:
         return {"n": torch.bincount(samples.labels(index), minlength=self.num_classes)}
 
-    def from_record(self, record: Record) -> Tree | None:
+    def from_record(self, record: ClientRecord) -> Tree | None:
         return None if record.class_counts is None else {"n": torch.tensor(record.class_counts)}
 
 

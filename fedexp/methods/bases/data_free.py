@@ -20,7 +20,7 @@ from fedexp.core.kernel import StepNoise
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.seeds import seed_of
-from fedexp.core.stored_weights import Kept
+from fedexp.core.stored_weights import StoredWeights
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
 from fedexp.distillation.ensemble import TeacherEnsemble
@@ -54,7 +54,7 @@ class DataFreeState(TypedDict):
     stacked: bool | None
     student: Weights
     optimizer: State
-    teachers: list[Kept]
+    teachers: list[StoredWeights]
     own: State
 
 
@@ -195,7 +195,7 @@ class DataFree(Aggregator):
             "stacked": stacked,
             "student": student,
             "optimizer": self.student.init(student.trainable),
-            "teachers": [env.keep(model) for model in models],
+            "teachers": [env.store(model) for model in models],
             "own": self.begin(state["own"], env),
         }
         return started, {"clients": len(models), "teachers/stacked": int(stacked)}

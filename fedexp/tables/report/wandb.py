@@ -68,7 +68,9 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
         tracker.log(values)
         tracker.summarize(counts(report))
         name = re.sub(r"[^\w.-]+", "-", f"{report.name}-{report.form}")
-        tracker.keep(name, "report", sorted(path for path in folder.iterdir() if path.is_file()))
+        tracker.log_artifact(
+            name, "report", sorted(path for path in folder.iterdir() if path.is_file())
+        )
         status = "done"
     finally:
         tracker.close(status, None)

@@ -1,4 +1,4 @@
-"""Kept models: the same as models in the state, whatever lies on disk, whenever the process is stopped."""
+"""StoredWeights models: the same as models in the state, whatever lies on disk, whenever the process is stopped."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedexp.config.compose import compose
 from fedexp.core.client_states import After, committed
 from fedexp.core.errors import StorageError
 from fedexp.core.runner import Snapshot, run
-from fedexp.core.stored_weights import Kept, ModelStore, kept_in
+from fedexp.core.stored_weights import ModelStore, StoredWeights, stored_weights_in
 from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial
 from fedexp.running.execute import execute
 from fedexp.storage import tensors
 from fedexp.storage.checkpoint import Checkpoint
-from fedexp.storage.kept_models import KeptModels, StoredModel
+from fedexp.storage.stored_weights import FileBackedModelStore, FileBackedWeights
 from tests.reference.keeper import KeepLast
 from tests.storage.crashes import before_every_change, interrupted_at
 from tests.world import CPU, World, assert_same, make_data, make_world
@@ -70,7 +70,7 @@ def play(
     expected: Expected = {}
     for step in range(1, count + 1):
         states = committed(now.clients)
-        saver.models.retain(now.state)
+        saver.models.keep_only(now.state)
         kept, expected = dict(now.state["kept"]), dict(expected)
         changes = {}
         for client in {step % clients, step * step % clients}:
@@ -79,7 +79,7 @@ def play(
                 str(client),
                 model_of(client, step),
             )
-            kept[name] = [*kept.get(name, []), saver.models.keep(model)][-2:]
+            kept[name] = [*kept.get(name, []), saver.models.store(model)][-2:]
             expected[name] = [*expected.get(name, []), model][-2:]
         now = Snapshot(step, {"kept": kept}, After(states, changes))
         yield now, expected, step % every == 0
@@ -108,7 +108,7 @@ def test_killed_before_any_change_on_disk_the_last_or_the_next_checkpoint_is_the
         assert step in list(saved)[-2:]
         assert_kept(found[0].state if found else {"kept": {}}, saved[step])
         if found:
-            assert files(killed) == {kept.digest for kept in kept_in(found[0].state)}
+            assert files(killed) == {kept.digest for kept in stored_weights_in(found[0].state)}
         shutil.rmtree(killed)
         looked.append(step)
 
@@ -136,7 +136,7 @@ def test_interrupted_at_any_line_the_finished_step_can_be_saved(
                 stop,
                 "client_states.py",
                 "checkpoint.py",
-                "kept_models.py",
+                "storage/stored_weights.py",
                 "tensors.py",
                 "files.py",
             ):
@@ -165,7 +165,11 @@ def test_memory_and_disk_hold_what_they_should(tmp_path: Path, held: int) -> Non
     saver = Checkpoint(tmp_path, CPU, held * SIZE / 1e9)
     for snapshot, expected, saves in play(saver, 20, every=3):
         assert_kept(snapshot.state, expected)
-        kept = [model for model in kept_in(snapshot.state) if isinstance(model, StoredModel)]
+        kept = [
+            model
+            for model in stored_weights_in(snapshot.state)
+            if isinstance(model, FileBackedWeights)
+        ]
         in_memory = sum(model.bytes for model in kept if model.weights is not None)
         assert in_memory + saver.client_states.bytes <= held * SIZE
         assert held < 20 or in_memory == sum(map(len, expected.values())) * SIZE
@@ -176,11 +180,11 @@ def test_memory_and_disk_hold_what_they_should(tmp_path: Path, held: int) -> Non
 
 def test_what_the_last_checkpoint_refers_to_outlives_its_equals(tmp_path: Path) -> None:
     saver = Checkpoint(tmp_path, CPU, 0)
-    kept = saver.models.keep(model_of(0, 1))
+    kept = saver.models.store(model_of(0, 1))
     saver.save(Snapshot(1, {"kept": {"0": [kept]}}, {}), set(), 0)
-    again = saver.models.keep(model_of(0, 1))
+    again = saver.models.store(model_of(0, 1))
     assert saver.models.name_of(again) == kept.digest
-    saver.models.retain({})
+    saver.models.keep_only({})
     saver.close()
     found = Checkpoint(tmp_path, CPU).load()
     assert found is not None
@@ -193,7 +197,7 @@ def test_without_checkpoints_the_disk_holds_the_state_and_in_the_end_nothing(
     saver = Checkpoint(tmp_path, CPU, 0)
     before: set[str] = set()
     for snapshot, _, _ in play(saver, 20, every=100):
-        kept = {model.digest for model in kept_in(snapshot.state)}
+        kept = {model.digest for model in stored_weights_in(snapshot.state)}
         assert files(tmp_path) == kept | before
         before = kept
     saver.close()
@@ -202,13 +206,13 @@ def test_without_checkpoints_the_disk_holds_the_state_and_in_the_end_nothing(
 
 def test_client_states_and_models_share_one_limit(tmp_path: Path) -> None:
     saver = Checkpoint(tmp_path, CPU, 5 * SIZE / 1e9)
-    one = saver.models.keep(model_of(0, 0))
+    one = saver.models.store(model_of(0, 0))
     for client in range(4):
         saver.client_states.commit({client: {"c": {"z": torch.zeros(5)}}})
-    two = saver.models.keep(model_of(1, 1))
+    two = saver.models.store(model_of(1, 1))
     assert (one.weights is None, two.weights is None) == (True, False)
     saver.client_states.commit({4: {"c": {"z": torch.zeros(5)}}})
-    saver.models.retain({"two": two})
+    saver.models.keep_only({"two": two})
     assert two.weights is None and len(saver.client_states._held) == 5
 
 
@@ -223,7 +227,7 @@ def test_written_and_hashed_once_by_content(
         tensors, "save_tree", lambda path, tree: written.append(path.name) or save_tree(path, tree)
     )
     saver = Checkpoint(tmp_path, CPU)
-    kept = [saver.models.keep(model_of(0, step)) for step in (1, 2, 1)]
+    kept = [saver.models.store(model_of(0, step)) for step in (1, 2, 1)]
     assert not hashed and not written
     for step in (1, 2, 3):
         saver.save(Snapshot(step, {"kept": kept}, {}), set(), 0)
@@ -242,23 +246,23 @@ def test_written_and_hashed_once_by_content(
 def test_equal_by_spec_and_content(tmp_path: Path) -> None:
     memory, disk = ModelStore(), Checkpoint(tmp_path, CPU, 0).models
     for one, two in itertools.product((memory, disk), repeat=2):
-        first, other = one.keep(model_of(1, 1)), model_of(1, 1)
-        assert first == two.keep(other) and hash(first) == hash(two.keep(other))
-        assert first != two.keep(model_of(1, 2)) and first != two.keep(replace(other, buffers={}))
-        assert first != two.keep(replace(other, spec=replace(SPEC, kwargs=())))
+        first, other = one.store(model_of(1, 1)), model_of(1, 1)
+        assert first == two.store(other) and hash(first) == hash(two.store(other))
+        assert first != two.store(model_of(1, 2)) and first != two.store(replace(other, buffers={}))
+        assert first != two.store(replace(other, spec=replace(SPEC, kwargs=())))
 
 
 def test_what_is_kept_is_no_view_of_something_larger() -> None:
     stack = torch.arange(12.0).reshape(3, 4)
     own = torch.ones(2)
-    kept = ModelStore().keep(Weights(SPEC, {"a": stack[1], "b": own}, {})).load()
+    kept = ModelStore().store(Weights(SPEC, {"a": stack[1], "b": own}, {})).load()
     assert kept.params["a"].untyped_storage().nbytes() == 16 and kept.params["b"] is own
 
 
 def test_a_checkpoint_takes_models_from_elsewhere(tmp_path: Path) -> None:
     """From memory, and from another run's folder."""
     mine, other = Checkpoint(tmp_path / "mine", CPU), Checkpoint(tmp_path / "other", CPU, 0)
-    kept = [ModelStore().keep(model_of(0, 1)), other.models.keep(model_of(0, 2))]
+    kept = [ModelStore().store(model_of(0, 1)), other.models.store(model_of(0, 2))]
     mine.save(Snapshot(1, {"kept": {"0": kept}}, {}), set(), 0)
     shutil.rmtree(tmp_path / "other")
     found = Checkpoint(tmp_path / "mine", CPU).load()
@@ -268,7 +272,7 @@ def test_a_checkpoint_takes_models_from_elsewhere(tmp_path: Path) -> None:
 
 def test_resuming_reads_no_kept_model_and_damage_names_the_file(tmp_path: Path) -> None:
     saver = Checkpoint(tmp_path, CPU)
-    kept = [saver.models.keep(model_of(0, step)) for step in (1, 2)]
+    kept = [saver.models.store(model_of(0, step)) for step in (1, 2)]
     saver.save(Snapshot(1, {"kept": kept}, {}), set(), 0)
     for path in (tmp_path / "checkpoint" / "tensors").iterdir():
         path.write_bytes(path.read_bytes()[:-3])
@@ -291,16 +295,16 @@ def test_a_parameter_is_read_alone_and_never_unverified(
         name: torch.randn(3, generator=torch.Generator().manual_seed(i))
         for i, name in enumerate("ab")
     }
-    saver.save(Snapshot(1, {"kept": [saver.models.keep(Weights(SPEC, params, {}))]}, {}), set(), 0)
+    saver.save(Snapshot(1, {"kept": [saver.models.store(Weights(SPEC, params, {}))]}, {}), set(), 0)
     whole = []
     load = tensors.load_tree
     monkeypatch.setattr(
         tensors, "load_tree", lambda path, *how: (whole.append(path), load(path, *how))[1]
     )
 
-    def resumed() -> Kept:
+    def resumed() -> StoredWeights:
         snapshot, _ = Checkpoint(tmp_path, CPU).load() or pytest.fail("nothing was saved")
-        kept: Kept = snapshot.state["kept"][0]
+        kept: StoredWeights = snapshot.state["kept"][0]
         return kept
 
     kept = resumed()
@@ -342,7 +346,7 @@ def test_the_keepers_mean_is_the_mean_of_what_it_keeps() -> None:
     end = world.run(engine=Records())
     last = {client: models[-2:] for client, models in trained.items()}
     assert any(len(models) > 2 for models in trained.values())
-    assert all(type(kept) is Kept for kept in kept_in(end.state))
+    assert all(type(kept) is StoredWeights for kept in stored_weights_in(end.state))
     for client, models in all_kept(end).items():
         assert_same(models, last[client])
     stacked = [
@@ -374,7 +378,7 @@ def test_neither_a_limit_nor_resuming_after_any_step_changes_bits(
             snapshot = step.after
         saver.save(snapshot, set(), 0)
         done = snapshot.step
-        assert files(tmp_path) >= {kept.digest for kept in kept_in(snapshot.state)}
+        assert files(tmp_path) >= {kept.digest for kept in stored_weights_in(snapshot.state)}
     assert_same(world.models(snapshot), world.models(expected))
     found, original = all_kept(snapshot), all_kept(expected)
     assert list(found) == list(original)
@@ -387,7 +391,7 @@ def test_a_run_holds_what_its_state_refers_to(tmp_path: Path) -> None:
     env, before = replace(world.env, models=saver.models), set[str]()
     start = Snapshot(0, world.aggregator.init(env), saver.client_states)
     for step in run(world.aggregator, env, Serial(), world.data, start):
-        kept = {model.digest for model in kept_in(step.after.state)}
+        kept = {model.digest for model in stored_weights_in(step.after.state)}
         assert files(tmp_path) == kept | before
         before = kept
 
@@ -397,9 +401,11 @@ def test_a_runs_limit_changes_neither_results_nor_what_it_leaves(
     tmp_path: Path, every: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Weights] = []
-    keep = KeptModels.keep
+    store = FileBackedModelStore.store
     monkeypatch.setattr(
-        KeptModels, "keep", lambda self, weights: kept.append(weights) or keep(self, weights)
+        FileBackedModelStore,
+        "store",
+        lambda self, weights: kept.append(weights) or store(self, weights),
     )
     results, left = [], []
     for limit in ("0", "2"):

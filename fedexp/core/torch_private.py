@@ -1,0 +1,44 @@
+"""The private interfaces of torch that fedexp uses.
+
+Nothing else in the package touches names that torch does not document. A test in
+``tests/core/test_torch_private.py`` checks each one after an update of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._C._autograd import DeviceType as ProfilerDevice
+from torch._C._autograd import _profiler_enabled as is_profiler_enabled
+
+__all__ = ["ProfilerDevice", "is_profiler_enabled", "run_backward"]
+
+_run_backward = torch.autograd.Variable._execution_engine.run_backward
+
+
+def run_backward(output: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Compute the gradient of `output` with respect to `inputs`.
+
+    It calls the autograd engine directly. The argument checks of the public function
+    `torch.autograd.grad` take a tenth of a training step of a small model. The graph is
+    freed, and no second derivative can be taken.
+
+    Args:
+        output: Scalar that the graph computes.
+        inputs: Tensors that require a gradient.
+
+    Returns:
+        One gradient per input, None for an input that `output` does not depend on.
+    """
+    gradients: Sequence[Tensor | None] = _run_backward(
+        (output,),
+        (torch.ones_like(output),),
+        False,
+        False,
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return gradients
