@@ -1,4 +1,7 @@
-"""Data as engines see them: samples on the device, and clients as lists of indices."""
+"""Data as engines see them: samples on the device, clients as lists of indices.
+
+Samples lie on the device once.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +212,7 @@ class FederatedData:
     Args:
         train: The training pool without the samples that `proxy` took.
         partition: The clients' parts of `train` after the validation cut.
-        test: The test set, without a proxy that the config takes from it.
+        test: The test set, untouched except for a proxy that the config takes from it.
         num_classes: Number of classes.
         fingerprint: sha256 of the arrays as loaded, before any split.
         labels: (n,) int64 labels of `train` as a NumPy array, zeros for masks. It may

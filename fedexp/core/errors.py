@@ -93,7 +93,10 @@ def overflow(what: str) -> FedexpError:
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """Suggest the nearest of `options` that is not `name`, or list all options."""
+    """Suggest the nearest of `options` that is not `name`.
+
+    If none is near, the result lists all options.
+    """
     known = sorted({*options} - {name})
     if (near := nearest(name, known)) is not None:
         return f"did you mean '{near}'?"

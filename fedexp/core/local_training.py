@@ -12,6 +12,8 @@ from fedexp.core.build import NOT_A_KEY, require
 class LocalTraining:
     """Local training of one round: the config's ``local.*``.
 
+    The comments in ``conf/config.yaml`` are the reference.
+
     Args:
         epochs: Passes over the client's data. Ignored if `steps` is set.
         steps: A fixed number of optimizer steps, or None.
@@ -26,7 +28,8 @@ class LocalTraining:
         clip: Bound of the gradient's norm over all parameters, or None.
         betas: Decay rates of the moment estimates.
         eps: Number that is added to the denominator.
-        max_steps: An upper bound of the steps of a round, or None.
+        max_steps: Upper bound of the steps of a round, for epochs as for steps, or
+            None.
     """
 
     epochs: int | None

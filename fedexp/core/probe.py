@@ -1,4 +1,7 @@
-"""Probes: questions of an aggregator about a local model and its client's data."""
+"""Probes: questions of an aggregator about a local model and its client's data.
+
+The answers go up besides the weights.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class ServerOptimizer(ABC):
     def changes_update(self) -> bool:
         """Whether the step differs from ``w + direction``.
 
-        If it does not, an aggregator that averages no updates accepts it.
+        If it does, the averaged update is needed.
         """
         return True
 

@@ -54,14 +54,23 @@ def place_of_class(kind: type) -> str:
 
 
 def user_code_error(error: BaseException, do: str = TRACED) -> FedexpError | None:
-    """In words an exception that a user's own code let out; None where fedexp is at fault, or it is in words already."""
+    """Return the error message for an exception that a user's code raised.
+
+    Args:
+        error: The exception.
+        do: Next step for the message.
+
+    Returns:
+        The error, or None if the exception did not arise in a user's code or is already
+        a `FedexpError`.
+    """
     if isinstance(error, FedexpError) or (place := place_of_error(error)) is None:
         return None
     return FedexpError(f"your code raised {describe_exception(error)}", where=place, do=do)
 
 
 def describe_exception(error: BaseException) -> str:
-    """An exception's kind and the first line of what it says."""
+    """Return the kind of an exception and the first line of its message."""
     text = str(error.msg if isinstance(error, SyntaxError) else error).partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -19,12 +19,12 @@ Communication:
 State:
     Server, within a round: the targets and the running average of the student.
 
-Differences from the authors' code:
-    The code's Gaussian (``distribution=directions``) is one of the clients' directions,
-    tensor by tensor: d_i = u_i / ||u_i||, mean of d plus 0.1 standard deviations, times
-    the mean norm of the u_i. The code's loss is the mean over batch and classes, 1 / C
-    of the divergence. Its temperature 0.5 is an exponent, ``p^(1 / T)``, renormalised.
-    All three are implemented as in the code.
+Differences from the paper:
+    Three things follow the authors' code. The code's Gaussian
+    (``distribution=directions``) is one on the clients' directions, tensor by tensor:
+    d_i = u_i / ||u_i||, mean of d plus 0.1 standard deviations, times the mean norm of
+    the u_i. The code's loss is the mean over batch and classes, 1 / C of the
+    divergence. Its temperature 0.5 is an exponent, ``p^(1 / T)``, renormalised.
 """
 
 from __future__ import annotations

@@ -30,7 +30,10 @@ from fedexp.methods.fedavg import Mean
 
 @dataclass(frozen=True)
 class FedNova(Mean):
-    """The mean of updates, each divided by the trainer's normaliser a_i."""
+    """The mean of the updates, each divided by a_i, times tau_eff.
+
+    a_i is the normaliser of the trainer.
+    """
 
     @property
     def needs(self) -> Needs:

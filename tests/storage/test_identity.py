@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedexp.engines.exactness import applied
-from fedexp.engines.memo import Memo
 
 import fedexp
 from fedexp.config.compose import compose
@@ -30,6 +28,7 @@ from fedexp.core.trainer import Trainer
 from fedexp.core.weights import Weights
 from fedexp.data.augment import Augment
 from fedexp.data.federated import federate
+from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.kernels.kernel import FusedKernel, StackKernel
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.kernels.vmapped import Vmapped
@@ -41,17 +40,18 @@ from fedexp.evaluation.evaluate import Evaluator
 from fedexp.running.experiment import Experiment
 from fedexp.running.steps import steps
 from fedexp.running.summary import summarise
+from fedexp.runtime.numerics import use_numerics
 from fedexp.storage import identity
 
 # Code that decides the numbers of local training. Its modules enter the hash of local models.
 LOCAL_TRAINING = (
     Dropout, FusedKernel, Linear, LocalOptimizer, Net, Samples, Serial, StackKernel, StepNoise,
-    Task, Trainer, Vectorized, Vmapped, Weights, adam_step, adjusted, applied, epoch_order,
+    Task, Trainer, Vectorized, Vmapped, Weights, adam_step, adjusted, use_numerics, epoch_order,
     rmsprop_step, seed_of, sgd_step, take_step, torch_generator, train_client, train_stack,
 )  # fmt: skip
 # Further code that decides the results of each run. Its modules enter the hash of the run.
 WHOLE_RUN = (
-    Aggregator, Augment, Env, Evaluator, Experiment, FromStoredModels, Memo, ServerOptimizer,
+    Aggregator, Augment, Env, Evaluator, Experiment, FromStoredModels, ClientCache, ServerOptimizer,
     federate, run, steps, summarise,
 )  # fmt: skip
 NO_PLUGINS: dict[str, Any] = dict.fromkeys(("trainer", "task", "model", "architectures", "dataset"))

@@ -1,6 +1,6 @@
 """The output layer merged class by class.
 
-Row c is the mean over the models of the clients that have class c.
+Row c is the mean over the models of the clients with more than one sample of class c.
 
 Reference:
     Su, Li, Xue, One-shot Federated Learning without server-side training, Neural

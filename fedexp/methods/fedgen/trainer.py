@@ -46,7 +46,8 @@ class FedGenTrainer(fedgen.FeatureTrainer):
     Args:
         alpha: Coefficient of the first term in round 0, in which it is not in force
             yet.
-        beta: Coefficient of the second term in round 0.
+        beta: Coefficient of the second term in round 0, in which it is not in force
+            yet.
         decay: Factor of both coefficients per round.
         floor: Lower bound of the coefficients. A coefficient of 0 stays 0.
         batch_size: Generated features per step (B_gen). B is ``local.batch_size``.
@@ -128,7 +129,11 @@ class FedGenTrainer(fedgen.FeatureTrainer):
         output: Tensor,
         ctx: Ctx,
     ) -> Tensor:
-        """Return the client's logits (b, classes) for features of classes y (b,)."""
+        """Return the head's logits for features generated for classes y (b,).
+
+        Returns:
+            Logits of shape (b, classes).
+        """
         generator = ctx.shared["generator"]
         hidden, inputs = generator["hidden.weight"].shape
         classes = output.shape[1]

@@ -5,10 +5,10 @@ Reference:
     Reaggregation, NeurIPS 2023, Eq. 2-5 and Algorithm 1.
 
 Update:
-    H is in this trainer. Both gradients of a step are those of ``f_i(w) + gamma R``. R
-    is an exponential of the squared Lorentzian distance d2 between two representations
-    of a
-    batch: by w and by the received model, which is frozen and in evaluation mode. N is
+    H acts at the clients, in this trainer. Both gradients of a step are those of
+    ``f_i(w) + gamma R``. R is an exponential of the squared Lorentzian distance d2
+    between two representations of a batch: by w and by the received model, which is
+    frozen and in evaluation mode. N acts at the server, in
     `fedexp.methods.fedmrur.normalized_mean.NormalizedMean`. A method without H needs
     only `MoFedSAM`.
 
