@@ -17,9 +17,9 @@ from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec
 
 # A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and
-# Weights. A reference from `Env.store` may stand for Weights, which can then be on disk.
-# When a run is resumed, everything except the referenced models is read at once. The
-# outermost value is a plain dict, whose keys a method declares as a TypedDict.
+# Weights. A reference from `Env.store` may stand for Weights, which can then be on
+# disk. When a run is resumed, everything except the referenced models is read at once.
+# The outermost value is a plain dict, whose keys a method declares as a TypedDict.
 State = Any
 
 

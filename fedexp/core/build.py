@@ -105,7 +105,8 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
 
 def _no_dataclass(kind: type, where: str) -> ConfigError:
     return ConfigError(
-        f"'{kind.__module__}.{kind.__qualname__}' is not a dataclass: its fields cannot be set by a config",
+        f"'{kind.__module__}.{kind.__qualname__}' is not a dataclass: its fields cannot be "
+        "set by a config",
         where=f"{where}._target_",
         expected="a plug-in written as @dataclass(frozen=True), without an __init__ of its own",
         do="write @dataclass(frozen=True) above the class",
@@ -143,7 +144,8 @@ def locate(path: Any, interface: type, where: str) -> type:
                 f"module '{module_name}' was not found",
                 where=place,
                 got=path,
-                do="check the spelling and that its folder is on the Python path (PYTHONPATH, or pip install -e)",
+                do="check the spelling and that its folder is on the Python path (PYTHONPATH, "
+                "or pip install -e)",
             ) from error
         if is_ours(module_name):
             raise
@@ -160,7 +162,8 @@ def locate(path: Any, interface: type, where: str) -> type:
         )
     if not issubclass(found, interface):
         raise ConfigError(
-            f"'{path}' is not {'an' if interface.__name__[0] in 'AEIO' else 'a'} {interface.__name__}",
+            f"'{path}' is not {'an' if interface.__name__[0] in 'AEIO' else 'a'} "
+            f"{interface.__name__}",
             where=place,
             expected=f"a subclass of {interface.__module__}.{interface.__name__}",
         )

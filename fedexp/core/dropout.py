@@ -43,7 +43,8 @@ class Dropout(nn.Module):
             return x
         if self.noise is None:
             raise RuntimeError(
-                f"dropout layer '{self.stream}' has no random numbers: train the model through fedexp.core.net.Net "
+                f"dropout layer '{self.stream}' has no random numbers: train the model "
+                "through fedexp.core.net.Net "
                 "and give it a source with Net.set_noise, or call eval()"
             )
         keep = self.noise(self.stream, tuple(x.shape)) >= self.p

@@ -180,7 +180,8 @@ def check_measured(measured: Mapping[str, list[Tensor]], steps: int) -> None:
     for name, values in measured.items():
         if len(values) != steps:
             raise ValueError(
-                f"'{name}' was measured {len(values)} times in {steps} steps; it must be once in each"
+                f"'{name}' was measured {len(values)} times in {steps} steps; it must be "
+                "once in each"
             )
 
 

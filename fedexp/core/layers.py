@@ -49,7 +49,8 @@ def _layer(name: str, module: nn.Module) -> Layer | None:
         return Layer(weight, bias, "linear")
     if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
         raise ConfigError(
-            f"layer '{name}' is a convolution with groups, padding by name or padding that is not zeros",
+            f"layer '{name}' is a convolution with groups, padding by name or padding that "
+            "is not zeros",
             where="model",
             do="choose a method that does not look into layers, or another model",
         )

@@ -56,7 +56,8 @@ def check_model(
         ) from error
     if drawn:
         raise ConfigError(
-            "the model's forward pass draws from torch's global generator: its runs could not be resumed or compared",
+            "the model's forward pass draws from torch's global generator: its runs could "
+            "not be resumed or compared",
             where="model",
             got=spec.arch,
             do="use fedexp.core.dropout.Dropout in place of torch.nn.functional.dropout",
@@ -67,7 +68,8 @@ def check_model(
             where="model",
             expected=f"(batch, {', '.join(map(str, output_shape))}) logits",
             got=f"{tuple(output.shape)} for a batch of 2 from {spec.arch}",
-            do="choose another model (unet for masks); constructors of your own are given num_classes and input_shape",
+            do="choose another model (unet for masks); constructors of your own are given "
+            "num_classes and input_shape",
         )
     return net.has_batch_norm
 
@@ -83,8 +85,10 @@ def _check_channels_last(net: Net, weights: Weights, x: Tensor) -> None:
             )
     except RuntimeError as error:
         raise ConfigError(
-            f"the model cannot take feature maps that lie channels last, as they do on CUDA: {error}",
+            "the model cannot take feature maps that lie channels last, as they do on "
+            f"CUDA: {error}",
             where="model",
             got=weights.spec.arch,
-            do="use x.flatten(1) or x.reshape(...) in place of x.view(...), or set `channels_last = False` on the class",
+            do="use x.flatten(1) or x.reshape(...) in place of x.view(...), or set "
+            "`channels_last = False` on the class",
         ) from error

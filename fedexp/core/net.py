@@ -226,7 +226,8 @@ class Net:
                 ),
                 where="model",
                 got=self.spec.arch,
-                do="choose another model, a method that needs no features, or declare `head_module` on the class",
+                do="choose another model, a method that needs no features, or declare "
+                "`head_module` on the class",
             )
         rounded = self.precision == "bf16" and self._module.training
         seen = {name: x.to(self._dtype) if rounded else x for name, (x, _) in calls.items()}
@@ -323,7 +324,8 @@ def _own_dropout(module: nn.Module) -> nn.Module:
                 setattr(child, key, Dropout(layer.p))
             elif isinstance(layer, _RANDOM_LAYERS):
                 raise ConfigError(
-                    f"layer '{_joined(name, key)}' ({type(layer).__name__}) draws from torch's global generator",
+                    f"layer '{_joined(name, key)}' ({type(layer).__name__}) draws from "
+                    "torch's global generator",
                     where="model",
                     do="use fedexp.core.dropout.Dropout, or draw through its `noise`",
                 )

@@ -124,7 +124,8 @@ def run(
         following = env_of(aggregator, env, now)
         if (following.round, following.step) <= (here.round, here.step):
             raise RuntimeError(
-                f"{type(aggregator).__name__}.position does not ascend: {here.round, here.step} comes twice"
+                f"{type(aggregator).__name__}.position does not ascend: "
+                f"{here.round, here.step} comes twice"
             )
         over = aggregator.done(now.state, following)
         yield Step(
@@ -228,7 +229,8 @@ class _Stream:
             return False
         raise ClientError(
             f"round {self.env.round + 1}: client {result.client} returned NaN or infinity in {bad}",
-            where=f"{result.num_examples} training samples, {result.num_steps} steps, lr {self.env.lr:g}",
+            where=f"{result.num_examples} training samples, {result.num_steps} steps, lr "
+            f"{self.env.lr:g}",
             do="lower local.lr, set local.clip, or set on_nonfinite=skip_client",
         )
 

@@ -30,8 +30,8 @@ from fedexp.engines.ray_cluster import (
 from fedexp.engines.ray_wire import JobBatch, Packer, Reply, SentData, SentResult
 
 MAX_LOSSES = 3  # actors that may die over the same jobs before the jobs are blamed
-# Approximate number of clients per actor, for the choice of the inner engine if the number of
-# actors is open.
+# Approximate number of clients per actor, for the choice of the inner engine if the
+# number of actors is open.
 _STACK = 8
 # Small jobs are sent together, because a message costs about a millisecond.
 _BATCH_CHUNKS, _BATCH_BYTES = (

@@ -23,12 +23,13 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.numerics import Numerics
 from fedexp.engines.ray_actor import Worker
 
-# In bytes. fedexp and Ray add 84 bytes to it, and systems allow the path of a socket 103 (macOS) or
+# In bytes. fedexp and Ray add 84 bytes to it, and systems allow the path of a socket
+# 103 (macOS) or
 # 107.
 _LONGEST_PARENT = 19
 START_SECONDS = 60.0  # seconds until at least one actor must have started
-# Batches that an actor holds: one that runs and one that waits, so that it is never idle between
-# two.
+# Batches that an actor holds: one that runs and one that waits, so that it is never
+# idle between two.
 DEPTH = 2
 
 _QUIET = {
@@ -84,7 +85,8 @@ class Connection:
         else:
             del options["include_dashboard"]  # the cluster itself decides about a dashboard
             _check_reachable(address)
-            # With several nodes on the loopback of one machine, the node to join is named.
+            # With several nodes on the loopback of one machine, the node to join is
+            # named.
             if address.startswith("127."):
                 options["_node_ip_address"] = address.partition(":")[0]
 

@@ -20,15 +20,15 @@ from fedexp.core.engine import EngineContext
 from fedexp.core.kernel import batch_ranges
 from fedexp.core.trees import num_bytes
 
-# A stack saves calls and autograd: 20 small MLPs train three times as fast stacked as one by one.
-# The gain ends when the weights, which every step reads and writes, do not fit into the cache.
-# Stacks above 20 MiB gain nothing.
+# A stack saves calls and autograd: 20 small MLPs train three times as fast stacked as
+# one by one. The gain ends when the weights, which every step reads and writes, do not
+# fit into the cache. Stacks above 20 MiB gain nothing.
 _STACK, _STACK_BYTES = 32, 20 << 20
-# A network of 1.7 million parameters gained by workers. One of 11 million (ResNet-18) did not. The
-# limit in between is not known.
+# A network of 1.7 million parameters gained by workers. One of 11 million (ResNet-18)
+# did not. The limit in between is not known.
 _WORKERS_PARAMETERS = 4_000_000
-# This much work takes one process a few seconds. Below it, starting workers is assumed to cost more
-# than they gain.
+# This much work takes one process a few seconds. Below it, starting workers is assumed
+# to cost more than they gain.
 _LONG = 1e10
 _STEP = 2_500_000  # work of a step besides its arithmetic
 

@@ -22,9 +22,8 @@ _MOST_VIEWS = 8192
 _DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
 _NUMBER = {dtype: number for number, dtype in enumerate(_DTYPES)}
 
-Place = tuple[
-    int, tuple[int, ...], tuple[int, ...], int, bool
-]  # offset, shape, strides, dtype, whether on an accelerator
+# Offset, shape, strides, dtype, whether on an accelerator
+Place = tuple[int, tuple[int, ...], tuple[int, ...], int, bool]
 
 
 class Segment:
@@ -164,7 +163,8 @@ class _Pickler(pickle.Pickler):
         self.end = at
         self.constants = constants
         self.places: dict[int, Place] = {}
-        # The tensors are stored, because an id is valid only as long as its object exists.
+        # The tensors are stored, because an id is valid only as long as its object
+        # exists.
         self.tensors: list[Tensor] = []
 
     def persistent_id(self, value: Any) -> Any:

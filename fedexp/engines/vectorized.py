@@ -32,8 +32,8 @@ Kernel = Literal["auto", "linear", "vmap"]
 
 _STACKS = (2, 4, 8, 16, 32)  # maximum numbers of clients per stack that are timed on CUDA
 _STACK_BEFORE_CHOICE = 8  # clients per stack until `choose` was called
-# Consecutive jobs are stacked within blocks of this many stacks. No more results than those of a
-# block wait.
+# Consecutive jobs are stacked within blocks of this many stacks. No more results than
+# those of a block wait.
 _WINDOW = 8
 _SLOW_STEP = 0.25  # seconds. A model with slower steps fills the processor with one client.
 
@@ -218,8 +218,8 @@ class Vectorized(Engine):
         try:
             with named_client_errors(jobs, data):
                 results = train_stack(jobs, net, data.train, indices, data.num_classes, kind)
-                # All results are computed at once, while smaller stacks can still answer a lack of
-                # memory.
+                # All results are computed at once, while smaller stacks can still
+                # answer a lack of memory.
                 if data.train.x.is_cuda:
                     results = iter(list(results))
         except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
@@ -231,8 +231,8 @@ class Vectorized(Engine):
             results, self._limit = None, half
         finally:
             net.release()
-        # The retry starts only after the frames of the failed attempt, and the memory that they
-        # hold, are gone.
+        # The retry starts only after the frames of the failed attempt, and the memory
+        # that they hold, are gone.
         if results is None:
             yield from self._train(jobs, data)
             return

@@ -36,13 +36,13 @@ from fedexp.engines.shared_memory import Segment, pack, unpack
 from fedexp.runtime.allocator import keep_freed_memory
 from fedexp.runtime.numerics import use_numerics
 
-# To the fork server: fork with the worker's socket, end a worker, or end a worker and report how it
-# had ended.
+# To the fork server: fork with the worker's socket, end a worker, or end a worker and
+# report how it had ended.
 FORK, END, ASK = range(3)
 # To a worker: begin with the segments, new data with their segment, or a chunk of jobs.
 SETUP, DATA, CHUNK = range(3, 6)
-# From a worker: it is ready, a chunk is done, or it cannot continue. From the fork server: how a
-# worker ended.
+# From a worker: it is ready, a chunk is done, or it cannot continue. From the fork
+# server: how a worker ended.
 READY, DONE, FAILED, ENDED = range(6, 10)
 
 BOARD_START = 64  # the first bytes of the board are a `_HEADER`

@@ -34,10 +34,11 @@ from fedexp.engines import worker_process as wire
 from fedexp.engines.shared_memory import Segment, pack, unpack
 from fedexp.engines.worker_process import Done, Message, Setup, Training
 
-# Chunks that a worker may hold: one that it trains, and one that waits or whose results are on
-# their way.
+# Chunks that a worker may hold: one that it trains, and one that waits or whose results
+# are on their way.
 _SLOTS = 2
-# Seconds. A shorter chunk gets a successor in advance. For a longer one the wait is negligible.
+# Seconds. A shorter chunk gets a successor in advance. For a longer one the wait is
+# negligible.
 _SHORT = 0.05
 _MOST_DEATHS = 3
 _FORK_SERVER = (
@@ -302,7 +303,8 @@ class _WorkerPool:
             link.seconds = message.seconds
             self.stacked_steps += message.fact
             if round == work.round:
-                # The next chunk is handed out first, because the worker has nothing to do.
+                # The next chunk is handed out first, because the worker has nothing to
+                # do.
                 if not link.held and (following := work.next()) is not None:
                     link.give(following, work, avoid=message.slot)
                 done = unpack(outbox, extent, self.device, work.constants, copy=True)
@@ -370,7 +372,8 @@ class _Work:
             position: number for number, chunk in enumerate(self.chunks) for position in chunk
         }
         self._handed = 0  # number of jobs handed out
-        # Number of jobs that are begun beyond `position`. It bounds the memory for waiting results.
+        # Number of jobs that are begun beyond `position`. It bounds the memory for
+        # waiting results.
         self._ahead = 3 * workers * max(map(len, chunks))
 
     def next(self) -> int | None:
@@ -503,7 +506,8 @@ class _ForkServer:
         self._socket, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
-            # There must be no thread pool before a fork. Workers set their own number of threads.
+            # There must be no thread pool before a fork. Workers set their own number
+            # of threads.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _FORK_SERVER, str(fd), json.dumps(sys.path), preload],
                 stdin=subprocess.DEVNULL,

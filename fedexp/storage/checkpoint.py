@@ -80,9 +80,8 @@ class Checkpoint:
         }
 
         names = set(references(manifest["state"]))
-        self.models.saved = (
-            self.models.saved | names
-        )  # If the save is interrupted below, either checkpoint may be the last one.
+        # If the save is interrupted below, either checkpoint may be the last one.
+        self.models.saved = self.models.saved | names
         write_text(self._manifest, json.dumps({**manifest, "sha256": _sha256(manifest)}))
         self.client_states.delete_obsolete()
         self.models.keep_files(names)

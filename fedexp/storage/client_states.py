@@ -64,8 +64,8 @@ class StoredClientStates(ClientStates):
         old = self._held.get(client)
         if old is state:
             return
-        # An interruption anywhere may leave a segment counted as in use that is not. The reverse
-        # cannot happen.
+        # An interruption anywhere may leave a segment counted as in use that is not.
+        # The reverse cannot happen.
         self._unsaved[client] = None
         self._held.pop(client, None)
         self._held[client] = state

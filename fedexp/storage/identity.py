@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from fedexp.core.user_code import LIBRARIES, is_ours
 
-# Keys that do not change what is computed. They decide only where and how fast it is computed and
-# what is shown. Increase the version when the list changes.
+# Keys that do not change what is computed. They decide only where and how fast it is
+# computed and what is shown. Increase the version when the list changes.
 NON_SCIENTIFIC_VERSION = 4
 NON_SCIENTIFIC = (
     "checkpoint",
@@ -37,8 +37,8 @@ NON_SCIENTIFIC = (
     "state",
     "threads",
 )
-# Keys that were added later, with the value that changes nothing. They are left out of the hash, so
-# that earlier results keep their run ID.
+# Keys that were added later, with the value that changes nothing. They are left out of
+# the hash, so that earlier results keep their run ID.
 _LATER: Mapping[str, object] = {
     "aggregator.tv": "l2",
     "eval.per_class": False,
@@ -164,7 +164,8 @@ def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:
 def _fingerprint(modules: frozenset[str]) -> str:
     seen = _walk(modules)
 
-    # Without this check, edits of a module that was moved would return results of the earlier code.
+    # Without this check, edits of a module that was moved would return results of the
+    # earlier code.
     lost = sorted((modules & {*_ALWAYS}) - seen.keys())
     if lost:
         raise RuntimeError(f"the code hash names modules that have no source: {', '.join(lost)}")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# One colour for all metrics of one kind, in both panels. The order is also that of the legend.
+# One colour for all metrics of one kind, in both panels. The order is also that of the
+# legend.
 _COLOURS = {
     "test/global": "tab:blue",
     "test/ensemble": "tab:orange",
@@ -97,8 +98,8 @@ def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, a
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(visible=True, alpha=0.25)
-    # The legend is above the panel, where it hides no curve. Its numbers are those of the last
-    # round.
+    # The legend is above the panel, where it hides no curve. Its numbers are those of
+    # the last round.
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0, 1),

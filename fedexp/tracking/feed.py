@@ -147,8 +147,8 @@ class Feed:
                 self._failure = self._failure or f"{name}: {type(error).__name__}: {first}"
             self._busy = None
         if self._failure is not None and self._opened and name != "close":
-            # Free the tracker's files and processes. An error here adds nothing to the failure that
-            # was reported.
+            # Free the tracker's files and processes. An error here adds nothing to the
+            # failure that was reported.
             self._busy = ("close", time.monotonic())
             with contextlib.suppress(BaseException):
                 self._logger.close("failed", None)

@@ -54,7 +54,8 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            # The bar fits into 80 columns. The title, which may be long, has a separate line.
+            # The bar fits into 80 columns. The title, which may be long, has a separate
+            # line.
             columns = (BarColumn(bar_width=14), MofNCompleteColumn(), TextColumn("rounds"))
             facts = (TextColumn("{task.fields[clients]}"), TextColumn("{task.fields[facts]}"))
             self._bar = Bar(

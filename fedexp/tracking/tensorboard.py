@@ -41,7 +41,8 @@ class TensorBoard(Logger):
         folder = run.folder / "tensorboard"
         for earlier in folder.glob("events.out.tfevents.*"):
             earlier.unlink()
-        # purge_step makes a TensorBoard that already shows this run forget the rounds it has.
+        # purge_step makes a TensorBoard that already shows this run forget the rounds
+        # it has.
         self._writer = SummaryWriter(str(folder), purge_step=1 if run.resumed else None)
         self._writer.add_text(
             "config", f"```json\n{json.dumps(run.config, indent=2, default=str)}\n```", 0

@@ -24,7 +24,8 @@ _NAME, _TAG = 128, 64  # lengths that W&B accepts
 _MAX_WAIT = 30.0  # seconds for a server that does not answer
 _open: set[int] = set()  # loggers with a run in this process, which share W&B's one service
 _lock = threading.Lock()
-# Reason why no server could be reached, by sweep. Its next jobs in this process do not try again.
+# Reason why no server could be reached, by sweep. Its next jobs in this process do not
+# try again.
 _unreached: dict[str, str] = {}
 
 
@@ -72,14 +73,14 @@ class Wandb(Logger):
         self._run.define_metric("*", step_metric="step")  # a round may have several steps
         for measured in ("test/*", "val/*"):
             self._run.define_metric(measured, step_metric="round")
-        # An interrupted attempt may have sent rounds that are computed again now, to the same
-        # values.
+        # An interrupted attempt may have sent rounds that are computed again now, to
+        # the same values.
         self._sent = int(self._run.summary.get("step", 0)) if self._run.resumed else 0
         for row in history:
             self.log(row)
         for part in (run.folder / "wandb").glob(f"offline-run-*-{run.id}*"):
-            # The rounds of earlier attempts are in the new part. W&B's sync of both would repeat or
-            # lose rounds.
+            # The rounds of earlier attempts are in the new part. W&B's sync of both
+            # would repeat or lose rounds.
             if part.name != Path(self._run.settings.sync_dir).name:
                 shutil.rmtree(part, ignore_errors=True)
 
@@ -154,8 +155,8 @@ class Wandb(Logger):
 
                 wandb.setup(wandb.Settings(silent=True))  # W&B's lines would break the progress bar
                 if not wandb.login(prompt=False, verify=False):
-                    # This also covers WANDB_MODE=offline. Without this check W&B would wait for a
-                    # key to be typed.
+                    # This also covers WANDB_MODE=offline. Without this check W&B would
+                    # wait for a key to be typed.
                     raise wandb.errors.UsageError(
                         "no W&B account: `wandb login`, or set WANDB_API_KEY"
                     )

@@ -270,8 +270,8 @@ class Linear(FusedKernel):
             weight, bias = self._chain[number]
             inputs[number], gradients[number] = a, d
             if weight in self._trained:
-                # ||d^T a||^2 = <d d^T, a a^T>. In float32 its rounding would exceed a gradient in
-                # which samples cancel.
+                # ||d^T a||^2 = <d d^T, a a^T>. In float32 its rounding would exceed a
+                # gradient in which samples cancel.
                 wide_a, wide_d = a.double(), d.double()
                 square += (torch.bmm(wide_a, wide_a.mT) * torch.bmm(wide_d, wide_d.mT)).sum((1, 2))
             if bias in self._trained:

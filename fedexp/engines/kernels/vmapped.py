@@ -35,7 +35,8 @@ class Vmapped(StackKernel):
     written with operations that have no batching rule raises `NotStackableError`.
     """
 
-    # A mean over padding rows, or BatchNorm's statistics over them, would be another loss.
+    # A mean over padding rows, or BatchNorm's statistics over them, would be another
+    # loss.
     same_sizes: ClassVar[bool] = True
 
     @classmethod
@@ -75,7 +76,8 @@ class Vmapped(StackKernel):
         try:
             losses, scalars = self._losses(stack, stack.buffers, batch, self._noise(batch), None)
         except _UnansweredError:
-            # The loss asks for more than in earlier steps, for example from some epoch on.
+            # The loss asks for more than in earlier steps, for example from some epoch
+            # on.
             if before:
                 torch._foreach_copy_(trees.tensors(stack.buffers), trees.tensors(before))
             self._ask(stack, batch)
@@ -172,7 +174,8 @@ class Vmapped(StackKernel):
 
         reads = self.reads_context(job.trainer)
         received, shared = (stack.received, stack.shared) if reads else (Received({}, {}), {})
-        # A second network is built when it is first asked for, and initialised at random.
+        # A second network is built when it is first asked for, and initialised at
+        # random.
         randomness = "error" if asked is None else "same"
 
         try:
