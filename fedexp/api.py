@@ -119,7 +119,7 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
             got=repr(overrides),
             do=f"fedexp.run({meant})",
         )
-    from fedexp.config.compose import refuse_flags
+    from fedexp.config.messages import refuse_flags
     from fedexp.running.check import check_split, checked
     from fedexp.running.execute import execute
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
+from hydra.errors import CompactHydraException
+
 from fedexp.commands.errors import JOB_ERROR, tell
 from fedexp.core.errors import FedexpError
 from fedexp.tracking.outlet import lasting_output
@@ -41,73 +43,58 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
             return stop.exit_code
 
 
+class JobFailedError(CompactHydraException):
+    """A job of a sweep failed, and its error was printed and stored already."""
+
+
 def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
-    """Run `jobs` as Hydra's multirun would, through the launcher that `overrides` choose; returns the exit code.
+    """Run `jobs` as Hydra's multirun would, through the launcher that `overrides` choose.
+
+    A failed job is recorded in its run folder and does not stop the others.
 
     Args:
-        jobs: the overrides of each; overrides: those of the sweep itself (``hydra/launcher=...``, ``output_root=...``).
+        jobs: Overrides of each job.
+        overrides: Overrides of the sweep itself (``hydra/launcher=...``, ``output_root=...``).
 
-    A job that fails leaves that in its run folder and does not stop the others.
+    Returns:
+        The exit code.
     """
-    from hydra._internal.callbacks import Callbacks
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.plugins import Plugins
-    from hydra.types import HydraContext, RunMode
-
-    from fedexp.config.compose import check_launcher, hydra_in_use
+    from fedexp.config.hydra_composition import hydra_in_use
+    from fedexp.config.hydra_private import compose_for_multirun, multirun_launcher
+    from fedexp.config.sweep_expansion import check_launcher
 
     with hydra_in_use(list(overrides)):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        config = hydra.compose_config("config", list(overrides), run_mode=RunMode.MULTIRUN)
+        config = compose_for_multirun(overrides)
         check_launcher(config)
-        config.hydra.mode = RunMode.MULTIRUN
-        callbacks = Callbacks(config)
-        context = HydraContext(config_loader=hydra.config_loader, callbacks=callbacks)
-        callbacks.on_multirun_start(config=config, config_name="config")
-        launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=context, task_function=sweep_job, config=config
-        )
         try:
-            _alive(lambda: launcher.launch([list(job) for job in jobs], initial_job_idx=0))
+            with multirun_launcher(config, sweep_job) as launch:
+                _alive(lambda: launch(jobs))
         except SystemExit as stop:  # SIGTERM in a job of this process
             return stop.code if isinstance(stop.code, int) else JOB_ERROR
-        callbacks.on_multirun_end(config=config, config_name="config")
     return 0
 
 
 def run_hydra(arguments: list[str]) -> int:
-    """Hand over to Hydra, which parses flags, answers its flags and runs sweeps through its launchers."""
-    import hydra
-    from hydra._internal import utils
-    from hydra.core.utils import JobReturn
+    """Run Hydra's own command line.
 
-    from fedexp.config.compose import JobFailedError
+    Hydra parses the flags, answers its own and runs sweeps through its launchers.
+
+    Returns:
+        The exit code.
+    """
+    import hydra
+
     from fedexp.config.folders import conf_dir
+    from fedexp.config.hydra_private import quiet_failures
 
     sys.argv = [sys.argv[0], *arguments]
-    report = utils.run_and_report  # prints a traceback for every error that it does not know
-    utils.run_and_report = lambda func: report(lambda: _alive(func))
-    jobs: Any = JobReturn
-    returned = (
-        jobs.return_value
-    )  # prints the overrides of a job that failed, which has told them itself
-
-    def quietly(job: Any) -> Any:
-        if isinstance(job._return_value, JobFailedError):
-            raise job._return_value
-        return returned.fget(job)
-
-    jobs.return_value = property(quietly, returned.fset)
     try:
-        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(
-            sweep_job
-        )()
+        with quiet_failures(JobFailedError, _alive):
+            hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(
+                sweep_job
+            )()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else JOB_ERROR
-    finally:
-        utils.run_and_report = report
-        jobs.return_value = returned
     return 0
 
 
@@ -116,8 +103,6 @@ def _alive(work: Callable[[], Any]) -> Any:
 
     A job that failed has told why: Hydra would say it again.
     """
-    from fedexp.config.compose import JobFailedError
-
     try:
         return work()
     except JobFailedError:
@@ -158,7 +143,8 @@ def sweep_job(config: Any) -> float:
     """One job of a sweep, called by Hydra's launchers, possibly in another process. Returns the headline value."""
     from hydra.core.hydra_config import HydraConfig
 
-    from fedexp.config.compose import JobFailedError, register, resolve
+    from fedexp.config.compose import resolve
+    from fedexp.config.search_path import register
     from fedexp.running.execute import Interrupted, execute
     from fedexp.runtime.resources import available_cores, concurrent_jobs, take_gpu
 

@@ -23,8 +23,9 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     interrupted is resumed. The stored run is only read.
     """
     from fedexp.commands.launching import executed
-    from fedexp.config.compose import group_option, register
+    from fedexp.config.compose import group_option
     from fedexp.config.pinning import pin
+    from fedexp.config.search_path import register
     from fedexp.running.check import Checked, naming
 
     if run.status != "done" or not run.config:

@@ -50,18 +50,20 @@ def _run(arguments: list[str]) -> int:
         )
 
     from fedexp.commands.launching import run_hydra
-    from fedexp.config import compose
+    from fedexp.config.messages import refuse_flags
+    from fedexp.config.search_path import register
+    from fedexp.config.sweep_expansion import expand
     from fedexp.running.check import check_split, check_splits, checked, job_name
 
-    compose.register()
+    register()
     if (asked := _config_asked(arguments)) is not None:
         return _print_config(asked)
     if any(argument.partition("=")[0] in HYDRA_FLAGS for argument in arguments):
         return run_hydra(arguments)
     sweep = any(argument in SWEEP_FLAGS for argument in arguments)
     overrides = [argument for argument in arguments if argument not in (*SWEEP_FLAGS, DRY_FLAG)]
-    compose.refuse_flags(overrides, [*HELP_FLAGS, *SWEEP_FLAGS, DRY_FLAG, *HYDRA_FLAGS])
-    jobs = compose.expand(overrides) if sweep else [overrides]
+    refuse_flags(overrides, [*HELP_FLAGS, *SWEEP_FLAGS, DRY_FLAG, *HYDRA_FLAGS])
+    jobs = expand(overrides) if sweep else [overrides]
     all_checked = checked(jobs)
     if DRY_FLAG in arguments:
         check_splits(
@@ -148,7 +150,7 @@ def _single(config: dict[str, Any]) -> int:
 def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
     """Hydra's own multirun over checked jobs, with a count before and a table after."""
     from fedexp.commands.launching import run_hydra, run_sweep
-    from fedexp.config.compose import is_grid
+    from fedexp.config.sweep_expansion import is_grid
     from fedexp.running.check import check_splits, job_name
     from fedexp.storage.run_folder import RunFolder
     from fedexp.tracking.terminal import print_sweep

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hydra import compose as hydra_compose
 
-from fedexp.config.compose import compose, hydra_in_use, resolve
+from fedexp.config.compose import compose, resolve
+from fedexp.config.hydra_composition import hydra_in_use
 from fedexp.core.errors import ConfigError
 
 
