@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedexp.commands.errors import Parser, guarded
 from fedexp.core.errors import ConfigError
@@ -13,6 +13,7 @@ from fedexp.tracking.terminal import console
 
 if TYPE_CHECKING:
     from fedexp.core.data import FederatedData
+    from fedexp.core.resolved_config import ResolvedConfig
 
 
 def main() -> None:
@@ -83,8 +84,8 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _title(config: dict[str, Any]) -> str:
-    choices = config.get("choices", {})
+def _title(config: ResolvedConfig) -> str:
+    choices = config.choices
     own = {
         k: v
         for k, v in config["partition"].items()
@@ -191,7 +192,7 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
-def _root(given: str | None, config: dict[str, Any]) -> Path:
+def _root(given: str | None, config: ResolvedConfig) -> Path:
     return Path(given or config["data_root"]).expanduser()
 
 

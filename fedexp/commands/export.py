@@ -74,12 +74,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     }
     for group in ("metrics", "mean_last_10"):
         facts |= {f"{group}.{name}": value for name, value in (result.get(group) or {}).items()}
-    config = {
-        key: value
-        for key, value in run.config.items()
-        if key not in ("choices", "overrides", "contents")
-    }
-    return facts | {f"config.{key}": value for key, value in flat(config)}
+    return facts | {f"config.{key}": value for key, value in flat(run.resolved_config.values)}
 
 
 def _cell(value: Any) -> Any:
@@ -113,7 +108,9 @@ def to_wandb(
         logger = build(Logger, node, "logger")  # type: ignore[type-abstract]
         with run.lock():
             rows = rows_of(run.path, run.result)
-            info = RunInfo.of(run.config, run.result["hashes"], run.path, group, resumed=False)
+            info = RunInfo.of(
+                run.resolved_config, run.result["hashes"], run.path, group, resumed=False
+            )
             notes: list[str] = []
             feed = Feed(logger, notes.append)
             feed.open(info, rows)

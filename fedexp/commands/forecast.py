@@ -6,10 +6,10 @@ import glob
 import json
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.identity import SEEDS, scientific
 from fedexp.storage.run_folder import RunFolder
 from fedexp.storage.stored_run import StoredRun
@@ -19,7 +19,7 @@ from fedexp.tracking.terminal import size_text
 Cost = tuple[float, float]  # seconds, bytes
 
 
-def print_forecast(configs: Sequence[Mapping[str, Any]]) -> None:
+def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
     """Print the time and the disk that runs of these resolved configs would take, as far as stored runs tell."""
     if not configs:
         return
@@ -39,7 +39,7 @@ def print_forecast(configs: Sequence[Mapping[str, Any]]) -> None:
     print(f"disk: {disk}; {size_text(shutil.disk_usage(there).free)} are free under {root}")
 
 
-def _cost(config: Mapping[str, Any], peers: dict[Path, dict[str, list[Cost]]]) -> Cost | None:
+def _cost(config: ResolvedConfig, peers: dict[Path, dict[str, list[Cost]]]) -> Cost | None:
     """Means over the finished runs of `config` but for its seeds, whatever code made them; None without any.
 
     `peers` is filled with what is read.
@@ -61,12 +61,12 @@ def _finished(alike: Path) -> dict[str, list[Cost]]:
     for path in alike.parent.glob(f"{glob.escape(alike.name)}-*/*/result.json"):
         run = StoredRun(path.parent)
         if run.status == "done" and run.config and "seconds" in run.result:
-            found.setdefault(_unseeded(run.config), []).append(
+            found.setdefault(_unseeded(run.resolved_config), []).append(
                 (float(run.result["seconds"]["total"]), float(run.size))
             )
     return found
 
 
-def _unseeded(config: Mapping[str, Any]) -> str:
+def _unseeded(config: ResolvedConfig) -> str:
     left = {key: value for key, value in scientific(config).items() if key not in SEEDS}
     return json.dumps(left, sort_keys=True)

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -18,6 +18,7 @@ from hydra.errors import CompactHydraException
 
 from fedexp.commands.errors import JOB_ERROR, tell
 from fedexp.core.errors import FedexpError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.tracking.outlet import lasting_output
 
 
@@ -119,7 +120,7 @@ def _alive(work: Callable[[], Any]) -> Any:
         raise SystemExit(JOB_ERROR) from None
 
 
-def executed(config: Mapping[str, Any], what: str) -> dict[str, Any] | int:
+def executed(config: ResolvedConfig, what: str) -> dict[str, Any] | int:
     """The result of one job in this process; of one that was interrupted or failed the exit code, the reason being said."""
     from fedexp.running.execute import Interrupted, execute
 

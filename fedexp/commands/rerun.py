@@ -36,19 +36,17 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
             got=run.status if run.status != "done" else "no config.yaml that can be read",
         )
     register()
-    config = {
-        **run.config,
-        "output_root": str(root / "reruns"),
-        "logger": {
-            key: value for key, value in group_option("logger", "local", "logger", []).items()
-        },
-        "memo": {**run.config.get("memo", {}), "enabled": False},
-        "reuse": True,
+    stored = run.resolved_config
+    config = stored.with_values(
+        output_root=str(root / "reruns"),
+        logger={key: value for key, value in group_option("logger", "local", "logger", []).items()},
+        memo={**stored.values.get("memo", {}), "enabled": False},
+        reuse=True,
         **({"data_root": data_root} if data_root else {}),
-    }
+    )
     with naming(f"the stored config of {run.name}"):
         Checked.of(config)
-        now, then = pin(config), run.config.get("contents", {})
+        now, then = pin(config.values), stored.contents
         for key in then:
             if now.get(key) != then[key]:
                 raise ConfigError(

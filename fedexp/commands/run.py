@@ -11,6 +11,7 @@ from fedexp.commands.errors import JOB_ERROR, guarded
 from fedexp.core.errors import ConfigError, FedexpError
 
 if TYPE_CHECKING:
+    from fedexp.core.resolved_config import ResolvedConfig
     from fedexp.running.check import Checked
     from fedexp.storage.run_folder import RunFolder
 
@@ -67,8 +68,7 @@ def _run(arguments: list[str]) -> int:
     all_checked = checked(jobs)
     if DRY_FLAG in arguments:
         check_splits(
-            (job_name(i, job.config["overrides"]), job.experiment)
-            for i, job in enumerate(all_checked)
+            (job_name(i, job.config.overrides), job.experiment) for i, job in enumerate(all_checked)
         )
         return _dry_run([job.config for job in all_checked])
     if not sweep:
@@ -102,12 +102,7 @@ def _print_config(overrides: list[str]) -> int:
 
     from fedexp.config.compose import compose
 
-    config = {
-        key: value
-        for key, value in compose(overrides).items()
-        if key not in ("contents", "choices", "overrides")
-    }
-    print(OmegaConf.to_yaml(OmegaConf.create(config)), end="")
+    print(OmegaConf.to_yaml(OmegaConf.create(compose(overrides).values)), end="")
     return 0
 
 
@@ -121,7 +116,7 @@ def _help(topics: list[str]) -> int:
     return 0
 
 
-def _dry_run(configs: list[dict[str, Any]]) -> int:
+def _dry_run(configs: list[ResolvedConfig]) -> int:
     """Say what a run or a sweep would do, all jobs of which are checked."""
     from fedexp.commands.forecast import print_forecast
     from fedexp.storage.run_folder import RunFolder
@@ -135,7 +130,7 @@ def _dry_run(configs: list[dict[str, Any]]) -> int:
     return 0
 
 
-def _single(config: dict[str, Any]) -> int:
+def _single(config: ResolvedConfig) -> int:
     """Run one job in this process; interruptions and failures are exit codes, with one line each."""
     from fedexp.commands.launching import executed
     from fedexp.tracking.terminal import print_result
@@ -164,9 +159,7 @@ def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
         for row, config in zip(rows, configs, strict=True)
     ]
     check_splits(
-        (job_name(i, configs[i]["overrides"]), jobs[i].experiment)
-        for i in range(len(jobs))
-        if todo[i]
+        (job_name(i, configs[i].overrides), jobs[i].experiment) for i in range(len(jobs)) if todo[i]
     )
     done = todo.count(False)
     print(
@@ -185,7 +178,7 @@ def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
     return code
 
 
-def _stored(configs: list[dict[str, Any]]) -> int:
+def _stored(configs: list[ResolvedConfig]) -> int:
     """A sweep whose results are all there: look at each as its job would."""
     from fedexp.commands.launching import tell_failure
     from fedexp.running.execute import execute
@@ -195,12 +188,12 @@ def _stored(configs: list[dict[str, Any]]) -> int:
         try:
             execute(config)
         except FedexpError as error:
-            tell_failure(f"job {number}: {' '.join(config['overrides'])}", error)
+            tell_failure(f"job {number}: {' '.join(config.overrides)}", error)
             failed = True
     return JOB_ERROR if failed else 0
 
 
-def _row(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
+def _row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
     from fedexp.storage.run_folder import standing
 
     result, state = standing(folder)
@@ -208,7 +201,7 @@ def _row(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
     if not result and status == "done":  # the result is gone: the next launch runs it again
         status = "queued"
     return {
-        "overrides": config["overrides"],
+        "overrides": config.overrides,
         "status": status,
         "error": state.get("error"),
         "headline": result.get("headline"),

@@ -16,6 +16,7 @@ from typing import Any
 
 from fedexp.commands.errors import Parser, guarded
 from fedexp.core.errors import ConfigError, StorageError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import litter, passing, sweep, write_text
 from fedexp.storage.selection import ABSENT, flat, ordered, select, text_of
 from fedexp.storage.sources import differences, own_code
@@ -294,11 +295,9 @@ def _diff(options: argparse.Namespace) -> int:
     from fedexp.storage.identity import scientific
 
     a, b = find_run(options.root, options.a), find_run(options.root, options.b)
-    sides = [dict(flat(run.config)) for run in (a, b)]
-    deciding = set().union(*(dict(flat(scientific(run.config))) for run in (a, b)))
-    keys = [
-        key for key in dict.fromkeys([*sides[0], *sides[1]]) if key.partition(".")[0] != "overrides"
-    ]
+    sides = [dict(flat(_compared(run.resolved_config))) for run in (a, b)]
+    deciding = set().union(*(dict(flat(scientific(run.resolved_config))) for run in (a, b)))
+    keys = [*dict.fromkeys([*sides[0], *sides[1]])]
     differing = [key for key in keys if sides[0].get(key, ABSENT) != sides[1].get(key, ABSENT)]
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -355,6 +354,11 @@ def _diff(options: argparse.Namespace) -> int:
     for line in differences(a.path, b.path):
         out.print(line, markup=False, soft_wrap=True)
     return 0
+
+
+def _compared(config: ResolvedConfig) -> dict[str, Any]:
+    """Return what `diff` compares of a config: everything but the overrides."""
+    return {**config.values, "contents": config.contents, "choices": config.choices}
 
 
 def _hash(run: StoredRun, name: str) -> str:

@@ -123,7 +123,7 @@ def _draws(
 
 def _differing(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[str, list[str]]:
     """Keys that decide results, other than seeds and those under `implied`, that `runs` have several values of."""
-    sides = [dict(flat(scientific(run.config))) for run in runs]
+    sides = [dict(flat(scientific(run.resolved_config))) for run in runs]
     keys = dict.fromkeys(key for side in sides for key in side)
     values = {
         key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=_order) for key in keys

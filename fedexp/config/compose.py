@@ -16,9 +16,10 @@ from fedexp.config.messages import unresolved_error
 from fedexp.config.pinning import pin
 from fedexp.config.yaml_files import read_yaml
 from fedexp.core.errors import ConfigError
+from fedexp.core.resolved_config import ResolvedConfig
 
 
-def compose(overrides: list[str]) -> dict[str, Any]:
+def compose(overrides: list[str]) -> ResolvedConfig:
     """Compose and resolve the config of one job.
 
     Args:
@@ -31,7 +32,7 @@ def compose(overrides: list[str]) -> dict[str, Any]:
         return resolve(*compose_with_hydra(overrides), overrides)
 
 
-def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
+def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]) -> ResolvedConfig:
     """Resolve a composed config into plain values.
 
     The nodes that ``architectures`` and ``proxy.dataset`` name are filled in.
@@ -42,9 +43,7 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
         overrides: Overrides that led to `config`, Hydra's own included.
 
     Returns:
-        The values with three more keys. ``contents`` has the hash of every file that counts by
-        its content, ``choices`` the chosen options and ``overrides`` the overrides, the last two
-        without Hydra's own.
+        The resolved config. Choices and overrides of Hydra itself are left out.
 
     Raises:
         ConfigError: A value cannot be resolved, or an option is unknown.
@@ -61,13 +60,14 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
     plain.pop("hydra", None)
 
     values = {str(key): value for key, value in plain.items()}
-    return values | {
-        "contents": pin(values),
-        "choices": {
+    return ResolvedConfig(
+        values=values,
+        contents=pin(values),
+        choices={
             str(key): value for key, value in choices.items() if not str(key).startswith("hydra/")
         },
-        "overrides": [override for override in overrides if not override.startswith("hydra")],
-    }
+        overrides=[override for override in overrides if not override.startswith("hydra")],
+    )
 
 
 def group_option(group: str, name: str, where: str, search_path: list[str]) -> DictConfig:

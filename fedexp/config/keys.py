@@ -13,6 +13,7 @@ from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError
 from fedexp.core.local_training import LocalTraining
 from fedexp.core.numerics import Precision
+from fedexp.core.resolved_config import ResolvedConfig
 
 GROUPS = (
     "dataset",
@@ -199,10 +200,10 @@ class StateMemory:
         require(self.memory_gb >= 0, f"state.memory_gb must not be negative, got {self.memory_gb}")
 
 
-def _check_options(config: Mapping[str, Any]) -> None:
+def _check_options(config: ResolvedConfig) -> None:
     """Refuse options whose files lack the line that makes them what they are."""
-    for group, option in config.get("choices", {}).items():
-        node: Any = config.get(group)
+    for group, option in config.choices.items():
+        node: Any = config.values.get(group)
         if isinstance(node, list):
             raise ConfigError(
                 f"the file of '{option}' is a list",
@@ -293,15 +294,11 @@ class Config:
             )
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Config:
+    def of(cls, config: ResolvedConfig) -> Config:
         """From a resolved config; refuses unknown keys and wrong types."""
         _check_options(config)
-        rest = {
-            k: v
-            for k, v in config.items()
-            if k not in GROUPS and k not in ("contents", "choices", "overrides")
-        }
-        return build(cls, rest, "")
+        own = {key: value for key, value in config.values.items() if key not in GROUPS}
+        return build(cls, own, "")
 
     @property
     def cohort(self) -> float:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedexp.config.compose import compose
 from fedexp.core import user_code
 from fedexp.core.build import build
 from fedexp.core.errors import FedexpError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.run_folder import RunFolder, standing
 from fedexp.tracking.logger import Logger
 
@@ -29,11 +30,11 @@ _PATIENCE = 3.0  # seconds without a word
 class Checked:
     """A job's config, and what is built of it."""
 
-    config: dict[str, Any]
+    config: ResolvedConfig
     experiment: Experiment
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> Checked:
+    def of(cls, config: ResolvedConfig) -> Checked:
         """Build everything of a resolved config; a `FedexpError` says what cannot be."""
         from fedexp.running.experiment import Experiment
 

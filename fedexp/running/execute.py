@@ -23,6 +23,7 @@ from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError, StorageError
 from fedexp.core.outcome import Outcome
 from fedexp.core.phases import phase
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.runner import Snapshot, env_of, next_jobs
 from fedexp.data.partition import save_partition
 from fedexp.engines.stored_models import FromStoredModels
@@ -63,7 +64,7 @@ class Interrupted(BaseException):
 
 @lasting_output()
 def execute(
-    config: Mapping[str, Any],
+    config: ResolvedConfig,
     *,
     group: str | None = None,
     name: str = "",
@@ -105,7 +106,7 @@ def execute(
         folder.release()
 
 
-def _reusable(config: Mapping[str, Any], folder: RunFolder) -> dict[str, Any] | None:
+def _reusable(config: ResolvedConfig, folder: RunFolder) -> dict[str, Any] | None:
     """The folder's result, if it may stand for the run."""
     if not config["reuse"] or (stored := folder.result()) is None:
         return None
@@ -113,7 +114,7 @@ def _reusable(config: Mapping[str, Any], folder: RunFolder) -> dict[str, Any] | 
     return {**stored, "folder": str(folder.path)}  # it may have been moved
 
 
-def _check_data(config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+def _check_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> None:
     """A stored result stands for the data it was made of; where the config does not pin them, look at those that are there."""
     present = data_content(config)
     if present is None:
@@ -171,7 +172,7 @@ class _Run:
         seconds: outside steps, by phase.
     """
 
-    raw: Mapping[str, Any]
+    raw: ResolvedConfig
     folder: RunFolder
     group: str | None
     note: _Notes
@@ -209,9 +210,9 @@ class _Run:
         began = time.perf_counter()
         path = self.folder.path
         (path / "error.txt").unlink(missing_ok=True)
-        write_text(path / "config.yaml", _yaml(self.raw))
+        write_text(path / "config.yaml", _yaml(self.raw.to_stored()))
         write_json(path / "environment.json", environment())
-        keep_sources(self.raw, path)
+        keep_sources(self.raw.values, path)
         experiment = Experiment.of(self.raw)
         for remark in remarks(experiment):
             self.note(remark)
@@ -236,7 +237,7 @@ class _Run:
                         0, experiment.aggregator.init(env), checkpoint.client_states
                     )
             self._check_stored_models(experiment, env, data, snapshot)
-            engine = RunEngine(experiment, self.raw, self.folder, numerics, self.note)
+            engine = RunEngine(experiment, self.raw.values, self.folder, numerics, self.note)
             stack.callback(engine.close)
             feed = self._feed(experiment, journal)
             self.seconds["setup"] += time.perf_counter() - began
@@ -401,8 +402,8 @@ class _Run:
         result = {
             "status": "done",
             "method": config.method,
-            "choices": self.raw["choices"],
-            "overrides": self.raw["overrides"],
+            "choices": self.raw.choices,
+            "overrides": self.raw.overrides,
             **summary,
             **costs(read_jsonl(path / "timing.jsonl"), self.seconds, peak),
             "memory_probe": engine.memory_probe,
@@ -446,10 +447,10 @@ class _Run:
         return feed
 
 
-def _yaml(config: Mapping[str, Any]) -> str:
+def _yaml(config: dict[str, Any]) -> str:
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_yaml(OmegaConf.create(dict(config)))
+    return OmegaConf.to_yaml(OmegaConf.create(config))
 
 
 class _Saver:

@@ -22,6 +22,7 @@ from fedexp.core.errors import ConfigError, DataError, suggest
 from fedexp.core.model_check import check_model
 from fedexp.core.needs import Needs
 from fedexp.core.numerics import Numerics
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Task
 from fedexp.core.trainer import Trainer
@@ -64,7 +65,7 @@ class Experiment:
     stored_models: StoredModels | None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Experiment:
+    def of(cls, config: ResolvedConfig) -> Experiment:
         """Build and check everything that can be checked without loading data; raises `ConfigError`."""
         partitioner = build(Partitioner, config["partition"], "partition")  # type: ignore[type-abstract]
         own = _limited(Config.of(config), partitioner)
@@ -291,7 +292,7 @@ class Experiment:
         )
 
 
-def data_content(config: Mapping[str, Any]) -> list[str | None] | None:
+def data_content(config: ResolvedConfig) -> list[str | None] | None:
     """What the data of a resolved config and those of its proxy's own data set are, by their fingerprints.
 
     Read only if files changed. None for what is absent; nothing at all where the config pins them.
@@ -446,7 +447,7 @@ def _limited(config: Config, partitioner: Partitioner) -> Config:
     )
 
 
-def load_data(config: Mapping[str, Any], device: str = "cpu") -> FederatedData:
+def load_data(config: ResolvedConfig, device: str = "cpu") -> FederatedData:
     """The data and split of a resolved config."""
     return Experiment.of(config).load(torch.device(device))
 

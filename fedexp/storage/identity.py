@@ -10,17 +10,17 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.user_code import LIBRARIES, is_ours
 
 # Keys that do not change what is computed, only where, how fast and what is shown. Version the list when it changes.
 NON_SCIENTIFIC_VERSION = 4
 NON_SCIENTIFIC = (
     "checkpoint",
-    "choices",
     "data_root",
     "dataset.download",
     "deterministic",
@@ -30,7 +30,6 @@ NON_SCIENTIFIC = (
     "memo",
     "on_running",
     "output_root",
-    "overrides",
     "proxy.dataset.download",
     "reuse",
     "state",
@@ -61,9 +60,14 @@ _FRAMEWORKS = ("torch", "torchvision")
 SEEDS = ("seed", "seed_data")  # keys in which draws of one config differ
 
 
-def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
+def scientific(config: ResolvedConfig) -> dict[str, Any]:
     """The part of a resolved config that decides the result; of files, the hash in its ``contents`` and not their place."""
-    left_out = {*NON_SCIENTIFIC, *config.get("contents", ())}
+    left_out = {*NON_SCIENTIFIC, *config.contents}
+    return {**_without(left_out, config.values), "contents": dict(config.contents)}
+
+
+def _without(left_out: Collection[str], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested values of `config` without the dotted keys in `left_out`, and without later keys at their old values."""
 
     def cut(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         return {
@@ -76,7 +80,7 @@ def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
     return cut(config, "")
 
 
-def config_hash(config: Mapping[str, Any]) -> str:
+def config_hash(config: ResolvedConfig) -> str:
     """Hex digest of the scientific config; key order does not matter."""
     text = json.dumps([NON_SCIENTIFIC_VERSION, scientific(config)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -88,7 +92,7 @@ def code_hash(config: Mapping[str, Any]) -> str:
     Follows imports inside fedexp, inside the packages that plug-ins come from, and of every module that is not installed
     (a plug-in's own helpers); torch and torchvision, whose classes a config may name, enter by their versions.
     """
-    return _fingerprint(frozenset({*_ALWAYS, *targets(scientific(config))}))
+    return _fingerprint(frozenset({*_ALWAYS, *targets(_without(NON_SCIENTIFIC, config))}))
 
 
 def training_code_hash(config: Mapping[str, Any]) -> str:
@@ -96,7 +100,7 @@ def training_code_hash(config: Mapping[str, Any]) -> str:
     groups = {
         group: config[group] for group in ("trainer", "task", "model", "architectures", "dataset")
     }
-    return _fingerprint(frozenset({*_TRAINING, *targets(scientific(groups))}))
+    return _fingerprint(frozenset({*_TRAINING, *targets(_without(NON_SCIENTIFIC, groups))}))
 
 
 def probe_code_hash(probe: object) -> str:
@@ -106,7 +110,8 @@ def probe_code_hash(probe: object) -> str:
 
 def own_modules(config: Mapping[str, Any]) -> dict[str, Source]:
     """Those modules outside fedexp that `code_hash` covers, by name."""
-    return _walk({name for name in targets(scientific(config)) if not is_ours(name)}, ours=False)
+    found = targets(_without(NON_SCIENTIFIC, config))
+    return _walk({name for name in found if not is_ours(name)}, ours=False)
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra import compose as hydra_compose
@@ -11,9 +10,10 @@ from hydra import compose as hydra_compose
 from fedexp.config.compose import compose, resolve
 from fedexp.config.hydra_composition import hydra_in_use
 from fedexp.core.errors import ConfigError
+from fedexp.core.resolved_config import ResolvedConfig
 
 
-def by_hydra(overrides: list[str]) -> dict[str, Any]:
+def by_hydra(overrides: list[str]) -> ResolvedConfig:
     """All overrides in one composition."""
     with hydra_in_use(overrides):
         choices = hydra_compose(
@@ -70,7 +70,7 @@ def test_a_method_says_nothing_of_the_data(
     moved = text if "defaults" in text else f"defaults:\n  - override /method: mine\n{text}"
     Path("conf/experiment/mine.yaml").write_text(f"# @package _global_\n{moved}")
     config = compose(["experiment=mine"])
-    assert config["dataset"]["mean"] == [0.5] or config["choices"]["dataset"] == "mnist"
+    assert config["dataset"]["mean"] == [0.5] or config.choices["dataset"] == "mnist"
 
 
 def test_a_changed_file_of_the_users_is_read_again(

@@ -146,6 +146,7 @@ def test_clients_that_get_their_own_model_back_are_refused(method: str) -> None:
 
 
 def test_networks_without_features_are_refused_before_training() -> None:
-    config = {**compose(["method=moon"]), "model": {"_target_": "tests.methods.test_moon.Headless"}}
+    headless = {"_target_": "tests.methods.test_moon.Headless"}
+    config = compose(["method=moon"]).with_values(model=headless)
     with pytest.raises(ConfigError, match="no linear layer"):
         Experiment.of(config)
