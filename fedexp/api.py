@@ -126,7 +126,7 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
     refuse_flags([*overrides])  # of a sweep, too: this is one run
     (job,) = checked([list(overrides)])
     check_split(job)
-    return Run(Path(execute(job.config, say=say)["folder"]))
+    return Run(Path(execute(job.config, experiment=job.experiment, say=say)["folder"]))
 
 
 def load(run: str | Path, *, output_root: str | Path = "outputs") -> Run:

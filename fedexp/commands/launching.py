@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -10,16 +11,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.errors import CompactHydraException
 
 from fedexp.commands.errors import JOB_ERROR, tell
 from fedexp.core.errors import FedexpError
-from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.tracking.outlet import lasting_output
+
+if TYPE_CHECKING:
+    from fedexp.core.resolved_config import ResolvedConfig
+    from fedexp.running.check import Checked
+    from fedexp.running.experiment import Experiment
 
 
 def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
@@ -120,12 +125,12 @@ def _alive(work: Callable[[], Any]) -> Any:
         raise SystemExit(JOB_ERROR) from None
 
 
-def executed(config: ResolvedConfig, what: str) -> dict[str, Any] | int:
+def executed(job: Checked, what: str) -> dict[str, Any] | int:
     """The result of one job in this process; of one that was interrupted or failed the exit code, the reason being said."""
     from fedexp.running.execute import Interrupted, execute
 
     try:
-        return execute(config)
+        return execute(job.config, experiment=job.experiment)
     except (KeyboardInterrupt, Interrupted) as error:
         print(f"interrupted: the same command resumes {what}", file=sys.stderr)
         return int(getattr(error, "exit_code", 130))
@@ -169,7 +174,10 @@ def sweep_job(config: Any) -> float:
     try:
         with _WORKING:
             result = execute(
-                resolved, group=os.environ.get("FEDEXP_SWEEP"), name=job if concurrent > 1 else ""
+                resolved,
+                experiment=_checked_experiment(hydra_config.job.num, resolved),
+                group=os.environ.get("FEDEXP_SWEEP"),
+                name=job if concurrent > 1 else "",
             )
     except Interrupted as stop:
         raise SystemExit(stop.exit_code) from None
@@ -186,6 +194,32 @@ def sweep_job(config: Any) -> float:
     headline = result["headline"]
     print(f"done   {label}: {headline['metric']} {headline['value']:.4f}", flush=True)
     return float(headline["value"])
+
+
+_CHECKED: list[Checked] = []  # jobs of the sweep that this process launches, by number
+
+
+@contextlib.contextmanager
+def checked_jobs(jobs: Sequence[Checked]) -> Iterator[None]:
+    """Keep the experiments that a sweep's check built for jobs that run in this process."""
+    _CHECKED[:] = jobs
+    try:
+        yield
+    finally:
+        _CHECKED.clear()
+
+
+def _checked_experiment(number: int, config: ResolvedConfig) -> Experiment | None:
+    """Return the experiment that the check of a sweep built for a job.
+
+    None in a worker process of a launcher, and if a sweeper other than Hydra's basic one made
+    another job of this number.
+    """
+    if number >= len(_CHECKED):
+        return None
+    checked = _CHECKED[number].config
+    same = checked.values == config.values and checked.choices == config.choices
+    return _CHECKED[number].experiment if same else None
 
 
 _WORKING = threading.Lock()  # held while a job is executed

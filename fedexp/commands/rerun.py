@@ -45,7 +45,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         **({"data_root": data_root} if data_root else {}),
     )
     with naming(f"the stored config of {run.name}"):
-        Checked.of(config)
+        job = Checked.of(config)
         now, then = pin(config.values), stored.contents
         for key in then:
             if now.get(key) != then[key]:
@@ -64,7 +64,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
             do=f"rerun the first one: fedexp-runs rerun {run.name} --root {root}",
         )
     _prepare(folder, run)
-    result = executed(config, "this rerun")
+    result = executed(job, "this rerun")
     return result if isinstance(result, int) else _compare(run, StoredRun(folder.path), result)
 
 

@@ -73,7 +73,7 @@ def _run(arguments: list[str]) -> int:
         return _dry_run([job.config for job in all_checked])
     if not sweep:
         check_split(all_checked[0])
-        return _single(all_checked[0].config)
+        return _single(all_checked[0])
     return _sweep(overrides, all_checked)
 
 
@@ -130,12 +130,12 @@ def _dry_run(configs: list[ResolvedConfig]) -> int:
     return 0
 
 
-def _single(config: ResolvedConfig) -> int:
+def _single(job: Checked) -> int:
     """Run one job in this process; interruptions and failures are exit codes, with one line each."""
     from fedexp.commands.launching import executed
     from fedexp.tracking.terminal import print_result
 
-    result = executed(config, "this run")
+    result = executed(job, "this run")
     if isinstance(result, int):
         return result
     print_result(result, Path(result["folder"]))
@@ -144,7 +144,7 @@ def _single(config: ResolvedConfig) -> int:
 
 def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
     """Hydra's own multirun over checked jobs, with a count before and a table after."""
-    from fedexp.commands.launching import run_hydra, run_sweep
+    from fedexp.commands.launching import checked_jobs, run_hydra, run_sweep
     from fedexp.config.sweep_expansion import is_grid
     from fedexp.running.check import check_splits, job_name
     from fedexp.storage.run_folder import RunFolder
@@ -169,8 +169,9 @@ def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
     nothing_to_do = done == len(configs) and is_grid(
         overrides
     )  # Hydra would compose every job twice
-    launch = (lambda: _stored(configs)) if nothing_to_do else (lambda: run_hydra(arguments))
-    code = run_sweep(f"sweep-{name}", len(configs), launch)
+    launch = (lambda: _stored(jobs)) if nothing_to_do else (lambda: run_hydra(arguments))
+    with checked_jobs(jobs):
+        code = run_sweep(f"sweep-{name}", len(configs), launch)
     rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
     print_sweep(rows)
     if code == 0 and any(row["status"] != "done" for row in rows):
@@ -178,17 +179,17 @@ def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
     return code
 
 
-def _stored(configs: list[ResolvedConfig]) -> int:
+def _stored(jobs: list[Checked]) -> int:
     """A sweep whose results are all there: look at each as its job would."""
     from fedexp.commands.launching import tell_failure
     from fedexp.running.execute import execute
 
     failed = False
-    for number, config in enumerate(configs):
+    for number, job in enumerate(jobs):
         try:
-            execute(config)
+            execute(job.config, experiment=job.experiment)
         except FedexpError as error:
-            tell_failure(f"job {number}: {' '.join(config.overrides)}", error)
+            tell_failure(f"job {number}: {' '.join(job.config.overrides)}", error)
             failed = True
     return JOB_ERROR if failed else 0
 

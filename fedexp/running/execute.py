@@ -66,6 +66,7 @@ class Interrupted(BaseException):
 def execute(
     config: ResolvedConfig,
     *,
+    experiment: Experiment | None = None,
     group: str | None = None,
     name: str = "",
     say: Callable[[str], None] | None = print,
@@ -74,6 +75,7 @@ def execute(
 
     Args:
         config: as `fedexp.config.compose.compose` returns it.
+        experiment: what was built of `config` already; None: it is built if the run is to be executed.
         group: the sweep this run belongs to, for trackers.
         name: begins every line that is shown, where other runs show theirs at the same time.
         say: where notes for the user go; None: neither notes nor progress are shown.
@@ -101,7 +103,7 @@ def execute(
         if not config["reuse"] and (aside := folder.set_aside()) is not None:
             announce(f"reuse=false: earlier files moved to {aside}")
         with terminable():
-            return _Run(config, folder, group, note, {"setup": addressed}).execute()
+            return _Run(config, experiment, folder, group, note, {"setup": addressed}).execute()
     finally:
         folder.release()
 
@@ -168,11 +170,12 @@ class _Run:
     """One execution of a run whose folder is locked.
 
     Args:
-        raw: the resolved config; group: the sweep it belongs to.
+        raw: the resolved config; experiment: built of it, if it was; group: the sweep it belongs to.
         seconds: outside steps, by phase.
     """
 
     raw: ResolvedConfig
+    experiment: Experiment | None
     folder: RunFolder
     group: str | None
     note: _Notes
@@ -213,7 +216,7 @@ class _Run:
         write_text(path / "config.yaml", _yaml(self.raw.to_stored()))
         write_json(path / "environment.json", environment())
         keep_sources(self.raw.values, path)
-        experiment = Experiment.of(self.raw)
+        experiment = self.experiment or Experiment.of(self.raw)
         for remark in remarks(experiment):
             self.note(remark)
         numerics = first_numerics(experiment.config, self.folder, self.note)
