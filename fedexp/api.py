@@ -43,13 +43,13 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The resolved config, with what was chosen for each group (``choices``) and the ``overrides``."""
         config: dict[str, Any] | None = StoredRun(self.folder).config or None
-        return self._there(config, "config.yaml")
+        return self._require(config, "config.yaml")
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """``result.json``: headline, metrics, costs, hashes."""
         result: dict[str, Any] | None = read_json(self.folder / "result.json")
-        return self._there(result, "result.json")
+        return self._require(result, "result.json")
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ class Run:
         """What the run delivered, on the CPU: one global model, an ensemble's members, or one model a client."""
         from fedexp.storage.model_folder import MODELS, ModelFolder
 
-        self._there((self.folder / MODELS).is_file() or None, MODELS)
+        self._require((self.folder / MODELS).is_file() or None, MODELS)
         stored = ModelFolder.open(self.folder)
         return tuple(stored.weights(number) for number in range(len(stored.specs)))
 
@@ -70,7 +70,7 @@ class Run:
         """Which training samples each client had: ``partition.of(client)`` are indices into the data set."""
         from fedexp.data.partition import load_partition
 
-        self._there(
+        self._require(
             (self.folder / "partition.safetensors").is_file() or None, "partition.safetensors"
         )
         return load_partition(self.folder / "partition.safetensors")
@@ -83,7 +83,7 @@ class Run:
         """
         return self.models[index].module()
 
-    def _there(self, value: T | None, name: str) -> T:
+    def _require(self, value: T | None, name: str) -> T:
         if value is None:
             raise StorageError(
                 f"the run has no {name}: its status is {self.status}",
@@ -120,11 +120,11 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
             do=f"fedexp.run({meant})",
         )
     from fedexp.config.messages import refuse_flags
-    from fedexp.running.check import check_split, checked
+    from fedexp.running.check import check_jobs, check_split
     from fedexp.running.execute import execute
 
     refuse_flags([*overrides])  # of a sweep, too: this is one run
-    (job,) = checked([list(overrides)])
+    (job,) = check_jobs([list(overrides)])
     check_split(job)
     return Run(Path(execute(job.config, experiment=job.experiment, say=say)["folder"]))
 

@@ -73,7 +73,7 @@ def test_say_shows_notes_and_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "fedexp.running.run_engine.near_limit", lambda *arguments: True
+        "fedexp.running.run_engine.is_near_limit", lambda *arguments: True
     )  # which is noted
     fedexp.run(QUICK, say=print)
     told = capsys.readouterr().out

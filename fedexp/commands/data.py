@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.commands.errors import Parser, guarded
+from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError
 from fedexp.tracking.terminal import console
 
@@ -23,7 +23,7 @@ def main() -> None:
 
 def run_command(arguments: list[str]) -> int:
     """Run the command line; returns the exit code (2 for errors of the user's, told without a traceback)."""
-    return guarded(lambda: _parser().run(arguments))
+    return run_guarded(lambda: _parser().run(arguments))
 
 
 def _parser() -> Parser:
@@ -74,17 +74,17 @@ def _show(options: argparse.Namespace) -> int:
     data = load_data(config, device="cpu")
     counts = data.class_counts()
     out = console()
-    title = _title(config)
+    title = _split_title(config)
     out.print(title, style="bold", markup=False)
     out.print(partition_table(counts))
-    for line in _facts(data):
+    for line in _data_lines(data):
         out.print(line, soft_wrap=True, markup=False)
     draw_partition(counts, options.out, title)
     out.print(f"picture    {options.out}", soft_wrap=True, markup=False)
     return 0
 
 
-def _title(config: ResolvedConfig) -> str:
+def _split_title(config: ResolvedConfig) -> str:
     choices = config.choices
     own = {
         k: v
@@ -95,7 +95,7 @@ def _title(config: ResolvedConfig) -> str:
     return f"{choices.get('dataset', '')}, {scheme}, clients={config['clients']}, seed_data={config['seed_data']}"
 
 
-def _facts(data: FederatedData) -> list[str]:
+def _data_lines(data: FederatedData) -> list[str]:
     from fedexp.data.partition import CutPartition
 
     lines = [f"train      {len(data.train):,} samples in the pool"]
@@ -131,7 +131,7 @@ def _prepare(options: argparse.Namespace) -> int:
             f"'{options.dataset}' is not a data set's name", do=f"fedexp-data prepare {name}"
         )
     config = compose([f"dataset={options.dataset}", *options.overrides])
-    root = _root(options.root, config)
+    root = _data_root(options.root, config)
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
     arrays = dataset.load(root, download=True)
     for split, x, y in (
@@ -158,13 +158,12 @@ def _list(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     from fedexp.config.compose import compose
-    from fedexp.config.folders import conf_dir, user_conf_dir
+    from fedexp.config.folders import conf_dirs
     from fedexp.core.build import build
     from fedexp.core.errors import FedexpError
     from fedexp.data.dataset import Dataset
 
-    folders = [folder / "dataset" for folder in (conf_dir(), user_conf_dir()) if folder is not None]
-    names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    names = sorted({path.stem for folder in conf_dirs() for path in folder.glob("dataset/*.yaml")})
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("dataset", "classes", "shape", "state"):
         table.add_column(column)
@@ -175,7 +174,7 @@ def _list(options: argparse.Namespace) -> int:
         except FedexpError as error:
             table.add_row(name, "", "", escape(f"cannot be built: {error.what}"))
             continue
-        root = _root(options.root, config)
+        root = _data_root(options.root, config)
         files = dataset.expected_files(root)
         missing = [file for file in files if not file.exists()]
         state = (
@@ -192,7 +191,7 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
-def _root(given: str | None, config: ResolvedConfig) -> Path:
+def _data_root(given: str | None, config: ResolvedConfig) -> Path:
     return Path(given or config["data_root"]).expanduser()
 
 

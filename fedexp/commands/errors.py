@@ -17,13 +17,13 @@ from fedexp.tracking.outlet import lasting_output
 USAGE_ERROR, JOB_ERROR = 2, 1
 
 
-def guarded(work: Callable[[], int]) -> int:
+def run_guarded(work: Callable[[], int]) -> int:
     """Run `work`; its exit code, or that of an error of the user's, which is told."""
     with lasting_output():
         try:
             return work()
         except FedexpError as error:
-            tell(error)
+            print_error(error)
             return USAGE_ERROR
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
@@ -32,10 +32,10 @@ def guarded(work: Callable[[], int]) -> int:
             from fedexp.core import user_code
             from fedexp.storage.files import refused
 
-            if (told := refused(error) or user_code.told(error)) is None:
+            if (described := refused(error) or user_code.told(error)) is None:
                 raise
-            told.__cause__ = error
-            tell(told)
+            described.__cause__ = error
+            print_error(described)
             return JOB_ERROR
 
 
@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def tell(error: FedexpError) -> None:
+def print_error(error: FedexpError) -> None:
     """Print it plainly, unless HYDRA_FULL_ERROR=1 asks for the traceback."""
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)

@@ -22,27 +22,29 @@ def as_csv(runs: Sequence[StoredRun]) -> str:
     First what identifies a run and what came out, then ``metrics.*`` (last values) and ``mean_last_10.*``, then every key of
     the config as ``config.*``. Lists are JSON.
     """
-    rows = [_row(run) for run in runs]
+    rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     columns.sort(
         key=lambda name: (
-            ("metrics.", "mean_last_10.", "config.").index(_part(name)) + 1 if _part(name) else 0
+            ("metrics.", "mean_last_10.", "config.").index(_column_group(name)) + 1
+            if _column_group(name)
+            else 0
         )
     )
     text = io.StringIO()
     writer = csv.DictWriter(text, columns or ["run"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
 
 
-def _part(column: str) -> str:
+def _column_group(column: str) -> str:
     return next(
         (part for part in ("metrics.", "mean_last_10.", "config.") if column.startswith(part)), ""
     )
 
 
-def _row(run: StoredRun) -> dict[str, Any]:
+def _run_row(run: StoredRun) -> dict[str, Any]:
     result, headline = run.result, run.headline or {}
     done, asked = run.rounds
     facts = {
@@ -77,7 +79,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     return facts | {f"config.{key}": value for key, value in flat(run.resolved_config.values)}
 
 
-def _cell(value: Any) -> Any:
+def _csv_cell(value: Any) -> Any:
     return inert(json.dumps(value) if isinstance(value, list) else value)
 
 

@@ -23,8 +23,8 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
     """Print the time and the disk that runs of these resolved configs would take, as far as stored runs tell."""
     if not configs:
         return
-    peers: dict[Path, dict[str, list[Cost]]] = {}
-    costs = [_cost(config, peers) for config in configs]
+    known_costs: dict[Path, dict[str, list[Cost]]] = {}
+    costs = [_mean_cost(config, known_costs) for config in configs]
     known = [cost for cost in costs if cost is not None]
     time = disk = "not known: no run of the same config with another seed is stored"
     if known:
@@ -34,39 +34,43 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
         time = f"about {duration(sum(seconds for seconds, _ in known))}, one run after the other, {basis}"
         disk = f"about {size_text(sum(size for _, size in known))}"
     root = Path(configs[0]["output_root"]).expanduser().resolve()
-    there = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    existing_folder = next(folder for folder in (root, *root.parents) if folder.is_dir())
     print(f"time: {time}")
-    print(f"disk: {disk}; {size_text(shutil.disk_usage(there).free)} are free under {root}")
+    print(
+        f"disk: {disk}; {size_text(shutil.disk_usage(existing_folder).free)} are free under {root}"
+    )
 
 
-def _cost(config: ResolvedConfig, peers: dict[Path, dict[str, list[Cost]]]) -> Cost | None:
+def _mean_cost(
+    config: ResolvedConfig, known_costs: dict[Path, dict[str, list[Cost]]]
+) -> Cost | None:
     """Means over the finished runs of `config` but for its seeds, whatever code made them; None without any.
 
-    `peers` is filled with what is read.
+    `known_costs` is filled with what is read.
     """
     folder = RunFolder.of(config).path.parent
-    alike = folder.with_name(folder.name.rpartition("-")[0])  # method and data set
-    if alike not in peers:
-        peers[alike] = _finished(alike)
-    found = peers[alike].get(_unseeded(config), [])
+    prefix = folder.with_name(folder.name.rpartition("-")[0])  # method and data set
+    if prefix not in known_costs:
+        known_costs[prefix] = _costs_by_config(prefix)
+    found = known_costs[prefix].get(_config_without_seeds(config), [])
     if not found:
         return None
     seconds, sizes = zip(*found, strict=True)
     return statistics.fmean(seconds), statistics.fmean(sizes)
 
 
-def _finished(alike: Path) -> dict[str, list[Cost]]:
-    """What runs cost whose folders' names begin as `alike`, by their configs without seeds."""
+def _costs_by_config(prefix: Path) -> dict[str, list[Cost]]:
+    """What runs cost whose folders' names begin as `prefix`, by their configs without seeds."""
     found: dict[str, list[Cost]] = {}
-    for path in alike.parent.glob(f"{glob.escape(alike.name)}-*/*/result.json"):
+    for path in prefix.parent.glob(f"{glob.escape(prefix.name)}-*/*/result.json"):
         run = StoredRun(path.parent)
         if run.status == "done" and run.config and "seconds" in run.result:
-            found.setdefault(_unseeded(run.resolved_config), []).append(
+            found.setdefault(_config_without_seeds(run.resolved_config), []).append(
                 (float(run.result["seconds"]["total"]), float(run.size))
             )
     return found
 
 
-def _unseeded(config: ResolvedConfig) -> str:
+def _config_without_seeds(config: ResolvedConfig) -> str:
     left = {key: value for key, value in scientific(config).items() if key not in SEEDS}
     return json.dumps(left, sort_keys=True)

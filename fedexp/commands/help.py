@@ -47,11 +47,11 @@ def topic_text(topic: str, *folders: Path) -> str:
     if topic in options:
         width = max(map(len, options[topic]))
         lines = [
-            f"{option:<{width}}  {_about(topic, option, folders)}".rstrip()
+            f"{option:<{width}}  {_first_comment(topic, option, folders)}".rstrip()
             for option in options[topic]
         ]
         return "\n".join([f"{topic}=OPTION", *(f"  {line}" for line in lines), ""])
-    keys = dict(_keys(folders[0] / "config.yaml"))
+    keys = dict(_top_level_keys(folders[0] / "config.yaml"))
     if (key := topic.partition(".")[0]) in keys:
         return keys[key]
     raise ConfigError(
@@ -59,7 +59,7 @@ def topic_text(topic: str, *folders: Path) -> str:
     )
 
 
-def _about(group: str, option: str, folders: tuple[Path, ...]) -> str:
+def _first_comment(group: str, option: str, folders: tuple[Path, ...]) -> str:
     """The first comment of an option's file."""
     path = next(path for folder in folders if (path := folder / group / f"{option}.yaml").exists())
     lines = (line for line in path.read_text().splitlines() if not line.startswith("# @package"))
@@ -67,7 +67,7 @@ def _about(group: str, option: str, folders: tuple[Path, ...]) -> str:
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
-def _keys(path: Path) -> Iterator[tuple[str, str]]:
+def _top_level_keys(path: Path) -> Iterator[tuple[str, str]]:
     """The top-level keys that `path` sets, with their lines."""
     key, part = "", ""
     for line in path.read_text().splitlines(keepends=True):

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.errors import CompactHydraException
 
-from fedexp.commands.errors import JOB_ERROR, tell
+from fedexp.commands.errors import JOB_ERROR, print_error
 from fedexp.core.errors import FedexpError
 from fedexp.tracking.outlet import lasting_output
 
 if TYPE_CHECKING:
     from fedexp.core.resolved_config import ResolvedConfig
-    from fedexp.running.check import Checked
+    from fedexp.running.check import CheckedJob
     from fedexp.running.experiment import Experiment
 
 
@@ -34,13 +34,13 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
         its exit code, or that of the signal which interrupted it.
     """
     from fedexp.data.cache import sources_stay
-    from fedexp.running.execute import Interrupted, terminable
+    from fedexp.running.execute import Interrupted, interrupt_on_sigterm
 
     os.environ["FEDEXP_SWEEP"] = group
     os.environ["FEDEXP_SWEEP_JOBS"] = str(jobs)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # hydra/launcher=ray must not phone home
     os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
-    with terminable(), sources_stay():
+    with interrupt_on_sigterm(), sources_stay():
         try:
             return launch()
         except KeyboardInterrupt:
@@ -65,16 +65,16 @@ def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    from fedexp.config.hydra_composition import hydra_in_use
+    from fedexp.config.hydra_composition import use_hydra
     from fedexp.config.hydra_private import compose_for_multirun, multirun_launcher
     from fedexp.config.sweep_expansion import check_launcher
 
-    with hydra_in_use(list(overrides)):
+    with use_hydra(list(overrides)):
         config = compose_for_multirun(overrides)
         check_launcher(config)
         try:
             with multirun_launcher(config, sweep_job) as launch:
-                _alive(lambda: launch(jobs))
+                _report_dead_worker(lambda: launch(jobs))
         except SystemExit as stop:  # SIGTERM in a job of this process
             return stop.code if isinstance(stop.code, int) else JOB_ERROR
     return 0
@@ -95,7 +95,7 @@ def run_hydra(arguments: list[str]) -> int:
 
     sys.argv = [sys.argv[0], *arguments]
     try:
-        with quiet_failures(JobFailedError, _alive):
+        with quiet_failures(JobFailedError, _report_dead_worker):
             hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(
                 sweep_job
             )()
@@ -104,7 +104,7 @@ def run_hydra(arguments: list[str]) -> int:
     return 0
 
 
-def _alive(work: Callable[[], Any]) -> Any:
+def _report_dead_worker(work: Callable[[], Any]) -> Any:
     """Call `work`; a worker process of the launcher's that dies is told in words and ends the sweep.
 
     A job that failed has told why: Hydra would say it again.
@@ -125,7 +125,7 @@ def _alive(work: Callable[[], Any]) -> Any:
         raise SystemExit(JOB_ERROR) from None
 
 
-def executed(job: Checked, what: str) -> dict[str, Any] | int:
+def execute_job(job: CheckedJob, what: str) -> dict[str, Any] | int:
     """The result of one job in this process; of one that was interrupted or failed the exit code, the reason being said."""
     from fedexp.running.execute import Interrupted, execute
 
@@ -135,12 +135,12 @@ def executed(job: Checked, what: str) -> dict[str, Any] | int:
         print(f"interrupted: the same command resumes {what}", file=sys.stderr)
         return int(getattr(error, "exit_code", 130))
     except FedexpError as error:
-        tell(error)
+        print_error(error)
         return JOB_ERROR
 
 
 @lasting_output()
-def tell_failure(label: str, error: object) -> None:
+def print_failure(label: str, error: object) -> None:
     """One job of a sweep failed, and why."""
     print(f"FAILED {label}\n{error}", file=sys.stderr, flush=True)
 
@@ -163,16 +163,16 @@ def sweep_job(config: Any) -> float:
     resolved = resolve(
         config, hydra_config.runtime.choices, [*hydra_config.overrides.hydra, *overrides]
     )
-    launcher = _launcher()
+    launcher = _launcher_pid()
     if launcher is not None:
-        _end_with(launcher)
+        _end_with_launcher(launcher)
     if concurrent > 1 and resolved["device"] in ("auto", "cuda"):
         take_gpu(hydra_config.job.num)
     job = f"job {hydra_config.job.num}"
     label = f"{job}: {' '.join(overrides)}"
     print(label, flush=True)
     try:
-        with _WORKING:
+        with _JOB_RUNNING:
             result = execute(
                 resolved,
                 experiment=_checked_experiment(hydra_config.job.num, resolved),
@@ -182,31 +182,31 @@ def sweep_job(config: Any) -> float:
     except Interrupted as stop:
         raise SystemExit(stop.exit_code) from None
     except FedexpError as error:
-        tell_failure(label, error)
+        print_failure(label, error)
         raise JobFailedError(str(error).splitlines()[0]) from (
             error if os.environ.get("HYDRA_FULL_ERROR") else None
         )
     except (
         Exception
     ) as error:  # a bug: told at once, its traceback is in error.txt and follows at the sweep's end
-        tell_failure(label, f"{type(error).__name__}: {error}")
+        print_failure(label, f"{type(error).__name__}: {error}")
         raise
     headline = result["headline"]
     print(f"done   {label}: {headline['metric']} {headline['value']:.4f}", flush=True)
     return float(headline["value"])
 
 
-_CHECKED: list[Checked] = []  # jobs of the sweep that this process launches, by number
+_CHECKED_JOBS: list[CheckedJob] = []  # jobs of the sweep that this process launches, by number
 
 
 @contextlib.contextmanager
-def checked_jobs(jobs: Sequence[Checked]) -> Iterator[None]:
+def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
     """Keep the experiments that a sweep's check built for jobs that run in this process."""
-    _CHECKED[:] = jobs
+    _CHECKED_JOBS[:] = jobs
     try:
         yield
     finally:
-        _CHECKED.clear()
+        _CHECKED_JOBS.clear()
 
 
 def _checked_experiment(number: int, config: ResolvedConfig) -> Experiment | None:
@@ -215,18 +215,18 @@ def _checked_experiment(number: int, config: ResolvedConfig) -> Experiment | Non
     None in a worker process of a launcher, and if a sweeper other than Hydra's basic one made
     another job of this number.
     """
-    if number >= len(_CHECKED):
+    if number >= len(_CHECKED_JOBS):
         return None
-    checked = _CHECKED[number].config
+    checked = _CHECKED_JOBS[number].config
     same = checked.values == config.values and checked.choices == config.choices
-    return _CHECKED[number].experiment if same else None
+    return _CHECKED_JOBS[number].experiment if same else None
 
 
-_WORKING = threading.Lock()  # held while a job is executed
+_JOB_RUNNING = threading.Lock()  # held while a job is executed
 _POLL_SECONDS = 0.5
 
 
-def _launcher() -> int | None:
+def _launcher_pid() -> int | None:
     """The sweep's own process, where this one is its worker on this machine."""
     parent = (
         multiprocessing.parent_process()
@@ -235,7 +235,7 @@ def _launcher() -> int | None:
     return pid if os.environ.get("FEDEXP_LAUNCHER_PID") == str(pid) else None
 
 
-def _end_with(launcher: int) -> None:
+def _end_with_launcher(launcher: int) -> None:
     """Begin nothing when the sweep's own process is gone; from now on end, resumably, when it goes.
 
     A worker would take the jobs that wait in its queue, and then stay idle for minutes.
@@ -251,7 +251,7 @@ def _watch(launcher: int) -> None:
         while os.getppid() == launcher:
             time.sleep(_POLL_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)  # between jobs that is the end, in one an interruption
-        with _WORKING:
+        with _JOB_RUNNING:
             os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, name="fedexp-parent", daemon=True).start()

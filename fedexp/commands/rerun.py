@@ -22,11 +22,11 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     With the numerics of then, without memo and trackers; what an earlier rerun finished is moved aside, and one that was
     interrupted is resumed. The stored run is only read.
     """
-    from fedexp.commands.launching import executed
+    from fedexp.commands.launching import execute_job
     from fedexp.config.compose import group_option
     from fedexp.config.pinning import pin
     from fedexp.config.search_path import register
-    from fedexp.running.check import Checked, naming
+    from fedexp.running.check import CheckedJob, name_job_in_errors
 
     if run.status != "done" or not run.config:
         raise ConfigError(
@@ -44,16 +44,16 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         reuse=True,
         **({"data_root": data_root} if data_root else {}),
     )
-    with naming(f"the stored config of {run.name}"):
-        job = Checked.of(config)
-        now, then = pin(config.values), stored.contents
+    with name_job_in_errors(f"the stored config of {run.name}"):
+        job = CheckedJob.of(config)
+        current, then = pin(config.values), stored.contents
         for key in then:
-            if now.get(key) != then[key]:
+            if current.get(key) != then[key]:
                 raise ConfigError(
                     "a file that the run was made with is another one now, or gone",
                     where=key,
                     expected=f"sha256 {then[key][:8]}",
-                    got=str(now.get(key, "no file"))[:8],
+                    got=str(current.get(key, "no file"))[:8],
                     do="put that file back",
                 )
     folder = RunFolder.of(config)
@@ -63,12 +63,16 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
             where=str(run.path),
             do=f"rerun the first one: fedexp-runs rerun {run.name} --root {root}",
         )
-    _prepare(folder, run)
-    result = executed(job, "this rerun")
-    return result if isinstance(result, int) else _compare(run, StoredRun(folder.path), result)
+    _prepare_folder(folder, run)
+    result = execute_job(job, "this rerun")
+    return (
+        result
+        if isinstance(result, int)
+        else _print_comparison(run, StoredRun(folder.path), result)
+    )
 
 
-def _prepare(folder: RunFolder, run: StoredRun) -> None:
+def _prepare_folder(folder: RunFolder, run: StoredRun) -> None:
     """Make room, and lay down the numerics of then."""
     folder.acquire("fail", print)
     try:
@@ -80,11 +84,11 @@ def _prepare(folder: RunFolder, run: StoredRun) -> None:
         folder.release()
 
 
-def _compare(old: StoredRun, new: StoredRun, result: Mapping[str, Any]) -> int:
+def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any]) -> int:
     """Say whether `new`, whose result is given, has the bits of `old`, and what else differs."""
     found = [
-        *_metrics(rows_of(old.path, old.result), rows_of(new.path, result)),
-        *_models(old.result, result),
+        *_metric_differences(rows_of(old.path, old.result), rows_of(new.path, result)),
+        *_model_differences(old.result, result),
     ]
     print(f"first:  {old.path}\nagain:  {new.path}")
     if not found:
@@ -98,7 +102,7 @@ def _compare(old: StoredRun, new: StoredRun, result: Mapping[str, Any]) -> int:
         print("not the same bits")
     for line in found:
         print(f"  {line}")
-    others = [*_circumstances(old, new)]
+    others = [*_other_differences(old, new)]
     if others:
         print("what else differs:" if found else "though these differ:")
     for line in others:
@@ -106,7 +110,7 @@ def _compare(old: StoredRun, new: StoredRun, result: Mapping[str, Any]) -> int:
     return JOB_ERROR if found else 0
 
 
-def _metrics(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> Iterator[str]:
+def _metric_differences(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> Iterator[str]:
     for before, after in zip(old, new, strict=False):
         names = [name for name in [*before, *after] if before.get(name) != after.get(name)]
         if names:
@@ -117,14 +121,14 @@ def _metrics(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> Iterator[s
         yield f"metrics: {len(old)} rows -> {len(new)}"
 
 
-def _models(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def _model_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     before, after = old.get("models_sha256") or {}, new["models_sha256"]
     for name in sorted({*before, *after}):
         if before and before.get(name) != after.get(name):
             yield f"{name}: sha256 {str(before.get(name))[:8]} -> {str(after.get(name))[:8]}"
 
 
-def _circumstances(old: StoredRun, new: StoredRun) -> Iterator[str]:
+def _other_differences(old: StoredRun, new: StoredRun) -> Iterator[str]:
     """Code, data, numerics and versions, where they are others."""
     for part, shown in (
         ("hashes", "{} hash"),
@@ -135,9 +139,9 @@ def _circumstances(old: StoredRun, new: StoredRun) -> Iterator[str]:
         before, after = (dict(flat(run.result.get(part) or {})) for run in (old, new))
         for name in sorted({*before, *after} - {"command"}):
             if before.get(name) != after.get(name):
-                yield f"{shown.format(name)}: {_short(before.get(name))} -> {_short(after.get(name))}"
+                yield f"{shown.format(name)}: {_short_text(before.get(name))} -> {_short_text(after.get(name))}"
 
 
-def _short(value: Any) -> str:
+def _short_text(value: Any) -> str:
     text = str(value)
     return text[:8] if len(text) >= 32 and text.isalnum() else text

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedexp.commands.errors import JOB_ERROR, guarded
+from fedexp.commands.errors import JOB_ERROR, run_guarded
 from fedexp.core.errors import ConfigError, FedexpError
 
 if TYPE_CHECKING:
     from fedexp.core.resolved_config import ResolvedConfig
-    from fedexp.running.check import Checked
+    from fedexp.running.check import CheckedJob
     from fedexp.storage.run_folder import RunFolder
 
 SWEEP_FLAGS = ("-m", "--multirun")
@@ -37,7 +37,7 @@ def main() -> None:
 
 def run_command(arguments: list[str]) -> int:
     """Run the command line; returns the exit code. Errors of the user's are told without a traceback."""
-    return guarded(lambda: _run(arguments))
+    return run_guarded(lambda: _run(arguments))
 
 
 def _run(arguments: list[str]) -> int:
@@ -54,10 +54,10 @@ def _run(arguments: list[str]) -> int:
     from fedexp.config.messages import refuse_flags
     from fedexp.config.search_path import register
     from fedexp.config.sweep_expansion import expand
-    from fedexp.running.check import check_split, check_splits, checked, job_name
+    from fedexp.running.check import check_jobs, check_split, check_splits, job_name
 
     register()
-    if (asked := _config_asked(arguments)) is not None:
+    if (asked := _overrides_to_print(arguments)) is not None:
         return _print_config(asked)
     if any(argument.partition("=")[0] in HYDRA_FLAGS for argument in arguments):
         return run_hydra(arguments)
@@ -65,19 +65,19 @@ def _run(arguments: list[str]) -> int:
     overrides = [argument for argument in arguments if argument not in (*SWEEP_FLAGS, DRY_FLAG)]
     refuse_flags(overrides, [*HELP_FLAGS, *SWEEP_FLAGS, DRY_FLAG, *HYDRA_FLAGS])
     jobs = expand(overrides) if sweep else [overrides]
-    all_checked = checked(jobs)
+    checked = check_jobs(jobs)
     if DRY_FLAG in arguments:
         check_splits(
-            (job_name(i, job.config.overrides), job.experiment) for i, job in enumerate(all_checked)
+            (job_name(i, job.config.overrides), job.experiment) for i, job in enumerate(checked)
         )
-        return _dry_run([job.config for job in all_checked])
+        return _dry_run([job.config for job in checked])
     if not sweep:
-        check_split(all_checked[0])
-        return _single(all_checked[0])
-    return _sweep(overrides, all_checked)
+        check_split(checked[0])
+        return _single(checked[0])
+    return _sweep(overrides, checked)
 
 
-def _config_asked(arguments: list[str]) -> list[str] | None:
+def _overrides_to_print(arguments: list[str]) -> list[str] | None:
     """The overrides of ``--cfg job``; None where something else is asked, which Hydra answers."""
     given = [flag.partition("=")[2] or after for flag, after in zip(arguments, [*arguments, ""][1:], strict=True)
              if flag.partition("=")[0] in ("--cfg", "-c")]  # fmt: skip
@@ -108,9 +108,9 @@ def _print_config(overrides: list[str]) -> int:
 
 def _help(topics: list[str]) -> int:
     from fedexp.commands.help import help_text, topic_text
-    from fedexp.config.folders import conf_dir, user_conf_dir
+    from fedexp.config.folders import conf_dirs
 
-    folders = [*filter(None, (conf_dir(), user_conf_dir()))]
+    folders = conf_dirs()
     texts = [topic_text(topic, *folders) for topic in topics] or [help_text(*folders)]
     print("\n".join(texts), end="")
     return 0
@@ -121,7 +121,7 @@ def _dry_run(configs: list[ResolvedConfig]) -> int:
     from fedexp.commands.forecast import print_forecast
     from fedexp.storage.run_folder import RunFolder
 
-    rows = [_row(RunFolder.of(config), config) for config in configs]
+    rows = [_job_row(RunFolder.of(config), config) for config in configs]
     todo = [
         c for c, row in zip(configs, rows, strict=True) if row["status"] != "done" or not c["reuse"]
     ]
@@ -130,19 +130,19 @@ def _dry_run(configs: list[ResolvedConfig]) -> int:
     return 0
 
 
-def _single(job: Checked) -> int:
+def _single(job: CheckedJob) -> int:
     """Run one job in this process; interruptions and failures are exit codes, with one line each."""
-    from fedexp.commands.launching import executed
+    from fedexp.commands.launching import execute_job
     from fedexp.tracking.terminal import print_result
 
-    result = executed(job, "this run")
+    result = execute_job(job, "this run")
     if isinstance(result, int):
         return result
     print_result(result, Path(result["folder"]))
     return 0
 
 
-def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
+def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     """Hydra's own multirun over checked jobs, with a count before and a table after."""
     from fedexp.commands.launching import checked_jobs, run_hydra, run_sweep
     from fedexp.config.sweep_expansion import is_grid
@@ -153,7 +153,7 @@ def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
     name = hashlib.blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
     configs = [job.config for job in jobs]
     folders = [RunFolder.of(config) for config in configs]
-    rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
+    rows = [_job_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
     todo = [
         row["status"] != "done" or not config["reuse"]
         for row, config in zip(rows, configs, strict=True)
@@ -169,19 +169,19 @@ def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
     nothing_to_do = done == len(configs) and is_grid(
         overrides
     )  # Hydra would compose every job twice
-    launch = (lambda: _stored(jobs)) if nothing_to_do else (lambda: run_hydra(arguments))
+    launch = (lambda: _reuse_results(jobs)) if nothing_to_do else (lambda: run_hydra(arguments))
     with checked_jobs(jobs):
         code = run_sweep(f"sweep-{name}", len(configs), launch)
-    rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
+    rows = [_job_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
     print_sweep(rows)
     if code == 0 and any(row["status"] != "done" for row in rows):
         code = JOB_ERROR
     return code
 
 
-def _stored(jobs: list[Checked]) -> int:
+def _reuse_results(jobs: list[CheckedJob]) -> int:
     """A sweep whose results are all there: look at each as its job would."""
-    from fedexp.commands.launching import tell_failure
+    from fedexp.commands.launching import print_failure
     from fedexp.running.execute import execute
 
     failed = False
@@ -189,12 +189,12 @@ def _stored(jobs: list[Checked]) -> int:
         try:
             execute(job.config, experiment=job.experiment)
         except FedexpError as error:
-            tell_failure(f"job {number}: {' '.join(job.config.overrides)}", error)
+            print_failure(f"job {number}: {' '.join(job.config.overrides)}", error)
             failed = True
     return JOB_ERROR if failed else 0
 
 
-def _row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
+def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
     from fedexp.storage.run_folder import standing
 
     result, state = standing(folder)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedexp.commands.errors import Parser, guarded
+from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import litter, passing, sweep, write_text
@@ -40,7 +40,7 @@ def main() -> None:
 
 def run_command(arguments: list[str]) -> int:
     """Run the command line; returns the exit code (2 for errors of the user's, told without a traceback)."""
-    return guarded(lambda: _parser().run(arguments))
+    return run_guarded(lambda: _parser().run(arguments))
 
 
 def _parser() -> Parser:
@@ -134,7 +134,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.sort:
         runs = ordered(runs, options.sort)
     if options.json:
-        print(json.dumps([_facts(run) for run in runs], indent=2))
+        print(json.dumps([_run_facts(run) for run in runs], indent=2))
         return 0
     if not runs:
         print(
@@ -165,19 +165,19 @@ def _list(options: argparse.Namespace) -> int:
     for run in runs:
         colour = _COLOURS.get(run.status, "white")
         table.add_row(
-            _plain(run.name),
-            _plain(" ".join([run.choice("method"), *_swapped(run)])),
-            _plain(run.choice("dataset")),
+            _escaped(run.name),
+            _escaped(" ".join([run.choice("method"), *_swapped_parts(run)])),
+            _escaped(run.choice("dataset")),
             f"[{colour}]{run.status}[/{colour}]",
-            _headline(run),
-            _rounds(run),
-            _age(run.updated),
+            _headline_text(run),
+            _rounds_text(run),
+            _age_text(run.updated),
             size_text(run.size),
-            _plain(
+            _escaped(
                 " ".join(
                     o
                     for o in run.overrides
-                    if not o.startswith(_OWN_COLUMN) and o not in _swapped(run)
+                    if not o.startswith(_COLUMN_KEYS) and o not in _swapped_parts(run)
                 )
             ),
         )
@@ -191,13 +191,13 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
-def _facts(run: StoredRun) -> dict[str, Any]:
+def _run_facts(run: StoredRun) -> dict[str, Any]:
     done, asked = run.rounds
     return {
         "folder": str(run.path.resolve()),
         "name": run.name,
         "method": run.choice("method"),
-        "swapped": _swapped(run),
+        "swapped": _swapped_parts(run),
         "dataset": run.choice("dataset"),
         "status": run.status,
         "error": run.state.get("error"),
@@ -222,18 +222,23 @@ def _show(options: argparse.Namespace) -> int:
 
     def add(name: str, value: Any) -> None:
         if value not in (None, "", [], {}):
-            table.add_row(name, _plain(value))
+            table.add_row(name, _escaped(value))
 
-    add("status", f"{run.status}, attempt {run.state.get('attempt', '?')}, {_age(run.updated)} ago")
+    add(
+        "status",
+        f"{run.status}, attempt {run.state.get('attempt', '?')}, {_age_text(run.updated)} ago",
+    )
     add("error", run.state.get("error"))
     add("overrides", " ".join(run.overrides))
     add(
         "choices",
-        _pairs({group: option for group, option in run.choices.items() if option is not None}),
+        _mapping_text(
+            {group: option for group, option in run.choices.items() if option is not None}
+        ),
     )
-    add("headline", f"{_headline(run)} ({run.headline['rule']})" if run.headline else None)
+    add("headline", f"{_headline_text(run)} ({run.headline['rule']})" if run.headline else None)
     add("test data in training", result.get("test_data_in_training"))
-    add("rounds", _rounds(run))
+    add("rounds", _rounds_text(run))
     add("rounds to target", result.get("rounds_to_target"))
     for group, title in (
         ("rounds_to", "rounds to targets"),
@@ -242,8 +247,8 @@ def _show(options: argparse.Namespace) -> int:
         ("std_last_10", "deviation of last 10"),
         ("best", "best (oracle)"),
     ):
-        add(title, _pairs(result.get(group)))
-    add("seconds", _pairs(result.get("seconds")))
+        add(title, _mapping_text(result.get(group)))
+    add("seconds", _mapping_text(result.get("seconds")))
     add(
         "traffic",
         ", ".join(
@@ -260,12 +265,15 @@ def _show(options: argparse.Namespace) -> int:
     add("peak memory", result.get("peak_memory") and memory_text(result["peak_memory"]))
     add("memory probe", (result.get("memory_probe") or {}).get("text"))
     add("trace", (result.get("profile") or {}).get("trace"))
-    add("partition", _pairs(result.get("partition")))
-    add("hashes", _pairs(result.get("hashes")))
-    add("numerics", _pairs(result.get("numerics") or read_mapping(run.path / "numerics.json")))
+    add("partition", _mapping_text(result.get("partition")))
+    add("hashes", _mapping_text(result.get("hashes")))
+    add(
+        "numerics",
+        _mapping_text(result.get("numerics") or read_mapping(run.path / "numerics.json")),
+    )
     add(
         "environment",
-        _pairs(result.get("environment") or read_mapping(run.path / "environment.json")),
+        _mapping_text(result.get("environment") or read_mapping(run.path / "environment.json")),
     )
     modules, commits = own_code(run.path)
     add("own code", ", ".join(f"{name} {sha256[:8]}" for name, sha256 in modules.items()))
@@ -302,11 +310,11 @@ def _diff(options: argparse.Namespace) -> int:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
-    table.add_column(_plain(a.name), overflow="fold")
-    table.add_column(_plain(b.name), overflow="fold")
+    table.add_column(_escaped(a.name), overflow="fold")
+    table.add_column(_escaped(b.name), overflow="fold")
 
     def add(name: str, left: Any, right: Any, style: str | None = None) -> None:
-        table.add_row(_plain(name), _plain(left), _plain(right), style=style)
+        table.add_row(_escaped(name), _escaped(left), _escaped(right), style=style)
 
     def compare(name: str, left: Any, right: Any) -> None:
         add(name, left, "the same" if left == right and left is not None else right)
@@ -326,14 +334,18 @@ def _diff(options: argparse.Namespace) -> int:
     for name in ("config", "code"):
         compare(
             f"{name} hash",
-            *((run.result.get("hashes") or {}).get(name, _hash(run, name)) for run in (a, b)),
+            *(
+                (run.result.get("hashes") or {}).get(name, _folder_hash(run, name))
+                for run in (a, b)
+            ),
         )
     compare(
         "partition sha256",
         *((run.result.get("partition") or {}).get("sha256", "-") for run in (a, b)),
     )
     compare(
-        "numerics", *(_pairs(read_mapping(run.path / "numerics.json")) or "-" for run in (a, b))
+        "numerics",
+        *(_mapping_text(read_mapping(run.path / "numerics.json")) or "-" for run in (a, b)),
     )
     own = [own_code(run.path) for run in (a, b)]
     for number, label in enumerate(("own code: {}", "commit of {}")):
@@ -343,8 +355,8 @@ def _diff(options: argparse.Namespace) -> int:
                 label.format(name), *(str(side[number].get(name) or absent)[:20] for side in own)
             )
     add("status", a.status, b.status)
-    add("rounds", _rounds(a), _rounds(b))
-    add("headline", _headline(a), _headline(b))
+    add("rounds", _rounds_text(a), _rounds_text(b))
+    add("headline", _headline_text(a), _headline_text(b))
     out = console()
     out.print(table)
     if a.headline and b.headline and a.headline["metric"] == b.headline["metric"]:
@@ -361,7 +373,7 @@ def _compared(config: ResolvedConfig) -> dict[str, Any]:
     return {**config.values, "contents": config.contents, "choices": config.choices}
 
 
-def _hash(run: StoredRun, name: str) -> str:
+def _folder_hash(run: StoredRun, name: str) -> str:
     """The short hash that is in the folder's name."""
     return (
         run.path.parent.name.rpartition("-")[2]
@@ -403,7 +415,7 @@ def _clean(options: argparse.Namespace) -> int:
         raise ConfigError("nothing was chosen to be deleted", expected=f"one or more of {flags}")
     freed = 0
     for run in find_runs(options.root):
-        target, reason = _disposable(run, options)
+        target, reason = _find_deletable(run, options)
         if target is None:
             continue
         size = weigh(target)
@@ -417,21 +429,23 @@ def _clean(options: argparse.Namespace) -> int:
             print(f"{'kept':<12} {size_text(size):>8}  {target}  (being executed)")
             continue
         freed += size
-        print(f"{_verb(options)} {size_text(size):>8}  {target}  ({reason})")
+        print(f"{_action_text(options)} {size_text(size):>8}  {target}  ({reason})")
         if options.yes:
             with contextlib.suppress(OSError):  # other runs of the same config are still there
                 run.path.parent.rmdir()
-    for left in _litter(options.root):
+    for left in _stale_paths(options.root):
         size = weigh(left)
         freed += size
-        print(f"{_verb(options)} {size_text(size):>8}  {left}  (left by a process that was killed)")
+        print(
+            f"{_action_text(options)} {size_text(size):>8}  {left}  (left by a process that was killed)"
+        )
         if options.yes:
             sweep(left)
     if options.memo:
         count, size = _clean_memo(options.root / "memo", options.yes)
         freed += size
         print(
-            f"{_verb(options)} {size_text(size):>8}  {options.root / 'memo'}  ({count} stored client results)"
+            f"{_action_text(options)} {size_text(size):>8}  {options.root / 'memo'}  ({count} stored client results)"
         )
     print(
         f"{size_text(freed)} freed"
@@ -441,11 +455,11 @@ def _clean(options: argparse.Namespace) -> int:
     return 0
 
 
-def _verb(options: argparse.Namespace) -> str:
+def _action_text(options: argparse.Namespace) -> str:
     return "deleted     " if options.yes else "would delete"
 
 
-def _disposable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | None, str]:
+def _find_deletable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | None, str]:
     """What of `run` the flags cover, and why."""
     if options.set_aside and run.is_aside:
         return run.path, "set aside"
@@ -459,7 +473,7 @@ def _disposable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | Non
     return None, ""
 
 
-def _litter(root: Path) -> Iterator[Path]:
+def _stale_paths(root: Path) -> Iterator[Path]:
     idle = (run.path for run in find_runs(root) if not run.is_locked())
     for folder in itertools.chain(
         root.glob("runs/*"), idle, root.glob("memo/??"), [root / "sources"]
@@ -469,10 +483,10 @@ def _litter(root: Path) -> Iterator[Path]:
 
 def _delete(folder: Path) -> None:
     """Rename, then delete: a half-deleted run is never taken for a run."""
-    doomed = passing(folder, "deleted")
-    sweep(doomed)  # left by a process with our number
-    folder.rename(doomed)
-    shutil.rmtree(doomed)
+    renamed = passing(folder, "deleted")
+    sweep(renamed)  # left by a process with our number
+    folder.rename(renamed)
+    shutil.rmtree(renamed)
 
 
 def _clean_memo(folder: Path, delete: bool) -> tuple[int, int]:
@@ -487,12 +501,12 @@ def _clean_memo(folder: Path, delete: bool) -> tuple[int, int]:
     return count, size
 
 
-_OWN_COLUMN = ("method=", "dataset=", "output_root=")
+_COLUMN_KEYS = ("method=", "dataset=", "output_root=")
 
 
-def _swapped(run: StoredRun) -> list[str]:
+def _swapped_parts(run: StoredRun) -> list[str]:
     """The parts that are not the method's own, as ``trainer=NAME``."""
-    own = _parts(run.choice("method"))
+    own = _preset_parts(run.choice("method"))
     chosen = {part: run.choices.get(part) for part in own}
     return [
         f"{part}={option}" for part, option in chosen.items() if option not in (None, own[part])
@@ -500,14 +514,14 @@ def _swapped(run: StoredRun) -> list[str]:
 
 
 @functools.cache
-def _parts(method: str) -> dict[str, str]:
+def _preset_parts(method: str) -> dict[str, str]:
     """What a method's preset pairs; empty where there is no such preset (any more)."""
     import yaml
 
-    from fedexp.config.folders import conf_dir, user_conf_dir
+    from fedexp.config.folders import conf_dirs
     from fedexp.config.yaml_files import defaults_of, read_yaml
 
-    for folder in filter(None, (conf_dir(), user_conf_dir())):
+    for folder in conf_dirs():
         with contextlib.suppress(OSError, yaml.YAMLError):
             preset = read_yaml(folder / "method" / f"{method}.yaml") or {}
             return {
@@ -516,29 +530,29 @@ def _parts(method: str) -> dict[str, str]:
     return {}
 
 
-def _headline(run: StoredRun) -> str:
+def _headline_text(run: StoredRun) -> str:
     return f"{run.headline['metric']} {run.headline['value']:.4f}" if run.headline else "-"
 
 
-def _rounds(run: StoredRun) -> str:
+def _rounds_text(run: StoredRun) -> str:
     done, asked = run.rounds
     if done is None:
         return "-"
     return str(done) if asked in (None, done) else f"{done}/{asked}"
 
 
-def _pairs(values: Any) -> str:
+def _mapping_text(values: Any) -> str:
     """A mapping on one line; numbers short."""
     if not isinstance(values, Mapping):
         return ""
     return ", ".join(
-        f"{key} {_pairs(value) if isinstance(value, Mapping) else f'{value:.4g}' if isinstance(value, float) else value}"
+        f"{key} {_mapping_text(value) if isinstance(value, Mapping) else f'{value:.4g}' if isinstance(value, float) else value}"
         for key, value in values.items()
         if value is not None
     )
 
 
-def _age(moment: datetime.datetime) -> str:
+def _age_text(moment: datetime.datetime) -> str:
     seconds = max(0.0, (datetime.datetime.now(datetime.UTC) - moment).total_seconds())
     for limit, length, unit in ((90, 1, "s"), (5400, 60, "min"), (129600, 3600, "h")):
         if seconds < limit:
@@ -546,7 +560,7 @@ def _age(moment: datetime.datetime) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
-def _plain(value: Any) -> str:
+def _escaped(value: Any) -> str:
     """Text for a table cell; brackets of overrides are no markup."""
     from rich.markup import escape
 

@@ -23,7 +23,7 @@ Cell = tuple[tuple[str, ...], str]  # of a row, of a column
 
 def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
     """Print the table that `arguments` ask for: rows=KEY[,KEY], cols=KEY, value=METRIC, and conditions on runs."""
-    rows, cols, value, conditions = _asked(arguments)
+    rows, cols, value, conditions = _parse_arguments(arguments)
     done = select(
         [run for run in runs if run.status == "done" and run.config and not run.is_aside],
         conditions,
@@ -33,12 +33,14 @@ def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
             "no finished run meets the conditions", got=" ".join(conditions) or "no runs"
         )
     check_keys(done, [*rows, cols, value])
-    latest = _latest(done)
-    cells = _cells(latest, rows, cols)
-    found = {cell: _draws(cell, members, rows, cols, value) for cell, members in cells.items()}
-    columns = sorted({col for _, col in found}, key=_order)
+    latest = _newest_by_config(done)
+    cells = _group_by_cell(latest, rows, cols)
+    found = {
+        cell: _values_by_seed(cell, members, rows, cols, value) for cell, members in cells.items()
+    }
+    columns = sorted({col for _, col in found}, key=_sort_key)
     places = sorted(
-        {place for place, _ in found}, key=lambda place: [_order(text) for text in place]
+        {place for place, _ in found}, key=lambda place: [_sort_key(text) for text in place]
     )
     comparisons = [
         (place, compare(a, b, found.get((place, a), {}), found.get((place, b), {})))
@@ -53,7 +55,7 @@ def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
     return 0
 
 
-def _asked(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, str, list[str]]:
+def _parse_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, str, list[str]]:
     given: dict[str, str] = {}
     rest = []
     for argument in arguments:
@@ -76,7 +78,7 @@ def _asked(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, str, list[st
     return tuple(given["rows"].split(",")), given["cols"], given.get("value", "headline"), rest
 
 
-def _latest(runs: Sequence[StoredRun]) -> list[StoredRun]:
+def _newest_by_config(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """Of runs of one config that several versions of the code made, the newest."""
     newest: dict[str, StoredRun] = {}
     for run in runs:  # newest first
@@ -84,7 +86,7 @@ def _latest(runs: Sequence[StoredRun]) -> list[StoredRun]:
     return list(newest.values())
 
 
-def _cells(
+def _group_by_cell(
     runs: Iterable[StoredRun], rows: Sequence[str], cols: str
 ) -> dict[Cell, list[StoredRun]]:
     cells: dict[Cell, list[StoredRun]] = {}
@@ -94,11 +96,11 @@ def _cells(
     return cells
 
 
-def _draws(
+def _values_by_seed(
     cell: Cell, runs: Sequence[StoredRun], rows: Sequence[str], cols: str, value: str
 ) -> dict[Draw, float]:
     """The cell's values by seed; refused where its runs are not draws of one config."""
-    differing = _differing(runs)
+    differing = _differing_keys(runs)
     if differing:
         place = " ".join(
             f"{key}={text}" for key, text in zip((*rows, cols), (*cell[0], cell[1]), strict=True)
@@ -118,15 +120,18 @@ def _draws(
                 f"'{value}' of a run is no number", where=run.name, got=text_of(number)
             )
         found.setdefault(tuple(value_of(run, key) for key in SEEDS), float(number))
-    return dict(sorted(found.items(), key=lambda item: [_order(text_of(seed)) for seed in item[0]]))
+    return dict(
+        sorted(found.items(), key=lambda item: [_sort_key(text_of(seed)) for seed in item[0]])
+    )
 
 
-def _differing(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[str, list[str]]:
+def _differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[str, list[str]]:
     """Keys that decide results, other than seeds and those under `implied`, that `runs` have several values of."""
     sides = [dict(flat(scientific(run.resolved_config))) for run in runs]
     keys = dict.fromkeys(key for side in sides for key in side)
     values = {
-        key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=_order) for key in keys
+        key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=_sort_key)
+        for key in keys
     }
     return {
         key: texts
@@ -137,7 +142,7 @@ def _differing(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[s
     }
 
 
-def _order(text: str) -> tuple[int, float, str]:
+def _sort_key(text: str) -> tuple[int, float, str]:
     try:
         return 0, float(text), text
     except ValueError:
@@ -163,12 +168,12 @@ def _print_means(
             escape(column if cols in ("method", "dataset") else f"{cols}={column}"), justify="right"
         )
     for place in places:
-        cells = [_mean(list(found.get((place, column), {}).values())) for column in columns]
+        cells = [_mean_text(list(found.get((place, column), {}).values())) for column in columns]
         table.add_row(*map(escape, place), *cells)
     console().print(table)
 
 
-def _mean(values: Sequence[float]) -> str:
+def _mean_text(values: Sequence[float]) -> str:
     """``mean ± deviation (n)``; of one run no deviation."""
     if not values:
         return "-"
@@ -195,7 +200,7 @@ def _print_tests(
             "-" if c.difference is None else f"{c.difference:+.4f}",
             "-" if c.interval is None else f"{c.interval[0]:+.4f} to {c.interval[1]:+.4f}",
             "-" if c.p is None else f"{c.p:.3g}",
-            ", ".join(map(_seeds, c.draws)) or "none",
+            ", ".join(map(_seed_text, c.draws)) or "none",
             escape(c.verdict),
         )
     out = console()
@@ -206,7 +211,7 @@ def _print_tests(
         out.print(f"paired t-tests, two-sided{several}", soft_wrap=True)
 
 
-def _seeds(draw: Draw) -> str:
+def _seed_text(draw: Draw) -> str:
     """The seed, and that of the data where it is another."""
     return str(draw[0]) if draw[0] == draw[1] else f"{draw[0]}/{draw[1]}"
 
@@ -240,7 +245,7 @@ def _print_notes(
             "note: not all of these runs were made by the same code", markup=False, soft_wrap=True
         )
     implied = [part for key in (*rows, cols) for part in _PAIRS.get(key, (key,))]
-    differing = _differing([members[0] for members in cells.values()], implied)
+    differing = _differing_keys([members[0] for members in cells.values()], implied)
     if differing:
         names = ", ".join([*differing][:_SHOWN]) + (
             f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""

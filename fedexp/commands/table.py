@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.commands.errors import Parser, guarded
+from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def main() -> None:
 def run_command(arguments: list[str]) -> int:
     """Run the command line; returns the exit code: 0, 1 (a cell failed; with --strict: a number lies beyond its tolerance, or a
     claim of the paper is refuted), 2 (a mistake in what was typed, without a traceback), 130 (interrupted)."""
-    return guarded(lambda: _parser().run(arguments))
+    return run_guarded(lambda: _parser().run(arguments))
 
 
 def _parser() -> Parser:
@@ -274,7 +274,7 @@ def group(options: argparse.Namespace) -> str:
 def _check(request: _Request, todo: Sequence[Job]) -> None:
     """Compose and check every job, and what will be read of it, before the first starts; the error names the cell."""
     from fedexp.config.compose import compose
-    from fedexp.running.check import Checked, check_splits, naming
+    from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
 
     placed: dict[tuple[str, ...], list[tuple[Slot, Job]]] = {}
     for slot in request.cells:
@@ -283,8 +283,8 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
     experiments = []
     for job in todo:
         name = f"a run of table {request.table.name} ({' '.join(job.overrides)})"
-        with naming(name):
-            experiment = Checked.of(
+        with name_job_in_errors(name):
+            experiment = CheckedJob.of(
                 request.cell_runs[job.overrides].config or compose(list(job.overrides))
             ).experiment
             for slot, own in placed[job.overrides]:

@@ -11,7 +11,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedexp.config.hydra_composition import compose_with_hydra, hydra_in_use
+from fedexp.config.hydra_composition import compose_with_hydra, use_hydra
 from fedexp.config.messages import unresolved_error
 from fedexp.config.pinning import pin
 from fedexp.config.yaml_files import read_yaml
@@ -28,7 +28,7 @@ def compose(overrides: list[str]) -> ResolvedConfig:
     Raises:
         ConfigError: An override is invalid. The message has the nearest valid name.
     """
-    with hydra_in_use(overrides):
+    with use_hydra(overrides):
         return resolve(*compose_with_hydra(overrides), overrides)
 
 
@@ -84,7 +84,7 @@ def group_option(group: str, name: str, where: str, search_path: list[str]) -> D
     """
     overrides = [*search_path, f"{group}={name}"]
     try:
-        with hydra_in_use(overrides):
+        with use_hydra(overrides):
             node: DictConfig = compose_with_hydra(overrides)[0][group]
     except ConfigError as error:
         error.facts["where"] = where

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-NOT_CHOSEN = ("by_dataset", "table", "tuned")  # folders of conf that are no groups of an experiment
+NON_GROUP_FOLDERS = (
+    "by_dataset",
+    "table",
+    "tuned",
+)  # folders of conf that are no groups of an experiment
 
 
 def groups(folders: tuple[Path, ...]) -> Iterator[tuple[str, list[str]]]:
@@ -16,5 +20,5 @@ def groups(folders: tuple[Path, ...]) -> Iterator[tuple[str, list[str]]]:
             name, _, option = path.relative_to(folder).with_suffix("").as_posix().partition("/")
             found.setdefault(name, set()).add(option)
     for name, options in sorted(found.items()):
-        if name not in NOT_CHOSEN:
+        if name not in NON_GROUP_FOLDERS:
             yield name, sorted(options)

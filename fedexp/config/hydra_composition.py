@@ -24,7 +24,7 @@ from fedexp.core.errors import ConfigError
 
 
 @contextmanager
-def hydra_in_use(overrides: list[str]) -> Iterator[None]:
+def use_hydra(overrides: list[str]) -> Iterator[None]:
     """Initialise Hydra's global state for a block and restore it afterwards.
 
     A running Hydra job keeps its own state. Hydra's errors leave the block as `ConfigError`.
@@ -46,7 +46,7 @@ def hydra_in_use(overrides: list[str]) -> Iterator[None]:
 
 
 def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
-    """Compose a config inside `hydra_in_use`.
+    """Compose a config inside `use_hydra`.
 
     A combination of groups takes 80 ms. It is composed once per process, unless
     ``hydra.searchpath`` adds groups. Single keys are set in a copy.

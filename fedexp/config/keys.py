@@ -43,7 +43,7 @@ class Eval:
 
 
 @dataclass(frozen=True)
-class TraceOf:
+class TraceConfig:
     """``trace.*``: iterations of a server-side method that are evaluated, and those whose weights are kept."""
 
     every: int
@@ -83,7 +83,7 @@ class Architectures:
                 for p in (part if isinstance(part, tuple) else (part,))
             ]
             owners = sorted(
-                (client, name) for name, part in parts for client in _range(part, clients)
+                (client, name) for name, part in parts for client in _client_range(part, clients)
             )
             count = Counter(client for client, _ in owners)
             odd = [client for client in range(clients) if count[client] != 1]
@@ -97,7 +97,7 @@ class Architectures:
         return names
 
 
-def _range(part: int | str, clients: int) -> range:
+def _client_range(part: int | str, clients: int) -> range:
     """``5`` or ``"0-4"``, both ends included."""
     ends = re.fullmatch(r"(\d+)(?:-(\d+))?", str(part))
     first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, -1)
@@ -108,7 +108,7 @@ def _range(part: int | str, clients: int) -> range:
     return range(first, last + 1)
 
 
-def _models_in(folder: Path) -> str:
+def _hash_model_folder(folder: Path) -> str:
     from fedexp.storage.model_folder import fingerprint
 
     return fingerprint(folder)
@@ -118,7 +118,7 @@ def _models_in(folder: Path) -> str:
 class ClientModels:
     """``client_models.*``: a folder of models that stand for the first round's local training, and its content's hash."""
 
-    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": _models_in}
+    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": _hash_model_folder}
 
     path: str | None
     sha256: str | None
@@ -244,7 +244,7 @@ class Config:
     precision: Precision
     local: LocalTraining
     eval: Eval
-    trace: TraceOf
+    trace: TraceConfig
     architectures: Architectures
     client_models: ClientModels
     headline: Headline
@@ -280,17 +280,17 @@ class Config:
             f"precision={self.precision} rounds float32: it does not go with dtype={self.dtype}",
         )
         self.architectures.names(self.clients)
-        m = self.clients_per_round
-        if isinstance(m, int):
+        per_round = self.clients_per_round
+        if isinstance(per_round, int):
             require(
-                1 <= m <= self.clients,
-                f"clients_per_round={m} does not fit clients={self.clients}: choose 1 to {self.clients}, a fraction "
+                1 <= per_round <= self.clients,
+                f"clients_per_round={per_round} does not fit clients={self.clients}: choose 1 to {self.clients}, a fraction "
                 "between 0 and 1 (written 0.1), or 'all'",
             )
-        elif isinstance(m, float):
+        elif isinstance(per_round, float):
             require(
-                0 < m <= 1,
-                f"clients_per_round={m} is not a fraction: choose a number in (0, 1], a count, or 'all'",
+                0 < per_round <= 1,
+                f"clients_per_round={per_round} is not a fraction: choose a number in (0, 1], a count, or 'all'",
             )
 
     @classmethod
@@ -301,12 +301,12 @@ class Config:
         return build(cls, own, "")
 
     @property
-    def cohort(self) -> float:
+    def expected_cohort_size(self) -> float:
         """Expected clients a round (m)."""
-        m = self.clients_per_round
-        if m == "all":
+        per_round = self.clients_per_round
+        if per_round == "all":
             return float(self.clients)
-        if isinstance(m, float):
-            expected = m * self.clients
+        if isinstance(per_round, float):
+            expected = per_round * self.clients
             return expected if self.sampling == "bernoulli" else float(max(1, round(expected)))
-        return float(m)
+        return float(per_round)

@@ -16,7 +16,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedexp.config.groups import NOT_CHOSEN
+from fedexp.config.groups import NON_GROUP_FOLDERS
 from fedexp.config.search_path import (
     group_names,
     is_group,
@@ -27,7 +27,7 @@ from fedexp.config.search_path import (
 )
 from fedexp.core.errors import ConfigError, nearest
 
-# Composes the config of a list of group choices, inside `hydra_in_use`.
+# Composes the config of a list of group choices, inside `use_hydra`.
 ComposeGroups = Callable[[list[str]], DictConfig]
 
 
@@ -247,7 +247,7 @@ def _key_error(
     if group in group_names() and "defaults list" in text:
         name = "/".join(filter(None, (inside, (where or "").partition("=")[2])))
         do = f"fedexp-table run {name}" if group == "table" else "remove it"
-        if group not in NOT_CHOSEN and name in option_names(group):
+        if group not in NON_GROUP_FOLDERS and name in option_names(group):
             do = f"did you mean '{group}={name}'?"
         return ConfigError(
             f"'{key}' is no part of an experiment",

@@ -27,11 +27,11 @@ def pin(config: dict[str, Any]) -> dict[str, str]:
     """
     contents: dict[str, str] = {}
     for place, node in _nodes(config):
-        declared = getattr(_kind(place, node), "content_keys", {})
+        declared = getattr(_plugin_class(place, node), "content_keys", {})
         for key, hash_of in declared.items():
             beside = len(declared) == 1 and "sha256" in node
             found = node["sha256"] if beside and node.get(key) else None
-            path = _existing(node.get(key))
+            path = _existing_path(node.get(key))
             if found is None and path is not None:
                 with contextlib.suppress(OSError):  # a folder in place of a file, say
                     found = hash_of(path)
@@ -50,18 +50,18 @@ def _nodes(node: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, dict
             yield from _nodes(value, inside)
 
 
-def _kind(place: str, node: Mapping[str, Any]) -> type | None:
+def _plugin_class(place: str, node: Mapping[str, Any]) -> type | None:
     """The class of a node that may name a file; None where nothing does, so that no plug-in is imported for nothing."""
     if "_target_" not in node:
         return _OWN.get(place)
     if node.get("sha256") or any(
-        _existing(value) for key, value in node.items() if key != "_target_"
+        _existing_path(value) for key, value in node.items() if key != "_target_"
     ):
         return locate(node["_target_"], object, place)
     return None
 
 
-def _existing(value: Any) -> Path | None:
+def _existing_path(value: Any) -> Path | None:
     """The file or folder that a text names, if it is there."""
     try:
         path = Path(value).expanduser() if isinstance(value, str) and value else None

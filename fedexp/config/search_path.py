@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from fedexp.config.folders import conf_dir, user_conf_dir
+from fedexp.config.folders import conf_dir, conf_dirs, user_conf_dir
 from fedexp.config.yaml_files import read_yaml
 from fedexp.core.errors import ConfigError
 
@@ -61,7 +61,7 @@ def _refuse_shadowed_files() -> None:
 
 def group_names() -> list[str]:
     """Return the names of all folders of configs, ``method`` first, then by name."""
-    paths = [path for folder in _folders() for path in folder.iterdir()]
+    paths = [path for folder in conf_dirs() for path in folder.iterdir()]
     return sorted(
         {path.name for path in paths if path.is_dir()}, key=lambda name: (name != "method", name)
     )
@@ -69,7 +69,7 @@ def group_names() -> list[str]:
 
 def option_names(group: str) -> list[str]:
     """Return every option of `group`, those in its subfolders as ``folder/option``."""
-    homes = [folder / group for folder in _folders()]
+    homes = [folder / group for folder in conf_dirs()]
     files = {
         path.relative_to(home).with_suffix("") for home in homes for path in home.rglob("*.yaml")
     }
@@ -78,7 +78,7 @@ def option_names(group: str) -> list[str]:
 
 def option_keys(group: str, option: str) -> list[str]:
     """Return the keys that the file of an option sets, without ``_target_`` and defaults."""
-    for folder in _folders():
+    for folder in conf_dirs():
         with suppress(OSError, yaml.YAMLError):
             node = read_yaml(folder / group / f"{option}.yaml")
             if not isinstance(node, dict):
@@ -116,8 +116,3 @@ def user_conf_hash() -> str:
             text = path.read_bytes()
             state.update(f"{path.relative_to(folder)}\0{len(text)}\0".encode() + text)
     return state.hexdigest()
-
-
-def _folders() -> list[Path]:
-    """Return the folders of configs: the built-in one, then the user's."""
-    return [folder for folder in (conf_dir(), user_conf_dir()) if folder is not None]

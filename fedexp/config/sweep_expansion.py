@@ -9,7 +9,7 @@ from hydra import compose as hydra_compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from fedexp.config.hydra_composition import hydra_in_use
+from fedexp.config.hydra_composition import use_hydra
 from fedexp.config.hydra_private import uses_basic_sweeper
 from fedexp.config.search_path import names_group
 from fedexp.core.errors import ConfigError
@@ -24,7 +24,7 @@ def expand(overrides: list[str]) -> list[list[str]]:
     Raises:
         ConfigError: An override is invalid, or the launcher would run no job.
     """
-    with hydra_in_use(overrides):
+    with use_hydra(overrides):
         axes = _axes(overrides)
         config = _compose_with_hydra_node(overrides, axes)
         check_launcher(config)
@@ -37,7 +37,7 @@ def expand(overrides: list[str]) -> list[list[str]]:
 
 def is_grid(overrides: list[str]) -> bool:
     """Return whether Hydra's basic sweeper runs the sweep, so that `expand` knows all its jobs."""
-    with hydra_in_use(overrides):
+    with use_hydra(overrides):
         return uses_basic_sweeper(
             _compose_with_hydra_node(overrides, _axes(overrides)).hydra.sweeper
         )

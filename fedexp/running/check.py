@@ -23,18 +23,18 @@ if TYPE_CHECKING:  # a mistyped key is told before torch is imported, which take
     from fedexp.data.partition import Partitioner
     from fedexp.running.experiment import Experiment
 
-_PATIENCE = 3.0  # seconds without a word
+_NOTICE_AFTER_SECONDS = 3.0  # seconds without a word
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedJob:
     """A job's config, and what is built of it."""
 
     config: ResolvedConfig
     experiment: Experiment
 
     @classmethod
-    def of(cls, config: ResolvedConfig) -> Checked:
+    def of(cls, config: ResolvedConfig) -> CheckedJob:
         """Build everything of a resolved config; a `FedexpError` says what cannot be."""
         from fedexp.running.experiment import Experiment
 
@@ -43,20 +43,20 @@ class Checked:
         return cls(config, experiment)
 
 
-def checked(jobs: list[list[str]]) -> list[Checked]:
+def check_jobs(jobs: list[list[str]]) -> list[CheckedJob]:
     """Compose and check every job before the first starts; the error names the job."""
     names = [
         job_name(number, overrides) if len(jobs) > 1 else ""
         for number, overrides in enumerate(jobs)
     ]
-    configs, all_checked = [], []
+    configs, jobs_checked = [], []
     for name, overrides in zip(names, jobs, strict=True):
-        with naming(name):
+        with name_job_in_errors(name):
             configs.append(compose(overrides))
     for name, config in zip(names, configs, strict=True):
-        with naming(name):
-            all_checked.append(Checked.of(config))
-    return all_checked
+        with name_job_in_errors(name):
+            jobs_checked.append(CheckedJob.of(config))
+    return jobs_checked
 
 
 def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
@@ -64,38 +64,38 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
 
     Data sets whose files are not there yet are left to the jobs.
     """
-    drawn: set[tuple[object, ...]] = set()
+    checked_splits: set[tuple[object, ...]] = set()
     loaded: dict[tuple[object, ...], Arrays] = {}  # of the last job alone: whole data sets
     for name, experiment in jobs:
-        with naming(name):
+        with name_job_in_errors(name):
             root, other = Path(experiment.config.data_root).expanduser(), experiment.proxy.dataset
             sets = {
                 (root, *one.recipe()): one for one in (experiment.dataset, other) if one is not None
             }
             key = (*sets, repr(experiment.division))
-            if key in drawn or not all(
+            if key in checked_splits or not all(
                 file.exists() for one in sets.values() for file in one.expected_files(root)
             ):
                 continue
-            drawn.add(key)
+            checked_splits.add(key)
             loaded = {
                 key: loaded.get(key) or one.load(root, download=False) for key, one in sets.items()
             }
             arrays = [*loaded.values()]
-            with _announced(
+            with _notice_if_slow(
                 f"drawing the split{f' of {name}' if name else ''}", experiment.partitioner
             ):
                 experiment.division.parts(experiment.dataset, arrays[0], arrays[-1])
 
 
 @contextmanager
-def _announced(what: str, partitioner: Partitioner) -> Iterator[None]:
+def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
     """Say what takes so long, if it does."""
     from fedexp.data.partitions.bounded import BoundedPartitioner
 
     if isinstance(partitioner, BoundedPartitioner):
         what += f" again and again, for at most {partitioner.max_seconds:g} s of computing (partition.max_seconds)"
-    timer = threading.Timer(_PATIENCE, lambda: print(what, file=sys.stderr, flush=True))
+    timer = threading.Timer(_NOTICE_AFTER_SECONDS, lambda: print(what, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
     try:
@@ -104,7 +104,7 @@ def _announced(what: str, partitioner: Partitioner) -> Iterator[None]:
         timer.cancel()
 
 
-def check_split(job: Checked) -> None:
+def check_split(job: CheckedJob) -> None:
     """Draw the split of the only job, if it is still to be run: nothing is written of one that cannot be drawn."""
     if not standing(RunFolder.of(job.config))[0] or not job.config["reuse"]:
         check_splits([("", job.experiment)])
@@ -116,14 +116,14 @@ def job_name(number: int, overrides: Sequence[str]) -> str:
 
 
 @contextmanager
-def naming(job: str) -> Iterator[None]:
+def name_job_in_errors(job: str) -> Iterator[None]:
     """Errors about one of several jobs say which; about the only one (no name) nothing more."""
     try:
         yield
     except Exception as error:
-        told = error if isinstance(error, FedexpError) else user_code.told(error)
-        if told is None:
+        described = error if isinstance(error, FedexpError) else user_code.told(error)
+        if described is None:
             raise
         if job:
-            told.facts["where"] = f"{job}: {told.facts.get('where') or 'config'}"
-        raise told from (error if told is not error else error.__cause__)
+            described.facts["where"] = f"{job}: {described.facts.get('where') or 'config'}"
+        raise described from (error if described is not error else error.__cause__)

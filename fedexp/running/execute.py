@@ -34,7 +34,7 @@ from fedexp.running.peak_memory import peak_memory, reset_peak
 from fedexp.running.profile import PROFILE, Profile
 from fedexp.running.remarks import remarks
 from fedexp.running.run_engine import RunEngine, first_numerics
-from fedexp.running.steps import Recorded, reached, steps
+from fedexp.running.steps import RecordedStep, has_reached_target, steps
 from fedexp.running.stored_models import check_clients
 from fedexp.running.summary import summarise
 from fedexp.runtime.allocator import keep_freed_memory
@@ -85,7 +85,7 @@ def execute(
     """
     began = time.perf_counter()
     folder = RunFolder.of(config)
-    addressed = time.perf_counter() - began
+    folder_seconds = time.perf_counter() - began
     note = _Notes(folder.path / "run.log", say, name)
     announce = note.show
     try:
@@ -102,8 +102,10 @@ def execute(
             return stored
         if not config["reuse"] and (aside := folder.set_aside()) is not None:
             announce(f"reuse=false: earlier files moved to {aside}")
-        with terminable():
-            return _Run(config, experiment, folder, group, note, {"setup": addressed}).execute()
+        with interrupt_on_sigterm():
+            return _Run(
+                config, experiment, folder, group, note, {"setup": folder_seconds}
+            ).execute()
     finally:
         folder.release()
 
@@ -112,18 +114,19 @@ def _reusable(config: ResolvedConfig, folder: RunFolder) -> dict[str, Any] | Non
     """The folder's result, if it may stand for the run."""
     if not config["reuse"] or (stored := folder.result()) is None:
         return None
-    _check_data(config, stored)
+    _check_result_data(config, stored)
     return {**stored, "folder": str(folder.path)}  # it may have been moved
 
 
-def _check_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> None:
+def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> None:
     """A stored result stands for the data it was made of; where the config does not pin them, look at those that are there."""
     present = data_content(config)
     if present is None:
         return
     expected = [stored["partition"][name] for name in ("data_sha256", "proxy_sha256")]
     if any(
-        sha256 not in (None, its_own) for sha256, its_own in zip(present, expected, strict=True)
+        sha256 not in (None, stored_sha256)
+        for sha256, stored_sha256 in zip(present, expected, strict=True)
     ):
         raise StorageError(
             "the stored result of this config was made of other data",
@@ -156,7 +159,7 @@ class _Notes:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager
-    def through(self, say: Callable[[str], None]) -> Iterator[None]:
+    def shown_by(self, say: Callable[[str], None]) -> Iterator[None]:
         """Meanwhile `say` shows them: a progress bar must not be written across."""
         before, self._say = self._say, say
         try:
@@ -174,7 +177,7 @@ class _Run:
         seconds: outside steps, by phase.
     """
 
-    raw: ResolvedConfig
+    resolved: ResolvedConfig
     experiment: Experiment | None
     folder: RunFolder
     group: str | None
@@ -195,28 +198,32 @@ class _Run:
             raise
         except BaseException as error:
             trace = f"the traceback is in {self.folder.path / 'error.txt'}"
-            told = refused(error, self.folder.path) or user_code.told(error, trace) or error
-            text = str(told) if isinstance(told, FedexpError) else f"{type(told).__name__}: {told}"
+            described = refused(error, self.folder.path) or user_code.told(error, trace) or error
+            text = (
+                str(described)
+                if isinstance(described, FedexpError)
+                else f"{type(described).__name__}: {described}"
+            )
             with contextlib.suppress(OSError):  # of a full disk, say: then the status has to do
                 write_text(
                     self.folder.path / "error.txt", "".join(traceback.format_exception(error))
                 )
             self.folder.set_ended(
-                "failed", error=text.splitlines()[0] if text else type(told).__name__
+                "failed", error=text.splitlines()[0] if text else type(described).__name__
             )
-            if told is error:
+            if described is error:
                 raise
-            raise told from error
+            raise described from error
 
     def _execute(self, attempt: int) -> dict[str, Any]:
         """Set up, go through the steps that are left, write the result."""
         began = time.perf_counter()
         path = self.folder.path
         (path / "error.txt").unlink(missing_ok=True)
-        write_text(path / "config.yaml", _yaml(self.raw.to_stored()))
+        write_text(path / "config.yaml", _yaml(self.resolved.to_stored()))
         write_json(path / "environment.json", environment())
-        keep_sources(self.raw.values, path)
-        experiment = self.experiment or Experiment.of(self.raw)
+        keep_sources(self.resolved.values, path)
+        experiment = self.experiment or Experiment.of(self.resolved)
         for remark in remarks(experiment):
             self.note(remark)
         numerics = first_numerics(experiment.config, self.folder, self.note)
@@ -240,7 +247,7 @@ class _Run:
                         0, experiment.aggregator.init(env), checkpoint.client_states
                     )
             self._check_stored_models(experiment, env, data, snapshot)
-            engine = RunEngine(experiment, self.raw.values, self.folder, numerics, self.note)
+            engine = RunEngine(experiment, self.resolved.values, self.folder, numerics, self.note)
             stack.callback(engine.close)
             feed = self._feed(experiment, journal)
             self.seconds["setup"] += time.perf_counter() - began
@@ -307,20 +314,26 @@ class _Run:
     ) -> Snapshot:
         """Go through the steps that follow `snapshot`; record and checkpoint each. Returns the last snapshot."""
         config = experiment.config
-        if reached(experiment, journal.rows):
+        if has_reached_target(experiment, journal.rows):
             return snapshot
-        here = env_of(experiment.aggregator, env, snapshot)
+        resumed_env = env_of(experiment.aggregator, env, snapshot)
         if snapshot.step:
-            within = f", step {here.step}" if here.step else ""
-            self.note(f"resuming after round {here.round}{within} of {env.rounds}")
+            within = f", step {resumed_env.step}" if resumed_env.step else ""
+            self.note(f"resuming after round {resumed_env.round}{within} of {env.rounds}")
         every, unit = config.checkpoint.parsed()
         saver, meter = _Saver(checkpoint, journal, snapshot), Meter(engine)
         engine.secure = saver.save
         with contextlib.ExitStack() as stack:
             progress = stack.enter_context(
-                Progress(title(self.raw), env.rounds, here.round, self.note.shown, self.note.name)
+                Progress(
+                    title(self.resolved),
+                    env.rounds,
+                    resumed_env.round,
+                    self.note.shown,
+                    self.note.name,
+                )
             )
-            stack.enter_context(self.note.through(progress.note))
+            stack.enter_context(self.note.shown_by(progress.note))
             trainer: Engine = (
                 engine
                 if experiment.stored_models is None
@@ -349,7 +362,7 @@ class _Run:
                             step.row, experiment.headline, None if step.ends_round else step.within
                         )
                     logged = time.perf_counter()
-                    if step.ends_run or saver.waited(unit) >= every:
+                    if step.ends_run or saver.since_last_save(unit) >= every:
                         with phase("checkpoint"):
                             if every < math.inf:
                                 saver.save()
@@ -367,7 +380,7 @@ class _Run:
                 raise
         return snapshot
 
-    def _store_trace(self, step: Recorded) -> None:
+    def _store_trace(self, step: RecordedStep) -> None:
         """A file a round, iterations by their number: a step that is executed again after a crash leaves the same files."""
         folder, name = self.folder.path / "trace", str(step.row["round"])
         if step.traced.rows:
@@ -399,14 +412,14 @@ class _Run:
             outcome, Clients.of(outcome, config.clients, data, images.mean, images.std), path
         )
         if journal.rows:
-            draw_curve(journal.rows, path / "curve.png", title(self.raw))
+            draw_curve(journal.rows, path / "curve.png", title(self.resolved))
         self.seconds["log"] = time.perf_counter() - began
         peak = peak_memory(torch.device(engine.numerics.device))
         result = {
             "status": "done",
             "method": config.method,
-            "choices": self.raw.choices,
-            "overrides": self.raw.overrides,
+            "choices": self.resolved.choices,
+            "overrides": self.resolved.overrides,
             **summary,
             **costs(read_jsonl(path / "timing.jsonl"), self.seconds, peak),
             "memory_probe": engine.memory_probe,
@@ -441,10 +454,14 @@ class _Run:
         return result
 
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
-        logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
+        logger = build(Logger, self.resolved["logger"], "logger")  # type: ignore[type-abstract]
         feed = Feed(logger, warn=self.note)
         info = RunInfo.of(
-            self.raw, self.folder.hashes, self.folder.path, self.group, resumed=bool(journal.rows)
+            self.resolved,
+            self.folder.hashes,
+            self.folder.path,
+            self.group,
+            resumed=bool(journal.rows),
         )
         feed.open(info, list(journal.rows))
         return feed
@@ -464,11 +481,11 @@ class _Saver:
         self._pending: tuple[Snapshot, tuple[int, str]] | None = None
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 
-    def note(self, step: Recorded) -> None:
+    def note(self, step: RecordedStep) -> None:
         """A step whose row is in the journal."""
         self._pending = step.after, self._journal.mark
 
-    def waited(self, unit: str) -> float:
+    def since_last_save(self, unit: str) -> float:
         """Steps or seconds since the last save."""
         if unit == "seconds":
             return time.monotonic() - self._saved_at
@@ -485,7 +502,7 @@ class _Saver:
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
+def interrupt_on_sigterm() -> Iterator[None]:
     """Turn SIGTERM into `Interrupted` meanwhile (Ctrl-C already is KeyboardInterrupt)."""
     if threading.current_thread() is not threading.main_thread():
         yield

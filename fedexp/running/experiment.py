@@ -68,12 +68,14 @@ class Experiment:
     def of(cls, config: ResolvedConfig) -> Experiment:
         """Build and check everything that can be checked without loading data; raises `ConfigError`."""
         partitioner = build(Partitioner, config["partition"], "partition")  # type: ignore[type-abstract]
-        own = _limited(Config.of(config), partitioner)
+        own = _apply_limits(Config.of(config), partitioner)
         dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
         task = build(Task, config["task"], "task")  # type: ignore[type-abstract]
         check_targets(task, dataset)
         outputs = task.output_shape(dataset.num_classes, dataset.shape)
-        specs = _specs(config["model"], own.architectures, own.clients, dataset.shape, outputs[0])
+        specs = _build_specs(
+            config["model"], own.architectures, own.clients, dataset.shape, outputs[0]
+        )
         parts = specs.server.split() if dataset.augment is None else None
         models = own.client_models
         extractor, spec, input_shape = parts or (None, specs.server, dataset.shape)
@@ -118,7 +120,7 @@ class Experiment:
         if self.config.eval.per_class:
             check_classes(self)
         outputs = self.task.output_shape(self.dataset.num_classes, self.dataset.shape)
-        device = _chosen(self.config.device).partition(":")[0]
+        device = _device_name(self.config.device).partition(":")[0]
         if self.extractor is not None:
             _check_model(self.extractor, self.dataset.shape, (math.prod(self.input_shape),), device)
         for spec in self.specs.distinct:
@@ -160,7 +162,7 @@ class Experiment:
     def extent(self) -> Extent:
         """Rounds, clients and cohorts, as the config has them: a split that drops clients has fewer."""
         config = self.config
-        sampling = Sampling(config.sampling, min(config.cohort, config.clients))
+        sampling = Sampling(config.sampling, min(config.expected_cohort_size, config.clients))
         return Extent(config.rounds, config.clients, sampling, config.limit.server_steps)
 
     @property
@@ -278,7 +280,9 @@ class Experiment:
             task=self.task,
             local_training=replace(config.local, max_steps=config.limit.steps),
             rounds=config.rounds,
-            sampling=Sampling(config.sampling, min(config.cohort, data.partition.num_clients)),
+            sampling=Sampling(
+                config.sampling, min(config.expected_cohort_size, data.partition.num_clients)
+            ),
             init=config.init,
             device=device,
             dtype=getattr(torch, config.dtype),
@@ -306,7 +310,7 @@ def data_content(config: ResolvedConfig) -> list[str | None] | None:
     return [dataset.content(root), None if other is None else other.content(root)]
 
 
-def _specs(
+def _build_specs(
     model: Mapping[str, Any],
     architectures: Architectures,
     clients: int,
@@ -429,7 +433,7 @@ def _check_model(
         return check_model(spec, input_shape, output_shape, device)
 
 
-def _limited(config: Config, partitioner: Partitioner) -> Config:
+def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
     """The config with ``limit.*`` applied; a split that is written out keeps its clients and samples, given models theirs."""
     limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)
     if config.client_models.path is not None:
@@ -454,7 +458,7 @@ def load_data(config: ResolvedConfig, device: str = "cpu") -> FederatedData:
 
 def choose_numerics(config: Config) -> Numerics:
     """Device, threads and types for a first launch, the engine still open; an absent device is a `ConfigError`."""
-    device = _chosen(config.device)
+    device = _device_name(config.device)
     check_device(device)
     return Numerics(
         engine={},
@@ -466,7 +470,7 @@ def choose_numerics(config: Config) -> Numerics:
     )
 
 
-def _chosen(device: str) -> str:
+def _device_name(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from fedexp.config.folders import conf_dir, user_conf_dir
+from fedexp.config.folders import conf_dirs
 from fedexp.config.keys import Config
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.env import Specs
@@ -50,12 +50,12 @@ def check_needs(
     for one, other in combinations(plugins, 2):
         for a in plugins[one].needs.demands:
             for b in plugins[other].needs.demands:
-                if a.key == b.key and not _agree(a.value, b.value):
+                if a.key == b.key and not _are_compatible(a.value, b.value):
                     raise ConfigError(
                         f"{names[one]} and {names[other]} exclude each other: "
                         f"{names[one]} {a.why}, {names[other]} {b.why}",
                         where=a.key,
-                        expected=f"{_text(a.value)} and {_text(b.value)}",
+                        expected=f"{_as_written(a.value)} and {_as_written(b.value)}",
                         do=f"set another {one} or another {other}",
                     )
     for group, plugin in plugins.items():
@@ -65,10 +65,10 @@ def check_needs(
         _check_samples(names[group], plugin.needs, dataset, images)
         _check_specs(names[group], plugin.needs, config, specs)
     own = aggregator.delivers != "global" or not aggregator.communicates
-    lone = [names[group] for group, plugin in plugins.items() if plugin.needs.global_model]
-    if lone and own:
+    comparing = [names[group] for group, plugin in plugins.items() if plugin.needs.global_model]
+    if comparing and own:
         raise ConfigError(
-            f"{lone[0]} sets a client's model against the one it receives, and with {names['aggregator']} they are the same",
+            f"{comparing[0]} sets a client's model against the one it receives, and with {names['aggregator']} they are the same",
             where="aggregator",
             got=type(aggregator).__name__,
             do="set aggregator=mean, or trainer=sgd",
@@ -195,15 +195,15 @@ def _check_demand(name: str, demand: Demand, config: Config, plugins: Mapping[st
             raise ConfigError(
                 f"{name} {demand.why}, and {type(plugins[group]).__name__} has no such key",
                 where=demand.key,
-                expected=_text(demand.value),
+                expected=_as_written(demand.value),
                 do=f"set another {group}",
             )
         found = getattr(found, step)
     if isinstance(found, demand.value) if isinstance(demand.value, type) else found == demand.value:
         return
-    do = f"set {demand.key}={_text(demand.value)}"
+    do = f"set {demand.key}={_as_written(demand.value)}"
     if isinstance(demand.value, type):
-        options = _options_of(demand.key, _text(demand.value))
+        options = _options_with_class(demand.key, _as_written(demand.value))
         do = (
             f"set {demand.key}={'|'.join(options)}"
             if options
@@ -212,26 +212,25 @@ def _check_demand(name: str, demand: Demand, config: Config, plugins: Mapping[st
     raise ConfigError(
         f"{name} {demand.why}",
         where=demand.key,
-        expected=_text(demand.value),
-        got=_text(type(found) if isinstance(demand.value, type) else found),
+        expected=_as_written(demand.value),
+        got=_as_written(type(found) if isinstance(demand.value, type) else found),
         do=f"{do}, or {demand.instead}" if demand.instead else do,
     )
 
 
-def _options_of(group: str, target: str) -> list[str]:
+def _options_with_class(group: str, target: str) -> list[str]:
     """The options of `group` whose class is `target`."""
-    folders = [folder / group for folder in (conf_dir(), user_conf_dir()) if folder is not None]
-    files = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
+    files = [path for folder in conf_dirs() for path in sorted((folder / group).glob("*.yaml"))]
     return [path.stem for path in files if f"_target_: {target}" in path.read_text().splitlines()]
 
 
-def _agree(a: object, b: object) -> bool:
+def _are_compatible(a: object, b: object) -> bool:
     if isinstance(a, type) and isinstance(b, type):
         return issubclass(a, b) or issubclass(b, a)
     return a == b
 
 
-def _text(value: object) -> str:
+def _as_written(value: object) -> str:
     """A value as it is written in a config; a class as a ``_target_``."""
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"

@@ -52,7 +52,7 @@ def largest(a: Peak, b: Peak) -> Peak:
     return {kind: max(a.get(kind, 0), b.get(kind, 0)) for kind in {**a, **b}}
 
 
-def near_limit(
+def is_near_limit(
     jobs: Sequence[ClientJob], data: FederatedData, engine: Engine, eval_batch: int
 ) -> bool:
     """Whether a round of such jobs might come near the end of the memory of the data's device."""

@@ -43,7 +43,7 @@ class Profile:
 
     def watch(self, engine: Engine) -> Engine:
         """`engine`, its work named in the trace."""
-        return _Named(engine)
+        return _NamedEngine(engine)
 
     def __enter__(self) -> Profile:
         self._profiler.start()
@@ -69,13 +69,13 @@ class Profile:
             total = sum(phases.values())
             report = {
                 "trace": str(self._trace),
-                "phases": _rows(phases, total),
-                "ops": _rows(ops, total),
+                "phases": _costliest(phases, total),
+                "ops": _costliest(ops, total),
             }
             write_json(self._trace.with_name(PROFILE), report)
 
 
-class _Named(Engine):
+class _NamedEngine(Engine):
     def __init__(self, inner: Engine) -> None:
         self._inner = inner
 
@@ -100,17 +100,17 @@ def phase_seconds(events: Iterable[FunctionEvent]) -> Counter[str]:
     for event in events:
         if not event.name.startswith(PREFIX) or event.device_type != DeviceType.CPU:
             continue
-        took = (event.time_range.end - event.time_range.start) / 1e6  # of microseconds
-        seconds[event.name.removeprefix(PREFIX)] += took
-        around = event.cpu_parent
-        while around is not None and not around.name.startswith(PREFIX):
-            around = around.cpu_parent
-        if around is not None:
-            seconds[around.name.removeprefix(PREFIX)] -= took
+        duration = (event.time_range.end - event.time_range.start) / 1e6  # of microseconds
+        seconds[event.name.removeprefix(PREFIX)] += duration
+        parent = event.cpu_parent
+        while parent is not None and not parent.name.startswith(PREFIX):
+            parent = parent.cpu_parent
+        if parent is not None:
+            seconds[parent.name.removeprefix(PREFIX)] -= duration
     return seconds
 
 
-def _rows(seconds: Counter[str], total: float) -> list[dict[str, Any]]:
+def _costliest(seconds: Counter[str], total: float) -> list[dict[str, Any]]:
     return [
         {
             "name": name,

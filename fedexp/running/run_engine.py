@@ -19,7 +19,7 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.engines.client_cache import Memo
 from fedexp.running.experiment import Experiment, check_device, choose_numerics
-from fedexp.running.peak_memory import near_limit, probe_memory
+from fedexp.running.peak_memory import is_near_limit, probe_memory
 from fedexp.runtime.resources import thread_budget
 from fedexp.storage.files import damaged, write_json
 from fedexp.storage.identity import training_code_hash
@@ -117,7 +117,7 @@ class RunEngine(Engine):
         engine.note = self._note
         torch.set_num_threads(self.numerics.threads)
         engine.open(self.numerics, budget)
-        if jobs and near_limit(jobs, data, engine, config.eval.batch_size):
+        if jobs and is_near_limit(jobs, data, engine, config.eval.batch_size):
             self.memory_probe = probe_memory(
                 jobs, data, engine, self._experiment.task, config.eval.batch_size
             )

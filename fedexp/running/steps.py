@@ -22,7 +22,7 @@ from fedexp.running.experiment import Experiment
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class RecordedStep:
     """A finished step.
 
     Args:
@@ -49,7 +49,7 @@ def steps(
     engine: Engine,
     snapshot: Snapshot,
     on_client: Callable[[int, int], None],
-) -> Iterator[Recorded]:
+) -> Iterator[RecordedStep]:
     """The steps that follow `snapshot`, up to the method's end or the first that meets ``stop.target``.
 
     Raises:
@@ -76,9 +76,11 @@ def steps(
             began = time.perf_counter()
             outcome = aggregator.outcome(step.after.state)
             if aggregator.delivers == "global":  # clients' own models were checked as they came in
-                bad = trees.nonfinite(outcome.models[0].params)
-                _refuse(
-                    None if bad is None else f"the server's update left NaN or infinity in {bad}",
+                nonfinite = trees.nonfinite(outcome.models[0].params)
+                _raise_problem(
+                    None
+                    if nonfinite is None
+                    else f"the server's update left NaN or infinity in {nonfinite}",
                     step.round,
                     experiment,
                 )
@@ -91,14 +93,14 @@ def steps(
                     if data.val is not None:
                         row |= evaluator(outcome, data.val, "val")
                     row |= breakdown(outcome)
-        lost = [
+        nan_metrics = [
             name for name, value in row.items() if math.isnan(value)
         ]  # finite weights may overflow in the network
-        _refuse(f"{lost[0]} is NaN" if lost else None, step.round, experiment)
+        _raise_problem(f"{nan_metrics[0]} is NaN" if nan_metrics else None, step.round, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}
         seconds["aggregate"] -= traced.seconds
-        ends_run = step.ends_run or reached(experiment, [row])
-        yield Recorded(
+        ends_run = step.ends_run or has_reached_target(experiment, [row])
+        yield RecordedStep(
             after=step.after,
             row=row,
             within=step.within,
@@ -111,7 +113,7 @@ def steps(
             return
 
 
-def reached(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
+def has_reached_target(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
     """Whether one of `rows` meets ``stop.target``."""
     metric, target = experiment.stop_metric, experiment.config.stop.target
     return target is not None and any(
@@ -119,7 +121,7 @@ def reached(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
     )
 
 
-def _refuse(problem: str | None, round: int, experiment: Experiment) -> None:
+def _raise_problem(problem: str | None, round: int, experiment: Experiment) -> None:
     if problem:
         raise FedexpError(
             f"round {round + 1}: {problem}",

@@ -33,7 +33,7 @@ def find_stored_models(path: str, sha256: str | None) -> StoredModels:
             where="client_models.path",
             expected=f"a folder with {MODELS}: a finished run's, or one that fedexp.save_models wrote",
             got=path,
-            do=_nearest(folder),
+            do=_nearest_folder_hint(folder),
         )
     found = fingerprint(folder)
     if sha256 is not None and found != sha256:
@@ -88,8 +88,8 @@ def check_stored_models(
             raise ConfigError(
                 f"model {number} of the folder, client {models.clients.clients[number]}'s, is another network",
                 where="architectures.clients" if specs.clients else "model",
-                expected=f"that of the folder: {_told(stored, spec)}",
-                got=_told(spec, stored),
+                expected=f"that of the folder: {_describe_difference(stored, spec)}",
+                got=_describe_difference(spec, stored),
                 do="choose the model and the data set that the folder's models were trained with",
             )
     for name in ("mean", "std"):
@@ -181,16 +181,16 @@ def check_clients(
     )
 
 
-def _told(spec: ModelSpec, other: ModelSpec) -> str:
+def _describe_difference(spec: ModelSpec, other: ModelSpec) -> str:
     """What of `spec` differs from `other`."""
     if spec.arch != other.arch:
         return spec.arch
-    mine, theirs = spec.arguments, other.arguments
-    differing = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
-    return f"{spec.arch} with {', '.join(f'{name}={mine.get(name)}' for name in differing)}"
+    own, others = spec.arguments, other.arguments
+    differing = [name for name in {**own, **others} if own.get(name) != others.get(name)]
+    return f"{spec.arch} with {', '.join(f'{name}={own.get(name)}' for name in differing)}"
 
 
-def _nearest(folder: Path) -> str:
+def _nearest_folder_hint(folder: Path) -> str:
     """What may have been meant: a folder in this one that holds models, or one of a similar name."""
     if folder.is_dir():
         inside = [child for child in sorted(folder.iterdir()) if (child / MODELS).is_file()]

@@ -53,9 +53,11 @@ def summarise(
         watch = name.replace("test/", "val/", 1)
         value = (max if higher(name) else min)(evaluated, key=lambda row: row[watch])[name]
 
-    within = _traced(traced, name.rpartition("/")[2], experiment.task.metric_names, higher(name))
+    within = _summarise_trace(
+        traced, name.rpartition("/")[2], experiment.task.metric_names, higher(name)
+    )
 
-    def first(metric: str, target: float) -> int | None:
+    def first_round_reaching(metric: str, target: float) -> int | None:
         return next(
             (
                 row["round"]
@@ -75,15 +77,17 @@ def summarise(
         **{f"oracle/{key}": value for key, value in best.items() if key.startswith("test/")},
         **within,
         "rounds": rows[-1]["round"],
-        "rounds_to_target": None if stop is None else first(experiment.stop_metric, stop),
+        "rounds_to_target": None
+        if stop is None
+        else first_round_reaching(experiment.stop_metric, stop),
         "rounds_to": {
-            target_name(target): first(name, target) or math.inf
+            target_name(target): first_round_reaching(name, target) or math.inf
             for target in experiment.config.headline.targets
         },
     }
 
 
-def _traced(
+def _summarise_trace(
     rows: Sequence[dict[str, Any]], metric: str, names: Sequence[str], higher_is_better: bool
 ) -> dict[str, Any]:
     """Last and best of each series, which has all metrics `names`; empty where nothing was traced."""

@@ -206,7 +206,7 @@ def test_ctrl_c_while_jobs_are_composed_ends_quietly(
     def interrupt(jobs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedexp.running.check.checked", interrupt)
+    monkeypatch.setattr("fedexp.running.check.check_jobs", interrupt)
     assert run_command(QUICK) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
@@ -505,7 +505,7 @@ def test_smoke_fits_every_split(overrides: list[str]) -> None:
 
 
 def test_a_split_that_takes_long_to_draw_is_announced(capsys, monkeypatch) -> None:
-    monkeypatch.setattr("fedexp.running.check._PATIENCE", 0.05)
+    monkeypatch.setattr("fedexp.running.check._NOTICE_AFTER_SECONDS", 0.05)
     hopeless = ["partition.alpha=0.01", "partition.min_size=140", "partition.max_seconds=0.5"]
     assert run_command(hopeless) == 2
     told = capsys.readouterr().err

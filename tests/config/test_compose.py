@@ -8,14 +8,14 @@ import pytest
 from hydra import compose as hydra_compose
 
 from fedexp.config.compose import compose, resolve
-from fedexp.config.hydra_composition import hydra_in_use
+from fedexp.config.hydra_composition import use_hydra
 from fedexp.core.errors import ConfigError
 from fedexp.core.resolved_config import ResolvedConfig
 
 
 def by_hydra(overrides: list[str]) -> ResolvedConfig:
     """All overrides in one composition."""
-    with hydra_in_use(overrides):
+    with use_hydra(overrides):
         choices = hydra_compose(
             "config", overrides=overrides, return_hydra_config=True
         ).hydra.runtime.choices

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from fedexp.config import hydra_private
 from fedexp.config.folders import conf_dir
-from fedexp.config.hydra_composition import hydra_in_use
+from fedexp.config.hydra_composition import use_hydra
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +51,7 @@ def test_apply_overrides_refuses_an_unknown_key() -> None:
 
 
 def test_uses_basic_sweeper_knows_hydras_default() -> None:
-    with hydra_in_use([]):
+    with use_hydra([]):
         sweeper = hydra_compose("config", return_hydra_config=True).hydra.sweeper
     assert hydra_private.uses_basic_sweeper(sweeper)
     assert not hydra_private.uses_basic_sweeper(OmegaConf.create({"_target_": "other.Sweeper"}))
@@ -64,7 +64,7 @@ def test_multirun_launcher_runs_each_job(tmp_path: Path) -> None:
         seeds.append(config.seed)
 
     overrides = [f"output_root={tmp_path}", f"hydra.sweep.dir={tmp_path}"]
-    with hydra_in_use(overrides):
+    with use_hydra(overrides):
         config = hydra_private.compose_for_multirun(overrides)
         assert config.hydra.mode.name == "MULTIRUN"
         with hydra_private.multirun_launcher(config, task) as launch:
