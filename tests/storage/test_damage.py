@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from fedexp.api import Run
 from fedexp.commands.errors import run_guarded
-from fedexp.commands.run import _row as sweep_row
+from fedexp.commands.run import _job_row as sweep_row
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
 from fedexp.config.compose import compose
