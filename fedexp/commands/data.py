@@ -17,12 +17,17 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the command as a console script."""
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run the command line; returns the exit code (2 for errors of the user's, told without a traceback)."""
+    """Run the command line.
+
+    Returns:
+        The exit code. It is 2 for errors of the user, which are printed without a
+        traceback.
+    """
     return run_guarded(lambda: _parser().run(arguments))
 
 

@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and errors of the user's without a traceback."""
+"""Exit codes of the commands, and errors of the user without a traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ USAGE_ERROR, JOB_ERROR = 2, 1
 
 
 def run_guarded(work: Callable[[], int]) -> int:
-    """Run `work`; its exit code, or that of an error of the user's, which is told."""
+    """Run `work` and turn errors of the user into an exit code and a message.
+
+    Returns:
+        The exit code of `work`, or that of the error.
+    """
     with lasting_output():
         try:
             return work()
@@ -40,19 +44,25 @@ def run_guarded(work: Callable[[], int]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses what it cannot parse as every other mistake is refused: `ConfigError`, with the nearest command or flag.
+    """An argument parser that raises `ConfigError` with the nearest command or flag.
 
-    A command's arguments of any number may stand anywhere, behind options, too, where argparse takes none.
+    Arguments of any number may also follow options, which argparse does not accept.
     """
 
     def run(self, arguments: list[str]) -> int:
-        """Call the chosen command's ``run`` with what was parsed, and what was typed; returns its exit code."""
+        """Call the ``run`` function of the chosen command with the parsed arguments.
+
+        ``typed`` is the command line as it was typed.
+
+        Returns:
+            The exit code.
+        """
         options = self.parse_args(arguments)
         options.typed = shlex.join([self.prog, *arguments])
         return int(options.run(options))
 
     def error(self, message: str) -> NoReturn:
-        """Argparse's own complaint, and what would be right."""
+        """Raise argparse's error with the correct usage."""
         what = message.removeprefix("argument ")
         usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
         raise ConfigError(
@@ -96,7 +106,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def print_error(error: FedexpError) -> None:
-    """Print it plainly, unless HYDRA_FULL_ERROR=1 asks for the traceback."""
+    """Print an error without its traceback, unless HYDRA_FULL_ERROR is 1."""
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
     else:

@@ -1,4 +1,4 @@
-"""``fedexp-runs export``: stored runs as CSV, or to W&B after the fact."""
+"""The command ``fedexp-runs export``: stored runs as CSV, or sent to W&B afterwards."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from fedexp.tables.report.csv import inert
 
 
 def as_csv(runs: Sequence[StoredRun]) -> str:
-    """A row a run; columns that some run lacks are empty there.
+    """Return one CSV row per run. Columns that a run lacks are empty there.
 
-    First what identifies a run and what came out, then ``metrics.*`` (last values) and ``mean_last_10.*``, then every key of
-    the config as ``config.*``. Lists are JSON.
+    The identity and outcome of a run come first. ``metrics.*`` (last values) and
+    ``mean_last_10.*`` follow, then every key of the config as ``config.*``. Lists are
+    JSON.
     """
     rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -90,7 +91,23 @@ def to_wandb(
     entity: str | None,
     group: str | None,
 ) -> int:
-    """Send every finished run of `runs` under its own id, so that online nothing is there twice; files in ``<run>/wandb``."""
+    """Send every finished run to W&B under its own ID.
+
+    Online, sending a run twice does not duplicate it. Files are in ``<run>/wandb``.
+
+    Args:
+        runs: Stored runs.
+        mode: Whether runs are uploaded or only written to files.
+        project: Project of W&B.
+        entity: Entity of W&B, or None for that of the account.
+        group: Group under which W&B shows the runs.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: No run is finished.
+    """
     from fedexp.core.build import build
     from fedexp.tracking.feed import Feed
     from fedexp.tracking.logger import Logger, RunInfo

@@ -1,4 +1,4 @@
-"""What a sweep or a table would take, by stored runs that differ in their seeds alone."""
+"""The cost of a sweep or a table, estimated from stored runs with other seeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ Cost = tuple[float, float]  # seconds, bytes
 
 
 def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
-    """Print the time and the disk that runs of these resolved configs would take, as far as stored runs tell."""
+    """Print the time and disk space that runs would take, as far as stored runs tell.
+
+    Args:
+        configs: Resolved configs of the runs.
+    """
     if not configs:
         return
     known_costs: dict[Path, dict[str, list[Cost]]] = {}
@@ -44,12 +48,17 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
 def _mean_cost(
     config: ResolvedConfig, known_costs: dict[Path, dict[str, list[Cost]]]
 ) -> Cost | None:
-    """Means over the finished runs of `config` but for its seeds, whatever code made them; None without any.
+    """Return the mean cost of finished runs with the same config but other seeds.
 
-    `known_costs` is filled with what is read.
+    The code that made them does not matter. None if there are no such runs.
+
+    Args:
+        config: Resolved config.
+        known_costs: Costs that were read before. New ones are added.
     """
     folder = RunFolder.of(config).path.parent
-    prefix = folder.with_name(folder.name.rpartition("-")[0])  # method and data set
+    # Method and data set of the run.
+    prefix = folder.with_name(folder.name.rpartition("-")[0])
     if prefix not in known_costs:
         known_costs[prefix] = _costs_by_config(prefix)
     found = known_costs[prefix].get(_config_without_seeds(config), [])
@@ -60,7 +69,11 @@ def _mean_cost(
 
 
 def _costs_by_config(prefix: Path) -> dict[str, list[Cost]]:
-    """What runs cost whose folders' names begin as `prefix`, by their configs without seeds."""
+    """Read the costs of runs whose folder names begin with `prefix`.
+
+    Returns:
+        The costs, by the runs' configs without seeds.
+    """
     found: dict[str, list[Cost]] = {}
     for path in prefix.parent.glob(f"{glob.escape(prefix.name)}-*/*/result.json"):
         run = StoredRun(path.parent)

@@ -1,4 +1,7 @@
-"""What ``fedexp --help`` prints, read off the config folders without Hydra, which takes longer than the rest of the command."""
+"""The text of ``fedexp --help``, read from the folders of configs.
+
+Hydra is not used, because importing it takes longer than the rest of the command.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,20 @@ Also: fedexp-data list|show|prepare, fedexp-runs list|show|diff|rerun|export|tab
 
 
 def help_text(*folders: Path) -> str:
-    """The text, with every group of the config folders and its options."""
+    """Return the help text, with every group of the config folders and its options."""
     return _TEXT.format(
         groups="\n".join(f"{name}: {', '.join(options)}" for name, options in groups(folders))
     )
 
 
 def topic_text(topic: str, *folders: Path) -> str:
-    """A group's options, each with the first line of its file; or a key's part of config.yaml.
+    """Return the help on a group or a key.
+
+    That of a group has its options, each with the first line of its file. That of a key
+    is its part of ``config.yaml``.
 
     Raises:
-        ConfigError: there is no such group or key.
+        ConfigError: There is no such group or key.
     """
     options = dict(groups(folders))
     if topic in options:
@@ -60,7 +66,7 @@ def topic_text(topic: str, *folders: Path) -> str:
 
 
 def _first_comment(group: str, option: str, folders: tuple[Path, ...]) -> str:
-    """The first comment of an option's file."""
+    """Return the first comment of an option's file."""
     path = next(path for folder in folders if (path := folder / group / f"{option}.yaml").exists())
     lines = (line for line in path.read_text().splitlines() if not line.startswith("# @package"))
     first = next(lines, "")
@@ -68,7 +74,7 @@ def _first_comment(group: str, option: str, folders: tuple[Path, ...]) -> str:
 
 
 def _top_level_keys(path: Path) -> Iterator[tuple[str, str]]:
-    """The top-level keys that `path` sets, with their lines."""
+    """Yield the top-level keys that `path` sets, with their lines."""
     key, part = "", ""
     for line in path.read_text().splitlines(keepends=True):
         if line[0].isspace():

@@ -1,4 +1,7 @@
-"""A sweep's jobs through Hydra's launchers: a grid of overrides, or a list of them; and what one job of a sweep does."""
+"""The jobs of a sweep through Hydra's launchers, and the work of one job.
+
+A sweep is a grid of overrides, or a list of them.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,23 @@ if TYPE_CHECKING:
 
 
 def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
-    """Call `launch`, which starts `jobs` jobs through Hydra, with what these need to know of each other in the environment.
+    """Call `launch` with the environment variables that the jobs of a sweep share.
+
+    Args:
+        group: Name of the sweep, for trackers.
+        jobs: Number of jobs.
+        launch: Starts the jobs through Hydra and returns an exit code.
 
     Returns:
-        its exit code, or that of the signal which interrupted it.
+        The exit code of `launch`, or that of the signal that interrupted it.
     """
     from fedexp.data.cache import sources_stay
     from fedexp.running.execute import Interrupted, interrupt_on_sigterm
 
     os.environ["FEDEXP_SWEEP"] = group
     os.environ["FEDEXP_SWEEP_JOBS"] = str(jobs)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # hydra/launcher=ray must not phone home
+    # Ray must not send usage statistics with hydra/launcher=ray.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
     with interrupt_on_sigterm(), sources_stay():
         try:
@@ -75,7 +84,8 @@ def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
         try:
             with multirun_launcher(config, sweep_job) as launch:
                 _report_dead_worker(lambda: launch(jobs))
-        except SystemExit as stop:  # SIGTERM in a job of this process
+        except SystemExit as stop:
+            # SIGTERM in a job of this process.
             return stop.code if isinstance(stop.code, int) else JOB_ERROR
     return 0
 
@@ -105,9 +115,10 @@ def run_hydra(arguments: list[str]) -> int:
 
 
 def _report_dead_worker(work: Callable[[], Any]) -> Any:
-    """Call `work`; a worker process of the launcher's that dies is told in words and ends the sweep.
+    """Call `work`, and report a worker process of the launcher that died.
 
-    A job that failed has told why: Hydra would say it again.
+    The sweep ends then. It also ends without another message if a job failed, because
+    the job printed its error.
     """
     try:
         return work()
@@ -126,7 +137,16 @@ def _report_dead_worker(work: Callable[[], Any]) -> Any:
 
 
 def execute_job(job: CheckedJob, what: str) -> dict[str, Any] | int:
-    """The result of one job in this process; of one that was interrupted or failed the exit code, the reason being said."""
+    """Execute one job in this process.
+
+    Args:
+        job: Checked job.
+        what: Name of the job in the message on how to resume it.
+
+    Returns:
+        The result, or the exit code of a job that was interrupted or failed. The reason
+        is printed.
+    """
     from fedexp.running.execute import Interrupted, execute
 
     try:
@@ -141,12 +161,18 @@ def execute_job(job: CheckedJob, what: str) -> dict[str, Any] | int:
 
 @lasting_output()
 def print_failure(label: str, error: object) -> None:
-    """One job of a sweep failed, and why."""
+    """Print that a job of a sweep failed, and the reason."""
     print(f"FAILED {label}\n{error}", file=sys.stderr, flush=True)
 
 
 def sweep_job(config: Any) -> float:
-    """One job of a sweep, called by Hydra's launchers, possibly in another process. Returns the headline value."""
+    """Execute one job of a sweep.
+
+    Hydra's launchers call it, possibly in another process.
+
+    Returns:
+        The value of the headline.
+    """
     from hydra.core.hydra_config import HydraConfig
 
     from fedexp.config.compose import resolve
@@ -186,9 +212,9 @@ def sweep_job(config: Any) -> float:
         raise JobFailedError(str(error).splitlines()[0]) from (
             error if os.environ.get("HYDRA_FULL_ERROR") else None
         )
-    except (
-        Exception
-    ) as error:  # a bug: told at once, its traceback is in error.txt and follows at the sweep's end
+    except Exception as error:
+        # A bug. It is reported at once. Its traceback is in error.txt and is printed at the end of
+        # the sweep.
         print_failure(label, f"{type(error).__name__}: {error}")
         raise
     headline = result["headline"]
@@ -196,7 +222,8 @@ def sweep_job(config: Any) -> float:
     return float(headline["value"])
 
 
-_CHECKED_JOBS: list[CheckedJob] = []  # jobs of the sweep that this process launches, by number
+# Jobs of the sweep that this process launches, by number.
+_CHECKED_JOBS: list[CheckedJob] = []
 
 
 @contextlib.contextmanager
@@ -222,23 +249,27 @@ def _checked_experiment(number: int, config: ResolvedConfig) -> Experiment | Non
     return _CHECKED_JOBS[number].experiment if same else None
 
 
-_JOB_RUNNING = threading.Lock()  # held while a job is executed
+# Held while a job is executed.
+_JOB_RUNNING = threading.Lock()
 _POLL_SECONDS = 0.5
 
 
 def _launcher_pid() -> int | None:
-    """The sweep's own process, where this one is its worker on this machine."""
-    parent = (
-        multiprocessing.parent_process()
-    )  # also of one that is gone; joblib's workers are made this way
+    """Return the process ID of the sweep's own process.
+
+    None if this process is not its worker on this machine.
+    """
+    # The parent is also known if it is gone. Workers of joblib are made by multiprocessing.
+    parent = multiprocessing.parent_process()
     pid = os.getppid() if parent is None else parent.pid
     return pid if os.environ.get("FEDEXP_LAUNCHER_PID") == str(pid) else None
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """Begin nothing when the sweep's own process is gone; from now on end, resumably, when it goes.
+    """Exit if the process of the sweep is gone, and watch it from now on.
 
-    A worker would take the jobs that wait in its queue, and then stay idle for minutes.
+    When it goes later, this process ends and its run can be resumed. A worker would
+    otherwise take the jobs in its queue, and then stay idle for minutes.
     """
     if os.getppid() != launcher:
         os._exit(128 + signal.SIGTERM)
@@ -250,7 +281,8 @@ def _watch(launcher: int) -> None:
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(_POLL_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)  # between jobs that is the end, in one an interruption
+        # Between jobs this is the end, and in a job an interruption.
+        os.kill(os.getpid(), signal.SIGTERM)
         with _JOB_RUNNING:
             os._exit(128 + signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""``fedexp-runs rerun``: a stored run's config once more, beside it, and whether the bits are the same."""
+"""The command ``fedexp-runs rerun``: run a stored config again and compare."""
 
 from __future__ import annotations
 
@@ -17,10 +17,22 @@ _NUMERICS = "numerics.json"
 
 
 def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
-    """Run the config of `run` under ``<root>/reruns`` and compare; 0 if the bits are the same, else 1.
+    """Run the config of `run` under ``<root>/reruns`` and compare the results.
 
-    With the numerics of then, without memo and trackers; what an earlier rerun finished is moved aside, and one that was
-    interrupted is resumed. The stored run is only read.
+    The rerun uses the numerics of the stored run, and neither memo nor trackers. An
+    earlier finished rerun is moved aside, and an interrupted one is resumed. The stored
+    run is only read.
+
+    Args:
+        run: Stored run.
+        root: Output root of the rerun.
+        data_root: Folder of the data sets, or None for that of the stored run.
+
+    Returns:
+        The exit code: 0 if the results are bit-identical, else 1.
+
+    Raises:
+        ConfigError: The run has no result, or a file that it was made with has changed.
     """
     from fedexp.commands.launching import execute_job
     from fedexp.config.compose import group_option
@@ -73,7 +85,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
 
 
 def _prepare_folder(folder: RunFolder, run: StoredRun) -> None:
-    """Make room, and lay down the numerics of then."""
+    """Move an earlier result aside, and store the numerics of `run`."""
     folder.acquire("fail", print)
     try:
         if folder.result() is not None:
@@ -85,7 +97,16 @@ def _prepare_folder(folder: RunFolder, run: StoredRun) -> None:
 
 
 def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any]) -> int:
-    """Say whether `new`, whose result is given, has the bits of `old`, and what else differs."""
+    """Print whether `new` has the bits of `old`, and what else differs.
+
+    Args:
+        old: Stored run.
+        new: Its rerun.
+        result: Result of the rerun.
+
+    Returns:
+        The exit code.
+    """
     found = [
         *_metric_differences(rows_of(old.path, old.result), rows_of(new.path, result)),
         *_model_differences(old.result, result),
@@ -129,7 +150,7 @@ def _model_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
 
 
 def _other_differences(old: StoredRun, new: StoredRun) -> Iterator[str]:
-    """Code, data, numerics and versions, where they are others."""
+    """Yield the differences in code, data, numerics and versions."""
     for part, shown in (
         ("hashes", "{} hash"),
         ("partition", "{} of the data"),

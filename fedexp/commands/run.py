@@ -1,4 +1,7 @@
-"""The ``fedexp`` command: check every job first, then let Hydra run one job or a sweep of them."""
+"""The ``fedexp`` command.
+
+Every job is checked before Hydra runs one job or a sweep of them.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 SWEEP_FLAGS = ("-m", "--multirun")
 HELP_FLAGS = ("--help", "-h")
 DRY_FLAG = "--dry-run"
+# Flags that Hydra answers.
 HYDRA_FLAGS = (
     "--hydra-help",
     "--info",
@@ -26,17 +30,22 @@ HYDRA_FLAGS = (
     "-c",
     "--shell-completion",
     "-sc",
-)  # Hydra answers
-CONFIGS = ("job", "hydra", "all")  # that --cfg prints
+)
+# Configs that --cfg prints.
+CONFIGS = ("job", "hydra", "all")
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the command as a console script."""
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run the command line; returns the exit code. Errors of the user's are told without a traceback."""
+    """Run the command line.
+
+    Returns:
+        The exit code. Errors of the user are printed without a traceback.
+    """
     return run_guarded(lambda: _run(arguments))
 
 
@@ -78,7 +87,10 @@ def _run(arguments: list[str]) -> int:
 
 
 def _overrides_to_print(arguments: list[str]) -> list[str] | None:
-    """The overrides of ``--cfg job``; None where something else is asked, which Hydra answers."""
+    """Return the overrides of ``--cfg job``, or None if something else was asked for.
+
+    Hydra answers the other flags.
+    """
     given = [flag.partition("=")[2] or after for flag, after in zip(arguments, [*arguments, ""][1:], strict=True)
              if flag.partition("=")[0] in ("--cfg", "-c")]  # fmt: skip
     if given and given[0] not in CONFIGS:
@@ -97,7 +109,7 @@ def _overrides_to_print(arguments: list[str]) -> list[str] | None:
 
 
 def _print_config(overrides: list[str]) -> int:
-    """The resolved config as YAML, as the run's folder has it."""
+    """Print the resolved values as YAML, as in the run's folder."""
     from omegaconf import OmegaConf
 
     from fedexp.config.compose import compose
@@ -117,7 +129,7 @@ def _help(topics: list[str]) -> int:
 
 
 def _dry_run(configs: list[ResolvedConfig]) -> int:
-    """Say what a run or a sweep would do, all jobs of which are checked."""
+    """Print what a run or a sweep would do, after all its jobs were checked."""
     from fedexp.commands.forecast import print_forecast
     from fedexp.storage.run_folder import RunFolder
 
@@ -131,7 +143,10 @@ def _dry_run(configs: list[ResolvedConfig]) -> int:
 
 
 def _single(job: CheckedJob) -> int:
-    """Run one job in this process; interruptions and failures are exit codes, with one line each."""
+    """Run one job in this process.
+
+    Interruptions and failures become exit codes, with one line each.
+    """
     from fedexp.commands.launching import execute_job
     from fedexp.tracking.terminal import print_result
 
@@ -143,7 +158,7 @@ def _single(job: CheckedJob) -> int:
 
 
 def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
-    """Hydra's own multirun over checked jobs, with a count before and a table after."""
+    """Run checked jobs as Hydra's multirun, with a count before and a table after."""
     from fedexp.commands.launching import checked_jobs, run_hydra, run_sweep
     from fedexp.config.sweep_expansion import is_grid
     from fedexp.running.check import check_splits, job_name
@@ -165,10 +180,10 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     print(
         f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True
     )
-    arguments = ["--multirun", *overrides]  # flags first: its parser wants overrides in one piece
-    nothing_to_do = done == len(configs) and is_grid(
-        overrides
-    )  # Hydra would compose every job twice
+    # Flags come first, because Hydra's parser wants overrides in one piece.
+    arguments = ["--multirun", *overrides]
+    # Hydra would compose every job twice.
+    nothing_to_do = done == len(configs) and is_grid(overrides)
     launch = (lambda: _reuse_results(jobs)) if nothing_to_do else (lambda: run_hydra(arguments))
     with checked_jobs(jobs):
         code = run_sweep(f"sweep-{name}", len(configs), launch)
@@ -180,7 +195,7 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
 
 
 def _reuse_results(jobs: list[CheckedJob]) -> int:
-    """A sweep whose results are all there: look at each as its job would."""
+    """Look at each stored result of a finished sweep, as its job would."""
     from fedexp.commands.launching import print_failure
     from fedexp.running.execute import execute
 
@@ -199,7 +214,8 @@ def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
 
     result, state = standing(folder)
     status = "done" if result else state.get("status", "queued")
-    if not result and status == "done":  # the result is gone: the next launch runs it again
+    # The result is gone, so the next launch runs it again.
+    if not result and status == "done":
         status = "queued"
     return {
         "overrides": config.overrides,

@@ -1,4 +1,7 @@
-"""The ``fedexp-runs`` command: list, show, diff, rerun, export, table, clean. Reads run folders; needs no torch but to rerun."""
+"""The ``fedexp-runs`` command: list, show, diff, rerun, export, table, clean.
+
+It reads run folders. Only ``rerun`` imports torch.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,17 @@ _COLOURS = {
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the command as a console script."""
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run the command line; returns the exit code (2 for errors of the user's, told without a traceback)."""
+    """Run the command line.
+
+    Returns:
+        The exit code. It is 2 for errors of the user, which are printed without a
+        traceback.
+    """
     return run_guarded(lambda: _parser().run(arguments))
 
 
@@ -374,7 +382,7 @@ def _compared(config: ResolvedConfig) -> dict[str, Any]:
 
 
 def _folder_hash(run: StoredRun, name: str) -> str:
-    """The short hash that is in the folder's name."""
+    """Return the short hash in the folder's name."""
     return (
         run.path.parent.name.rpartition("-")[2]
         if name == "config"
@@ -421,7 +429,8 @@ def _clean(options: argparse.Namespace) -> int:
         size = weigh(target)
         try:
             with run.lock():
-                if StoredRun(run.path).state != run.state:  # launched again since we looked
+                # The run was launched again in the meantime.
+                if StoredRun(run.path).state != run.state:
                     raise StorageError("this run has just been executed", where=str(run.path))
                 if options.yes:
                     _delete(target)
@@ -431,7 +440,8 @@ def _clean(options: argparse.Namespace) -> int:
         freed += size
         print(f"{_action_text(options)} {size_text(size):>8}  {target}  ({reason})")
         if options.yes:
-            with contextlib.suppress(OSError):  # other runs of the same config are still there
+            # Other runs of the same config may still be there.
+            with contextlib.suppress(OSError):
                 run.path.parent.rmdir()
     for left in _stale_paths(options.root):
         size = weigh(left)
@@ -460,7 +470,7 @@ def _action_text(options: argparse.Namespace) -> str:
 
 
 def _find_deletable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | None, str]:
-    """What of `run` the flags cover, and why."""
+    """Return the part of `run` that the flags cover and the reason, or None and ""."""
     if options.set_aside and run.is_aside:
         return run.path, "set aside"
     if run.status in ("failed", "damaged", "stale") and getattr(options, run.status):
@@ -482,15 +492,22 @@ def _stale_paths(root: Path) -> Iterator[Path]:
 
 
 def _delete(folder: Path) -> None:
-    """Rename, then delete: a half-deleted run is never taken for a run."""
+    """Rename a folder and then delete it.
+
+    A half-deleted run is never taken for a run.
+    """
     renamed = passing(folder, "deleted")
-    sweep(renamed)  # left by a process with our number
+    # A process with the same ID may have left a folder of this name.
+    sweep(renamed)
     folder.rename(renamed)
     shutil.rmtree(renamed)
 
 
 def _clean_memo(folder: Path, delete: bool) -> tuple[int, int]:
-    """(entries, bytes) of the memo, deleted if asked. Runs cope with entries that vanish; folders and locks stay."""
+    """Count the entries of the memo and their bytes, and delete them if asked.
+
+    Runs cope with entries that vanish. Folders and locks are not deleted.
+    """
     count = size = 0
     for entry in folder.glob("*/*.safetensors"):
         with contextlib.suppress(FileNotFoundError):
@@ -505,7 +522,7 @@ _COLUMN_KEYS = ("method=", "dataset=", "output_root=")
 
 
 def _swapped_parts(run: StoredRun) -> list[str]:
-    """The parts that are not the method's own, as ``trainer=NAME``."""
+    """Return the parts that are not the method's own, as ``trainer=NAME``."""
     own = _preset_parts(run.choice("method"))
     chosen = {part: run.choices.get(part) for part in own}
     return [
@@ -515,7 +532,7 @@ def _swapped_parts(run: StoredRun) -> list[str]:
 
 @functools.cache
 def _preset_parts(method: str) -> dict[str, str]:
-    """What a method's preset pairs; empty where there is no such preset (any more)."""
+    """Return the parts of a method's preset. Empty if there is no such preset."""
     import yaml
 
     from fedexp.config.folders import conf_dirs
@@ -542,7 +559,7 @@ def _rounds_text(run: StoredRun) -> str:
 
 
 def _mapping_text(values: Any) -> str:
-    """A mapping on one line; numbers short."""
+    """Return a mapping on one line, with short numbers."""
     if not isinstance(values, Mapping):
         return ""
     return ", ".join(
@@ -561,7 +578,7 @@ def _age_text(moment: datetime.datetime) -> str:
 
 
 def _escaped(value: Any) -> str:
-    """Text for a table cell; brackets of overrides are no markup."""
+    """Return text for a table cell. Brackets in overrides are not markup."""
     from rich.markup import escape
 
     return escape(str(value))

@@ -1,4 +1,7 @@
-"""``fedexp-runs table``: an ad-hoc table of stored runs, rows and columns by any key, means over seeds, paired tests."""
+"""The command ``fedexp-runs table``: a table of stored runs by any keys.
+
+Cells are means over seeds, and columns are compared by paired tests.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,30 @@ from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Draw, adjusted, compare
 from fedexp.tracking.terminal import console
 
-_PAIRS = {
-    "method": ("method", "trainer", "aggregator", "server_optimizer")
-}  # groups that a method's preset chooses
-_SHOWN = 4  # keys in one message
+# Groups that a method's preset chooses.
+_PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
+# Number of keys in one message.
+_SHOWN = 4
 
-Cell = tuple[tuple[str, ...], str]  # of a row, of a column
+# Conditions of a row, and the value of a column.
+Cell = tuple[tuple[str, ...], str]
 
 
 def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
-    """Print the table that `arguments` ask for: rows=KEY[,KEY], cols=KEY, value=METRIC, and conditions on runs."""
+    """Print a table of stored runs.
+
+    Args:
+        runs: Stored runs, the newest first.
+        arguments: ``rows=KEY[,KEY]``, ``cols=KEY``, ``value=METRIC`` and conditions on
+            runs.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: The arguments are invalid, or runs of a cell differ in more than
+            their seeds.
+    """
     rows, cols, value, conditions = _parse_arguments(arguments)
     done = select(
         [run for run in runs if run.status == "done" and run.config and not run.is_aside],
@@ -79,7 +96,10 @@ def _parse_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, st
 
 
 def _newest_by_config(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """Of runs of one config that several versions of the code made, the newest."""
+    """Return the newest run of each config.
+
+    Several versions of the code may have made runs of one config.
+    """
     newest: dict[str, StoredRun] = {}
     for run in runs:  # newest first
         newest.setdefault(run.path.parent.name, run)
@@ -99,7 +119,11 @@ def _group_by_cell(
 def _values_by_seed(
     cell: Cell, runs: Sequence[StoredRun], rows: Sequence[str], cols: str, value: str
 ) -> dict[Draw, float]:
-    """The cell's values by seed; refused where its runs are not draws of one config."""
+    """Return the values of a cell by seed.
+
+    Raises:
+        ConfigError: The runs of the cell differ in more than their seeds.
+    """
     differing = _differing_keys(runs)
     if differing:
         place = " ".join(
@@ -126,7 +150,13 @@ def _values_by_seed(
 
 
 def _differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Keys that decide results, other than seeds and those under `implied`, that `runs` have several values of."""
+    """Return the keys that decide results and have several values in `runs`.
+
+    Args:
+        runs: Stored runs.
+        implied: Keys that are not reported, nor those below them. Seeds are not
+            reported either.
+    """
     sides = [dict(flat(scientific(run.resolved_config))) for run in runs]
     keys = dict.fromkeys(key for side in sides for key in side)
     values = {
@@ -174,7 +204,7 @@ def _print_means(
 
 
 def _mean_text(values: Sequence[float]) -> str:
-    """``mean ± deviation (n)``; of one run no deviation."""
+    """Return ``mean ± deviation (n)``. A single run has no deviation."""
     if not values:
         return "-"
     spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
@@ -212,7 +242,7 @@ def _print_tests(
 
 
 def _seed_text(draw: Draw) -> str:
-    """The seed, and that of the data where it is another."""
+    """Return the seed, and that of the data if it is another."""
     return str(draw[0]) if draw[0] == draw[1] else f"{draw[0]}/{draw[1]}"
 
 
@@ -224,7 +254,7 @@ def _print_notes(
     cols: str,
     value: str,
 ) -> None:
-    """What a reader must know: what is measured, what was left out, in what else the cells differ."""
+    """Print what is measured, the runs left out and the other differences of cells."""
     out = console()
     measured = sorted(
         {" ".join((run.headline or {})[k] for k in ("metric", "rule")) for run in latest}

@@ -1,4 +1,7 @@
-"""The experiment's own keys, typed. Groups (method parts, data, model ...) are built from their own nodes."""
+"""The typed keys of an experiment that are not groups.
+
+Groups (parts of the method, data, model and so on) are built from their own nodes.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,16 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class Eval:
+    """Keys ``eval.*``: when the models are evaluated, and on what.
+
+    Args:
+        every: Rounds between evaluations, at least 1.
+        batch_size: Samples evaluated at once, at least 1.
+        held_out: Training samples that are kept for validation before the split.
+        per_class: Whether the accuracy of each class is measured.
+        per_client: Whether accuracy is measured on each client's own data.
+    """
+
     every: int
     batch_size: int
     held_out: int
@@ -44,7 +57,12 @@ class Eval:
 
 @dataclass(frozen=True)
 class TraceConfig:
-    """``trace.*``: iterations of a server-side method that are evaluated, and those whose weights are kept."""
+    """Keys ``trace.*``: which iterations of a method on the server are traced.
+
+    Args:
+        every: Iterations between evaluations. 0 means none.
+        weights: Iterations whose weights are stored.
+    """
 
     every: int
     weights: tuple[int, ...]
@@ -59,17 +77,34 @@ class TraceConfig:
 
 @dataclass(frozen=True)
 class Architectures:
-    """``architectures.*``: who has which model; `models` holds the ``model`` node of every name."""
+    """Keys ``architectures.*``: the model of each client and of the server.
+
+    Args:
+        clients: Names in a cycle over the clients, or the ranges of clients of each
+            name. None means that all clients have ``model``.
+        server: Name of the server's architecture. None means ``model``.
+        models: The ``model`` node of every name.
+    """
 
     clients: tuple[str, ...] | dict[str, int | str | tuple[int | str, ...]] | None
     server: str | None
     models: dict[str, dict[str, Any]]
 
     def names(self, clients: int) -> tuple[str, ...]:
-        """Client c of `clients` has name number c modulo their number; without names all have ``model``.
+        """Return the name of each client's architecture.
+
+        Client c has name number c modulo the number of names.
+
+        Args:
+            clients: Number of clients.
+
+        Returns:
+            One name per client or per step of the cycle. Empty if all clients have
+            ``model``.
 
         Raises:
-            ValueError: no name, not every client exactly once, or a model that nobody has.
+            ValueError: There is no name, a client does not occur exactly once, or a
+                model is not used.
         """
         require(
             self.clients is None or len(self.clients) > 0,
@@ -98,7 +133,7 @@ class Architectures:
 
 
 def _client_range(part: int | str, clients: int) -> range:
-    """``5`` or ``"0-4"``, both ends included."""
+    """Parse ``5`` or ``"0-4"``, both ends included."""
     ends = re.fullmatch(r"(\d+)(?:-(\d+))?", str(part))
     first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, -1)
     require(
@@ -109,6 +144,7 @@ def _client_range(part: int | str, clients: int) -> range:
 
 
 def _hash_model_folder(folder: Path) -> str:
+    """Hash the content of a folder of models."""
     from fedexp.storage.model_folder import fingerprint
 
     return fingerprint(folder)
@@ -116,7 +152,12 @@ def _hash_model_folder(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class ClientModels:
-    """``client_models.*``: a folder of models that stand for the first round's local training, and its content's hash."""
+    """Keys ``client_models.*``: models that replace the first round's local training.
+
+    Args:
+        path: Folder of the models, or None.
+        sha256: Hash of its content, or None.
+    """
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": _hash_model_folder}
 
@@ -126,6 +167,15 @@ class ClientModels:
 
 @dataclass(frozen=True)
 class Headline:
+    """Keys ``headline.*``: the one number that runs are compared by.
+
+    Args:
+        rule: How the number is taken from the evaluated rounds.
+        metric: Name of the metric, or ``auto``.
+        targets: Values of the metric, each once. The first round that reaches each is
+            reported.
+    """
+
     rule: Literal["last", "mean_last_10", "best_on_val"]
     metric: str
     targets: tuple[float, ...]
@@ -139,13 +189,32 @@ class Headline:
 
 @dataclass(frozen=True)
 class Stop:
+    """Keys ``stop.*``: the optional early stop.
+
+    Args:
+        metric: Name of the metric, or ``auto`` for that of the headline.
+        target: Value that stops the run, or None.
+    """
+
     metric: str
     target: float | None
 
 
 @dataclass(frozen=True)
 class Limit:
-    """``limit.*``: upper bounds that shrink an experiment (``debug=smoke``)."""
+    """Keys ``limit.*``: upper bounds that shrink an experiment (``debug=smoke``).
+
+    Every bound is at least 1. None means no bound.
+
+    Args:
+        rounds: Communication rounds.
+        clients: Clients of the federation.
+        steps: Local steps per round.
+        train: Training samples.
+        test: Test samples.
+        server_steps: Steps of the server's work per round.
+        proxy: Samples of the server.
+    """
 
     rounds: int | None
     clients: int | None
@@ -162,13 +231,24 @@ class Limit:
 
 @dataclass(frozen=True)
 class CheckpointEvery:
+    """Keys ``checkpoint.*``: how often a run is saved.
+
+    Args:
+        every: Seconds (``"30s"``), a number of steps, or ``"off"``.
+    """
+
     every: int | str
 
     def __post_init__(self) -> None:
         self.parsed()
 
     def parsed(self) -> tuple[float, Literal["steps", "seconds"]]:
-        """``"30s"`` -> (30, seconds); ``5`` -> (5, steps); ``"off"`` -> (inf, steps)."""
+        """Parse ``every``.
+
+        Returns:
+            The interval and its unit: (30, "seconds") for ``"30s"``, (5, "steps") for
+            ``5`` and (inf, "steps") for ``"off"``.
+        """
         text = str(self.every).strip()
         if text == "off":
             return float("inf"), "steps"
@@ -185,6 +265,13 @@ class CheckpointEvery:
 
 @dataclass(frozen=True)
 class Memo:
+    """Keys ``memo.*``: the cache of client work that runs share.
+
+    Args:
+        enabled: Whether client work is cached.
+        max_gb: Size in GB beyond which the least recently used entries are deleted.
+    """
+
     enabled: bool
     max_gb: float
 
@@ -194,6 +281,12 @@ class Memo:
 
 @dataclass(frozen=True)
 class StateMemory:
+    """Keys ``state.*``: memory for client states.
+
+    Args:
+        memory_gb: GB that are held on the training device between rounds.
+    """
+
     memory_gb: float
 
     def __post_init__(self) -> None:
@@ -201,7 +294,12 @@ class StateMemory:
 
 
 def _check_options(config: ResolvedConfig) -> None:
-    """Refuse options whose files lack the line that makes them what they are."""
+    """Refuse options whose files lack the line that determines their kind.
+
+    Raises:
+        ConfigError: A file is a list, has no ``_target_`` or no ``# @package
+            _global_``.
+    """
     for group, option in config.choices.items():
         node: Any = config.values.get(group)
         if isinstance(node, list):
@@ -230,7 +328,10 @@ def _check_options(config: ResolvedConfig) -> None:
 
 @dataclass(frozen=True)
 class Config:
-    """Every key of ``conf/config.yaml`` that is not a group."""
+    """Every key of ``conf/config.yaml`` that is not a group.
+
+    That file documents each key.
+    """
 
     method: str
     seed: int
@@ -295,14 +396,19 @@ class Config:
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Config:
-        """From a resolved config; refuses unknown keys and wrong types."""
+        """Build the typed keys of a resolved config.
+
+        Raises:
+            ConfigError: A key is unknown, or a value has the wrong type or is out of
+                range.
+        """
         _check_options(config)
         own = {key: value for key, value in config.values.items() if key not in GROUPS}
         return build(cls, own, "")
 
     @property
     def expected_cohort_size(self) -> float:
-        """Expected clients a round (m)."""
+        """Return the expected number of clients per round (m)."""
         per_round = self.clients_per_round
         if per_round == "all":
             return float(self.clients)

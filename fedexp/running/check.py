@@ -1,4 +1,4 @@
-"""Every job of a sweep composed and checked before the first starts."""
+"""Composition and checks of all jobs of a sweep before the first one starts."""
 
 from __future__ import annotations
 
@@ -18,24 +18,35 @@ from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.run_folder import RunFolder, standing
 from fedexp.tracking.logger import Logger
 
-if TYPE_CHECKING:  # a mistyped key is told before torch is imported, which takes seconds
+# A misspelled key is reported before torch is imported, which takes seconds.
+if TYPE_CHECKING:
     from fedexp.data.dataset import Arrays
     from fedexp.data.partition import Partitioner
     from fedexp.running.experiment import Experiment
 
-_NOTICE_AFTER_SECONDS = 3.0  # seconds without a word
+# Seconds of a silent computation after which a notice is printed.
+_NOTICE_AFTER_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedJob:
-    """A job's config, and what is built of it."""
+    """The config of a job, and the experiment that was built from it.
+
+    Args:
+        config: Resolved config.
+        experiment: Checked experiment.
+    """
 
     config: ResolvedConfig
     experiment: Experiment
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> CheckedJob:
-        """Build everything of a resolved config; a `FedexpError` says what cannot be."""
+        """Build everything that a resolved config names.
+
+        Raises:
+            FedexpError: Something cannot be built.
+        """
         from fedexp.running.experiment import Experiment
 
         experiment = Experiment.of(config)
@@ -44,7 +55,14 @@ class CheckedJob:
 
 
 def check_jobs(jobs: list[list[str]]) -> list[CheckedJob]:
-    """Compose and check every job before the first starts; the error names the job."""
+    """Compose and check every job before the first one starts.
+
+    Args:
+        jobs: Overrides of each job.
+
+    Raises:
+        FedexpError: A job is invalid. The error names the job if there are several.
+    """
     names = [
         job_name(number, overrides) if len(jobs) > 1 else ""
         for number, overrides in enumerate(jobs)
@@ -60,12 +78,19 @@ def check_jobs(jobs: list[list[str]]) -> list[CheckedJob]:
 
 
 def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
-    """Draw every split of several jobs, each with its name, before the first starts: some cannot be drawn.
+    """Draw every split of several jobs before the first one starts.
 
-    Data sets whose files are not there yet are left to the jobs.
+    Some splits cannot be drawn. Data sets whose files are absent are left to the jobs.
+
+    Args:
+        jobs: Pairs of a job's name, for messages, and its experiment.
+
+    Raises:
+        FedexpError: A split cannot be drawn.
     """
     checked_splits: set[tuple[object, ...]] = set()
-    loaded: dict[tuple[object, ...], Arrays] = {}  # of the last job alone: whole data sets
+    # Whole data sets, therefore of the last job only.
+    loaded: dict[tuple[object, ...], Arrays] = {}
     for name, experiment in jobs:
         with name_job_in_errors(name):
             root, other = Path(experiment.config.data_root).expanduser(), experiment.proxy.dataset
@@ -90,7 +115,12 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
 
 @contextmanager
 def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
-    """Say what takes so long, if it does."""
+    """Print what takes so long, if the block takes longer than 3 seconds.
+
+    Args:
+        what: Work that the block does, for the message.
+        partitioner: Partitioner of the split, whose time limit the message has.
+    """
     from fedexp.data.partitions.bounded import BoundedPartitioner
 
     if isinstance(partitioner, BoundedPartitioner):
@@ -105,19 +135,29 @@ def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
 
 
 def check_split(job: CheckedJob) -> None:
-    """Draw the split of the only job, if it is still to be run: nothing is written of one that cannot be drawn."""
+    """Draw the split of a single job, if the job is still to be run.
+
+    Nothing is written for a job whose split cannot be drawn.
+    """
     if not standing(RunFolder.of(job.config))[0] or not job.config["reuse"]:
         check_splits([("", job.experiment)])
 
 
 def job_name(number: int, overrides: Sequence[str]) -> str:
-    """As in messages."""
+    """Return the name of a job in messages."""
     return f"job {number} ({' '.join(overrides)})"
 
 
 @contextmanager
 def name_job_in_errors(job: str) -> Iterator[None]:
-    """Errors about one of several jobs say which; about the only one (no name) nothing more."""
+    """Add the name of a job to the errors of a block.
+
+    Exceptions of a user's own code become `FedexpError`.
+
+    Args:
+        job: Name of one of several jobs. Empty for the only job, whose errors are
+            unchanged.
+    """
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""One run, from resolved config to stored result: lock, resume, execute, evaluate, record."""
+"""Execution of one run: lock, resume, train, evaluate and record."""
 
 from __future__ import annotations
 
@@ -55,7 +55,11 @@ from fedexp.tracking.progress import Progress, named
 
 
 class Interrupted(BaseException):
-    """SIGTERM or Ctrl-C; the run is left resumable."""
+    """An interruption by SIGTERM that leaves the run resumable.
+
+    Attributes:
+        exit_code: Exit code of the process, 128 plus the number of the signal.
+    """
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -74,14 +78,19 @@ def execute(
     """Run a resolved config, resume it, or return its stored result.
 
     Args:
-        config: as `fedexp.config.compose.compose` returns it.
-        experiment: what was built of `config` already; None: it is built if the run is to be executed.
-        group: the sweep this run belongs to, for trackers.
-        name: begins every line that is shown, where other runs show theirs at the same time.
-        say: where notes for the user go; None: neither notes nor progress are shown.
+        config: Config as `fedexp.config.compose.compose` returns it.
+        experiment: Experiment that was already built from `config`. If None, it is
+            built when the run is executed.
+        group: Sweep that the run belongs to, for trackers.
+        name: Prefix of every line that is shown, if other runs show theirs at the same
+            time.
+        say: Shows a note to the user. If None, neither notes nor progress are shown.
 
     Returns:
-        the content of ``result.json``.
+        The content of ``result.json``.
+
+    Raises:
+        FedexpError: The run cannot be executed, or it failed.
     """
     began = time.perf_counter()
     folder = RunFolder.of(config)
@@ -90,7 +99,8 @@ def execute(
     announce = note.show
     try:
         folder.acquire(config["on_running"], announce)
-    except StorageError:  # a folder that may only be read, say
+    except StorageError:
+        # For example a folder that may only be read.
         if (stored := _reusable(config, folder)) is None:
             raise
         announce(f"already done: {folder.path}")
@@ -111,15 +121,20 @@ def execute(
 
 
 def _reusable(config: ResolvedConfig, folder: RunFolder) -> dict[str, Any] | None:
-    """The folder's result, if it may stand for the run."""
+    """Return the stored result of a folder, if the run may reuse it."""
     if not config["reuse"] or (stored := folder.result()) is None:
         return None
     _check_result_data(config, stored)
-    return {**stored, "folder": str(folder.path)}  # it may have been moved
+    # The folder may have been moved.
+    return {**stored, "folder": str(folder.path)}
 
 
 def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> None:
-    """A stored result stands for the data it was made of; where the config does not pin them, look at those that are there."""
+    """Refuse a stored result that was computed on other data.
+
+    If the config does not pin the data by hashes, the files that are present are
+    compared.
+    """
     present = data_content(config)
     if present is None:
         return
@@ -138,11 +153,12 @@ def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> Non
 
 
 class _Notes:
-    """What the user is shown besides results; all of it is in the run's log as well.
+    """Notes to the user besides results, which are also written to the run's log.
 
     Args:
-        say: shows a line; None: nothing is shown.
-        name: what every line begins with.
+        log: Log file of the run.
+        say: Shows a line. If None, nothing is shown.
+        name: Prefix of every line.
     """
 
     def __init__(self, log: Path, say: Callable[[str], None] | None, name: str = "") -> None:
@@ -150,17 +166,24 @@ class _Notes:
         self.shown = say is not None
 
     def show(self, text: str) -> None:
-        """Without a line in the log, which may not be ours to write."""
+        """Show a note without writing it to the log.
+
+        The log may belong to another process.
+        """
         self._say(named(self.name, text))
 
     def __call__(self, text: str) -> None:
         self.show(text)
-        with contextlib.suppress(OSError), self._log.open("a") as log:  # it was said
+        # The note was shown already.
+        with contextlib.suppress(OSError), self._log.open("a") as log:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager
     def shown_by(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Meanwhile `say` shows them: a progress bar must not be written across."""
+        """Show notes with `say` inside a block.
+
+        A progress bar must not be interrupted by other output.
+        """
         before, self._say = self._say, say
         try:
             yield
@@ -173,8 +196,12 @@ class _Run:
     """One execution of a run whose folder is locked.
 
     Args:
-        raw: the resolved config; experiment: built of it, if it was; group: the sweep it belongs to.
-        seconds: outside steps, by phase.
+        resolved: Resolved config.
+        experiment: Experiment that was already built from it, or None.
+        folder: Folder of the run.
+        group: Sweep that the run belongs to.
+        note: Shows and logs notes.
+        seconds: Seconds outside steps, by phase.
     """
 
     resolved: ResolvedConfig
@@ -185,7 +212,11 @@ class _Run:
     seconds: dict[str, float]
 
     def execute(self) -> dict[str, Any]:
-        """The content of ``result.json``; the folder's status says how it ended."""
+        """Execute the run and record in its folder how it ended.
+
+        Returns:
+            The content of ``result.json``.
+        """
         attempt = self.folder.attempt + 1
         try:
             self.folder.set_status("running", attempt=attempt)
@@ -204,7 +235,8 @@ class _Run:
                 if isinstance(described, FedexpError)
                 else f"{type(described).__name__}: {described}"
             )
-            with contextlib.suppress(OSError):  # of a full disk, say: then the status has to do
+            # For example on a full disk. The status has to suffice then.
+            with contextlib.suppress(OSError):
                 write_text(
                     self.folder.path / "error.txt", "".join(traceback.format_exception(error))
                 )
@@ -216,7 +248,7 @@ class _Run:
             raise described from error
 
     def _execute(self, attempt: int) -> dict[str, Any]:
-        """Set up, go through the steps that are left, write the result."""
+        """Set up, execute the remaining steps and write the result."""
         began = time.perf_counter()
         path = self.folder.path
         (path / "error.txt").unlink(missing_ok=True)
@@ -268,7 +300,11 @@ class _Run:
         return result
 
     def _load(self, experiment: Experiment, device: torch.device) -> FederatedData:
-        """What is trained on. The split is an artifact of the run; a resumed run must have the same one."""
+        """Load the training data.
+
+        The split is stored in the run folder. A resumed run must have the same data and
+        split.
+        """
         data = experiment.load(device)
         facts = {
             "partition": data.partition.sha256,
@@ -292,7 +328,7 @@ class _Run:
     def _check_stored_models(
         self, experiment: Experiment, env: Env, data: FederatedData, snapshot: Snapshot
     ) -> None:
-        """Before the first step, every client that takes part in it must have its model."""
+        """Check before the first step that every participating client has its model."""
         if experiment.stored_models is None or snapshot.step:
             return
         warning = check_clients(
@@ -312,7 +348,11 @@ class _Run:
         snapshot: Snapshot,
         feed: Feed,
     ) -> Snapshot:
-        """Go through the steps that follow `snapshot`; record and checkpoint each. Returns the last snapshot."""
+        """Execute, record and checkpoint the steps that follow `snapshot`.
+
+        Returns:
+            The last snapshot.
+        """
         config = experiment.config
         if has_reached_target(experiment, journal.rows):
             return snapshot
@@ -381,7 +421,10 @@ class _Run:
         return snapshot
 
     def _store_trace(self, step: RecordedStep) -> None:
-        """A file a round, iterations by their number: a step that is executed again after a crash leaves the same files."""
+        """Store the trace of a step, in one file per round with iterations by number.
+
+        A step that is executed again after a crash leaves the same files.
+        """
         folder, name = self.folder.path / "trace", str(step.row["round"])
         if step.traced.rows:
             path = folder / f"{name}.json"
@@ -400,14 +443,15 @@ class _Run:
         engine: RunEngine,
         outcome: Outcome,
     ) -> dict[str, Any]:
-        """Write the outcome and the result; ``done`` is the last thing that happens."""
+        """Write the outcome and the result. The status ``done`` is written last."""
         began = time.perf_counter()
         path = self.folder.path
         config = experiment.config
         paths = sorted((path / "trace").glob("*.json"), key=lambda path: int(path.stem))
         traced = [{"round": int(path.stem), **row} for path in paths for row in trace_rows(path)]
         summary = summarise(journal.rows, experiment, traced)
-        images = experiment.dataset  # `data` may be their features, which are not normalised
+        # `data` may be features of the images, which are not normalised.
+        images = experiment.dataset
         save_outcome(
             outcome, Clients.of(outcome, config.clients, data, images.mean, images.std), path
         )
@@ -474,7 +518,13 @@ def _yaml(config: dict[str, Any]) -> str:
 
 
 class _Saver:
-    """What is recorded but not yet in the checkpoint."""
+    """The recorded steps that are not yet in the checkpoint.
+
+    Args:
+        checkpoint: Checkpoint of the run.
+        journal: Journal of the run.
+        snapshot: Snapshot that the run starts from.
+    """
 
     def __init__(self, checkpoint: Checkpoint, journal: Journal, snapshot: Snapshot) -> None:
         self._checkpoint, self._journal = checkpoint, journal
@@ -482,11 +532,11 @@ class _Saver:
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 
     def note(self, step: RecordedStep) -> None:
-        """A step whose row is in the journal."""
+        """Remember a step whose row is in the journal."""
         self._pending = step.after, self._journal.mark
 
     def since_last_save(self, unit: str) -> float:
-        """Steps or seconds since the last save."""
+        """Return the steps or seconds since the last save."""
         if unit == "seconds":
             return time.monotonic() - self._saved_at
         return self._pending[0].step - self._saved_step if self._pending else 0
@@ -496,14 +546,19 @@ class _Saver:
             return
         snapshot, mark = self._pending
         self._journal.secure()
-        self._checkpoint.save(snapshot, set(), mark)  # its client states lie there
+        # The client states of the snapshot are in the checkpoint already.
+        self._checkpoint.save(snapshot, set(), mark)
         self._pending = None
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into `Interrupted` meanwhile (Ctrl-C already is KeyboardInterrupt)."""
+    """Raise `Interrupted` on SIGTERM inside a block.
+
+    Ctrl-C raises KeyboardInterrupt without it. Outside the main thread nothing is
+    changed.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,7 @@
-"""From a resolved config to checked objects, data and a runnable method. Nothing here trains."""
+"""Checked objects, data and a runnable method from a resolved config.
+
+No code here trains.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +47,21 @@ class Experiment:
     """One checked experiment.
 
     Args:
-        config: its own keys, with ``limit.*`` applied; the rest are the built plug-ins.
-        specs: the networks that are trained, on samples of `input_shape`; extractor: the frozen one whose features those
-            are, or None. Where training batches are augmented, features change with every batch: then `specs` are the whole.
-        stored_models: in place of the first round's local training, or None.
+        config: Typed keys, with ``limit.*`` applied.
+        dataset: Data set of the clients.
+        partitioner: Splits the data set among clients.
+        proxy: Data of the server.
+        specs: Trained networks, which take samples of `input_shape`. If training
+            batches are augmented, features change with every batch. `specs` are then
+            the whole networks.
+        input_shape: Shape of one sample that the trained networks take.
+        extractor: Frozen network whose features are those samples, or None.
+        task: Loss and metrics.
+        trainer: Local training.
+        aggregator: Work of the server.
+        server_optimizer: Step of the server with the averaged update.
+        engine: Executes the clients' jobs.
+        stored_models: Models that replace the first round's local training, or None.
     """
 
     config: Config
@@ -66,7 +80,11 @@ class Experiment:
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Experiment:
-        """Build and check everything that can be checked without loading data; raises `ConfigError`."""
+        """Build an experiment and check everything that needs no data.
+
+        Raises:
+            ConfigError: Something cannot be built, or two parts do not fit each other.
+        """
         partitioner = build(Partitioner, config["partition"], "partition")  # type: ignore[type-abstract]
         own = _apply_limits(Config.of(config), partitioner)
         dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
@@ -160,21 +178,28 @@ class Experiment:
 
     @property
     def extent(self) -> Extent:
-        """Rounds, clients and cohorts, as the config has them: a split that drops clients has fewer."""
+        """Rounds, clients and cohorts of the config.
+
+        A split that drops clients has fewer.
+        """
         config = self.config
         sampling = Sampling(config.sampling, min(config.expected_cohort_size, config.clients))
         return Extent(config.rounds, config.clients, sampling, config.limit.server_steps)
 
     @property
     def has_validation(self) -> bool:
-        """Whether training samples are kept for validation: those of the clients, or some that no client has."""
+        """Whether training samples are kept for validation.
+
+        They are taken from the clients' samples, or from samples that no client has.
+        """
         return bool(self.partitioner.val_fraction or self.config.eval.held_out)
 
     @property
     def metric_names(self) -> list[str]:
-        """What is measured on the test set and, if there is one, on the validation set; the headline first.
+        """Metrics on the test set and, if there is one, on the validation set.
 
-        What ``eval.per_client`` measures on training data is none that a run may be compared by.
+        The headline is first. Metrics of ``eval.per_client`` on training data are not
+        included, because runs cannot be compared by them.
         """
         splits = ("test", "val") if self.has_validation else ("test",)
         delivers, classes = self.aggregator.delivers, self.dataset.num_classes
@@ -191,25 +216,25 @@ class Experiment:
 
     @property
     def headline(self) -> str:
-        """The metric a run is compared by."""
+        """The metric that runs are compared by."""
         name = self.config.headline.metric
         return self.metric_names[0] if name == "auto" else name
 
     @property
     def stop_metric(self) -> str:
-        """The metric that ``stop.target`` speaks of."""
+        """The metric that ``stop.target`` refers to."""
         name = self.config.stop.metric
         return self.headline if name == "auto" else name
 
     def meets(self, metric: str, value: float | None, target: float) -> bool:
-        """Whether a value of `metric` reaches `target`."""
+        """Return whether a value of `metric` reaches `target`."""
         if value is None:
             return False
         return value >= target if self.task.higher_is_better(metric) else value <= target
 
     @property
     def division(self) -> Division:
-        """Who gets which samples."""
+        """The division of the samples among clients."""
         config = self.config
         return Division(
             partitioner=self.partitioner,
@@ -224,7 +249,7 @@ class Experiment:
         )
 
     def load(self, device: torch.device) -> FederatedData:
-        """Load and split the data, once, onto `device`."""
+        """Load the data onto `device` and split it."""
         plugins = {"dataset": class_path(self.dataset), "partition": class_path(self.partitioner)}
         if self.proxy.dataset is not None:
             plugins["proxy.dataset"] = class_path(self.proxy.dataset)
@@ -240,7 +265,10 @@ class Experiment:
             )
 
     def prepare(self, data: FederatedData, note: Callable[[str], None]) -> FederatedData:
-        """What is trained on: `data`, or their features where the model has a frozen extractor."""
+        """Return the samples that networks are trained on.
+
+        These are `data`, or their features if the model has a frozen extractor.
+        """
         if self.extractor is None:
             return data
         from fedexp.data.features import featured
@@ -251,7 +279,13 @@ class Experiment:
         return featured(data, self.extractor, memo, note)
 
     def server_work(self, where: str) -> contextlib.AbstractContextManager[None]:
-        """In it, what plug-ins do in the run's own process is refused where it draws from a global generator."""
+        """Refuse draws from a global generator in a block.
+
+        The block is work of plug-ins in the run's own process.
+
+        Args:
+            where: Work that is done in the block, for messages.
+        """
         plugins = {
             "aggregator": class_path(self.aggregator),
             "server_optimizer": class_path(self.server_optimizer),
@@ -269,7 +303,12 @@ class Experiment:
         )
 
     def env(self, data: FederatedData, device: torch.device) -> Env:
-        """The world that aggregators see; `data` as `prepare` returned them."""
+        """Build the environment of aggregators.
+
+        Args:
+            data: Data as `prepare` returned them.
+            device: Device that the run computes on.
+        """
         config = self.config
         return Env(
             sizes=data.partition.sizes,
@@ -297,9 +336,13 @@ class Experiment:
 
 
 def data_content(config: ResolvedConfig) -> list[str | None] | None:
-    """What the data of a resolved config and those of its proxy's own data set are, by their fingerprints.
+    """Return the fingerprints of the data and of the proxy's own data set.
 
-    Read only if files changed. None for what is absent; nothing at all where the config pins them.
+    Files are read only if they changed.
+
+    Returns:
+        Two fingerprints, each None if the data are absent. None if the config pins all
+        data by their hashes.
     """
     own = Config.of(config)
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
@@ -317,7 +360,11 @@ def _build_specs(
     shape: tuple[int, ...],
     outputs: int,
 ) -> Specs:
-    """The networks of the server and of `clients` clients; a frozen extractor is refused beside other networks."""
+    """Build the networks of the server and of the clients.
+
+    Raises:
+        ConfigError: There are several networks and one has a frozen extractor.
+    """
     known = {
         name: ModelSpec.of(node, shape, outputs) for name, node in architectures.models.items()
     }
@@ -354,7 +401,13 @@ def check_targets(task: Task, dataset: Dataset) -> None:
 
 
 def check_classes(experiment: Experiment) -> None:
-    """Refuse metrics by class where samples have none, or where there is no one model or ensemble."""
+    """Refuse metrics by class if they cannot be measured.
+
+    Samples may have no class, or clients may keep their own models.
+
+    Raises:
+        ConfigError: ``eval.per_class`` is set for such an experiment.
+    """
     if experiment.dataset.targets != "labels":
         raise ConfigError(
             f"samples of data set '{experiment.dataset.name}' are not of one class each",
@@ -373,7 +426,11 @@ def check_classes(experiment: Experiment) -> None:
 
 
 def check_metrics(experiment: Experiment) -> None:
-    """Refuse metric names that no evaluation of this experiment has, and targets that would not say when they are reached."""
+    """Refuse metrics that are not measured, and targets that cannot be reported.
+
+    Raises:
+        ConfigError: A metric or a target is invalid for the experiment.
+    """
     measured = experiment.metric_names
     for key, name in (
         ("headline.metric", experiment.config.headline.metric),
@@ -434,12 +491,16 @@ def _check_model(
 
 
 def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
-    """The config with ``limit.*`` applied; a split that is written out keeps its clients and samples, given models theirs."""
+    """Apply ``limit.*`` to the config.
+
+    A split from a file keeps its clients and samples. Given models keep their clients.
+    """
     limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)
     if config.client_models.path is not None:
         limit = replace(limit, clients=None)
     clients = min(config.clients, limit.clients or config.clients)
-    names = config.architectures.names(config.clients)  # of ranges, too, the first clients are left
+    # The first clients remain, also if the names are given by ranges.
+    names = config.architectures.names(config.clients)
     m = config.clients_per_round
     return replace(
         config,
@@ -452,12 +513,16 @@ def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
 
 
 def load_data(config: ResolvedConfig, device: str = "cpu") -> FederatedData:
-    """The data and split of a resolved config."""
+    """Load the data and split of a resolved config."""
     return Experiment.of(config).load(torch.device(device))
 
 
 def choose_numerics(config: Config) -> Numerics:
-    """Device, threads and types for a first launch, the engine still open; an absent device is a `ConfigError`."""
+    """Choose device, threads and types for a first launch. The engine is still open.
+
+    Raises:
+        ConfigError: The device is absent.
+    """
     device = _device_name(config.device)
     check_device(device)
     return Numerics(
@@ -475,6 +540,7 @@ def _device_name(device: str) -> str:
 
 
 def check_device(device: str) -> None:
+    """Refuse a device that torch cannot use."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

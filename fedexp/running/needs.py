@@ -1,4 +1,7 @@
-"""Combinations that a plug-in declares impossible, refused in words before anything is loaded."""
+"""Combinations that a plug-in declares impossible.
+
+They are refused before any data are loaded.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from fedexp.core.trainer import Trainer
 from fedexp.data.dataset import Dataset
 from fedexp.data.federated import Proxy
 
-Plugins = Mapping[str, Trainer | Aggregator | ServerOptimizer]  # by config group
+# Plug-ins by config group.
+Plugins = Mapping[str, Trainer | Aggregator | ServerOptimizer]
 
 
 def check_needs(
@@ -33,10 +37,23 @@ def check_needs(
     dataset: Dataset,
     images: bool,
 ) -> None:
-    """Hold what plug-ins need against each other, and against the config.
+    """Compare the needs of plug-ins with each other and with the config.
 
     Args:
-        images: networks see the 8-bit images of `dataset`, neither other samples nor features.
+        config: Typed keys.
+        trainer: Local training.
+        aggregator: Work of the server.
+        server_optimizer: Step of the server with the averaged update.
+        proxy: Data of the server.
+        validation: Whether there are validation samples.
+        specs: Trained networks.
+        task: Loss and metrics.
+        dataset: Data set of the clients.
+        images: Whether networks take the 8-bit images of `dataset`, not other samples
+            or features.
+
+    Raises:
+        ConfigError: A need is not met.
     """
     plugins: Plugins = {
         "trainer": trainer,
@@ -219,7 +236,7 @@ def _check_demand(name: str, demand: Demand, config: Config, plugins: Mapping[st
 
 
 def _options_with_class(group: str, target: str) -> list[str]:
-    """The options of `group` whose class is `target`."""
+    """Return the options of `group` whose class is `target`."""
     files = [path for folder in conf_dirs() for path in sorted((folder / group).glob("*.yaml"))]
     return [path.stem for path in files if f"_target_: {target}" in path.read_text().splitlines()]
 
@@ -231,7 +248,7 @@ def _are_compatible(a: object, b: object) -> bool:
 
 
 def _as_written(value: object) -> str:
-    """A value as it is written in a config; a class as a ``_target_``."""
+    """Return a value as a config writes it. A class becomes its ``_target_``."""
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""A run under torch's profiler: a trace for Perfetto or chrome://tracing, and where the time went."""
+"""A profile of a run: a trace for Perfetto or chrome://tracing, and the main costs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ PROFILE = "profile.json"
 
 
 class Profile:
-    """Profiles this process (worker processes are not seen) between ``with`` and its end.
+    """A context manager that profiles this process. Worker processes are not profiled.
+
+    It writes `PROFILE` beside the trace, with the trace's path and the costliest phases
+    and ops. Each has its name, seconds and share of the profiled time. Phases do not
+    include nested phases. The time of ops is kernel time on CUDA.
 
     Args:
-        trace: the file to write, ``.json`` or ``.json.gz``.
-        device: what the run computes on.
-        note: told that the trace is being written, which takes seconds.
-
-    It leaves `PROFILE` beside the trace: trace, and the costliest phases and ops, each name, seconds and its share of the
-    profiled time. Phases: without what is nested in them. Ops: on CUDA, kernel time.
+        trace: File to write, ``.json`` or ``.json.gz``.
+        device: Device that the run computes on.
+        note: Notifies the user that the trace is written, which takes seconds.
     """
 
     def __init__(self, trace: Path, device: torch.device, note: Callable[[str], None]) -> None:
@@ -42,7 +43,7 @@ class Profile:
         )
 
     def watch(self, engine: Engine) -> Engine:
-        """`engine`, its work named in the trace."""
+        """Return `engine` with its work named in the trace."""
         return _NamedEngine(engine)
 
     def __enter__(self) -> Profile:
@@ -95,12 +96,12 @@ class _NamedEngine(Engine):
 
 
 def phase_seconds(events: Iterable[FunctionEvent]) -> Counter[str]:
-    """Seconds of each phase by name, without the phases nested in it."""
+    """Sum the seconds of each phase by name, without nested phases."""
     seconds = Counter[str]()
     for event in events:
         if not event.name.startswith(PREFIX) or event.device_type != DeviceType.CPU:
             continue
-        duration = (event.time_range.end - event.time_range.start) / 1e6  # of microseconds
+        duration = (event.time_range.end - event.time_range.start) / 1e6  # from microseconds
         seconds[event.name.removeprefix(PREFIX)] += duration
         parent = event.cpu_parent
         while parent is not None and not parent.name.startswith(PREFIX):

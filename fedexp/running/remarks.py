@@ -1,4 +1,7 @@
-"""Settings that are allowed and do less, or other, than they seem to: said once when a run begins."""
+"""Notes on allowed settings with less effect, or another effect, than expected.
+
+They are shown once when a run begins.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from fedexp.running.experiment import Experiment
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
-    """A line for each."""
+    """Yield one line per such setting."""
     config = experiment.config
     trainer = type(experiment.trainer).__name__
     if experiment.stored_models is not None and fields(experiment.trainer):

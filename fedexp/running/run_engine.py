@@ -1,4 +1,8 @@
-"""The engine of a run: settled on the first jobs that are trained, and part of the run's numerics from then on."""
+"""The engine of a run.
+
+It is chosen for the first jobs that are trained, and belongs to the run's numerics from
+then on.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,11 @@ _FILE = "numerics.json"
 
 
 def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None]) -> Numerics:
-    """Those of the run's first launch, when they are what the config asks for; the engine is open until it is settled."""
+    """Return the numerics of the run's first launch.
+
+    They are stored at the first launch as the config asks for them. The engine stays
+    open until it is chosen.
+    """
     wanted = choose_numerics(config)
     stored = folder.once(_FILE, asdict(wanted))
     try:
@@ -45,13 +53,18 @@ def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None
 
 
 class RunEngine(Engine):
-    """Settles and opens the config's engine, the memo around it, when the first jobs come.
+    """An engine that chooses and opens the config's engine when the first jobs come.
+
+    The memo is put around it.
 
     Attributes:
-        secure: saves the steps so far; called before settling changes the numerics, under which they ran.
-        numerics: stored in the run's folder; the engine among them once it is settled.
-        notes: what the engine said in this launch of its choices and of what it did instead, each once.
-        memory_probe: what `probe_memory` measured on those first jobs; None where memory is plenty.
+        secure: Saves the steps so far. It is called before the choice changes the
+            numerics that they ran under.
+        numerics: Numerics in the run's folder, with the engine once it is chosen.
+        notes: Notes of the engine in this launch on its choices and fallbacks, each
+            once.
+        memory_probe: Result of `probe_memory` on the first jobs, or None if there is
+            plenty of memory.
     """
 
     def __init__(
@@ -92,7 +105,11 @@ class RunEngine(Engine):
         return 0 if self._engine is None else self._engine.recalled_steps
 
     def settling_seconds(self) -> float:
-        """What choosing, starting and probing the engine took since the last call; they lie within a step's training."""
+        """Return the seconds spent on choosing the engine since the last call.
+
+        Starting and probing it are included. The seconds are part of a step's training
+        time.
+        """
         seconds, self._settling = self._settling, 0.0
         return seconds
 
@@ -105,15 +122,16 @@ class RunEngine(Engine):
             return self._engine
         began = time.perf_counter()
         config = self._experiment.config
-        budget = (
-            thread_budget(config.threads) if self.numerics.engine else self.numerics.threads
-        )  # the first launch's
+        # The first launch's number of threads.
+        budget = thread_budget(config.threads) if self.numerics.engine else self.numerics.threads
         rounds = config.rounds - jobs[0].round
-        if jobs[0].trained:  # models from elsewhere: later rounds may train as this one would have
+        # With stored models, later rounds may train as this one would have.
+        if jobs[0].trained:
             jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []
         trial = Trial(jobs, data, rounds, budget, self.numerics, self._note)
         engine = self._chosen(trial)
-        self._engine = engine  # from here on to be closed
+        # From here on the engine must be closed.
+        self._engine = engine
         engine.note = self._note
         torch.set_num_threads(self.numerics.threads)
         engine.open(self.numerics, budget)
@@ -133,7 +151,7 @@ class RunEngine(Engine):
         return self._engine
 
     def _chosen(self, trial: Trial) -> Engine:
-        """The engine with every choice made; fixes `numerics`."""
+        """Return the engine with every choice made, and fix `numerics`."""
         wanted, budget = self._experiment.engine, trial.threads
         if self.numerics.engine:
             computing = build(Engine, self.numerics.engine, "numerics.engine")  # type: ignore[type-abstract]

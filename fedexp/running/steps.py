@@ -1,4 +1,8 @@
-"""What a run's rows hold: steps, evaluated where they end a round. Part of every run's code hash; what records them is not."""
+"""The steps of a run, evaluated at the end of a round.
+
+This module determines the rows of a run and is part of its code hash. Recording them is
+not.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,14 @@ class RecordedStep:
     """A finished step.
 
     Args:
-        after: the snapshot after it.
-        row: its line of metrics.jsonl, where ``step`` counts the run's steps; where iterations are steps, with
-            ``traced/...``, what was traced of this one; within: its number in the round, from 0.
-        seconds: by phase; ends_round: no further step of its round follows; ends_run: none at all.
-        traced: what the method went through within it, where the config asks.
+        after: Snapshot after the step.
+        row: Line of ``metrics.jsonl``. ``step`` counts the run's steps. If iterations
+            are steps, ``traced/...`` has what was traced in this one.
+        within: Number of the step in its round, from 0.
+        seconds: Seconds by phase.
+        ends_round: Whether it is the last step of its round.
+        ends_run: Whether it is the last step of the run.
+        traced: Trace of the method within the step, if the config asks for it.
     """
 
     after: Snapshot
@@ -50,12 +57,24 @@ def steps(
     snapshot: Snapshot,
     on_client: Callable[[int, int], None],
 ) -> Iterator[RecordedStep]:
-    """The steps that follow `snapshot`, up to the method's end or the first that meets ``stop.target``.
+    """Yield the steps that follow `snapshot`.
+
+    The last one is that of the method, or the first one that meets ``stop.target``.
+
+    Args:
+        experiment: Checked experiment.
+        env: Environment of the aggregator.
+        data: Training, validation and test data.
+        engine: Executes the clients' jobs.
+        snapshot: Snapshot to continue from.
+        on_client: Called with the number of finished clients of a round and of all its
+            clients.
 
     Raises:
-        ConfigError: the headline, or the metric that stops the run, is of a class that has no samples.
-        FedexpError: the server's update left NaN or infinity in the model, a metric is NaN, or a plug-in drew from a global
-            generator.
+        ConfigError: The headline, or the metric that stops the run, belongs to a class
+            without samples.
+        FedexpError: The server's update has NaN or infinity, a metric is NaN, or a
+            plug-in drew from a global generator.
     """
     config, aggregator = experiment.config, experiment.aggregator
     evaluator = Evaluator(experiment.task, config.eval.batch_size)
@@ -66,16 +85,16 @@ def steps(
     following = run(aggregator, env, engine, data, snapshot, config.on_nonfinite, on_client)
     while True:
         with experiment.server_work("a step of the server"):
-            with phase(
-                "aggregate"
-            ):  # training is nested in it: the server consumes results as they come
+            # Training is nested in this phase: the server consumes results as they arrive.
+            with phase("aggregate"):
                 step = next(following, None)
             if step is None:
                 return
             traced = tracer.take()
             began = time.perf_counter()
             outcome = aggregator.outcome(step.after.state)
-            if aggregator.delivers == "global":  # clients' own models were checked as they came in
+            # Models of clients were checked as they arrived.
+            if aggregator.delivers == "global":
                 nonfinite = trees.nonfinite(outcome.models[0].params)
                 _raise_problem(
                     None
@@ -93,9 +112,8 @@ def steps(
                     if data.val is not None:
                         row |= evaluator(outcome, data.val, "val")
                     row |= breakdown(outcome)
-        nan_metrics = [
-            name for name, value in row.items() if math.isnan(value)
-        ]  # finite weights may overflow in the network
+        # Finite weights may overflow in the network.
+        nan_metrics = [name for name, value in row.items() if math.isnan(value)]
         _raise_problem(f"{nan_metrics[0]} is NaN" if nan_metrics else None, step.round, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}
         seconds["aggregate"] -= traced.seconds
@@ -114,7 +132,7 @@ def steps(
 
 
 def has_reached_target(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
-    """Whether one of `rows` meets ``stop.target``."""
+    """Return whether one of `rows` meets ``stop.target``."""
     metric, target = experiment.stop_metric, experiment.config.stop.target
     return target is not None and any(
         experiment.meets(metric, row.get(metric), target) for row in rows

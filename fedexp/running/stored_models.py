@@ -1,4 +1,7 @@
-"""Checks of a folder of stored models, before any data are loaded and before the first round (``client_models.path``)."""
+"""Checks of a folder of stored models (``client_models.path``).
+
+They run before any data are loaded and before the first round.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,15 @@ _STORED = {torch.float32: "F32", torch.float64: "F64"}
 
 
 def find_stored_models(path: str, sha256: str | None) -> StoredModels:
-    """Raises `ConfigError` where there is no such folder, or another content than `sha256`."""
+    """Open a folder of stored models.
+
+    Args:
+        path: Folder of the models.
+        sha256: Expected hash of its content, or None.
+
+    Raises:
+        ConfigError: The folder is absent or has another content.
+    """
     folder = Path(path).expanduser()
     if not (folder / MODELS).is_file():
         raise ConfigError(
@@ -55,7 +66,11 @@ def check_stored_models(
     dataset: Dataset,
     trainer: Trainer,
 ) -> None:
-    """Refuse what does not fit the experiment, before any data are loaded; raises `ConfigError`."""
+    """Refuse stored models that do not fit the experiment, before any data are loaded.
+
+    Raises:
+        ConfigError: The models do not fit.
+    """
     if models.clients.num_clients != clients:
         raise ConfigError(
             "the folder's models are those of another number of clients",
@@ -82,9 +97,8 @@ def check_stored_models(
         )
     wanted = [specs.of(client) for client in models.clients.clients]
     for number, (stored, spec) in enumerate(zip(models.folder.specs, wanted, strict=True)):
-        if (
-            stored.arch != spec.arch or stored.arguments != spec.arguments
-        ):  # in this order: a file imports nothing
+        # Architectures are compared first, so that a file imports nothing.
+        if stored.arch != spec.arch or stored.arguments != spec.arguments:
             raise ConfigError(
                 f"model {number} of the folder, client {models.clients.clients[number]}'s, is another network",
                 where="architectures.clients" if specs.clients else "model",
@@ -106,7 +120,11 @@ def check_stored_models(
 
 
 def _check_tensors(models: StoredModels, specs: Sequence[ModelSpec], dtype: torch.dtype) -> None:
-    """The class may have changed since the models were trained, and a file need not be ours."""
+    """Refuse tensors that do not fit the networks.
+
+    The class may have changed since the models were trained, or other code wrote the
+    file.
+    """
     initial = {
         spec: Weights.init(spec, seed_of("check"), _CPU, dtype) for spec in dict.fromkeys(specs)
     }
@@ -141,10 +159,15 @@ def _check_tensors(models: StoredModels, specs: Sequence[ModelSpec], dtype: torc
 def check_clients(
     models: StoredModels, jobs: Sequence[ClientJob], data: FederatedData
 ) -> str | None:
-    """Refuse a first round's jobs that have no model, and models whose client holds no data to be asked about.
+    """Refuse a job without a stored model, and a stored model of a client without data.
+
+    The jobs are those of the first round.
 
     Returns:
-        what a user should know, if anything.
+        A note for the user, or None.
+
+    Raises:
+        ConfigError: A job has no model, or the client of a model has no data.
     """
     for job in jobs:
         if job.client not in models:
@@ -182,7 +205,7 @@ def check_clients(
 
 
 def _describe_difference(spec: ModelSpec, other: ModelSpec) -> str:
-    """What of `spec` differs from `other`."""
+    """Describe `spec` by the arguments in which it differs from `other`."""
     if spec.arch != other.arch:
         return spec.arch
     own, others = spec.arguments, other.arguments
@@ -191,7 +214,7 @@ def _describe_difference(spec: ModelSpec, other: ModelSpec) -> str:
 
 
 def _nearest_folder_hint(folder: Path) -> str:
-    """What may have been meant: a folder in this one that holds models, or one of a similar name."""
+    """Suggest a folder inside this one that contains models, or one of a like name."""
     if folder.is_dir():
         inside = [child for child in sorted(folder.iterdir()) if (child / MODELS).is_file()]
         return (
