@@ -110,7 +110,7 @@ class Run:
             raise StorageError(
                 f"the run has no {name}: its status is {self.status}",
                 where=str(self.folder),
-                do="run it to its end: the same overrides resume it",
+                do="finish the run: the same overrides resume it",
             )
         return value
 
@@ -142,7 +142,7 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
             else as_mapping or [str(one) for one in overrides]
         )
         raise ConfigError(
-            "overrides are a list of texts, one a key",
+            "overrides are a list of texts, one per key",
             got=repr(overrides),
             do=f"fedexp.run({meant})",
         )
@@ -220,7 +220,7 @@ def save_models(
 
     if not state_dicts:
         raise ConfigError(
-            "there are no models to save", where="state_dicts", expected="one state dict a client"
+            "there are no models to save", where="state_dicts", expected="one state dict per client"
         )
     counts = None if class_counts is None else torch.as_tensor(class_counts).tolist()
     examples = None if num_examples is None else torch.as_tensor(num_examples).tolist()

@@ -37,7 +37,8 @@ def _parser() -> Parser:
     show = commands.add_parser(
         "show",
         help="print the client x class table of an experiment and draw its picture",
-        epilog="example: fedexp-data show dataset=mnist partition=dirichlet partition.alpha=0.1 clients=20 seed_data=1",
+        epilog="example: fedexp-data show dataset=mnist partition=dirichlet partition.alpha=0.1 "
+        "clients=20 seed_data=1",
     )
     show.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="as for fedexp")
     show.add_argument(
@@ -97,7 +98,8 @@ def _split_title(config: ResolvedConfig) -> str:
         if k in ("alpha", "gated", "shards", "classes_per_client")
     }
     scheme = " ".join([str(choices.get("partition", "")), *(f"{k}={v}" for k, v in own.items())])
-    return f"{choices.get('dataset', '')}, {scheme}, clients={config['clients']}, seed_data={config['seed_data']}"
+    clients, seed = config["clients"], config["seed_data"]
+    return f"{choices.get('dataset', '')}, {scheme}, clients={clients}, seed_data={seed}"
 
 
 def _data_lines(data: FederatedData) -> list[str]:

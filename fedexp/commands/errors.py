@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         what = message.removeprefix("argument ")
         usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
         raise ConfigError(
-            what, where=self.prog, expected=usage, do=f"{self.prog} --help says what each is"
+            what, where=self.prog, expected=usage, do=f"{self.prog} --help explains each of them"
         )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, kind: str, name: str, known: Sequence[str]) -> ConfigError:
         near = nearest(name, known)
-        do = f"did you mean '{near}'?" if near else f"{self.prog} --help says what each is"
+        do = f"did you mean '{near}'?" if near else f"{self.prog} --help explains each of them"
         return ConfigError(
             f"unknown {kind} '{name}'", where=self.prog, expected=", ".join(known), do=do
         )

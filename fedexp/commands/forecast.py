@@ -34,8 +34,10 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
     if known:
         basis = "by stored runs of the same config with other seeds"
         if len(known) < len(costs):
-            basis = f"for {len(known)} of them {basis}; nothing is known of the other {len(costs) - len(known)}"
-        time = f"about {duration(sum(seconds for seconds, _ in known))}, one run after the other, {basis}"
+            rest = len(costs) - len(known)
+            basis = f"for {len(known)} of them {basis}, and not known for the other {rest}"
+        seconds = sum(seconds for seconds, _ in known)
+        time = f"about {duration(seconds)}, one run after the other, {basis}"
         disk = f"about {size_text(sum(size for _, size in known))}"
     root = Path(configs[0]["output_root"]).expanduser().resolve()
     existing_folder = next(folder for folder in (root, *root.parents) if folder.is_dir())

@@ -17,19 +17,22 @@ Usage: fedexp [key=value ...]      one run
        fedexp -m [key=a,b ...]     a sweep over all combinations
        fedexp --dry-run [-m] ...   what would be run, what is stored, estimated time and disk
 
-Groups (group=option; fedexp --help GROUP says what each is):
+Groups (group=option; fedexp --help GROUP explains each of them):
 {groups}
 
-Keys and their defaults are commented in conf/config.yaml (fedexp --help KEY); fedexp --cfg job prints them resolved.
+conf/config.yaml comments every key and its default (fedexp --help KEY).
+fedexp --cfg job prints all of them resolved.
 
 Examples:
   fedexp                                                   the defaults, on the embedded digits
   fedexp method=NAME dataset=mnist model=mlp_784_200       another method, data set, model
-  fedexp -m method=NAME,NAME seed=0,1,2                    a sweep; launch it again and it resumes
+  fedexp -m method=NAME,NAME seed=0,1,2                    a sweep, resumed by the same command
   fedexp debug=smoke method=NAME                           any experiment in seconds
   fedexp --cfg job method=NAME                             print the config and stop
   fedexp --hydra-help                                      Hydra's own flags
-Also: fedexp-data list|show|prepare, fedexp-runs list|show|diff|rerun|export|table|clean, fedexp-table list|run|report
+Also: fedexp-data list|show|prepare
+      fedexp-runs list|show|diff|rerun|export|table|clean
+      fedexp-table list|run|report
 """
 
 

@@ -129,8 +129,10 @@ def _report_dead_worker(work: Callable[[], Any]) -> Any:
     except BrokenProcessPool as error:
         how = ", ".join(sorted(set(re.findall(r"SIG[A-Z]+", str(error)))))
         print(
-            f"error: a worker process died{f' ({how})' if how else ''}, as one does when memory runs out; the sweep ends\n"
-            "  do: give the same command again, with a smaller hydra.launcher.n_jobs if memory ran out",
+            f"error: a worker process died{f' ({how})' if how else ''}, as when memory runs out. "
+            "The sweep ends.\n"
+            "  do: repeat the same command, with a smaller hydra.launcher.n_jobs "
+            "if memory ran out",
             file=sys.stderr,
         )
         raise SystemExit(JOB_ERROR) from None

@@ -62,7 +62,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         for key in then:
             if current.get(key) != then[key]:
                 raise ConfigError(
-                    "a file that the run was made with is another one now, or gone",
+                    "a file that the run was made with has changed or is gone",
                     where=key,
                     expected=f"sha256 {then[key][:8]}",
                     got=str(current.get(key, "no file"))[:8],
@@ -71,7 +71,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     folder = RunFolder.of(config)
     if folder.path.resolve() == run.path.resolve():
         raise ConfigError(
-            "this run is itself a rerun, which would take its own place",
+            "this run is itself a rerun and would replace itself",
             where=str(run.path),
             do=f"rerun the first one: fedexp-runs rerun {run.name} --root {root}",
         )
@@ -118,14 +118,14 @@ def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any])
             if old.result.get("models_sha256")
             else "metrics (no hash of the models was stored)"
         )
-        print(f"the same bits: {known}")
+        print(f"bit-identical: {known}")
     else:
-        print("not the same bits")
+        print("not bit-identical")
     for line in found:
         print(f"  {line}")
     others = [*_other_differences(old, new)]
     if others:
-        print("what else differs:" if found else "though these differ:")
+        print("other differences:" if found else "these differ nevertheless:")
     for line in others:
         print(f"  {line}")
     return JOB_ERROR if found else 0
@@ -136,7 +136,8 @@ def _metric_differences(old: list[dict[str, Any]], new: list[dict[str, Any]]) ->
         names = [name for name in [*before, *after] if before.get(name) != after.get(name)]
         if names:
             first = names[0]
-            yield f"metrics from round {before['round']} on: {first} {before.get(first)} -> {after.get(first)}"
+            change = f"{before.get(first)} -> {after.get(first)}"
+            yield f"metrics from round {before['round']} on: {first} {change}"
             return
     if len(old) != len(new):
         yield f"metrics: {len(old)} rows -> {len(new)}"
@@ -160,7 +161,8 @@ def _other_differences(old: StoredRun, new: StoredRun) -> Iterator[str]:
         before, after = (dict(flat(run.result.get(part) or {})) for run in (old, new))
         for name in sorted({*before, *after} - {"command"}):
             if before.get(name) != after.get(name):
-                yield f"{shown.format(name)}: {_short_text(before.get(name))} -> {_short_text(after.get(name))}"
+                change = f"{_short_text(before.get(name))} -> {_short_text(after.get(name))}"
+                yield f"{shown.format(name)}: {change}"
 
 
 def _short_text(value: Any) -> str:

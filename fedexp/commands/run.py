@@ -91,8 +91,11 @@ def _overrides_to_print(arguments: list[str]) -> list[str] | None:
 
     Hydra answers the other flags.
     """
-    given = [flag.partition("=")[2] or after for flag, after in zip(arguments, [*arguments, ""][1:], strict=True)
-             if flag.partition("=")[0] in ("--cfg", "-c")]  # fmt: skip
+    given = [
+        flag.partition("=")[2] or after
+        for flag, after in zip(arguments, [*arguments, ""][1:], strict=True)
+        if flag.partition("=")[0] in ("--cfg", "-c")
+    ]
     if given and given[0] not in CONFIGS:
         raise ConfigError(
             f"there is no config '{given[0]}' to print",

@@ -52,7 +52,9 @@ def run_command(arguments: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="fedexp-runs", description="What runs there are, and what they weigh.")
+    parser = Parser(
+        prog="fedexp-runs", description="Stored runs: their results, differences and size."
+    )
     shared = Parser(add_help=False)
     shared.add_argument(
         "--root", type=Path, default=Path("outputs"), help="output_root of the runs (%(default)s)"
@@ -60,13 +62,21 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, dest="command")
 
     chosen = Parser(add_help=False)
-    chosen.add_argument("conditions", nargs="*", metavar="key=value",
-                        help="runs that meet all of these alone, on any key of the config, group or metric: "
-                             "method=NAME,NAME 'partition.alpha<0.5' status!=done 'headline>=0.9'")  # fmt: skip
+    chosen.add_argument(
+        "conditions",
+        nargs="*",
+        metavar="key=value",
+        help="only runs that meet all of these, on any key of the config, group or metric: "
+        "method=NAME,NAME 'partition.alpha<0.5' status!=done 'headline>=0.9'",
+    )
 
     listing = commands.add_parser("list", parents=[shared, chosen], help="all runs, newest first")
-    listing.add_argument("--sort", metavar="KEY", help="by headline, seconds, size, name, a metric or any key of the config: "
-                         "numbers from large to small, texts from A to Z")  # fmt: skip
+    listing.add_argument(
+        "--sort",
+        metavar="KEY",
+        help="by headline, seconds, size, name, a metric or any key of the config: "
+        "numbers from large to small, texts from A to Z",
+    )
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
     listing.set_defaults(run=_list)
 
@@ -80,16 +90,22 @@ def _parser() -> Parser:
     diff.add_argument("b", help=what)
     diff.set_defaults(run=_diff)
 
-    rerun = commands.add_parser("rerun", parents=[shared], help="run a stored run's config again; are the bits the same?",
-                                description="Runs exactly the stored config again, with the numerics of then and without "
-                                "memo and trackers, in <root>/reruns; the stored run stays as it is. Exit code 1 if the "
-                                "bits are others.")  # fmt: skip
+    rerun = commands.add_parser(
+        "rerun",
+        parents=[shared],
+        help="run a stored run's config again and compare the bits",
+        description="Runs exactly the stored config again in <root>/reruns, with the numerics of "
+        "the stored run and without memo and trackers. The stored run is not changed. "
+        "The exit code is 1 if the results are not bit-identical.",
+    )
     rerun.add_argument("name", metavar="run", help=what)
-    rerun.add_argument("--data-root", help="where the data lie now (default: where they lay)")
+    rerun.add_argument(
+        "--data-root", help="folder of the data sets (default: that of the stored run)"
+    )
     rerun.set_defaults(run=_rerun)
 
     export = commands.add_parser(
-        "export", parents=[shared, chosen], help="runs as CSV, a row each; or to W&B afterwards"
+        "export", parents=[shared, chosen], help="runs as CSV, one row each, or to W&B afterwards"
     )
     export.add_argument("--out", type=Path, help="the CSV file (default: standard output)")
     export.add_argument(
@@ -97,27 +113,32 @@ def _parser() -> Parser:
         choices=("offline", "online"),
         help="send finished runs to W&B instead, from their files",
     )
-    export.add_argument("--project", default="fedexp", help="of W&B (%(default)s)")
-    export.add_argument("--entity", help="of W&B (default: the account's)")
-    export.add_argument("--group", help="under which W&B shows them together")
+    export.add_argument("--project", default="fedexp", help="project of W&B (%(default)s)")
+    export.add_argument("--entity", help="entity of W&B (default: that of the account)")
+    export.add_argument("--group", help="group under which W&B shows them together")
     export.set_defaults(run=_export)
 
-    table = commands.add_parser("table", parents=[shared, chosen], help="a table of runs: means over seeds, paired tests",
-                                epilog="example: fedexp-runs table rows=partition.alpha cols=method dataset=mnist")  # fmt: skip
+    table = commands.add_parser(
+        "table",
+        parents=[shared, chosen],
+        help="a table of runs: means over seeds, paired tests",
+        epilog="example: fedexp-runs table rows=partition.alpha cols=method dataset=mnist",
+    )
     table.set_defaults(run=_table)
 
     clean = commands.add_parser(
         "clean",
         parents=[shared],
-        help="delete what is not needed; shows what it would do unless --yes is given",
-        description="Deletes the kinds of files that are named. A run that is being executed is never touched.",
+        help="delete what is not needed (without --yes, only shows what it would delete)",
+        description="Deletes the kinds of files that are named. "
+        "A run that is being executed is never touched.",
     )
     clean.add_argument("--failed", action="store_true", help="runs that failed")
     clean.add_argument(
         "--damaged", action="store_true", help="runs whose result or status cannot be read"
     )
     clean.add_argument(
-        "--stale", action="store_true", help="runs that died without a word (their process is gone)"
+        "--stale", action="store_true", help="runs whose process is gone and left no error"
     )
     clean.add_argument(
         "--old-code", action="store_true", help="runs that today's code would not reuse"
@@ -129,9 +150,9 @@ def _parser() -> Parser:
         "--checkpoints", action="store_true", help="checkpoints of runs that are done"
     )
     clean.add_argument(
-        "--memo", action="store_true", help="stored client work; it is trained again when needed"
+        "--memo", action="store_true", help="stored client work, which is trained again when needed"
     )
-    clean.add_argument("--yes", action="store_true", help="delete; without it nothing is deleted")
+    clean.add_argument("--yes", action="store_true", help="delete (without it nothing is deleted)")
     clean.set_defaults(run=_clean)
     return parser
 
@@ -286,7 +307,7 @@ def _show(options: argparse.Namespace) -> int:
     modules, commits = own_code(run.path)
     add("own code", ", ".join(f"{name} {sha256[:8]}" for name, sha256 in modules.items()))
     add(
-        "own code lies in",
+        "own code is in",
         ", ".join(f"{home} (commit {at or 'none'})" for home, at in commits.items()),
     )
     files = sorted(path for path in run.path.iterdir() if path.name != "lock")
@@ -369,7 +390,8 @@ def _diff(options: argparse.Namespace) -> int:
     out.print(table)
     if a.headline and b.headline and a.headline["metric"] == b.headline["metric"]:
         out.print(
-            f"{a.headline['metric']}: {b.headline['value'] - a.headline['value']:+.4f} from first to second"
+            f"{a.headline['metric']}: "
+            f"{b.headline['value'] - a.headline['value']:+.4f} from first to second"
         )
     for line in differences(a.path, b.path):
         out.print(line, markup=False, soft_wrap=True)
@@ -447,7 +469,8 @@ def _clean(options: argparse.Namespace) -> int:
         size = weigh(left)
         freed += size
         print(
-            f"{_action_text(options)} {size_text(size):>8}  {left}  (left by a process that was killed)"
+            f"{_action_text(options)} {size_text(size):>8}  {left}  "
+            "(left by a process that was killed)"
         )
         if options.yes:
             sweep(left)
@@ -455,7 +478,8 @@ def _clean(options: argparse.Namespace) -> int:
         count, size = _clean_memo(options.root / "memo", options.yes)
         freed += size
         print(
-            f"{_action_text(options)} {size_text(size):>8}  {options.root / 'memo'}  ({count} stored client results)"
+            f"{_action_text(options)} {size_text(size):>8}  {options.root / 'memo'}  "
+            f"({count} stored client results)"
         )
     print(
         f"{size_text(freed)} freed"
@@ -562,11 +586,13 @@ def _mapping_text(values: Any) -> str:
     """Return a mapping on one line, with short numbers."""
     if not isinstance(values, Mapping):
         return ""
-    return ", ".join(
-        f"{key} {_mapping_text(value) if isinstance(value, Mapping) else f'{value:.4g}' if isinstance(value, float) else value}"
-        for key, value in values.items()
-        if value is not None
-    )
+
+    def text(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return _mapping_text(value)
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    return ", ".join(f"{key} {text(value)}" for key, value in values.items() if value is not None)
 
 
 def _age_text(moment: datetime.datetime) -> str:

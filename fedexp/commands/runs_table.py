@@ -81,7 +81,7 @@ def _parse_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, st
             given[name] = text
         elif name in ("row", "col", "columns", "values"):
             raise ConfigError(
-                f"'{name}' is no part of a table", do=suggest(name, ["rows", "cols", "value"])
+                f"'{name}' is not part of a table", do=suggest(name, ["rows", "cols", "value"])
             )
         else:
             rest.append(argument)
@@ -141,7 +141,7 @@ def _values_by_seed(
         number = value_of(run, value)
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ConfigError(
-                f"'{value}' of a run is no number", where=run.name, got=text_of(number)
+                f"'{value}' of a run is not a number", where=run.name, got=text_of(number)
             )
         found.setdefault(tuple(value_of(run, key) for key in SEEDS), float(number))
     return dict(

@@ -156,9 +156,10 @@ def _read_client_names(path: str, clients: int) -> Any:
         names, problem = None, str(error).splitlines()[0]
     if problem or not isinstance(names, list | dict):
         raise ConfigError(
-            "this does not say every client's architecture",
+            "not every client has an architecture here",
             where="architectures.clients",
-            expected=f"[lenet, mlp], {{lenet: 0-4, mlp: 5}}, or a JSON or YAML file: {clients} names (clients={clients})",
+            expected="[lenet, mlp], {lenet: 0-4, mlp: 5}, or a JSON or YAML file: "
+            f"{clients} names (clients={clients})",
             got=f"{path}: {problem or 'neither a list nor ranges'}",
         )
     return names

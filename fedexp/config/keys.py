@@ -124,11 +124,16 @@ class Architectures:
             odd = [client for client in range(clients) if count[client] != 1]
             require(
                 not odd,
-                f"architectures.clients: {odd and count[odd[0]]} architectures for client {odd and odd[0]}",
+                f"architectures.clients: {odd and count[odd[0]]} architectures for client "
+                f"{odd and odd[0]}",
             )
             names = tuple(name for _, name in owners)
         unused = self.models.keys() - {*names, self.server}
-        require(not unused, f"architectures.models: nobody has {', '.join(sorted(unused))}")
+        require(
+            not unused,
+            "architectures.models: neither a client nor the server has "
+            f"{', '.join(sorted(unused))}",
+        )
         return names
 
 
@@ -138,7 +143,8 @@ def _client_range(part: int | str, clients: int) -> range:
     first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, -1)
     require(
         first <= last < clients,
-        f"architectures.clients: '{part}' is no range of clients in 0-{clients - 1}: write 5 or 0-4",
+        f"architectures.clients: '{part}' is not a range of clients in 0-{clients - 1}: "
+        "write 5 or 0-4",
     )
     return range(first, last + 1)
 
@@ -311,7 +317,7 @@ def _check_options(config: ResolvedConfig) -> None:
             )
         if group in GROUPS and "_target_" not in node:
             raise ConfigError(
-                f"'{option}' does not say which class it is: its file has no '_target_'",
+                f"'{option}' does not name its class: its file has no '_target_'",
                 where=f"{group}/{option}.yaml",
                 expected="_target_: package.module.Class, then the class's fields",
                 got=", ".join(map(str, node)) or "an empty file",
@@ -368,7 +374,7 @@ class Config:
     def __post_init__(self) -> None:
         require(
             self.seed_data >= 0 and self.seed_data < 2**32,
-            f"seed_data (seed where it is null) must lie in [0, 2^32), got {self.seed_data}",
+            f"seed_data (or seed if it is null) must be in [0, 2^32), got {self.seed_data}",
         )
         require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
         require(self.rounds >= 1, f"rounds must be at least 1, got {self.rounds}")
@@ -378,20 +384,22 @@ class Config:
         )
         require(
             self.precision == "float32" or self.dtype == "float32",
-            f"precision={self.precision} rounds float32: it does not go with dtype={self.dtype}",
+            f"precision={self.precision} rounds float32 "
+            f"and cannot be combined with dtype={self.dtype}",
         )
         self.architectures.names(self.clients)
         per_round = self.clients_per_round
         if isinstance(per_round, int):
             require(
                 1 <= per_round <= self.clients,
-                f"clients_per_round={per_round} does not fit clients={self.clients}: choose 1 to {self.clients}, a fraction "
-                "between 0 and 1 (written 0.1), or 'all'",
+                f"clients_per_round={per_round} does not fit clients={self.clients}: "
+                f"choose 1 to {self.clients}, a fraction between 0 and 1 (written 0.1), or 'all'",
             )
         elif isinstance(per_round, float):
             require(
                 0 < per_round <= 1,
-                f"clients_per_round={per_round} is not a fraction: choose a number in (0, 1], a count, or 'all'",
+                f"clients_per_round={per_round} is not a fraction: "
+                "choose a number in (0, 1], a count, or 'all'",
             )
 
     @classmethod

@@ -53,7 +53,11 @@ def refuse_flags(overrides: list[str], flags: Sequence[str] = ()) -> None:
             if flags
             else "a sweep is not one run"
         )
-        do = more if "=" in value and not equals else f"keys have no dashes: {key}={value}; {more}"
+        do = (
+            more
+            if "=" in value and not equals
+            else f"keys have no dashes: {key}={value}. Also, {more}"
+        )
         raise ConfigError(
             f"unknown flag '{flag}'",
             expected=", ".join(flags) or "key=value",
@@ -82,7 +86,7 @@ def translated_errors(overrides: list[str], compose_groups: ComposeGroups) -> It
         raise _missing_option_error(error) from None
     except yaml.YAMLError as error:
         raise ConfigError(
-            "a config file is not YAML", where=" ".join(str(error).split()), do="mend the file"
+            "a config file is not YAML", where=" ".join(str(error).split()), do="correct the file"
         ) from None
     except (HydraException, OmegaConfBaseException) as error:
         raise _key_error(error, overrides, compose_groups) from None
@@ -103,11 +107,12 @@ def dataset_in_method_error(file: str) -> ConfigError:
     """
     name = file.removeprefix("method/")
     return ConfigError(
-        "a method's preset cannot say anything of the data set, which is composed after it",
+        "a method's preset cannot set keys of the data set, which is composed after it",
         where=f"{file}.yaml",
         expected="keys and options of other groups",
         got="dataset",
-        do=f"put it into conf/experiment/{name}.yaml, whose defaults say '- override /method: {name}'",
+        do=f"put it into conf/experiment/{name}.yaml, "
+        f"with '- override /method: {name}' in its defaults",
     )
 
 
@@ -143,10 +148,14 @@ def _parse_error(override: str, overrides: list[str]) -> ConfigError:
     """Return the error about text that is not an override."""
     meant = [f"{group}={override}" for group in group_names() if override in option_names(group)]
     meant = meant or _as_key_and_value(override, overrides)
-    quote = "quote other characters too: key='\"value\"'; https://hydra.cc/docs/advanced/override_grammar/basic/"
+    quote = (
+        "quote other characters too: key='\"value\"', "
+        "see https://hydra.cc/docs/advanced/override_grammar/basic/"
+    )
     return ConfigError(
         f"'{override}' is not an override",
-        expected="key=value (lists: key=[a,b]; sweeps: key=a,b with -m; text with commas or spaces: key='\"a b\"')",
+        expected="key=value (lists: key=[a,b], sweeps: key=a,b with -m, "
+        "text with commas or spaces: key='\"a b\"')",
         do=" or ".join(f"did you mean '{one}'?" for one in meant) or quote,
     )
 
@@ -201,7 +210,7 @@ def _unknown_option_error(group: str, name: str, options: list[str], where: str)
     """Return the error about an unknown option, with the nearest of `options`."""
     near = nearest(name, options)
     own = f"conf/{group}/{name}.yaml in the folder of the command"
-    choose = "choose one of these" + (f"; one of your own is {own}" if name else "")
+    choose = "choose one of these" + (f", or write your own: {own}" if name else "")
     return ConfigError(
         f"unknown {group} '{name}'",
         where=where,
@@ -238,7 +247,8 @@ def _key_error(
         return ConfigError(
             f"config file '{file.group(1)}.yaml' overrides '{key}', which is not there",
             where=f"{file.group(1)}.yaml, defaults",
-            expected="a preset of several groups begins with the line '# @package _global_', and names groups as /trainer",
+            expected="a preset of several groups begins with the line "
+            "'# @package _global_', and names groups as /trainer",
             got=match.group(2),
             do="add the line '# @package _global_' at the top, or correct the name",
         )
@@ -250,7 +260,7 @@ def _key_error(
         if group not in NON_GROUP_FOLDERS and name in option_names(group):
             do = f"did you mean '{group}={name}'?"
         return ConfigError(
-            f"'{key}' is no part of an experiment",
+            f"'{key}' is not part of an experiment",
             where=where,
             expected="a group of conf/config.yaml",
             do=do,
@@ -259,7 +269,7 @@ def _key_error(
     chosen = compose_groups(_group_choices(overrides))
     known = dict(_dotted(OmegaConf.to_container(chosen, resolve=False)))
     if key in known and "append" in match.group(1):
-        what = f"key '{key}' is there already"
+        what = f"key '{key}' exists already"
         do = f"set it without '+': {(where or key).lstrip('+')}"
     elif key in known:
         what = text.splitlines()[0].rstrip(".")
@@ -282,8 +292,8 @@ def _several_values_error(overrides: list[str], compose_groups: ComposeGroups) -
     chosen = compose_groups(_group_choices(rest))
     current = dict(_dotted(OmegaConf.to_container(chosen, resolve=False))).get(name)
 
-    listed = f"; a list is written {name}=[{values}]" if isinstance(current, list) else ""
-    point = "; a decimal number has a point" if isinstance(current, float) else ""
+    listed = f". A list is written {name}=[{values}]" if isinstance(current, list) else ""
+    point = ". A decimal number has a point" if isinstance(current, float) else ""
     return ConfigError(
         "several values for one key",
         where=several,
@@ -345,13 +355,13 @@ def _nearest_key_hint(key: str, known: Mapping[str, Any]) -> str:
         if (near := nearest(name, {key for own in keys.values() for key in own})) is not None:
             elsewhere = f"did you mean '{leaves[name]}'? Or: " if name in leaves else ""
             holders = "|".join(option for option in options if near in keys[option])
-            return f"{elsewhere}'{above}.{near}' is of {above}={holders}; {has}"
+            return f"{elsewhere}'{above}.{near}' belongs to {above}={holders}; {has}"
     elif above in known and not beside:
         return f"'{above}' is a value and has no keys: remove '.{name}'"
     elif beside:
         has = f"use one of: {', '.join(sorted(beside))}"
     else:
-        has = f"'{above}' is no group of keys"
+        has = f"'{above}' is not a group of keys"
 
     found = (
         (above not in known and nearest(key, others))

@@ -56,7 +56,7 @@ def check_launcher(config: DictConfig) -> None:
         raise ConfigError(
             "no job would ever run",
             where="hydra.launcher.n_jobs",
-            expected="how many jobs run at once: 1 or more, or -1: as many as there are cores",
+            expected="the number of jobs at once: 1 or more, or -1 for one per core",
             got=0,
         )
 

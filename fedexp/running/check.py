@@ -124,7 +124,8 @@ def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
     from fedexp.data.partitions.bounded import BoundedPartitioner
 
     if isinstance(partitioner, BoundedPartitioner):
-        what += f" again and again, for at most {partitioner.max_seconds:g} s of computing (partition.max_seconds)"
+        limit = f"{partitioner.max_seconds:g} s of computing (partition.max_seconds)"
+        what += f" repeatedly, for at most {limit}"
     timer = threading.Timer(_NOTICE_AFTER_SECONDS, lambda: print(what, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()

@@ -144,11 +144,11 @@ def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> Non
         for sha256, stored_sha256 in zip(present, expected, strict=True)
     ):
         raise StorageError(
-            "the stored result of this config was made of other data",
+            "the stored result of this config was computed on other data",
             where=str(config["data_root"]),
             expected=f"data_sha256 {expected}",
             got=f"data_sha256 {present}",
-            do="give the other data another output_root, or run afresh with reuse=false",
+            do="use another output_root for the other data, or start again with reuse=false",
         )
 
 
@@ -314,11 +314,11 @@ class _Run:
         stored = self.folder.once("data.json", facts)
         if stored != facts:
             raise StorageError(
-                "the data or their split are not those this run began with",
+                "the data or their split are not those that this run began with",
                 where=str(self.folder.path / "data.json"),
                 expected=stored,
                 got=facts,
-                do="restore the data under data_root, or start afresh with reuse=false",
+                do="restore the data in data_root, or start again with reuse=false",
             )
         path = self.folder.path / "partition.safetensors"
         if not path.exists():

@@ -85,7 +85,11 @@ class Experiment:
         Raises:
             ConfigError: Something cannot be built, or two parts do not fit each other.
         """
-        partitioner = build(Partitioner, config["partition"], "partition")  # type: ignore[type-abstract]
+        partitioner = build(
+            Partitioner,  # type: ignore[type-abstract]
+            config["partition"],
+            "partition",
+        )
         own = _apply_limits(Config.of(config), partitioner)
         dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
         task = build(Task, config["task"], "task")  # type: ignore[type-abstract]
@@ -107,8 +111,16 @@ class Experiment:
             extractor=extractor,
             task=task,
             trainer=build(Trainer, config["trainer"], "trainer"),
-            aggregator=build(Aggregator, config["aggregator"], "aggregator"),  # type: ignore[type-abstract]
-            server_optimizer=build(ServerOptimizer, config["server_optimizer"], "server_optimizer"),  # type: ignore[type-abstract]
+            aggregator=build(
+                Aggregator,  # type: ignore[type-abstract]
+                config["aggregator"],
+                "aggregator",
+            ),
+            server_optimizer=build(
+                ServerOptimizer,  # type: ignore[type-abstract]
+                config["server_optimizer"],
+                "server_optimizer",
+            ),
             engine=build(Engine, config["engine"], "engine"),  # type: ignore[type-abstract]
             stored_models=None
             if models.path is None
@@ -145,7 +157,8 @@ class Experiment:
             has_batch_norm = _check_model(spec, self.input_shape, outputs, device)
             if has_batch_norm and self.config.local.batch_size == 1 and spec in self.specs.trained:
                 raise ConfigError(
-                    "BatchNorm has no statistics of one sample, and every training batch would be one",
+                    "BatchNorm needs more than one sample, "
+                    "and every training batch would have only one",
                     where="local.batch_size",
                     expected="2 or more",
                     got=1,
@@ -253,7 +266,10 @@ class Experiment:
         plugins = {"dataset": class_path(self.dataset), "partition": class_path(self.partitioner)}
         if self.proxy.dataset is not None:
             plugins["proxy.dataset"] = class_path(self.proxy.dataset)
-        do = "draw from the generator that `draw` is given, or from fedexp.core.seeds.numpy_generator(name, ...)"
+        do = (
+            "draw from the generator that `draw` is given, "
+            "or from fedexp.core.seeds.numpy_generator(name, ...)"
+        )
         with unused(plugins, "reading and splitting the data", do, DataError):
             return federate(
                 self.dataset,
@@ -380,7 +396,8 @@ def _build_specs(
         raise ConfigError(
             "a frozen extractor's features are computed once, for one network that all have",
             where="architectures",
-            expected="models without a frozen extractor, or one model for the server and all clients",
+            expected="models without a frozen extractor, "
+            "or one model for the server and all clients",
             got=frozen[0].arch,
         )
     return specs
@@ -390,7 +407,8 @@ def check_targets(task: Task, dataset: Dataset) -> None:
     """Refuse a task for targets that the data set does not have."""
     if task.targets != dataset.targets:
         raise ConfigError(
-            f"the task trains on {task.targets}, and data set '{dataset.name}' has {dataset.targets}",
+            f"the task trains on {task.targets}, "
+            f"and data set '{dataset.name}' has {dataset.targets}",
             where="task",
             expected=f"a task for {dataset.targets}",
             got=type(task).__name__,
@@ -410,14 +428,15 @@ def check_classes(experiment: Experiment) -> None:
     """
     if experiment.dataset.targets != "labels":
         raise ConfigError(
-            f"samples of data set '{experiment.dataset.name}' are not of one class each",
+            f"samples of data set '{experiment.dataset.name}' do not have one class each",
             where="eval.per_class",
             expected="false, or a data set with labels",
             got=True,
         )
     if experiment.aggregator.delivers == "local":
         raise ConfigError(
-            f"aggregator {type(experiment.aggregator).__name__} leaves every client its own model, none of all classes",
+            f"aggregator {type(experiment.aggregator).__name__} keeps one model per client, "
+            "and none of them knows all classes",
             where="eval.per_class",
             expected="false",
             got=True,
@@ -452,7 +471,7 @@ def check_metrics(experiment: Experiment) -> None:
         return
     if not experiment.headline.startswith("test/"):
         raise ConfigError(
-            "targets are of a metric of the test set",
+            "targets need a metric of the test set",
             where="headline.targets",
             expected=", ".join(name for name in measured if name.startswith("test/")),
             got=f"headline.metric={experiment.headline}",
@@ -460,7 +479,7 @@ def check_metrics(experiment: Experiment) -> None:
         )
     if stop.target is not None:
         raise ConfigError(
-            "a run that stops early cannot say that it never reaches a target",
+            "a run that stops early cannot report that it never reaches a target",
             where="headline.targets",
             expected="stop.target=null",
             got=f"stop.target={stop.target:g}",
@@ -475,7 +494,7 @@ def _check_target(task: Task, key: str, metric: str, target: float) -> None:
             where=key,
             expected=f"at most {task.highest:g}",
             got=f"{target:g}",
-            do=f"a percentage is given as a share: {target / 100:g}"
+            do=f"write a percentage as a share: {target / 100:g}"
             if task.highest == 1 and target <= 100
             else None,
         )
@@ -485,7 +504,10 @@ def _check_target(task: Task, key: str, metric: str, target: float) -> None:
 def _check_model(
     spec: ModelSpec, input_shape: tuple[int, ...], output_shape: tuple[int, ...], device: str
 ) -> bool:
-    do = "initialise with torch alone, whose generator is seeded for it; random layers: fedexp.core.dropout.Dropout"
+    do = (
+        "initialise with torch only, whose generator is seeded for it. "
+        "Random layers: fedexp.core.dropout.Dropout"
+    )
     with unused({"model": spec.arch}, "model", do, ConfigError):
         return check_model(spec, input_shape, output_shape, device)
 

@@ -85,7 +85,8 @@ def check_needs(
     comparing = [names[group] for group, plugin in plugins.items() if plugin.needs.global_model]
     if comparing and own:
         raise ConfigError(
-            f"{comparing[0]} sets a client's model against the one it receives, and with {names['aggregator']} they are the same",
+            f"{comparing[0]} compares a client's model with the one it receives, "
+            f"and with {names['aggregator']} they are the same",
             where="aggregator",
             got=type(aggregator).__name__,
             do="set aggregator=mean, or trainer=sgd",
@@ -103,7 +104,8 @@ def check_needs(
     if not aggregator.averages_updates:
         if type(trainer).init_shared is not Trainer.init_shared:
             raise ConfigError(
-                f"the trainer sends trees to a server that averages, and {names['aggregator']} does not average",
+                "the trainer sends trees to a server that averages, "
+                f"and {names['aggregator']} does not average",
                 where="trainer",
                 got=type(trainer).__name__,
                 do="set aggregator=mean, or another trainer",
@@ -135,7 +137,8 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
         raise ConfigError(
             f"{name} in one shot would train on test data",
             where="proxy.source",
-            expected="train (of proxy.dataset, or of the clients' data set before the split) or noise",
+            expected="train (of proxy.dataset, or of the clients' data set before the split) "
+            "or noise",
             got="test",
             do="set proxy.source=train proxy.size=0.02",
         )
@@ -150,7 +153,8 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
         )
     if needs.local_steps and config.client_models.path is not None:
         raise ConfigError(
-            f"{name} weighs models by their numbers of local steps, which models from elsewhere do not have",
+            f"{name} weighs models by their numbers of local steps, "
+            "which stored models do not have",
             where="client_models.path",
             expected="null",
             got=config.client_models.path,
@@ -161,7 +165,8 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
 def _check_samples(name: str, needs: Needs, dataset: Dataset, images: bool) -> None:
     if needs.images and not images:
         raise ConfigError(
-            f"{name} makes images on the server, and what networks are fed here has no range of pixels",
+            f"{name} makes images on the server, "
+            "and the inputs of the networks have no range of pixels",
             where="dataset",
             expected="8-bit images, and a model without a frozen extractor",
             got=f"data set '{dataset.name}'"
@@ -170,7 +175,8 @@ def _check_samples(name: str, needs: Needs, dataset: Dataset, images: bool) -> N
         )
     if needs.augmented and dataset.augment is None:
         raise ConfigError(
-            f"{name} passes its batches through the clients' random transform, and their training batches pass none",
+            f"{name} applies the clients' random transform to its batches, "
+            "and the clients have no transform",
             where="dataset.augment",
             expected="flips or crops, e.g. {flip: 0.5, crop_padding: 4}",
             got="null",
@@ -187,7 +193,8 @@ def _check_specs(name: str, needs: Needs, config: Config, specs: Specs) -> None:
     got = f"server: {server}; clients: {', '.join(dict.fromkeys(map(str, clients)))}"
     if needs.same_architecture:
         raise ConfigError(
-            f"{name} averages or matches models: the server and all clients must have one architecture",
+            f"{name} averages or matches models: "
+            "the server and all clients must have one architecture",
             where="architectures",
             expected="one model for all",
             got=got,
@@ -196,7 +203,8 @@ def _check_specs(name: str, needs: Needs, config: Config, specs: Specs) -> None:
         )
     if needs.broadcasts and config.rounds > 1:
         raise ConfigError(
-            f"{name} starts clients from the server's model in the second round, and networks differ in architecture",
+            f"{name} starts clients from the server's model in the second round, "
+            "and networks differ in architecture",
             where="rounds",
             expected="1",
             got=got,

@@ -142,7 +142,10 @@ def probe_memory(
     part = replace(data.test, x=data.test.x[:eval_batch], y=data.test.y[:eval_batch])
     Evaluator(task, eval_batch)(Outcome((tried[0].start,), "global"), part, "test")
     peak = peak_memory(data.train.x.device)
-    what = f"{steps} steps of the {len(tried)} largest of round {jobs[0].round + 1}'s {len(jobs)} jobs, one evaluation batch"
+    what = (
+        f"{steps} steps of the {len(tried)} largest of round {jobs[0].round + 1}'s "
+        f"{len(jobs)} jobs, one evaluation batch"
+    )
     text = f"memory may run short: peak memory {memory_text(peak)} (measured: {what})"
     return {**peak, "clients": [job.client for job in tried], "steps": steps, "text": text}
 

@@ -21,7 +21,10 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             if config.rounds > 1
             else "nowhere: the one round trains nothing"
         )
-        yield f"client_models.path gives the first round's models: trainer {trainer} and its keys take effect {when}"
+        yield (
+            "client_models.path gives the first round's models: "
+            f"trainer {trainer} and its keys take effect {when}"
+        )
     share = config.clients_per_round
     if isinstance(share, float) and share * config.clients < 1:
         does = (
@@ -29,4 +32,7 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             if config.sampling == "fixed"
             else "a round without a client is drawn again until one takes part"
         )
-        yield f"clients_per_round={share:g} of {config.clients} clients is less than one client: {does}"
+        yield (
+            f"clients_per_round={share:g} of {config.clients} clients "
+            f"is less than one client: {does}"
+        )

@@ -154,7 +154,11 @@ class RunEngine(Engine):
         """Return the engine with every choice made, and fix `numerics`."""
         wanted, budget = self._experiment.engine, trial.threads
         if self.numerics.engine:
-            computing = build(Engine, self.numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
+            computing = build(
+                Engine,  # type: ignore[type-abstract]
+                self.numerics.engine,
+                "numerics.engine",
+            )
             return wanted.adopt(computing, self.numerics.threads, budget)
         engine = wanted.settle(trial)
         self.secure()

@@ -40,16 +40,17 @@ def find_stored_models(path: str, sha256: str | None) -> StoredModels:
         raise ConfigError(
             "there are no models here"
             if folder.is_dir()
-            else "the folder of the clients' models is not there",
+            else "the folder of the clients' models does not exist",
             where="client_models.path",
-            expected=f"a folder with {MODELS}: a finished run's, or one that fedexp.save_models wrote",
+            expected=f"a folder with {MODELS}: "
+            "a finished run's, or one that fedexp.save_models wrote",
             got=path,
             do=_nearest_folder_hint(folder),
         )
     found = fingerprint(folder)
     if sha256 is not None and found != sha256:
         raise ConfigError(
-            "the folder holds other models",
+            "the folder contains other models",
             where="client_models.sha256",
             expected=sha256,
             got=found,
@@ -82,7 +83,8 @@ def check_stored_models(
     for hook in ("init_state", "init_shared", "finish"):
         if getattr(type(trainer), hook) is not getattr(Trainer, hook):
             raise ConfigError(
-                "the trainer keeps a state at the clients or sends more than the model, which models from elsewhere lack",
+                "the trainer stores a state at the clients or sends more than the model, "
+                "which stored models lack",
                 where="trainer",
                 got=type(trainer).__name__,
                 do="set trainer=sgd, or client_models.path=null",
@@ -100,7 +102,8 @@ def check_stored_models(
         # Architectures are compared first, so that a file imports nothing.
         if stored.arch != spec.arch or stored.arguments != spec.arguments:
             raise ConfigError(
-                f"model {number} of the folder, client {models.clients.clients[number]}'s, is another network",
+                f"model {number} of the folder, client {models.clients.clients[number]}'s, "
+                "is another network",
                 where="architectures.clients" if specs.clients else "model",
                 expected=f"that of the folder: {_describe_difference(stored, spec)}",
                 got=_describe_difference(spec, stored),
@@ -112,7 +115,7 @@ def check_stored_models(
             raise ConfigError(
                 "the folder's models were trained on inputs of another normalisation",
                 where=f"dataset.{name}",
-                expected=f"{list(known)}, as {CLIENTS} says",
+                expected=f"{list(known)}, as in {CLIENTS}",
                 got=list(used),
                 do="set dataset.mean and dataset.std to what the models were trained with",
             )
@@ -183,7 +186,8 @@ def check_clients(
                 where="client_models.path",
                 expected="a model of every client that takes part in the first round",
                 got=f"models of {len(models.number)} of {models.clients.num_clients} clients",
-                do="use the partition, the seed and the clients_per_round that they were trained with",
+                do="use the partition, the seed and the clients_per_round "
+                "that they were trained with",
             )
     sizes = data.partition.sizes
     empty = [client for client in models.number if client >= len(sizes) or not sizes[client]]
@@ -191,16 +195,19 @@ def check_clients(
         raise ConfigError(
             f"client {empty[0]} has a model in the folder and no data in this partition",
             where="partition",
-            expected="samples at every client with a model: they weigh it, and methods look at it through them",
-            do="use the partition the models were trained on: partition=file partition.path=.../partition.safetensors",
+            expected="samples at every client with a model, "
+            "because methods weigh and evaluate the model by them",
+            do="use the partition the models were trained on: "
+            "partition=file partition.path=.../partition.safetensors",
         )
     rows = models.clients.class_counts
     chosen = list(models.clients.clients)
     if rows is None or data.class_counts()[chosen].tolist() == [list(row) for row in rows]:
         return None
     return (
-        f"client_models: the clients of {models.folder.path} hold other classes than those of this partition; "
-        "counts come from the folder, other looks at clients' data from this partition"
+        f"client_models: the clients of {models.folder.path} have other classes than those of "
+        "this partition. Counts come from the folder, and everything else about clients' data "
+        "from this partition"
     )
 
 
@@ -220,7 +227,7 @@ def _nearest_folder_hint(folder: Path) -> str:
         return (
             f"did you mean '{inside[0]}'?"
             if inside
-            else "run it to its end first, or give another folder"
+            else "finish that run first, or name another folder"
         )
     missing = folder
     while not missing.parent.is_dir():

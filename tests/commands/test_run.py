@@ -82,7 +82,7 @@ def results() -> list[dict]:
     (["trainer.lr=1"], ["did you mean 'local.lr'?"]),
     (["local.foo=1"], ["use one of: local.batch_size"]),
     (["local.lr.x=1"], ["remove '.x'"]),
-    (["+seed=1"], ["'seed' is there already", "without '+': seed=1"]),
+    (["+seed=1"], ["'seed' exists already", "without '+': seed=1"]),
     (["~seed=7"], ["leave the value out, ~seed"]),
     (["seed_data=${sede}"], ["where:    seed_data", "got:      ${sede}", "did you mean 'seed'?"]),
     (["logger=[wandb,tensorboard]"], ["one logger", "-m logger=wandb,tensorboard"]),
@@ -510,7 +510,7 @@ def test_a_split_that_takes_long_to_draw_is_announced(capsys, monkeypatch) -> No
     assert run_command(hopeless) == 2
     told = capsys.readouterr().err
     assert (
-        told.startswith("drawing the split again and again, for at most 0.5 s")
+        told.startswith("drawing the split repeatedly, for at most 0.5 s")
         and "all left a client under" in told
     )
 
@@ -533,7 +533,7 @@ def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, c
     assert run_command([*run, "data_root=a"]) == 0
     assert "already done" in capsys.readouterr().out
     assert run_command([*run, "data_root=b"]) == 1
-    assert "was made of other data" in capsys.readouterr().err
+    assert "was computed on other data" in capsys.readouterr().err
     assert run_command([*run, "data_root=b", "output_root=other"]) == 0
 
 

@@ -139,7 +139,7 @@ def test_stacked_is_serial() -> None:
 @pytest.mark.parametrize("method", ["local", "ensemble", "centralized"])
 def test_clients_that_get_their_own_model_back_are_refused(method: str) -> None:
     with pytest.raises(
-        ConfigError, match="trainer Moon sets a client's model against the one it receives"
+        ConfigError, match="trainer Moon compares a client's model with the one it receives"
     ):
         Experiment.of(compose([f"method={method}", "trainer=moon"]))
     assert Experiment.of(compose([f"method={method}", "trainer=moon", "trainer.mu=0.0"]))
