@@ -77,14 +77,23 @@ def _first_comment(group: str, option: str, folders: tuple[Path, ...]) -> str:
 
 
 def _top_level_keys(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the top-level keys that `path` sets, with their lines."""
-    key, part = "", ""
+    """Yield the top-level keys that `path` sets, with their lines.
+
+    The comments directly above a key belong to it if its own line has none.
+    """
+    key, part, above = "", "", ""
     for line in path.read_text().splitlines(keepends=True):
-        if line[0].isspace():
-            part += line if line.strip() else ""
-            continue
-        if key:
-            yield key, part
-        key, part = ("", "") if line.startswith("#") else (line.partition(":")[0], line)
+        if not line.strip():
+            above = ""
+        elif line.startswith("#"):
+            above += line
+        elif line[0].isspace():
+            part += line
+        else:
+            if key:
+                yield key, part
+            key = line.partition(":")[0]
+            part = line if " # " in line else above + line
+            above = ""
     if key:
         yield key, part

@@ -63,13 +63,14 @@ class JobFailedError(CompactHydraException):
 
 
 def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
-    """Run `jobs` as Hydra's multirun would, through the launcher that `overrides` choose.
+    """Run `jobs` as Hydra's multirun would, through the chosen launcher.
 
     A failed job is recorded in its run folder and does not stop the others.
 
     Args:
         jobs: Overrides of each job.
-        overrides: Overrides of the sweep itself (``hydra/launcher=...``, ``output_root=...``).
+        overrides: Overrides of the sweep itself (``hydra/launcher=...``,
+            ``output_root=...``).
 
     Returns:
         The exit code.
@@ -230,7 +231,7 @@ _CHECKED_JOBS: list[CheckedJob] = []
 
 @contextlib.contextmanager
 def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
-    """Keep the experiments that a sweep's check built for jobs that run in this process."""
+    """Keep the experiments of a sweep's check for jobs that run in this process."""
     _CHECKED_JOBS[:] = jobs
     try:
         yield
@@ -241,8 +242,8 @@ def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
 def _checked_experiment(number: int, config: ResolvedConfig) -> Experiment | None:
     """Return the experiment that the check of a sweep built for a job.
 
-    None in a worker process of a launcher, and if a sweeper other than Hydra's basic one made
-    another job of this number.
+    None in a worker process of a launcher, and if a sweeper other than Hydra's basic
+    one made another job of this number.
     """
     if number >= len(_CHECKED_JOBS):
         return None

@@ -1,4 +1,4 @@
-"""Resolved configs: from overrides, or from the config that Hydra composed for a job."""
+"""Resolved configs, from overrides or from the config that Hydra composed for a job."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def group_option(group: str, name: str, where: str, search_path: list[str]) -> D
 
 
 def _with_architecture_models(config: DictConfig, search_path: list[str]) -> DictConfig:
-    """Fill in ``architectures``, in place: the model of every name, and the names in a file.
+    """Fill in ``architectures``, in place: the model of every name, names from a file.
 
     A file that ``architectures.clients`` names is replaced by its content.
     """

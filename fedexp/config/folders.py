@@ -6,13 +6,19 @@ from pathlib import Path
 
 
 def conf_dir() -> Path:
-    """Return the built-in configs: ``fedexp/conf`` in a wheel, ``conf`` in a checkout."""
+    """Return the built-in configs.
+
+    They are ``fedexp/conf`` in a wheel and ``conf`` in a checkout.
+    """
     package = Path(__file__).resolve().parents[1]
     return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
 
 
 def user_conf_dir() -> Path | None:
-    """Return ``./conf`` of the working directory, or None if it is absent or the built-in one."""
+    """Return ``./conf`` of the working directory.
+
+    None if it is absent or the built-in one.
+    """
     folder = Path.cwd() / "conf"
     return folder if folder.is_dir() and folder.resolve() != conf_dir().resolve() else None
 

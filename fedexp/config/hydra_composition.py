@@ -1,4 +1,4 @@
-"""Composition of one job's config by Hydra, with cached groups and translated errors."""
+"""Composition of one job's config by Hydra, with cached groups and plain errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from fedexp.core.errors import ConfigError
 def use_hydra(overrides: list[str]) -> Iterator[None]:
     """Initialise Hydra's global state for a block and restore it afterwards.
 
-    A running Hydra job keeps its own state. Hydra's errors leave the block as `ConfigError`.
+    A running Hydra job keeps its own state. Hydra's errors leave the block as
+    `ConfigError`.
 
     Args:
         overrides: Overrides that error messages refer to.
@@ -96,7 +97,8 @@ def _parsed(text: str) -> list[Override]:
 def _sets_key(override: Override, user_files: str) -> bool:
     """Return whether an override sets a single key to a single value.
 
-    Choices of a group, Hydra's own overrides and several values, which Hydra refuses, do not.
+    Choices of a group, Hydra's own overrides and several values, which Hydra refuses,
+    do not.
     """
     if override.is_hydra_override() or override.is_sweep_override():
         return False
@@ -108,7 +110,10 @@ def _sets_key(override: Override, user_files: str) -> bool:
 def _composed_groups(
     groups: tuple[str, ...], user_files: str
 ) -> tuple[DictConfig, Mapping[str, Any]]:
-    """Return what `compose_with_hydra` returns. The cached config must not be changed."""
+    """Return what `compose_with_hydra` returns.
+
+    The cached config must not be changed.
+    """
     config = hydra_compose("config", overrides=list(groups), return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)
     _refuse_dataset_in_method(choices.get("method"))
@@ -121,7 +126,8 @@ def _composed_groups(
 def _refuse_dataset_in_method(method: str | None) -> None:
     """Refuse a user's method preset that sets keys of ``dataset``.
 
-    Data sets are composed after methods, and their own keys would replace those of the preset.
+    Data sets are composed after methods, and their own keys would replace those of the
+    preset.
     """
     folder = user_conf_dir()
     if folder is None or not (folder / "method" / f"{method}.yaml").is_file():

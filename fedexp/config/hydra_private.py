@@ -1,8 +1,8 @@
-"""Every use of Hydra's private interfaces (``hydra._internal`` and replaced attributes).
+"""Every use of Hydra's private interfaces: ``hydra._internal`` and replaced attributes.
 
 No other module may import from ``hydra._internal``. Each function has a test in
-``tests/config/test_hydra_private.py`` that fails when a new version of Hydra changes what the
-function relies on.
+``tests/config/test_hydra_private.py`` that fails when a new version of Hydra changes
+what the function relies on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def apply_overrides(overrides: Sequence[Override], config: DictConfig) -> None:
 
 
 def uses_basic_sweeper(sweeper: DictConfig) -> bool:
-    """Return whether ``hydra.sweeper`` is Hydra's basic sweeper, which sweeps over a grid."""
+    """Return whether ``hydra.sweeper`` is Hydra's basic sweeper.
+
+    The basic sweeper sweeps over a grid.
+    """
     return str(sweeper.get("_target_")) == _BASIC_SWEEPER
 
 
@@ -90,7 +93,8 @@ def quiet_failures(
 ) -> Iterator[None]:
     """Keep Hydra from printing errors that were printed already.
 
-    Hydra prints a traceback of every error it does not know, and the overrides of a failed job.
+    Hydra prints a traceback of every error it does not know, and the overrides of a
+    failed job.
 
     Args:
         reported: Exception of a job whose failure was printed already.

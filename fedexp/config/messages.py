@@ -1,4 +1,4 @@
-"""Hydra's errors as `ConfigError`, with the nearest valid name, and the check for flags."""
+"""Hydra's errors as `ConfigError` with the nearest name, and a check for flags."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def refuse_flags(overrides: list[str], flags: Sequence[str] = ()) -> None:
 
     Args:
         overrides: Arguments of the command without its known flags.
-        flags: Known flags of the command, to suggest the nearest. Empty for Python's `run`.
+        flags: Known flags of the command, to suggest the nearest. Empty for Python's
+            `run`.
 
     Raises:
         ConfigError: An override begins with a dash.
@@ -161,7 +162,10 @@ def _parse_error(override: str, overrides: list[str]) -> ConfigError:
 
 
 def _as_key_and_value(override: str, overrides: list[str]) -> list[str]:
-    """Rewrite ``rounds 5``, ``rounds = 5`` and ``rounds:5`` as ``rounds=5``, if it is one."""
+    """Rewrite ``rounds 5``, ``rounds = 5`` and ``rounds:5`` as ``rounds=5``.
+
+    Other texts give an empty list.
+    """
     if found := re.fullmatch(r"([\w.]+):([\w.]+)", override):
         return [f"{found[1]}={found[2]}"]
     if override not in overrides:
@@ -328,8 +332,8 @@ def _group_choices(overrides: list[str]) -> list[str]:
 def _nearest_key_hint(key: str, known: Mapping[str, Any]) -> str:
     """Suggest a key for the unknown `key`.
 
-    The order is: a key beside it, a key of another option of its group, a key of that name
-    elsewhere.
+    The order is: a key beside it, a key of another option of its group, a key of that
+    name elsewhere.
 
     Args:
         key: Unknown key, dotted.
@@ -355,7 +359,7 @@ def _nearest_key_hint(key: str, known: Mapping[str, Any]) -> str:
         if (near := nearest(name, {key for own in keys.values() for key in own})) is not None:
             elsewhere = f"did you mean '{leaves[name]}'? Or: " if name in leaves else ""
             holders = "|".join(option for option in options if near in keys[option])
-            return f"{elsewhere}'{above}.{near}' belongs to {above}={holders}; {has}"
+            return f"{elsewhere}'{above}.{near}' belongs to {above}={holders}, and {has}"
     elif above in known and not beside:
         return f"'{above}' is a value and has no keys: remove '.{name}'"
     elif beside:
@@ -372,7 +376,10 @@ def _nearest_key_hint(key: str, known: Mapping[str, Any]) -> str:
 
 
 def _dotted(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every key of nested mappings, dotted, with its value. Inner nodes are included."""
+    """Yield every dotted key of nested mappings with its value.
+
+    Inner nodes are included.
+    """
     if isinstance(node, dict):
         for key, value in node.items():
             yield f"{prefix}{key}", value

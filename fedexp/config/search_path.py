@@ -44,7 +44,10 @@ def register() -> None:
 
 
 def _refuse_shadowed_files() -> None:
-    """Refuse a user's file with the name of a built-in file, which Hydra would ignore."""
+    """Refuse a user's file that has the name of a built-in file.
+
+    Hydra would ignore it.
+    """
     folder, built_in = user_conf_dir(), conf_dir()
     if folder is None:
         return
@@ -77,7 +80,10 @@ def option_names(group: str) -> list[str]:
 
 
 def option_keys(group: str, option: str) -> list[str]:
-    """Return the keys that the file of an option sets, without ``_target_`` and defaults."""
+    """Return the keys that an option's file sets.
+
+    ``_target_`` and ``defaults`` are not among them.
+    """
     for folder in conf_dirs():
         with suppress(OSError, yaml.YAMLError):
             node = read_yaml(folder / group / f"{option}.yaml")
@@ -99,7 +105,7 @@ def is_group(name: str, user_files: str) -> bool:
 
 
 def names_group(override: str) -> bool:
-    """Return whether an override chooses a group's option or sets ``hydra.searchpath``."""
+    """Return whether an override chooses an option or sets ``hydra.searchpath``."""
     key = override.partition("=")[0].lstrip("+~").partition("@")[0]
     return key.startswith("hydra.searchpath") or is_group(key, user_conf_hash())
 

@@ -16,10 +16,11 @@ from fedexp.core.errors import ConfigError
 
 
 def expand(overrides: list[str]) -> list[list[str]]:
-    """Expand a sweep into the overrides of its jobs, in the order of Hydra's basic sweeper.
+    """Expand a sweep into the overrides of its jobs.
 
-    ``hydra.*`` overrides are left out. A range that only a sweeper plug-in understands, such as
-    a distribution, contributes its first value, if it has one.
+    The order is that of Hydra's basic sweeper. ``hydra.*`` overrides are left out. A
+    range that only a sweeper plug-in understands, such as a distribution, contributes
+    its first value, if it has one.
 
     Raises:
         ConfigError: An override is invalid, or the launcher would run no job.
@@ -36,7 +37,10 @@ def expand(overrides: list[str]) -> list[list[str]]:
 
 
 def is_grid(overrides: list[str]) -> bool:
-    """Return whether Hydra's basic sweeper runs the sweep, so that `expand` knows all its jobs."""
+    """Return whether Hydra's basic sweeper runs the sweep.
+
+    If so, `expand` knows all its jobs.
+    """
     with use_hydra(overrides):
         return uses_basic_sweeper(
             _compose_with_hydra_node(overrides, _axes(overrides)).hydra.sweeper

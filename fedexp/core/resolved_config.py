@@ -1,4 +1,4 @@
-"""The resolved config of a run, as code passes it around and as ``config.yaml`` stores it."""
+"""The resolved config of a run, in the code and as ``config.yaml`` stores it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class ResolvedConfig:
 
     Args:
         values: Value of every key, plain Python objects.
-        contents: Hash of every file that counts by its content, by the dotted key that names it.
+        contents: Hash of every file that counts by its content, by the dotted key that
+            names it.
         choices: Chosen option of each group.
         overrides: Overrides as typed, without Hydra's own.
     """
@@ -29,7 +30,10 @@ class ResolvedConfig:
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any]) -> ResolvedConfig:
-        """Read what `to_stored` returned. Facts that an earlier version did not store are empty."""
+        """Read what `to_stored` returned.
+
+        Facts that an earlier version did not store are empty.
+        """
         return cls(
             values={key: value for key, value in stored.items() if key not in _FACTS},
             contents=dict(stored.get("contents") or {}),

@@ -72,11 +72,11 @@ def results() -> list[dict]:
     (["method=local", "headline.metric=test/global/acc"], ["test/local/acc_mean"]),
     (["-m", "seed=0,1", "rounds=2,x"], ["job 1", "'rounds'"]),
     (["-m", "method=fedavg,scaffold", "local.momentum=0,0.9"], ["job 3", "method=scaffold local.momentum=0.9"]),
-    (["partition=shards", "partition.max_seconds=5"], ["is of partition=dirichlet|", "has partition.shards"]),
-    (["trainer.corection=step"], ["'trainer.correction' is of trainer=scaffold"]),
+    (["partition=shards", "partition.max_seconds=5"], ["belongs to partition=dirichlet|", "has partition.shards"]),
+    (["trainer.corection=step"], ["'trainer.correction' belongs to trainer=scaffold"]),
     (["trainer=fedprox", "trainer.mux=1"], ["did you mean 'trainer.mu'?"]),
     (["-m", "trainer=fedprox", "trainer.mux=1,2"], ["job 0", "did you mean 'trainer.mu'?"]),
-    (["-m", "method=fedavg,scaffold", "trainer.correction=step"], ["job 0 (method=fedavg", "is of trainer=scaffold"]),
+    (["-m", "method=fedavg,scaffold", "trainer.correction=step"], ["job 0 (method=fedavg", "belongs to trainer=scaffold"]),
     (["local.learning_rate=1"], ["did you mean 'local.lr'?"]),
     (["+local.learning_rate=1"], ["did you mean 'lr'?"]),
     (["trainer.lr=1"], ["did you mean 'local.lr'?"]),
@@ -454,6 +454,9 @@ def test_help_of_a_group_has_each_options_first_comment_and_of_a_key_its_part_of
     shown = {line[1]: line[2].strip() for line in lines if len(line) == 3}
     assert shown["scaffold"].startswith("SCAFFOLD") and shown["mine"] == "My own net."
     assert "eval: # " in told and "\n  every: 1 # " in told and "trace:" not in told
+    assert run_command(["--help", "state"]) == run_command(["--help", "checkpoint"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("# Client states") and "The keys below" not in told
     assert run_command(["--help", "aggregatr"]) == 2
     assert "did you mean 'aggregator'?" in capsys.readouterr().err
 

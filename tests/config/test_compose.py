@@ -63,7 +63,7 @@ def test_a_method_says_nothing_of_the_data(
     for group in ("method", "experiment"):
         Path(f"conf/{group}").mkdir(parents=True)
     Path("conf/method/mine.yaml").write_text(f"# @package _global_\n{text}method: mine\n")
-    with pytest.raises(ConfigError, match="cannot say anything of the data set") as refused:
+    with pytest.raises(ConfigError, match="cannot set keys of the data set") as refused:
         compose(["method=mine"])
     assert "conf/experiment/mine.yaml" in str(refused.value)
     Path("conf/method/mine.yaml").write_text("# @package _global_\nmethod: mine\n")

@@ -158,6 +158,9 @@ def test_comments_are_those_of_their_keys(tmp_path: Path) -> None:
         "# lines.",
         "b: # below",
         "  c: {d: 1} # e",
+        "  # Above",
+        "  # it.",
+        "  h: 2",
         "  f:",
     ]
     path.write_text("\n".join([*lines, "    - 1 # g", "    - 2", ""]))
@@ -168,6 +171,7 @@ def test_comments_are_those_of_their_keys(tmp_path: Path) -> None:
         ("a", "'#1'", "one", ""),
         ("b", None, "below", "Two lines."),
         ("b.c", "{d: 1}", "e", ""),
+        ("b.h", "2", "Above it.", ""),
         ("b.f", "1; 2", "g", ""),
     ]
 
