@@ -141,11 +141,13 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
             if isinstance(overrides, str)
             else as_mapping or [str(one) for one in overrides]
         )
+
         raise ConfigError(
             "overrides are a list of texts, one per key",
             got=repr(overrides),
             do=f"fedexp.run({meant})",
         )
+
     from fedexp.config.messages import refuse_flags
     from fedexp.running.check import check_jobs, check_split
     from fedexp.running.execute import execute
@@ -222,6 +224,7 @@ def save_models(
         raise ConfigError(
             "there are no models to save", where="state_dicts", expected="one state dict per client"
         )
+
     counts = None if class_counts is None else torch.as_tensor(class_counts).tolist()
     examples = None if num_examples is None else torch.as_tensor(num_examples).tolist()
     if examples is None and counts is not None:
@@ -233,12 +236,14 @@ def save_models(
         "num_examples": examples,
         "class_counts": counts,
     }
+
     inputs = {
         name: None if value is None else list(value)
         for name, value in (("mean", mean), ("std", std))
     }
     clients = build(Clients, {**facts, **inputs}, "")
     given = [model] * number if isinstance(model, str | Mapping) else model
+
     if len(given) != number:
         raise ConfigError(
             "every model needs its network",
@@ -246,6 +251,7 @@ def save_models(
             expected=f"{number}, or one for all",
             got=len(given),
         )
+
     nodes = [{"_target_": one} if isinstance(one, str) else one for one in given]
     specs = [ModelSpec.of(node, tuple(input_shape), num_classes) for node in nodes]
     pairs = enumerate(zip(specs, state_dicts, strict=True))

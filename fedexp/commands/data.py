@@ -40,6 +40,7 @@ def _parser() -> Parser:
         epilog="example: fedexp-data show dataset=mnist partition=dirichlet partition.alpha=0.1 "
         "clients=20 seed_data=1",
     )
+
     show.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="as for fedexp")
     show.add_argument(
         "--out", type=Path, default=Path("partition.png"), help="the picture (default: %(default)s)"
@@ -56,6 +57,7 @@ def _parser() -> Parser:
         metavar="key=value",
         help="as for fedexp, e.g. dataset.folder=birds",
     )
+
     prepare.add_argument(
         "--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)"
     )
@@ -67,6 +69,7 @@ def _parser() -> Parser:
         "--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)"
     )
     listing.set_defaults(run=_list)
+
     return parser
 
 
@@ -87,6 +90,7 @@ def _show(options: argparse.Namespace) -> int:
         out.print(line, soft_wrap=True, markup=False)
     draw_partition(counts, options.out, title)
     out.print(f"picture    {options.out}", soft_wrap=True, markup=False)
+
     return 0
 
 
@@ -110,6 +114,7 @@ def _data_lines(data: FederatedData) -> list[str]:
         of_clients = isinstance(data.partition, CutPartition)
         held = f"{len(data.val):,} are held out for validation"
         lines[0] += f", of which {held}" if of_clients else f"; {held} before the split"
+
     lines.append(f"test       {len(data.test):,} samples")
     if data.proxy is not None:
         labelled = "labelled" if bool((data.proxy.y >= 0).all()) else "unlabelled"
@@ -118,10 +123,12 @@ def _data_lines(data: FederatedData) -> list[str]:
         )
         what = "images of noise" if data.proxy_source == "noise" else split
         lines.append(f"proxy      {len(data.proxy):,} {labelled} {what}")
+
     lines.append(
         "drawn      " + ", ".join(f"{key}={value}" for key, value in data.partition.info.items())
     )
     lines.append(f"sha256     {data.partition.sha256} (partition)")
+
     return lines
 
 
@@ -137,10 +144,12 @@ def _prepare(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"'{options.dataset}' is not a data set's name", do=f"fedexp-data prepare {name}"
         )
+
     config = compose([f"dataset={options.dataset}", *options.overrides])
     root = _data_root(options.root, config)
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
     arrays = dataset.load(root, download=True)
+
     for split, x, y in (
         ("train", arrays.train_x, arrays.train_y),
         ("test", arrays.test_x, arrays.test_y),
@@ -151,11 +160,13 @@ def _prepare(options: argparse.Namespace) -> int:
             counts = np.bincount(y.numpy(), minlength=dataset.num_classes)
             held = f"{counts.min():,} to {counts.max():,} of each class"
         print(f"{split:<6} {len(y):>9,} samples, {shape}, {held}")
+
     print(f"sha256 {arrays.fingerprint}")
     print(
         f"{dataset.name} is ready"
         + (f" under {root}" if dataset.expected_files(root) else " (embedded)")
     )
+
     return 0
 
 
@@ -174,6 +185,7 @@ def _list(options: argparse.Namespace) -> int:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("dataset", "classes", "shape", "state"):
         table.add_column(column)
+
     for name in names:
         try:
             config = compose([f"dataset={name}"])
@@ -181,6 +193,7 @@ def _list(options: argparse.Namespace) -> int:
         except FedexpError as error:
             table.add_row(name, "", "", escape(f"cannot be built: {error.what}"))
             continue
+
         root = _data_root(options.root, config)
         files = dataset.expected_files(root)
         missing = [file for file in files if not file.exists()]
@@ -191,9 +204,11 @@ def _list(options: argparse.Namespace) -> int:
             if not missing
             else f"absent: {missing[0]}"
         )
+
         table.add_row(
             name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), escape(state)
         )
+
     console().print(table)
     return 0
 

@@ -86,6 +86,7 @@ class Parser(argparse.ArgumentParser):
             ),
             None,
         )
+
         for argument in rest:
             if argument.startswith("-"):
                 raise self._unknown(
@@ -93,6 +94,7 @@ class Parser(argparse.ArgumentParser):
                 )
             if takes is None:
                 self.error(f"unknown argument '{argument}'")
+
         if rest and takes is not None:
             setattr(options, takes, [*getattr(options, takes), *rest])
         return options, []

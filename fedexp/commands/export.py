@@ -32,10 +32,12 @@ def as_csv(runs: Sequence[StoredRun]) -> str:
             else 0
         )
     )
+
     text = io.StringIO()
     writer = csv.DictWriter(text, columns or ["run"], lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in rows)
+
     return text.getvalue()
 
 
@@ -75,6 +77,7 @@ def _run_row(run: StoredRun) -> dict[str, Any]:
         "updated": run.updated.isoformat(timespec="seconds"),
         "folder": str(run.path),
     }
+
     for group in ("metrics", "mean_last_10"):
         facts |= {f"{group}.{name}": value for name, value in (result.get(group) or {}).items()}
     return facts | {f"config.{key}": value for key, value in flat(run.resolved_config.values)}
@@ -121,6 +124,7 @@ def to_wandb(
         "entity": entity,
         "mode": mode,
     }
+
     build(Logger, node, "logger").check()  # type: ignore[type-abstract]
     failed = 0
     for run in finished:
@@ -134,19 +138,23 @@ def to_wandb(
             feed = Feed(logger, notes.append)
             feed.open(info, rows)
             feed.close("done", run.result)
+
         if feed.failure is not None:
             failed += 1
             print(f"FAILED {run.name}: {feed.failure}")
             continue
+
         for note in notes:
             print(note)
         print(
             f"sent   {run.name}: {len(rows)} rows" + (f", {run.path}" if mode == "offline" else "")
         )
+
     if mode == "offline":
         print("upload each with: wandb sync FOLDER/wandb/offline-run-*")
     print(
         f"{len(finished) - failed} of {len(runs)} runs sent"
         + (f", {failed} failed" if failed else "")
     )
+
     return JOB_ERROR if failed else 0

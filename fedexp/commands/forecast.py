@@ -31,6 +31,7 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
     costs = [_mean_cost(config, known_costs) for config in configs]
     known = [cost for cost in costs if cost is not None]
     time = disk = "not known: no run of the same config with another seed is stored"
+
     if known:
         basis = "by stored runs of the same config with other seeds"
         if len(known) < len(costs):
@@ -39,6 +40,7 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
         seconds = sum(seconds for seconds, _ in known)
         time = f"about {duration(seconds)}, one run after the other, {basis}"
         disk = f"about {size_text(sum(size for _, size in known))}"
+
     root = Path(configs[0]["output_root"]).expanduser().resolve()
     existing_folder = next(folder for folder in (root, *root.parents) if folder.is_dir())
     print(f"time: {time}")
@@ -67,6 +69,7 @@ def _mean_cost(
     if not found:
         return None
     seconds, sizes = zip(*found, strict=True)
+
     return statistics.fmean(seconds), statistics.fmean(sizes)
 
 
@@ -83,6 +86,7 @@ def _costs_by_config(prefix: Path) -> dict[str, list[Cost]]:
             found.setdefault(_config_without_seeds(run.resolved_config), []).append(
                 (float(run.result["seconds"]["total"]), float(run.size))
             )
+
     return found
 
 

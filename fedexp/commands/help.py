@@ -60,6 +60,7 @@ def topic_text(topic: str, *folders: Path) -> str:
             for option in options[topic]
         ]
         return "\n".join([f"{topic}=OPTION", *(f"  {line}" for line in lines), ""])
+
     keys = dict(_top_level_keys(folders[0] / "config.yaml"))
     if (key := topic.partition(".")[0]) in keys:
         return keys[key]
@@ -95,5 +96,6 @@ def _top_level_keys(path: Path) -> Iterator[tuple[str, str]]:
             key = line.partition(":")[0]
             part = line if " # " in line else above + line
             above = ""
+
     if key:
         yield key, part

@@ -49,6 +49,7 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
     # Ray must not send usage statistics with hydra/launcher=ray.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
+
     with interrupt_on_sigterm(), sources_stay():
         try:
             return launch()
@@ -88,6 +89,7 @@ def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
         except SystemExit as stop:
             # SIGTERM in a job of this process.
             return stop.code if isinstance(stop.code, int) else JOB_ERROR
+
     return 0
 
 
@@ -112,6 +114,7 @@ def run_hydra(arguments: list[str]) -> int:
             )()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else JOB_ERROR
+
     return 0
 
 
@@ -200,6 +203,7 @@ def sweep_job(config: Any) -> float:
     job = f"job {hydra_config.job.num}"
     label = f"{job}: {' '.join(overrides)}"
     print(label, flush=True)
+
     try:
         with _JOB_RUNNING:
             result = execute(
@@ -220,6 +224,7 @@ def sweep_job(config: Any) -> float:
         # the sweep.
         print_failure(label, f"{type(error).__name__}: {error}")
         raise
+
     headline = result["headline"]
     print(f"done   {label}: {headline['metric']} {headline['value']:.4f}", flush=True)
     return float(headline["value"])

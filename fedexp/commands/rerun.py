@@ -47,6 +47,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
             expected="a run that is done, with its config.yaml",
             got=run.status if run.status != "done" else "no config.yaml that can be read",
         )
+
     register()
     stored = run.resolved_config
     config = stored.with_values(
@@ -56,6 +57,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         reuse=True,
         **({"data_root": data_root} if data_root else {}),
     )
+
     with name_job_in_errors(f"the stored config of {run.name}"):
         job = CheckedJob.of(config)
         current, then = pin(config.values), stored.contents
@@ -68,6 +70,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
                     got=str(current.get(key, "no file"))[:8],
                     do="put that file back",
                 )
+
     folder = RunFolder.of(config)
     if folder.path.resolve() == run.path.resolve():
         raise ConfigError(
@@ -75,6 +78,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
             where=str(run.path),
             do=f"rerun the first one: fedexp-runs rerun {run.name} --root {root}",
         )
+
     _prepare_folder(folder, run)
     result = execute_job(job, "this rerun")
     return (
@@ -112,6 +116,7 @@ def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any])
         *_model_differences(old.result, result),
     ]
     print(f"first:  {old.path}\nagain:  {new.path}")
+
     if not found:
         known = (
             "metrics and models"
@@ -121,6 +126,7 @@ def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any])
         print(f"bit-identical: {known}")
     else:
         print("not bit-identical")
+
     for line in found:
         print(f"  {line}")
     others = [*_other_differences(old, new)]
@@ -128,6 +134,7 @@ def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any])
         print("other differences:" if found else "these differ nevertheless:")
     for line in others:
         print(f"  {line}")
+
     return JOB_ERROR if found else 0
 
 

@@ -75,11 +75,13 @@ def _run(arguments: list[str]) -> int:
     refuse_flags(overrides, [*HELP_FLAGS, *SWEEP_FLAGS, DRY_FLAG, *HYDRA_FLAGS])
     jobs = expand(overrides) if sweep else [overrides]
     checked = check_jobs(jobs)
+
     if DRY_FLAG in arguments:
         check_splits(
             (job_name(i, job.config.overrides), job.experiment) for i, job in enumerate(checked)
         )
         return _dry_run([job.config for job in checked])
+
     if not sweep:
         check_split(checked[0])
         return _single(checked[0])
@@ -96,6 +98,7 @@ def _overrides_to_print(arguments: list[str]) -> list[str] | None:
         for flag, after in zip(arguments, [*arguments, ""][1:], strict=True)
         if flag.partition("=")[0] in ("--cfg", "-c")
     ]
+
     if given and given[0] not in CONFIGS:
         raise ConfigError(
             f"there is no config '{given[0]}' to print",
@@ -103,11 +106,13 @@ def _overrides_to_print(arguments: list[str]) -> list[str] | None:
             expected=" | ".join(CONFIGS),
             do="--cfg job",
         )
+
     rest = [argument for argument in arguments if argument not in ("--cfg=job", "--resolve")]
     for flag in ("--cfg", "-c"):
         if flag in rest and rest[rest.index(flag) + 1 :][:1] == ["job"]:
             del rest[rest.index(flag) : rest.index(flag) + 2]
     asked = len(rest) < len([argument for argument in arguments if argument != "--resolve"])
+
     return rest if asked and not any(argument.startswith("-") for argument in rest) else None
 
 
@@ -194,6 +199,7 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     print_sweep(rows)
     if code == 0 and any(row["status"] != "done" for row in rows):
         code = JOB_ERROR
+
     return code
 
 
@@ -220,6 +226,7 @@ def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
     # The result is gone, so the next launch runs it again.
     if not result and status == "done":
         status = "queued"
+
     return {
         "overrides": config.overrides,
         "status": status,

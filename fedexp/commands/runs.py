@@ -77,6 +77,7 @@ def _parser() -> Parser:
         help="by headline, seconds, size, name, a metric or any key of the config: "
         "numbers from large to small, texts from A to Z",
     )
+
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
     listing.set_defaults(run=_list)
 
@@ -98,6 +99,7 @@ def _parser() -> Parser:
         "the stored run and without memo and trackers. The stored run is not changed. "
         "The exit code is 1 if the results are not bit-identical.",
     )
+
     rerun.add_argument("name", metavar="run", help=what)
     rerun.add_argument(
         "--data-root", help="folder of the data sets (default: that of the stored run)"
@@ -113,6 +115,7 @@ def _parser() -> Parser:
         choices=("offline", "online"),
         help="send finished runs to W&B instead, from their files",
     )
+
     export.add_argument("--project", default="fedexp", help="project of W&B (%(default)s)")
     export.add_argument("--entity", help="entity of W&B (default: that of the account)")
     export.add_argument("--group", help="group under which W&B shows them together")
@@ -133,6 +136,7 @@ def _parser() -> Parser:
         description="Deletes the kinds of files that are named. "
         "A run that is being executed is never touched.",
     )
+
     clean.add_argument("--failed", action="store_true", help="runs that failed")
     clean.add_argument(
         "--damaged", action="store_true", help="runs whose result or status cannot be read"
@@ -154,6 +158,7 @@ def _parser() -> Parser:
     )
     clean.add_argument("--yes", action="store_true", help="delete (without it nothing is deleted)")
     clean.set_defaults(run=_clean)
+
     return parser
 
 
@@ -165,6 +170,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([_run_facts(run) for run in runs], indent=2))
         return 0
+
     if not runs:
         print(
             f"no runs under {options.root / 'runs'}"
@@ -172,6 +178,7 @@ def _list(options: argparse.Namespace) -> int:
             else f"none of {len(there)} runs meets the conditions"
         )
         return 0
+
     from rich import box
     from rich.table import Table
 
@@ -191,6 +198,7 @@ def _list(options: argparse.Namespace) -> int:
         table.add_column(
             column, justify="right" if right else "left", overflow="fold", no_wrap=right
         )
+
     for run in runs:
         colour = _COLOURS.get(run.status, "white")
         table.add_row(
@@ -210,6 +218,7 @@ def _list(options: argparse.Namespace) -> int:
                 )
             ),
         )
+
     out = console()
     out.print(table)
     count = f"{len(runs)} runs" if len(runs) == len(there) else f"{len(runs)} of {len(there)} runs"
@@ -217,6 +226,7 @@ def _list(options: argparse.Namespace) -> int:
         f"{count}, {size_text(sum(run.size for run in runs))} under {options.root / 'runs'}",
         markup=False,
     )
+
     return 0
 
 
@@ -265,10 +275,12 @@ def _show(options: argparse.Namespace) -> int:
             {group: option for group, option in run.choices.items() if option is not None}
         ),
     )
+
     add("headline", f"{_headline_text(run)} ({run.headline['rule']})" if run.headline else None)
     add("test data in training", result.get("test_data_in_training"))
     add("rounds", _rounds_text(run))
     add("rounds to target", result.get("rounds_to_target"))
+
     for group, title in (
         ("rounds_to", "rounds to targets"),
         ("metrics", "last"),
@@ -277,6 +289,7 @@ def _show(options: argparse.Namespace) -> int:
         ("best", "best (oracle)"),
     ):
         add(title, _mapping_text(result.get(group)))
+
     add("seconds", _mapping_text(result.get("seconds")))
     add(
         "traffic",
@@ -284,6 +297,7 @@ def _show(options: argparse.Namespace) -> int:
             f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()
         ),
     )
+
     add("local steps", result.get("local_steps"))
     add("steps a second", result.get("steps_per_second") and f"{result['steps_per_second']:.4g}")
     add(
@@ -317,11 +331,13 @@ def _show(options: argparse.Namespace) -> int:
             f"{path.name}{'/' if path.is_dir() else ''} {size_text(weigh(path))}" for path in files
         ),
     )
+
     add("size", size_text(run.size))
     out = console()
     out.print(run.name, style="bold", markup=False)
     out.print(table)
     out.print(f"folder: {run.path}", markup=False, soft_wrap=True)
+
     return 0
 
 
@@ -357,9 +373,11 @@ def _diff(options: argparse.Namespace) -> int:
             right,
             None if decides else "dim",
         )
+
     if not differing:
         add("config", "the same", "the same")
     table.add_section()
+
     for name in ("config", "code"):
         compare(
             f"{name} hash",
@@ -368,6 +386,7 @@ def _diff(options: argparse.Namespace) -> int:
                 for run in (a, b)
             ),
         )
+
     compare(
         "partition sha256",
         *((run.result.get("partition") or {}).get("sha256", "-") for run in (a, b)),
@@ -377,22 +396,26 @@ def _diff(options: argparse.Namespace) -> int:
         *(_mapping_text(read_mapping(run.path / "numerics.json")) or "-" for run in (a, b)),
     )
     own = [own_code(run.path) for run in (a, b)]
+
     for number, label in enumerate(("own code: {}", "commit of {}")):
         for name in sorted({*own[0][number], *own[1][number]}):
             absent = "-" if number == 0 else "in no git repository"
             compare(
                 label.format(name), *(str(side[number].get(name) or absent)[:20] for side in own)
             )
+
     add("status", a.status, b.status)
     add("rounds", _rounds_text(a), _rounds_text(b))
     add("headline", _headline_text(a), _headline_text(b))
     out = console()
     out.print(table)
+
     if a.headline and b.headline and a.headline["metric"] == b.headline["metric"]:
         out.print(
             f"{a.headline['metric']}: "
             f"{b.headline['value'] - a.headline['value']:+.4f} from first to second"
         )
+
     for line in differences(a.path, b.path):
         out.print(line, markup=False, soft_wrap=True)
     return 0
@@ -444,11 +467,13 @@ def _clean(options: argparse.Namespace) -> int:
         flags = ", ".join("--" + kind.replace("_", "-") for kind in kinds)
         raise ConfigError("nothing was chosen to be deleted", expected=f"one or more of {flags}")
     freed = 0
+
     for run in find_runs(options.root):
         target, reason = _find_deletable(run, options)
         if target is None:
             continue
         size = weigh(target)
+
         try:
             with run.lock():
                 # The run was launched again in the meantime.
@@ -459,12 +484,14 @@ def _clean(options: argparse.Namespace) -> int:
         except StorageError:
             print(f"{'kept':<12} {size_text(size):>8}  {target}  (being executed)")
             continue
+
         freed += size
         print(f"{_action_text(options)} {size_text(size):>8}  {target}  ({reason})")
         if options.yes:
             # Other runs of the same config may still be there.
             with contextlib.suppress(OSError):
                 run.path.parent.rmdir()
+
     for left in _stale_paths(options.root):
         size = weigh(left)
         freed += size
@@ -474,6 +501,7 @@ def _clean(options: argparse.Namespace) -> int:
         )
         if options.yes:
             sweep(left)
+
     if options.memo:
         count, size = _clean_memo(options.root / "memo", options.yes)
         freed += size
@@ -481,11 +509,13 @@ def _clean(options: argparse.Namespace) -> int:
             f"{_action_text(options)} {size_text(size):>8}  {options.root / 'memo'}  "
             f"({count} stored client results)"
         )
+
     print(
         f"{size_text(freed)} freed"
         if options.yes
         else f"{size_text(freed)} would be freed: add --yes to delete"
     )
+
     return 0
 
 
@@ -568,6 +598,7 @@ def _preset_parts(method: str) -> dict[str, str]:
             return {
                 group: option for how, group, option in defaults_of(preset) if how == "override"
             }
+
     return {}
 
 

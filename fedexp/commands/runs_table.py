@@ -49,6 +49,7 @@ def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
         raise ConfigError(
             "no finished run meets the conditions", got=" ".join(conditions) or "no runs"
         )
+
     check_keys(done, [*rows, cols, value])
     latest = _newest_by_config(done)
     cells = _group_by_cell(latest, rows, cols)
@@ -65,10 +66,12 @@ def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
         for a, b in itertools.combinations(columns, 2)
         if (place, a) in found and (place, b) in found
     ]
+
     judged = adjusted([comparison for _, comparison in comparisons])
     _print_means(found, rows, cols, places, columns)
     _print_tests([(place, c) for (place, _), c in zip(comparisons, judged, strict=True)], rows)
     _print_notes(done, latest, cells, rows, cols, value)
+
     return 0
 
 
@@ -85,6 +88,7 @@ def _parse_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, st
             )
         else:
             rest.append(argument)
+
     if not given.get("rows") or not given.get("cols"):
         raise ConfigError(
             "a table needs its rows and its columns",
@@ -92,6 +96,7 @@ def _parse_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, st
             got=" ".join(arguments) or "nothing",
             do="e.g. fedexp-runs table rows=partition.alpha cols=method",
         )
+
     return tuple(given["rows"].split(",")), given["cols"], given.get("value", "headline"), rest
 
 
@@ -136,6 +141,7 @@ def _values_by_seed(
             got=f"{first}: {', '.join(texts[:_SHOWN])}",
             do=f"add a condition ({first}={texts[0]}), or rows={','.join([*rows, first])}",
         )
+
     found: dict[Draw, float] = {}
     for run in runs:  # newest first
         number = value_of(run, value)
@@ -144,6 +150,7 @@ def _values_by_seed(
                 f"'{value}' of a run is not a number", where=run.name, got=text_of(number)
             )
         found.setdefault(tuple(value_of(run, key) for key in SEEDS), float(number))
+
     return dict(
         sorted(found.items(), key=lambda item: [_sort_key(text_of(seed)) for seed in item[0]])
     )
@@ -163,6 +170,7 @@ def _differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> d
         key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=_sort_key)
         for key in keys
     }
+
     return {
         key: texts
         for key, texts in values.items()
@@ -197,6 +205,7 @@ def _print_means(
         table.add_column(
             escape(column if cols in ("method", "dataset") else f"{cols}={column}"), justify="right"
         )
+
     for place in places:
         cells = [_mean_text(list(found.get((place, column), {}).values())) for column in columns]
         table.add_row(*map(escape, place), *cells)
@@ -223,6 +232,7 @@ def _print_tests(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (*rows, "pair", "difference", "95 %", "p", "common seeds", "verdict"):
         table.add_column(escape(name), justify="right" if name in ("difference", "p") else "left")
+
     for place, c in comparisons:
         table.add_row(
             *map(escape, place),
@@ -233,6 +243,7 @@ def _print_tests(
             ", ".join(map(_seed_text, c.draws)) or "none",
             escape(c.verdict),
         )
+
     out = console()
     out.print(table)
     tests = sum(c.p is not None for _, c in comparisons)
@@ -265,15 +276,18 @@ def _print_notes(
         out.print(
             "note: the runs' headlines are different metrics or rules", markup=False, soft_wrap=True
         )
+
     if len(runs) > len(latest):
         out.print(
             f"note: {len(runs) - len(latest)} results that other code made earlier are left out",
             soft_wrap=True,
         )
+
     if len({run.path.name for run in latest}) > 1 and cols not in _PAIRS:
         out.print(
             "note: not all of these runs were made by the same code", markup=False, soft_wrap=True
         )
+
     implied = [part for key in (*rows, cols) for part in _PAIRS.get(key, (key,))]
     differing = _differing_keys([members[0] for members in cells.values()], implied)
     if differing:

@@ -56,6 +56,7 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise unresolved_error(error, config) from error
+
     assert isinstance(plain, dict)
     plain.pop("hydra", None)
 
@@ -89,6 +90,7 @@ def group_option(group: str, name: str, where: str, search_path: list[str]) -> D
     except ConfigError as error:
         error.facts["where"] = where
         raise
+
     OmegaConf.set_struct(node, False)
     return node
 
@@ -115,6 +117,7 @@ def _with_architecture_models(config: DictConfig, search_path: list[str]) -> Dic
             option = group_option("model", name, "architectures", search_path)
             own = OmegaConf.merge(option, own)
         models[name] = own
+
     return config
 
 
@@ -154,6 +157,7 @@ def _read_client_names(path: str, clients: int) -> Any:
         )
     except (OSError, yaml.YAMLError) as error:
         names, problem = None, str(error).splitlines()[0]
+
     if problem or not isinstance(names, list | dict):
         raise ConfigError(
             "not every client has an architecture here",
@@ -162,4 +166,5 @@ def _read_client_names(path: str, clients: int) -> Any:
             f"{clients} names (clients={clients})",
             got=f"{path}: {problem or 'neither a list nor ranges'}",
         )
+
     return names

@@ -23,6 +23,7 @@ def groups(folders: tuple[Path, ...]) -> Iterator[tuple[str, list[str]]]:
         for path in folder.glob("*/**/*.yaml"):
             name, _, option = path.relative_to(folder).with_suffix("").as_posix().partition("/")
             found.setdefault(name, set()).add(option)
+
     for name, options in sorted(found.items()):
         if name not in NON_GROUP_FOLDERS:
             yield name, sorted(options)

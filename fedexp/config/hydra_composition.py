@@ -36,6 +36,7 @@ def use_hydra(overrides: list[str]) -> Iterator[None]:
     register()
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
+
     try:
         with (
             initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fedexp"),
@@ -82,6 +83,7 @@ def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, A
     config, choices = _composed_groups(groups, user_files)
     config = copy.deepcopy(config)
     apply_overrides(keys, config)
+
     return config, choices
 
 

@@ -111,6 +111,7 @@ class Architectures:
             "architectures.clients names no model: set null or a name",
         )
         names = self.clients or ()
+
         if isinstance(names, dict):
             parts = [
                 (n, p)
@@ -127,13 +128,16 @@ class Architectures:
                 f"architectures.clients: {odd and count[odd[0]]} architectures for client "
                 f"{odd and odd[0]}",
             )
+
             names = tuple(name for _, name in owners)
+
         unused = self.models.keys() - {*names, self.server}
         require(
             not unused,
             "architectures.models: neither a client nor the server has "
             f"{', '.join(sorted(unused))}",
         )
+
         return names
 
 
@@ -262,10 +266,12 @@ class CheckpointEvery:
             value = float(text[:-1]) if text.endswith("s") else int(text)
         except ValueError:
             value = -1
+
         require(
             value > 0 or text == "0s",
             f"checkpoint.every must be seconds ('30s'), steps (5) or 'off', got '{self.every}'",
         )
+
         return value, "seconds" if text.endswith("s") else "steps"
 
 
@@ -315,6 +321,7 @@ def _check_options(config: ResolvedConfig) -> None:
                 expected="a mapping, key: value",
                 got=node,
             )
+
         if group in GROUPS and "_target_" not in node:
             raise ConfigError(
                 f"'{option}' does not name its class: its file has no '_target_'",
@@ -322,6 +329,7 @@ def _check_options(config: ResolvedConfig) -> None:
                 expected="_target_: package.module.Class, then the class's fields",
                 got=", ".join(map(str, node)) or "an empty file",
             )
+
         if group not in GROUPS and isinstance(node, Mapping):
             raise ConfigError(
                 f"the keys of '{option}' are not set for the experiment but below '{group}'",
@@ -387,6 +395,7 @@ class Config:
             f"precision={self.precision} rounds float32 "
             f"and cannot be combined with dtype={self.dtype}",
         )
+
         self.architectures.names(self.clients)
         per_round = self.clients_per_round
         if isinstance(per_round, int):

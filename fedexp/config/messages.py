@@ -54,6 +54,7 @@ def refuse_flags(overrides: list[str], flags: Sequence[str] = ()) -> None:
             if flags
             else "a sweep is not one run"
         )
+
         do = (
             more
             if "=" in value and not equals
@@ -79,6 +80,7 @@ def translated_errors(overrides: list[str], compose_groups: ComposeGroups) -> It
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         yield
         return
+
     try:
         yield
     except OverrideParseException as error:
@@ -137,6 +139,7 @@ def unresolved_error(error: Exception, config: DictConfig) -> ConfigError:
         near = nearest(missing.group(1), known)
         others = {name: value for name, value in known.items() if name != key}
         do = f"did you mean '{near}'?" if near else _nearest_key_hint(missing.group(1), others)
+
     return ConfigError(
         f"the config cannot be resolved: {text}",
         where=key,
@@ -153,6 +156,7 @@ def _parse_error(override: str, overrides: list[str]) -> ConfigError:
         "quote other characters too: key='\"value\"', "
         "see https://hydra.cc/docs/advanced/override_grammar/basic/"
     )
+
     return ConfigError(
         f"'{override}' is not an override",
         expected="key=value (lists: key=[a,b], sweeps: key=a,b with -m, "
@@ -282,6 +286,7 @@ def _key_error(
         what = f"unknown key '{key}'"
         hydra_key = key.startswith("hydra.")
         do = _hydra_key_hint(key, overrides) if hydra_key else _nearest_key_hint(key, known)
+
     return ConfigError(
         what, where=where, expected="a key of conf/config.yaml or of a chosen group", do=do
     )
@@ -372,6 +377,7 @@ def _nearest_key_hint(key: str, known: Mapping[str, Any]) -> str:
         or leaves.get(name)
         or leaves.get(nearest(name, leaves) or "")
     )
+
     return f"did you mean '{found}'?" if found else has
 
 

@@ -50,6 +50,7 @@ def pin(config: dict[str, Any]) -> dict[str, str]:
                 contents[f"{place}.{key}"] = found
                 if beside:
                     node["sha256"] = found
+
     return contents
 
 

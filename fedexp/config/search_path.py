@@ -51,6 +51,7 @@ def _refuse_shadowed_files() -> None:
     folder, built_in = user_conf_dir(), conf_dir()
     if folder is None:
         return
+
     for path in sorted(folder.rglob("*.yaml")):
         twin = built_in / path.relative_to(folder)
         if twin.exists():

@@ -92,4 +92,5 @@ def _axes(overrides: list[str]) -> dict[str, list[str]]:
         elif not override.is_sweep_override():
             assert override.input_line is not None
             axes[key] = [override.input_line]
+
     return axes

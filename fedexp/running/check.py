@@ -74,6 +74,7 @@ def check_jobs(jobs: list[list[str]]) -> list[CheckedJob]:
     for name, config in zip(names, configs, strict=True):
         with name_job_in_errors(name):
             jobs_checked.append(CheckedJob.of(config))
+
     return jobs_checked
 
 
@@ -102,6 +103,7 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
                 file.exists() for one in sets.values() for file in one.expected_files(root)
             ):
                 continue
+
             checked_splits.add(key)
             loaded = {
                 key: loaded.get(key) or one.load(root, download=False) for key, one in sets.items()

@@ -59,6 +59,7 @@ def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak
     training = 0.0
     for row in timing:
         peak = largest(peak, row.get("peak_memory", {}))
+
     for row in {row["step"]: row for row in timing}.values():
         for phase, value in row["seconds"].items():
             seconds[phase] = seconds.get(phase, 0.0) + value
@@ -66,6 +67,7 @@ def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak
             executed += row["executed"]
             stacked += row["stacked"]
             training += row["seconds"]["train"]
+
     return {
         "seconds": {
             **{k: round(v, 3) for k, v in seconds.items()},

@@ -97,6 +97,7 @@ def execute(
     folder_seconds = time.perf_counter() - began
     note = _Notes(folder.path / "run.log", say, name)
     announce = note.show
+
     try:
         folder.acquire(config["on_running"], announce)
     except StorageError:
@@ -105,6 +106,7 @@ def execute(
             raise
         announce(f"already done: {folder.path}")
         return stored
+
     try:
         if (stored := _reusable(config, folder)) is not None:
             folder.set_done()
@@ -139,6 +141,7 @@ def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> Non
     if present is None:
         return
     expected = [stored["partition"][name] for name in ("data_sha256", "proxy_sha256")]
+
     if any(
         sha256 not in (None, stored_sha256)
         for sha256, stored_sha256 in zip(present, expected, strict=True)
@@ -235,11 +238,13 @@ class _Run:
                 if isinstance(described, FedexpError)
                 else f"{type(described).__name__}: {described}"
             )
+
             # For example on a full disk. The status has to suffice then.
             with contextlib.suppress(OSError):
                 write_text(
                     self.folder.path / "error.txt", "".join(traceback.format_exception(error))
                 )
+
             self.folder.set_ended(
                 "failed", error=text.splitlines()[0] if text else type(described).__name__
             )
@@ -260,6 +265,7 @@ class _Run:
             self.note(remark)
         numerics = first_numerics(experiment.config, self.folder, self.note)
         keep_freed_memory()
+
         with contextlib.ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(numerics.threads)
@@ -273,17 +279,20 @@ class _Run:
             snapshot, mark = checkpoint.load() or (None, None)
             stack.callback(checkpoint.close)
             journal = stack.enter_context(contextlib.closing(Journal(path, mark, attempt)))
+
             if snapshot is None:
                 with experiment.server_work("the server's first state"):
                     snapshot = Snapshot(
                         0, experiment.aggregator.init(env), checkpoint.client_states
                     )
+
             self._check_stored_models(experiment, env, data, snapshot)
             engine = RunEngine(experiment, self.resolved.values, self.folder, numerics, self.note)
             stack.callback(engine.close)
             feed = self._feed(experiment, journal)
             self.seconds["setup"] += time.perf_counter() - began
             status, result = "failed", None
+
             try:
                 snapshot = self._steps(
                     experiment, env, data, engine, journal, checkpoint, snapshot, feed
@@ -297,6 +306,7 @@ class _Run:
                 raise
             finally:
                 feed.close(status, result)
+
         return result
 
     def _load(self, experiment: Experiment, device: torch.device) -> FederatedData:
@@ -312,6 +322,7 @@ class _Run:
             "proxy": data.proxy_fingerprint,
         }
         stored = self.folder.once("data.json", facts)
+
         if stored != facts:
             raise StorageError(
                 "the data or their split are not those that this run began with",
@@ -320,6 +331,7 @@ class _Run:
                 got=facts,
                 do="restore the data in data_root, or start again with reuse=false",
             )
+
         path = self.folder.path / "partition.safetensors"
         if not path.exists():
             save_partition(data.partition, path)
@@ -363,6 +375,7 @@ class _Run:
         every, unit = config.checkpoint.parsed()
         saver, meter = _Saver(checkpoint, journal, snapshot), Meter(engine)
         engine.secure = saver.save
+
         with contextlib.ExitStack() as stack:
             progress = stack.enter_context(
                 Progress(
@@ -373,22 +386,26 @@ class _Run:
                     self.note.name,
                 )
             )
+
             stack.enter_context(self.note.shown_by(progress.note))
             trainer: Engine = (
                 engine
                 if experiment.stored_models is None
                 else FromStoredModels(engine, experiment.stored_models)
             )
+
             if config.profile:
                 profile = stack.enter_context(
                     Profile(self.folder.path / "trace.json.gz", env.device, self.note)
                 )
                 trainer = profile.watch(trainer)
+
             try:
                 for step in steps(experiment, env, data, trainer, snapshot, progress.client):
                     snapshot = step.after
                     facts: dict[str, Any] = meter.step(int(step.row.get("local_steps", 0)))
                     began = time.perf_counter()
+
                     with phase("log"):
                         self._store_trace(step)
                         if step.ends_round:
@@ -401,6 +418,7 @@ class _Run:
                         progress.step(
                             step.row, experiment.headline, None if step.ends_round else step.within
                         )
+
                     logged = time.perf_counter()
                     if step.ends_run or saver.since_last_save(unit) >= every:
                         with phase("checkpoint"):
@@ -409,6 +427,7 @@ class _Run:
                             done = step.row["round"] if step.ends_round else step.row["round"] - 1
                             self.folder.set_status("running", round=done, rounds=env.rounds)
                         facts["peak_memory"] = peak_memory(env.device)
+
                     saved = time.perf_counter()
                     settling = engine.settling_seconds()
                     self.seconds["setup"] += settling
@@ -418,6 +437,7 @@ class _Run:
             except (KeyboardInterrupt, Interrupted):
                 saver.save()
                 raise
+
         return snapshot
 
     def _store_trace(self, step: RecordedStep) -> None:
@@ -430,6 +450,7 @@ class _Run:
             path = folder / f"{name}.json"
             rows = {row["iteration"]: row for row in [*trace_rows(path), *step.traced.rows]}
             write_json(path, {"rows": list(rows.values())}, seal=True)
+
         if step.traced.weights:
             path = folder / f"{name}.safetensors"
             earlier = load_tree(path, torch.device("cpu"))[0] if path.exists() else {}
@@ -488,6 +509,7 @@ class _Run:
             "attempts": self.folder.attempt,
             "folder": str(path),
         }
+
         if outcome.kind == "local":
             evaluator = Evaluator(experiment.task, config.eval.batch_size)
             result["per_client"] = evaluator.each(outcome, data.test, "test")
@@ -495,6 +517,7 @@ class _Run:
             result["profile"] = profiled
         write_json(path / "result.json", result, seal=True)
         self.folder.set_done()
+
         return result
 
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:

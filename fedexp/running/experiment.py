@@ -126,6 +126,7 @@ class Experiment:
             if models.path is None
             else find_stored_models(models.path, models.sha256),
         )
+
         experiment._check()
         return experiment
 
@@ -146,6 +147,7 @@ class Experiment:
             dataset=self.dataset,
             images=self.dataset.pixels and self.extractor is None,
         )
+
         check_metrics(self)
         if self.config.eval.per_class:
             check_classes(self)
@@ -153,6 +155,7 @@ class Experiment:
         device = _device_name(self.config.device).partition(":")[0]
         if self.extractor is not None:
             _check_model(self.extractor, self.dataset.shape, (math.prod(self.input_shape),), device)
+
         for spec in self.specs.distinct:
             has_batch_norm = _check_model(spec, self.input_shape, outputs, device)
             if has_batch_norm and self.config.local.batch_size == 1 and spec in self.specs.trained:
@@ -166,6 +169,7 @@ class Experiment:
                 )
             self.trainer.check(spec, self.input_shape)
             self.aggregator.check(spec, self.input_shape)
+
         self.aggregator.check_extent(self.extent)
         if self.stored_models is not None:
             dtype = getattr(torch, self.config.dtype)
@@ -177,6 +181,7 @@ class Experiment:
                 self.dataset,
                 self.trainer,
             )
+
         self.proxy.check(self.dataset)
         for dataset in (self.dataset, self.proxy.dataset):
             if dataset is not None:
@@ -217,12 +222,14 @@ class Experiment:
         splits = ("test", "val") if self.has_validation else ("test",)
         delivers, classes = self.aggregator.delivers, self.dataset.num_classes
         names = [name for split in splits for name in metric_names(self.task, delivers, split)]
+
         if self.config.eval.per_class:
             names += [
                 name
                 for split in splits
                 for name in class_names(self.task, delivers, split, classes)
             ]
+
         if self.config.eval.per_client and self.partitioner.val_fraction:
             names += client_names(self.task, "val")
         return names
@@ -270,6 +277,7 @@ class Experiment:
             "draw from the generator that `draw` is given, "
             "or from fedexp.core.seeds.numpy_generator(name, ...)"
         )
+
         with unused(plugins, "reading and splitting the data", do, DataError):
             return federate(
                 self.dataset,
@@ -312,6 +320,7 @@ class Experiment:
                 for number, spec in enumerate(self.specs.distinct, start=1)
             },
         }
+
         return unused(
             plugins,
             where,
@@ -366,6 +375,7 @@ def data_content(config: ResolvedConfig) -> list[str | None] | None:
     if dataset.pinned and (other is None or other.pinned):
         return None
     root = Path(own.data_root).expanduser()
+
     return [dataset.content(root), None if other is None else other.content(root)]
 
 
@@ -391,6 +401,7 @@ def _build_specs(
         if architectures.server
         else Specs(common, own)
     )
+
     frozen = [spec for spec in specs.distinct if spec.split()] if len(specs.distinct) > 1 else []
     if frozen:
         raise ConfigError(
@@ -400,6 +411,7 @@ def _build_specs(
             "or one model for the server and all clients",
             got=frozen[0].arch,
         )
+
     return specs
 
 
@@ -433,6 +445,7 @@ def check_classes(experiment: Experiment) -> None:
             expected="false, or a data set with labels",
             got=True,
         )
+
     if experiment.aggregator.delivers == "local":
         raise ConfigError(
             f"aggregator {type(experiment.aggregator).__name__} keeps one model per client, "
@@ -462,6 +475,7 @@ def check_metrics(experiment: Experiment) -> None:
                 expected=", ".join(["auto", *measured]),
                 do=suggest(name, measured),
             )
+
     headline, stop = experiment.config.headline, experiment.config.stop
     for target in headline.targets:
         _check_target(experiment.task, "headline.targets", experiment.headline, target)
@@ -469,6 +483,7 @@ def check_metrics(experiment: Experiment) -> None:
         _check_target(experiment.task, "stop.target", experiment.stop_metric, stop.target)
     if not headline.targets:
         return
+
     if not experiment.headline.startswith("test/"):
         raise ConfigError(
             "targets need a metric of the test set",
@@ -477,6 +492,7 @@ def check_metrics(experiment: Experiment) -> None:
             got=f"headline.metric={experiment.headline}",
             do="set headline.metric=auto, or headline.targets=[]",
         )
+
     if stop.target is not None:
         raise ConfigError(
             "a run that stops early cannot report that it never reaches a target",
@@ -524,6 +540,7 @@ def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
     # The first clients remain, also if the names are given by ranges.
     names = config.architectures.names(config.clients)
     m = config.clients_per_round
+
     return replace(
         config,
         limit=limit,

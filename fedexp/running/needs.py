@@ -64,6 +64,7 @@ def check_needs(
         group: f"{group.replace('_', ' ')} {type(plugin).__name__}"
         for group, plugin in plugins.items()
     }
+
     for one, other in combinations(plugins, 2):
         for a in plugins[one].needs.demands:
             for b in plugins[other].needs.demands:
@@ -75,12 +76,14 @@ def check_needs(
                         expected=f"{_as_written(a.value)} and {_as_written(b.value)}",
                         do=f"set another {one} or another {other}",
                     )
+
     for group, plugin in plugins.items():
         for demand in plugin.needs.demands:
             _check_demand(names[group], demand, config, {**plugins, "task": task})
         _check_data(names[group], plugin.needs, config, proxy)
         _check_samples(names[group], plugin.needs, dataset, images)
         _check_specs(names[group], plugin.needs, config, specs)
+
     own = aggregator.delivers != "global" or not aggregator.communicates
     comparing = [names[group] for group, plugin in plugins.items() if plugin.needs.global_model]
     if comparing and own:
@@ -91,6 +94,7 @@ def check_needs(
             got=type(aggregator).__name__,
             do="set aggregator=mean, or trainer=sgd",
         )
+
     users = [names[group] for group, plugin in plugins.items() if plugin.needs.validation]
     users += ["headline.rule=best_on_val"] if config.headline.rule == "best_on_val" else []
     if users and not validation:
@@ -101,6 +105,7 @@ def check_needs(
             got="0",
             do="set partition.val_fraction=0.1, or eval.held_out",
         )
+
     if not aggregator.averages_updates:
         if type(trainer).init_shared is not Trainer.init_shared:
             raise ConfigError(
@@ -110,6 +115,7 @@ def check_needs(
                 got=type(trainer).__name__,
                 do="set aggregator=mean, or another trainer",
             )
+
         if server_optimizer.changes_update:
             raise ConfigError(
                 f"a server optimizer has no effect: {names['aggregator']} makes no averaged update",
@@ -128,6 +134,7 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
             got="none",
             do="set proxy.source=train proxy.size=0.02",
         )
+
     if (
         needs.unseen_proxy
         and proxy.source == "test"
@@ -142,6 +149,7 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
             got="test",
             do="set proxy.source=train proxy.size=0.02",
         )
+
     if needs.proxy_labels and not proxy.labelled:
         raise ConfigError(
             f"{name} needs labelled server data",
@@ -151,6 +159,7 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
             do="set proxy.labelled=true"
             + (" proxy.source=train: noise has no labels" if proxy.source == "noise" else ""),
         )
+
     if needs.local_steps and config.client_models.path is not None:
         raise ConfigError(
             f"{name} weighs models by their numbers of local steps, "
@@ -173,6 +182,7 @@ def _check_samples(name: str, needs: Needs, dataset: Dataset, images: bool) -> N
             + (", as features" if dataset.pixels else ", floating-point samples"),
             do="choose another data set or model, or another method",
         )
+
     if needs.augmented and dataset.augment is None:
         raise ConfigError(
             f"{name} applies the clients' random transform to its batches, "
@@ -191,6 +201,7 @@ def _check_specs(name: str, needs: Needs, config: Config, specs: Specs) -> None:
         config.architectures.server or "model",
     )
     got = f"server: {server}; clients: {', '.join(dict.fromkeys(map(str, clients)))}"
+
     if needs.same_architecture:
         raise ConfigError(
             f"{name} averages or matches models: "
@@ -201,6 +212,7 @@ def _check_specs(name: str, needs: Needs, config: Config, specs: Specs) -> None:
             do="set architectures.clients=null architectures.server=null"
             + (f", or {needs.lifted_by}" if needs.lifted_by else ""),
         )
+
     if needs.broadcasts and config.rounds > 1:
         raise ConfigError(
             f"{name} starts clients from the server's model in the second round, "
@@ -224,9 +236,11 @@ def _check_demand(name: str, demand: Demand, config: Config, plugins: Mapping[st
                 do=f"set another {group}",
             )
         found = getattr(found, step)
+
     if isinstance(found, demand.value) if isinstance(demand.value, type) else found == demand.value:
         return
     do = f"set {demand.key}={_as_written(demand.value)}"
+
     if isinstance(demand.value, type):
         options = _options_with_class(demand.key, _as_written(demand.value))
         do = (
@@ -234,6 +248,7 @@ def _check_demand(name: str, demand: Demand, config: Config, plugins: Mapping[st
             if options
             else f"set {demand.key} to a {demand.value.__name__}"
         )
+
     raise ConfigError(
         f"{name} {demand.why}",
         where=demand.key,

@@ -80,13 +80,16 @@ def is_near_limit(
 def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_batch: int) -> int:
     """Estimate the bytes that a round takes once the data are loaded.
 
-    The estimate is ``d + p (c + 4 s) + a max(s b, e / 4)``. d is the size of the
-    training data, which worker processes hold a second time. p is the largest client's
-    model and state. c is the number of the round's jobs, all of whose results may wait.
-    s is the number of clients that train at once, each with weights, gradients and two
-    buffers of an optimizer. a is the size of a sample's activations, 400 times its
-    input. Evaluation keeps those of a few layers only. b and e are the batch sizes of
-    training and evaluation.
+    The estimate is ``d + p (c + 4 s) + a max(s b, e / 4)`` with these sizes:
+
+    - d: training data, which worker processes hold a second time
+    - p: the largest client's model and state
+    - c: number of the round's jobs, all of whose results may wait
+    - s: clients that train at once, each with weights, gradients and two buffers of an
+      optimizer
+    - a: activations of a sample, 400 times its input (evaluation keeps those of a few
+      layers only)
+    - b, e: batch sizes of training and evaluation
     """
     starts = {id(job.start): job.start for job in jobs}.values()
     states = {id(job.state): job.state or {} for job in jobs}.values()
@@ -95,6 +98,7 @@ def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_
     x, s = data.train.x, min(at_once, len(jobs))
     a = _ACTIVATIONS * x[:1].numel() * data.train.dtype.itemsize
     batch = max(job.local_training.batch_size for job in jobs)
+
     return x.nbytes + p * (len(jobs) + 4 * s) + a * max(s * batch, eval_batch // 4)
 
 
@@ -111,6 +115,7 @@ def free_memory(device: torch.device) -> int:
     # Not Linux: the whole memory of the machine.
     if free is None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
     with suppress(OSError, IndexError):
         group = Path("/proc/self/cgroup").read_text().partition("0::/")[2].splitlines()[0]
         own = Path("/sys/fs/cgroup", group)
@@ -121,6 +126,7 @@ def free_memory(device: torch.device) -> int:
                     int((folder / f"memory.{name}").read_text()) for name in ("max", "current")
                 )
                 free = min(free, limit - taken)
+
     return free
 
 
@@ -147,6 +153,7 @@ def probe_memory(
         f"{len(jobs)} jobs, one evaluation batch"
     )
     text = f"memory may run short: peak memory {memory_text(peak)} (measured: {what})"
+
     return {**peak, "clients": [job.client for job in tried], "steps": steps, "text": text}
 
 
@@ -157,6 +164,7 @@ def _ram() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
             1 if sys.platform == "darwin" else 1024
         )
+
     total = own["VmHWM"]
     for child in descendants(str(os.getpid())):
         # Empty if the process has ended.
@@ -164,6 +172,7 @@ def _ram() -> int:
         # Libraries and data, which this process has, too.
         shared = status.get("RssFile", 0) + status.get("RssShmem", 0)
         total += max(0, status.get("VmHWM", 0) - shared)
+
     return total
 
 

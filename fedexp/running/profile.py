@@ -62,11 +62,13 @@ class Profile:
             self._profiler.export_chrome_trace(str(self._trace))
             phases = phase_seconds(self._profiler.events() or [])  # type: ignore[no-untyped-call]
             ops = Counter[str]()
+
             for op in self._profiler.key_averages():
                 if not op.key.startswith(PREFIX):
                     ops[op.key] += (
                         op.self_device_time_total if self._cuda else op.self_cpu_time_total
                     ) / 1e6
+
             total = sum(phases.values())
             report = {
                 "trace": str(self._trace),
@@ -108,6 +110,7 @@ def phase_seconds(events: Iterable[FunctionEvent]) -> Counter[str]:
             parent = parent.cpu_parent
         if parent is not None:
             seconds[parent.name.removeprefix(PREFIX)] -= duration
+
     return seconds
 
 

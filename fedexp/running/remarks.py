@@ -25,6 +25,7 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             "client_models.path gives the first round's models: "
             f"trainer {trainer} and its keys take effect {when}"
         )
+
     share = config.clients_per_round
     if isinstance(share, float) and share * config.clients < 1:
         does = (

@@ -44,11 +44,13 @@ def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None
         first = Numerics(**stored)
     except TypeError as error:
         raise damaged(folder.path / _FILE, str(error)) from error
+
     check_device(first.device)
     asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != stored[k]}
     if asked:
         kept = {k: stored[k] for k in asked}
         note(f"resuming with the numerics of the first launch: {kept} (asked for now: {asked})")
+
     return first
 
 
@@ -135,18 +137,21 @@ class RunEngine(Engine):
         engine.note = self._note
         torch.set_num_threads(self.numerics.threads)
         engine.open(self.numerics, budget)
+
         if jobs and is_near_limit(jobs, data, engine, config.eval.batch_size):
             self.memory_probe = probe_memory(
                 jobs, data, engine, self._experiment.task, config.eval.batch_size
             )
             self._note(self.memory_probe["text"])
             self._probed_steps = engine.stacked_steps
+
         if config.memo.enabled and config.reuse:
             root = Path(config.output_root).expanduser().resolve() / "memo"
             self._engine = Memo(
                 engine, root, config.memo.max_gb, self.numerics, training_code_hash(self._raw)
             )
             self._engine.note = self._note
+
         self._settling = time.perf_counter() - began
         return self._engine
 
@@ -160,10 +165,12 @@ class RunEngine(Engine):
                 "numerics.engine",
             )
             return wanted.adopt(computing, self.numerics.threads, budget)
+
         engine = wanted.settle(trial)
         self.secure()
         self.numerics = replace(
             trial.numerics, engine=describe(engine.computing), threads=engine.threads_each(budget)
         )
         write_json(self._folder.path / _FILE, asdict(self.numerics), seal=True)
+
         return engine

@@ -83,6 +83,7 @@ def steps(
     tracer = Tracer(evaluator, data, config.trace.every, config.trace.weights)
     env = replace(env, trace=tracer)
     following = run(aggregator, env, engine, data, snapshot, config.on_nonfinite, on_client)
+
     while True:
         with experiment.server_work("a step of the server"):
             # Training is nested in this phase: the server consumes results as they arrive.
@@ -93,6 +94,7 @@ def steps(
             traced = tracer.take()
             began = time.perf_counter()
             outcome = aggregator.outcome(step.after.state)
+
             # Models of clients were checked as they arrived.
             if aggregator.delivers == "global":
                 nonfinite = trees.nonfinite(outcome.models[0].params)
@@ -103,15 +105,18 @@ def steps(
                     step.round,
                     experiment,
                 )
+
             row = {"round": step.round + 1, "step": step.after.step, **step.metrics}
             iteration = traced.of_step(step.within)
             row |= {f"traced/{name}": value for name, value in iteration.items() if name not in row}
+
             if step.ends_run or (step.ends_round and (step.round + 1) % config.eval.every == 0):
                 with phase("evaluate"):
                     row |= evaluator(outcome, data.test, "test")
                     if data.val is not None:
                         row |= evaluator(outcome, data.val, "val")
                     row |= breakdown(outcome)
+
         # Finite weights may overflow in the network.
         nan_metrics = [name for name, value in row.items() if math.isnan(value)]
         _raise_problem(f"{nan_metrics[0]} is NaN" if nan_metrics else None, step.round, experiment)
@@ -127,6 +132,7 @@ def steps(
             ends_run=ends_run,
             traced=traced,
         )
+
         if ends_run:
             return
 

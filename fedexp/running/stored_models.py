@@ -47,6 +47,7 @@ def find_stored_models(path: str, sha256: str | None) -> StoredModels:
             got=path,
             do=_nearest_folder_hint(folder),
         )
+
     found = fingerprint(folder)
     if sha256 is not None and found != sha256:
         raise ConfigError(
@@ -56,6 +57,7 @@ def find_stored_models(path: str, sha256: str | None) -> StoredModels:
             got=found,
             do="remove it",
         )
+
     return StoredModels(ModelFolder.open(folder))
 
 
@@ -80,6 +82,7 @@ def check_stored_models(
             got=f"{models.clients.num_clients}, {len(models.folder.specs)} of them with a model",
             do=f"set clients={models.clients.num_clients}",
         )
+
     for hook in ("init_state", "init_shared", "finish"):
         if getattr(type(trainer), hook) is not getattr(Trainer, hook):
             raise ConfigError(
@@ -89,6 +92,7 @@ def check_stored_models(
                 got=type(trainer).__name__,
                 do="set trainer=sgd, or client_models.path=null",
             )
+
     rows = models.clients.class_counts
     if rows and len(rows[0]) != dataset.num_classes:
         raise ConfigError(
@@ -97,6 +101,7 @@ def check_stored_models(
             expected=f"{dataset.num_classes} classes",
             got=f"{len(rows[0])} classes",
         )
+
     wanted = [specs.of(client) for client in models.clients.clients]
     for number, (stored, spec) in enumerate(zip(models.folder.specs, wanted, strict=True)):
         # Architectures are compared first, so that a file imports nothing.
@@ -109,6 +114,7 @@ def check_stored_models(
                 got=_describe_difference(spec, stored),
                 do="choose the model and the data set that the folder's models were trained with",
             )
+
     for name in ("mean", "std"):
         known, used = getattr(models.clients, name), getattr(dataset, name)
         if known is not None and known != tuple(used):
@@ -119,6 +125,7 @@ def check_stored_models(
                 got=list(used),
                 do="set dataset.mean and dataset.std to what the models were trained with",
             )
+
     _check_tensors(models, wanted, dtype)
 
 
@@ -131,11 +138,13 @@ def _check_tensors(models: StoredModels, specs: Sequence[ModelSpec], dtype: torc
     initial = {
         spec: Weights.init(spec, seed_of("check"), _CPU, dtype) for spec in dict.fromkeys(specs)
     }
+
     for number, (layout, spec) in enumerate(zip(models.folder.layouts(), specs, strict=True)):
         tensors = {**initial[spec].params, **initial[spec].buffers}
         wanted = {
             name: (_STORED.get(value.dtype), tuple(value.shape)) for name, value in tensors.items()
         }
+
         for name in [*wanted, *(name for name in layout if name not in wanted)]:
             kind, shape = wanted.get(name, (None, None))
             stored, stored_shape = layout.get(name, (None, None))
@@ -149,6 +158,7 @@ def _check_tensors(models: StoredModels, specs: Sequence[ModelSpec], dtype: torc
                     else "no such tensor",
                     do="the network's code is not the one these models were trained with",
                 )
+
             if kind is not None and stored != kind:
                 raise ConfigError(
                     "the folder's models have another type of numbers",
@@ -181,6 +191,7 @@ def check_clients(
                     expected="null",
                     got=str(models.folder.path),
                 )
+
             raise ConfigError(
                 f"the folder has no model of client {job.client}",
                 where="client_models.path",
@@ -189,6 +200,7 @@ def check_clients(
                 do="use the partition, the seed and the clients_per_round "
                 "that they were trained with",
             )
+
     sizes = data.partition.sizes
     empty = [client for client in models.number if client >= len(sizes) or not sizes[client]]
     if empty:
@@ -200,10 +212,12 @@ def check_clients(
             do="use the partition the models were trained on: "
             "partition=file partition.path=.../partition.safetensors",
         )
+
     rows = models.clients.class_counts
     chosen = list(models.clients.clients)
     if rows is None or data.class_counts()[chosen].tolist() == [list(row) for row in rows]:
         return None
+
     return (
         f"client_models: the clients of {models.folder.path} have other classes than those of "
         "this partition. Counts come from the folder, and everything else about clients' data "
@@ -229,11 +243,13 @@ def _nearest_folder_hint(folder: Path) -> str:
             if inside
             else "finish that run first, or name another folder"
         )
+
     missing = folder
     while not missing.parent.is_dir():
         missing = missing.parent
     names = [child.name for child in missing.parent.iterdir() if child.is_dir()]
     near = nearest(missing.name, names)
+
     return (
         f"did you mean '{missing.parent / near}'?"
         if near

@@ -48,16 +48,19 @@ def summarise(
     )
     higher = experiment.task.higher_is_better
     evaluated = [row for row in rows if name in row]
+
     if not evaluated:
         raise FedexpError(
             "the run delivered no model to evaluate: no client ever took part",
             where="partition, sampling",
         )
+
     measured = [key for key in evaluated[-1] if key.startswith(("test/", "val/"))]
     last = {key: value for key, value in evaluated[-1].items() if key not in ("round", "step")}
     tail = {key: [row[key] for row in evaluated[-10:]] for key in measured}
     means = {key: statistics.fmean(values) for key, values in tail.items()}
     best = {key: _best([row[key] for row in evaluated], higher(key)) for key in measured}
+
     if rule == "last":
         value = last[name]
     elif rule == "mean_last_10":
@@ -110,6 +113,7 @@ def _summarise_trace(
     last: dict[str, float] = {}
     best: dict[str, float] = {}
     at: dict[str, list[int]] = {}
+
     for row in rows:
         for key, value in row.items():
             series, _, ending = key.rpartition("/")
@@ -119,6 +123,7 @@ def _summarise_trace(
             last[key] = value
             if key not in best or (value > best[key] if higher_is_better else value < best[key]):
                 best[key], at[key] = value, [row["round"], row["iteration"]]
+
     if not last:
         return {}
     oracles = {f"oracle/{key}": value for key, value in best.items() if "/val/" not in key}
