@@ -1,4 +1,7 @@
-"""Federated aggregation methods, compared: `run`, `load`, `Run` and `save_models` are all that Python code needs."""
+"""Comparison of federated aggregation methods.
+
+`run`, `load`, `Run` and `save_models` are the Python interface.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ __all__ = ["Run", "__version__", "load", "run", "save_models"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # imported when it is first used: `import fedexp` costs nothing
+    # Importing fedexp costs nothing. The interface is imported when it is first used.
+    if name in __all__:
         from fedexp import api
 
         return getattr(api, name)

@@ -1,4 +1,4 @@
-"""``python -m fedexp`` is the ``fedexp`` command."""
+"""The ``fedexp`` command as ``python -m fedexp``."""
 
 from fedexp.commands.run import main
 

@@ -1,4 +1,7 @@
-"""fedexp in Python: run what the command line would run, and look at stored runs. Exported by the package itself."""
+"""The Python interface of fedexp, which the package itself exports.
+
+It runs what the command line runs, and reads stored runs.
+"""
 
 from __future__ import annotations
 
@@ -24,84 +27,108 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it lies on disk; what is asked for is read then, once.
+    """A run in its folder. Each property is read from disk when it is first used.
+
+    Every property raises `StorageError` if its file is absent. Unfinished runs have no
+    `result` and no `models`.
 
     Args:
         folder: ``<output_root>/runs/<method>-<dataset>-<config hash>/<code hash>``.
-
-    Every property raises `StorageError` where its file is not there: of a run that is not finished, `result` and `models`.
     """
 
     folder: Path
 
     @property
     def status(self) -> str:
-        """done, running, failed, interrupted or stale (it says running and nobody works on it)."""
+        """One of done, running, failed, interrupted and stale.
+
+        A stale run is marked as running, but no process works on it.
+        """
         return StoredRun(self.folder).status
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved config, with what was chosen for each group (``choices``) and the ``overrides``."""
+        """The resolved config, with the chosen option of each group and the overrides.
+
+        The options are at ``choices``, the overrides at ``overrides``.
+        """
         config: dict[str, Any] | None = StoredRun(self.folder).config or None
-        return self._there(config, "config.yaml")
+        return self._require(config, "config.yaml")
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """``result.json``: headline, metrics, costs, hashes."""
+        """The content of ``result.json``: headline, metrics, costs, hashes."""
         result: dict[str, Any] | None = read_json(self.folder / "result.json")
-        return self._there(result, "result.json")
+        return self._require(result, "result.json")
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """A row a step, most methods' rounds: ``round``, ``step``, ``train/loss``, ``test/global/acc`` ..."""
+        """One row per step, which is a round for most methods.
+
+        A row has ``round``, ``step``, ``train/loss``, ``test/global/acc`` and so on.
+        """
         return rows_of(self.folder, StoredRun(self.folder).result)
 
     @cached_property
     def models(self) -> tuple[Weights, ...]:
-        """What the run delivered, on the CPU: one global model, an ensemble's members, or one model a client."""
+        """The models that the run delivered, on the CPU.
+
+        There is one global model, one model per member of an ensemble, or one per
+        client.
+        """
         from fedexp.storage.model_folder import MODELS, ModelFolder
 
-        self._there((self.folder / MODELS).is_file() or None, MODELS)
+        self._require((self.folder / MODELS).is_file() or None, MODELS)
         stored = ModelFolder.open(self.folder)
         return tuple(stored.weights(number) for number in range(len(stored.specs)))
 
     @cached_property
     def partition(self) -> Partition:
-        """Which training samples each client had: ``partition.of(client)`` are indices into the data set."""
+        """The training samples of each client.
+
+        ``partition.of(client)`` are indices into the data set.
+        """
         from fedexp.data.partition import load_partition
 
-        self._there(
+        self._require(
             (self.folder / "partition.safetensors").is_file() or None, "partition.safetensors"
         )
         return load_partition(self.folder / "partition.safetensors")
 
     def module(self, index: int = 0) -> nn.Module:
-        """Model `index` as a ``torch.nn.Module`` of its own, in evaluation mode; its inputs are normalised samples.
+        """Return model `index` as a new ``torch.nn.Module`` in evaluation mode.
+
+        Its inputs are normalised samples.
 
         Raises:
-            IndexError: there are not as many models.
+            IndexError: The run has fewer models.
         """
         return self.models[index].module()
 
-    def _there(self, value: T | None, name: str) -> T:
+    def _require(self, value: T | None, name: str) -> T:
         if value is None:
             raise StorageError(
                 f"the run has no {name}: its status is {self.status}",
                 where=str(self.folder),
-                do="run it to its end: the same overrides resume it",
+                do="finish the run: the same overrides resume it",
             )
         return value
 
 
 def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = None) -> Run:
-    """Do what ``fedexp <overrides>`` does: check, then return the stored run, resume it, or run it.
+    """Check an experiment and return its stored run, resume it, or run it.
+
+    This does what ``fedexp <overrides>`` does.
 
     Args:
-        overrides: as on the command line, e.g. ``["method=scaffold", "rounds=50"]``; one run, no sweep.
-        say: where notes go; with `print`, progress is shown as on the command line. None: nothing is printed.
+        overrides: Overrides as on the command line, e.g. ``["method=scaffold",
+            "rounds=50"]``. They describe one run, not a sweep.
+        say: Shows a note to the user. With `print`, progress is shown as on the command
+            line. If None, nothing is printed.
 
     Raises:
-        FedexpError: the config cannot be run (`ConfigError`, before anything starts), or the run failed.
+        FedexpError: The config cannot be run (`ConfigError`, before anything starts),
+            or the run failed.
     """
     if isinstance(overrides, str | Mapping) or not all(isinstance(one, str) for one in overrides):
         as_mapping = (
@@ -114,26 +141,34 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
             if isinstance(overrides, str)
             else as_mapping or [str(one) for one in overrides]
         )
+
         raise ConfigError(
-            "overrides are a list of texts, one a key",
+            "overrides are a list of texts, one per key",
             got=repr(overrides),
             do=f"fedexp.run({meant})",
         )
-    from fedexp.config.compose import refuse_flags
-    from fedexp.running.check import check_split, checked
+
+    from fedexp.config.messages import refuse_flags
+    from fedexp.running.check import check_jobs, check_split
     from fedexp.running.execute import execute
 
-    refuse_flags([*overrides])  # of a sweep, too: this is one run
-    (job,) = checked([list(overrides)])
+    # Flags of a sweep are refused, too, because this is one run.
+    refuse_flags([*overrides])
+    (job,) = check_jobs([list(overrides)])
     check_split(job)
-    return Run(Path(execute(job.config, say=say)["folder"]))
+    return Run(Path(execute(job.config, experiment=job.experiment, say=say)["folder"]))
 
 
 def load(run: str | Path, *, output_root: str | Path = "outputs") -> Run:
-    """A stored run, by its folder or the part of its name that no other run under `output_root` has.
+    """Load a stored run.
+
+    Args:
+        run: Folder of the run, or a part of its name that no other run has.
+        output_root: Folder that contains the runs.
 
     Raises:
-        FedexpError: there is none, or more than one; names the nearest.
+        FedexpError: There is no such run, or more than one. The error names the
+            nearest.
     """
     return Run(find_run(Path(output_root).expanduser(), str(run)).path.resolve())
 
@@ -150,21 +185,33 @@ def save_models(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> None:
-    """Bring models trained elsewhere into the form that ``client_models.path`` takes; model i is client i's.
+    """Save models that were trained elsewhere, as ``client_models.path`` reads them.
+
+    Model i belongs to client i.
 
     Args:
-        folder: ``model.safetensors`` and ``clients.json`` are written there.
-        state_dicts: one a client, each with all of the network's names (as `torch.nn.Module.state_dict` gives them).
-        model: class path (``mypackage.Net``), or a ``model`` config node: ``{"_target_": "...", "hidden": [200]}``; or a
-            list with one of these for each client.
-        input_shape: of one sample, e.g. (1, 28, 28); num_classes: both are passed to constructors that take them.
-        class_counts: (models, classes) training samples of each class; without them, those of the run's partition count.
-        num_examples: training samples of each client; by default what `class_counts` sum to.
-        mean, std: per channel, of the inputs' normalisation (``[]``: none), as ``dataset.mean`` and ``dataset.std``; a run whose
-            data set has others is refused. None: nothing is checked.
+        folder: Folder to which ``model.safetensors`` and ``clients.json`` are written.
+        state_dicts: One state dict per client, each with all names of the network (as
+            `torch.nn.Module.state_dict` returns them).
+        model: Class path (``mypackage.Net``), or a ``model`` config node:
+            ``{"_target_": "...", "hidden": [200]}``. A list has one of these per
+            client.
+        input_shape: Shape of one sample, e.g. (1, 28, 28). It is passed to constructors
+            that take it.
+        num_classes: Number of classes. It is passed to constructors that take it.
+        class_counts: Training samples of each class, of shape (models, classes).
+            Without them, those of the run's partition are used.
+        num_examples: Training samples of each client. The default is the sum of
+            `class_counts`.
+        mean: Mean per channel of the inputs' normalisation, like ``dataset.mean``.
+            ``[]`` means no normalisation. A run whose data set has another is refused.
+            If None, it is not checked.
+        std: Standard deviation per channel, like ``dataset.std``. It is treated like
+            `mean`.
 
     Raises:
-        ConfigError: a state dict does not fit its network, or the counts or networks do not fit the models.
+        ConfigError: A state dict does not fit its network, or the counts or networks do
+            not fit the models.
     """
     import torch
 
@@ -175,8 +222,9 @@ def save_models(
 
     if not state_dicts:
         raise ConfigError(
-            "there are no models to save", where="state_dicts", expected="one state dict a client"
+            "there are no models to save", where="state_dicts", expected="one state dict per client"
         )
+
     counts = None if class_counts is None else torch.as_tensor(class_counts).tolist()
     examples = None if num_examples is None else torch.as_tensor(num_examples).tolist()
     if examples is None and counts is not None:
@@ -188,12 +236,14 @@ def save_models(
         "num_examples": examples,
         "class_counts": counts,
     }
+
     inputs = {
         name: None if value is None else list(value)
         for name, value in (("mean", mean), ("std", std))
     }
     clients = build(Clients, {**facts, **inputs}, "")
     given = [model] * number if isinstance(model, str | Mapping) else model
+
     if len(given) != number:
         raise ConfigError(
             "every model needs its network",
@@ -201,6 +251,7 @@ def save_models(
             expected=f"{number}, or one for all",
             got=len(given),
         )
+
     nodes = [{"_target_": one} if isinstance(one, str) else one for one in given]
     specs = [ModelSpec.of(node, tuple(input_shape), num_classes) for node in nodes]
     pairs = enumerate(zip(specs, state_dicts, strict=True))

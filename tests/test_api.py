@@ -17,6 +17,7 @@ from torch import nn
 import fedexp
 from fedexp.commands.run import run_command
 from fedexp.core.errors import ConfigError, FedexpError, StorageError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.model_folder import ModelFolder
 
 QUICK = ["rounds=2", "clients=3", "model.hidden=[6]", "threads=1"]
@@ -72,7 +73,7 @@ def test_say_shows_notes_and_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "fedexp.running.run_engine.near_limit", lambda *arguments: True
+        "fedexp.running.run_engine.is_near_limit", lambda *arguments: True
     )  # which is noted
     fedexp.run(QUICK, say=print)
     told = capsys.readouterr().out
@@ -85,7 +86,7 @@ def test_a_module_gives_the_accuracy_that_was_reported() -> None:
     ran = fedexp.run(QUICK)
     module = ran.module()
     assert isinstance(module, nn.Module) and not module.training
-    test = load_data(ran.config).test
+    test = load_data(ResolvedConfig.from_stored(ran.config)).test
     x = test.inputs(slice(0, len(test)))
     with torch.no_grad():
         accuracy = (module(x).argmax(1) == test.y).float().mean().item()

@@ -21,6 +21,7 @@ from fedexp.core.engine import Engine
 from fedexp.core.env import Env, Sampling, Specs
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.needs import Needs
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.runner import Snapshot, run
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial
@@ -108,13 +109,13 @@ class World:
         return [model.params for model in self.aggregator.outcome(snapshot.state).models]
 
 
-def composed(*overrides: str) -> dict[str, Any]:
+def composed(*overrides: str) -> ResolvedConfig:
     """As `compose`, once for what many tests of a method have in common: it takes longer than most of their runs."""
     return copy.deepcopy(_composed(overrides))
 
 
 @functools.cache
-def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
+def _composed(overrides: tuple[str, ...]) -> ResolvedConfig:
     return compose(list(overrides))
 
 

@@ -1,1 +1,1 @@
-"""The command lines. Nothing imports them."""
+"""The command lines. No other package imports them."""

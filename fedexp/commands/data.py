@@ -5,24 +5,30 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedexp.commands.errors import Parser, guarded
+from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError
 from fedexp.tracking.terminal import console
 
 if TYPE_CHECKING:
     from fedexp.core.data import FederatedData
+    from fedexp.core.resolved_config import ResolvedConfig
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the command as a console script."""
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run the command line; returns the exit code (2 for errors of the user's, told without a traceback)."""
-    return guarded(lambda: _parser().run(arguments))
+    """Run the command line.
+
+    Returns:
+        The exit code. It is 2 for errors of the user, which are printed without a
+        traceback.
+    """
+    return run_guarded(lambda: _parser().run(arguments))
 
 
 def _parser() -> Parser:
@@ -31,8 +37,10 @@ def _parser() -> Parser:
     show = commands.add_parser(
         "show",
         help="print the client x class table of an experiment and draw its picture",
-        epilog="example: fedexp-data show dataset=mnist partition=dirichlet partition.alpha=0.1 clients=20 seed_data=1",
+        epilog="example: fedexp-data show dataset=mnist partition=dirichlet partition.alpha=0.1 "
+        "clients=20 seed_data=1",
     )
+
     show.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="as for fedexp")
     show.add_argument(
         "--out", type=Path, default=Path("partition.png"), help="the picture (default: %(default)s)"
@@ -49,6 +57,7 @@ def _parser() -> Parser:
         metavar="key=value",
         help="as for fedexp, e.g. dataset.folder=birds",
     )
+
     prepare.add_argument(
         "--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)"
     )
@@ -60,6 +69,7 @@ def _parser() -> Parser:
         "--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)"
     )
     listing.set_defaults(run=_list)
+
     return parser
 
 
@@ -73,28 +83,30 @@ def _show(options: argparse.Namespace) -> int:
     data = load_data(config, device="cpu")
     counts = data.class_counts()
     out = console()
-    title = _title(config)
+    title = _split_title(config)
     out.print(title, style="bold", markup=False)
     out.print(partition_table(counts))
-    for line in _facts(data):
+    for line in _data_lines(data):
         out.print(line, soft_wrap=True, markup=False)
     draw_partition(counts, options.out, title)
     out.print(f"picture    {options.out}", soft_wrap=True, markup=False)
+
     return 0
 
 
-def _title(config: dict[str, Any]) -> str:
-    choices = config.get("choices", {})
+def _split_title(config: ResolvedConfig) -> str:
+    choices = config.choices
     own = {
         k: v
         for k, v in config["partition"].items()
         if k in ("alpha", "gated", "shards", "classes_per_client")
     }
     scheme = " ".join([str(choices.get("partition", "")), *(f"{k}={v}" for k, v in own.items())])
-    return f"{choices.get('dataset', '')}, {scheme}, clients={config['clients']}, seed_data={config['seed_data']}"
+    clients, seed = config["clients"], config["seed_data"]
+    return f"{choices.get('dataset', '')}, {scheme}, clients={clients}, seed_data={seed}"
 
 
-def _facts(data: FederatedData) -> list[str]:
+def _data_lines(data: FederatedData) -> list[str]:
     from fedexp.data.partition import CutPartition
 
     lines = [f"train      {len(data.train):,} samples in the pool"]
@@ -102,6 +114,7 @@ def _facts(data: FederatedData) -> list[str]:
         of_clients = isinstance(data.partition, CutPartition)
         held = f"{len(data.val):,} are held out for validation"
         lines[0] += f", of which {held}" if of_clients else f"; {held} before the split"
+
     lines.append(f"test       {len(data.test):,} samples")
     if data.proxy is not None:
         labelled = "labelled" if bool((data.proxy.y >= 0).all()) else "unlabelled"
@@ -110,10 +123,12 @@ def _facts(data: FederatedData) -> list[str]:
         )
         what = "images of noise" if data.proxy_source == "noise" else split
         lines.append(f"proxy      {len(data.proxy):,} {labelled} {what}")
+
     lines.append(
         "drawn      " + ", ".join(f"{key}={value}" for key, value in data.partition.info.items())
     )
     lines.append(f"sha256     {data.partition.sha256} (partition)")
+
     return lines
 
 
@@ -129,10 +144,12 @@ def _prepare(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"'{options.dataset}' is not a data set's name", do=f"fedexp-data prepare {name}"
         )
+
     config = compose([f"dataset={options.dataset}", *options.overrides])
-    root = _root(options.root, config)
+    root = _data_root(options.root, config)
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
     arrays = dataset.load(root, download=True)
+
     for split, x, y in (
         ("train", arrays.train_x, arrays.train_y),
         ("test", arrays.test_x, arrays.test_y),
@@ -143,11 +160,13 @@ def _prepare(options: argparse.Namespace) -> int:
             counts = np.bincount(y.numpy(), minlength=dataset.num_classes)
             held = f"{counts.min():,} to {counts.max():,} of each class"
         print(f"{split:<6} {len(y):>9,} samples, {shape}, {held}")
+
     print(f"sha256 {arrays.fingerprint}")
     print(
         f"{dataset.name} is ready"
         + (f" under {root}" if dataset.expected_files(root) else " (embedded)")
     )
+
     return 0
 
 
@@ -157,16 +176,16 @@ def _list(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     from fedexp.config.compose import compose
-    from fedexp.config.folders import conf_dir, user_conf_dir
+    from fedexp.config.folders import conf_dirs
     from fedexp.core.build import build
     from fedexp.core.errors import FedexpError
     from fedexp.data.dataset import Dataset
 
-    folders = [folder / "dataset" for folder in (conf_dir(), user_conf_dir()) if folder is not None]
-    names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    names = sorted({path.stem for folder in conf_dirs() for path in folder.glob("dataset/*.yaml")})
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("dataset", "classes", "shape", "state"):
         table.add_column(column)
+
     for name in names:
         try:
             config = compose([f"dataset={name}"])
@@ -174,7 +193,8 @@ def _list(options: argparse.Namespace) -> int:
         except FedexpError as error:
             table.add_row(name, "", "", escape(f"cannot be built: {error.what}"))
             continue
-        root = _root(options.root, config)
+
+        root = _data_root(options.root, config)
         files = dataset.expected_files(root)
         missing = [file for file in files if not file.exists()]
         state = (
@@ -184,14 +204,16 @@ def _list(options: argparse.Namespace) -> int:
             if not missing
             else f"absent: {missing[0]}"
         )
+
         table.add_row(
             name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), escape(state)
         )
+
     console().print(table)
     return 0
 
 
-def _root(given: str | None, config: dict[str, Any]) -> Path:
+def _data_root(given: str | None, config: ResolvedConfig) -> Path:
     return Path(given or config["data_root"]).expanduser()
 
 

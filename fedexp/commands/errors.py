@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and errors of the user's without a traceback."""
+"""Exit codes of the commands, and errors of the user without a traceback."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from fedexp.tracking.outlet import lasting_output
 USAGE_ERROR, JOB_ERROR = 2, 1
 
 
-def guarded(work: Callable[[], int]) -> int:
-    """Run `work`; its exit code, or that of an error of the user's, which is told."""
+def run_guarded(work: Callable[[], int]) -> int:
+    """Run `work` and turn errors of the user into an exit code and a message.
+
+    Returns:
+        The exit code of `work`, or that of the error.
+    """
     with lasting_output():
         try:
             return work()
         except FedexpError as error:
-            tell(error)
+            print_error(error)
             return USAGE_ERROR
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
@@ -32,31 +36,37 @@ def guarded(work: Callable[[], int]) -> int:
             from fedexp.core import user_code
             from fedexp.storage.files import refused
 
-            if (told := refused(error) or user_code.user_code_error(error)) is None:
+            if (described := refused(error) or user_code.user_code_error(error)) is None:
                 raise
-            told.__cause__ = error
-            tell(told)
+            described.__cause__ = error
+            print_error(described)
             return JOB_ERROR
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses what it cannot parse as every other mistake is refused: `ConfigError`, with the nearest command or flag.
+    """An argument parser that raises `ConfigError` with the nearest command or flag.
 
-    A command's arguments of any number may stand anywhere, behind options, too, where argparse takes none.
+    Arguments of any number may also follow options, which argparse does not accept.
     """
 
     def run(self, arguments: list[str]) -> int:
-        """Call the chosen command's ``run`` with what was parsed, and what was typed; returns its exit code."""
+        """Call the ``run`` function of the chosen command with the parsed arguments.
+
+        ``typed`` is the command line as it was typed.
+
+        Returns:
+            The exit code.
+        """
         options = self.parse_args(arguments)
         options.typed = shlex.join([self.prog, *arguments])
         return int(options.run(options))
 
     def error(self, message: str) -> NoReturn:
-        """Argparse's own complaint, and what would be right."""
+        """Raise argparse's error with the correct usage."""
         what = message.removeprefix("argument ")
         usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
         raise ConfigError(
-            what, where=self.prog, expected=usage, do=f"{self.prog} --help says what each is"
+            what, where=self.prog, expected=usage, do=f"{self.prog} --help explains each of them"
         )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -76,6 +86,7 @@ class Parser(argparse.ArgumentParser):
             ),
             None,
         )
+
         for argument in rest:
             if argument.startswith("-"):
                 raise self._unknown(
@@ -83,20 +94,21 @@ class Parser(argparse.ArgumentParser):
                 )
             if takes is None:
                 self.error(f"unknown argument '{argument}'")
+
         if rest and takes is not None:
             setattr(options, takes, [*getattr(options, takes), *rest])
         return options, []
 
     def _unknown(self, kind: str, name: str, known: Sequence[str]) -> ConfigError:
         near = nearest(name, known)
-        do = f"did you mean '{near}'?" if near else f"{self.prog} --help says what each is"
+        do = f"did you mean '{near}'?" if near else f"{self.prog} --help explains each of them"
         return ConfigError(
             f"unknown {kind} '{name}'", where=self.prog, expected=", ".join(known), do=do
         )
 
 
-def tell(error: FedexpError) -> None:
-    """Print it plainly, unless HYDRA_FULL_ERROR=1 asks for the traceback."""
+def print_error(error: FedexpError) -> None:
+    """Print an error without its traceback, unless HYDRA_FULL_ERROR is 1."""
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
     else:

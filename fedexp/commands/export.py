@@ -1,4 +1,4 @@
-"""``fedexp-runs export``: stored runs as CSV, or to W&B after the fact."""
+"""The command ``fedexp-runs export``: stored runs as CSV, or sent to W&B afterwards."""
 
 from __future__ import annotations
 
@@ -17,32 +17,37 @@ from fedexp.tables.report.csv import inert
 
 
 def as_csv(runs: Sequence[StoredRun]) -> str:
-    """A row a run; columns that some run lacks are empty there.
+    """Return one CSV row per run. Columns that a run lacks are empty there.
 
-    First what identifies a run and what came out, then ``metrics.*`` (last values) and ``mean_last_10.*``, then every key of
-    the config as ``config.*``. Lists are JSON.
+    The identity and outcome of a run come first. ``metrics.*`` (last values) and
+    ``mean_last_10.*`` follow, then every key of the config as ``config.*``. Lists are
+    JSON.
     """
-    rows = [_row(run) for run in runs]
+    rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     columns.sort(
         key=lambda name: (
-            ("metrics.", "mean_last_10.", "config.").index(_part(name)) + 1 if _part(name) else 0
+            ("metrics.", "mean_last_10.", "config.").index(_column_group(name)) + 1
+            if _column_group(name)
+            else 0
         )
     )
+
     text = io.StringIO()
     writer = csv.DictWriter(text, columns or ["run"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in rows)
+
     return text.getvalue()
 
 
-def _part(column: str) -> str:
+def _column_group(column: str) -> str:
     return next(
         (part for part in ("metrics.", "mean_last_10.", "config.") if column.startswith(part)), ""
     )
 
 
-def _row(run: StoredRun) -> dict[str, Any]:
+def _run_row(run: StoredRun) -> dict[str, Any]:
     result, headline = run.result, run.headline or {}
     done, asked = run.rounds
     facts = {
@@ -72,17 +77,13 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "updated": run.updated.isoformat(timespec="seconds"),
         "folder": str(run.path),
     }
+
     for group in ("metrics", "mean_last_10"):
         facts |= {f"{group}.{name}": value for name, value in (result.get(group) or {}).items()}
-    config = {
-        key: value
-        for key, value in run.config.items()
-        if key not in ("choices", "overrides", "contents")
-    }
-    return facts | {f"config.{key}": value for key, value in flat(config)}
+    return facts | {f"config.{key}": value for key, value in flat(run.resolved_config.values)}
 
 
-def _cell(value: Any) -> Any:
+def _csv_cell(value: Any) -> Any:
     return inert(json.dumps(value) if isinstance(value, list) else value)
 
 
@@ -93,7 +94,23 @@ def to_wandb(
     entity: str | None,
     group: str | None,
 ) -> int:
-    """Send every finished run of `runs` under its own id, so that online nothing is there twice; files in ``<run>/wandb``."""
+    """Send every finished run to W&B under its own ID.
+
+    Online, sending a run twice does not duplicate it. Files are in ``<run>/wandb``.
+
+    Args:
+        runs: Stored runs.
+        mode: Whether runs are uploaded or only written to files.
+        project: Project of W&B.
+        entity: Entity of W&B, or None for that of the account.
+        group: Group under which W&B shows the runs.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: No run is finished.
+    """
     from fedexp.core.build import build
     from fedexp.tracking.feed import Feed
     from fedexp.tracking.logger import Logger, RunInfo
@@ -107,30 +124,37 @@ def to_wandb(
         "entity": entity,
         "mode": mode,
     }
+
     build(Logger, node, "logger").check()  # type: ignore[type-abstract]
     failed = 0
     for run in finished:
         logger = build(Logger, node, "logger")  # type: ignore[type-abstract]
         with run.lock():
             rows = rows_of(run.path, run.result)
-            info = RunInfo.of(run.config, run.result["hashes"], run.path, group, resumed=False)
+            info = RunInfo.of(
+                run.resolved_config, run.result["hashes"], run.path, group, resumed=False
+            )
             notes: list[str] = []
             feed = Feed(logger, notes.append)
             feed.open(info, rows)
             feed.close("done", run.result)
+
         if feed.failure is not None:
             failed += 1
             print(f"FAILED {run.name}: {feed.failure}")
             continue
+
         for note in notes:
             print(note)
         print(
             f"sent   {run.name}: {len(rows)} rows" + (f", {run.path}" if mode == "offline" else "")
         )
+
     if mode == "offline":
         print("upload each with: wandb sync FOLDER/wandb/offline-run-*")
     print(
         f"{len(finished) - failed} of {len(runs)} runs sent"
         + (f", {failed} failed" if failed else "")
     )
+
     return JOB_ERROR if failed else 0

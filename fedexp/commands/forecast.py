@@ -1,4 +1,4 @@
-"""What a sweep or a table would take, by stored runs that differ in their seeds alone."""
+"""The cost of a sweep or a table, estimated from stored runs with other seeds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import glob
 import json
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.identity import SEEDS, scientific
 from fedexp.storage.run_folder import RunFolder
 from fedexp.storage.stored_run import StoredRun
@@ -19,54 +19,77 @@ from fedexp.tracking.terminal import size_text
 Cost = tuple[float, float]  # seconds, bytes
 
 
-def print_forecast(configs: Sequence[Mapping[str, Any]]) -> None:
-    """Print the time and the disk that runs of these resolved configs would take, as far as stored runs tell."""
+def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
+    """Print the time and disk space that runs would take, as far as stored runs tell.
+
+    Args:
+        configs: Resolved configs of the runs.
+    """
     if not configs:
         return
-    peers: dict[Path, dict[str, list[Cost]]] = {}
-    costs = [_cost(config, peers) for config in configs]
+    known_costs: dict[Path, dict[str, list[Cost]]] = {}
+    costs = [_mean_cost(config, known_costs) for config in configs]
     known = [cost for cost in costs if cost is not None]
     time = disk = "not known: no run of the same config with another seed is stored"
+
     if known:
         basis = "by stored runs of the same config with other seeds"
         if len(known) < len(costs):
-            basis = f"for {len(known)} of them {basis}; nothing is known of the other {len(costs) - len(known)}"
-        time = f"about {duration(sum(seconds for seconds, _ in known))}, one run after the other, {basis}"
+            rest = len(costs) - len(known)
+            basis = f"for {len(known)} of them {basis}, and not known for the other {rest}"
+        seconds = sum(seconds for seconds, _ in known)
+        time = f"about {duration(seconds)}, one run after the other, {basis}"
         disk = f"about {size_text(sum(size for _, size in known))}"
+
     root = Path(configs[0]["output_root"]).expanduser().resolve()
-    there = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    existing_folder = next(folder for folder in (root, *root.parents) if folder.is_dir())
     print(f"time: {time}")
-    print(f"disk: {disk}; {size_text(shutil.disk_usage(there).free)} are free under {root}")
+    print(
+        f"disk: {disk}; {size_text(shutil.disk_usage(existing_folder).free)} are free under {root}"
+    )
 
 
-def _cost(config: Mapping[str, Any], peers: dict[Path, dict[str, list[Cost]]]) -> Cost | None:
-    """Means over the finished runs of `config` but for its seeds, whatever code made them; None without any.
+def _mean_cost(
+    config: ResolvedConfig, known_costs: dict[Path, dict[str, list[Cost]]]
+) -> Cost | None:
+    """Return the mean cost of finished runs with the same config but other seeds.
 
-    `peers` is filled with what is read.
+    The code that made them does not matter. None if there are no such runs.
+
+    Args:
+        config: Resolved config.
+        known_costs: Costs that were read before. New ones are added.
     """
     folder = RunFolder.of(config).path.parent
-    alike = folder.with_name(folder.name.rpartition("-")[0])  # method and data set
-    if alike not in peers:
-        peers[alike] = _finished(alike)
-    found = peers[alike].get(_unseeded(config), [])
+    # Method and data set of the run.
+    prefix = folder.with_name(folder.name.rpartition("-")[0])
+    if prefix not in known_costs:
+        known_costs[prefix] = _costs_by_config(prefix)
+    found = known_costs[prefix].get(_config_without_seeds(config), [])
     if not found:
         return None
     seconds, sizes = zip(*found, strict=True)
+
     return statistics.fmean(seconds), statistics.fmean(sizes)
 
 
-def _finished(alike: Path) -> dict[str, list[Cost]]:
-    """What runs cost whose folders' names begin as `alike`, by their configs without seeds."""
+def _costs_by_config(prefix: Path) -> dict[str, list[Cost]]:
+    """Read the costs of runs whose folder names begin with `prefix`.
+
+    Returns:
+        The costs, by the runs' configs without seeds.
+    """
     found: dict[str, list[Cost]] = {}
-    for path in alike.parent.glob(f"{glob.escape(alike.name)}-*/*/result.json"):
+    for path in prefix.parent.glob(f"{glob.escape(prefix.name)}-*/*/result.json"):
         run = StoredRun(path.parent)
         if run.status == "done" and run.config and "seconds" in run.result:
-            found.setdefault(_unseeded(run.config), []).append(
+            found.setdefault(_config_without_seeds(run.resolved_config), []).append(
                 (float(run.result["seconds"]["total"]), float(run.size))
             )
+
     return found
 
 
-def _unseeded(config: Mapping[str, Any]) -> str:
+def _config_without_seeds(config: ResolvedConfig) -> str:
     left = {key: value for key, value in scientific(config).items() if key not in SEEDS}
     return json.dumps(left, sort_keys=True)

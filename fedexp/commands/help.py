@@ -1,4 +1,7 @@
-"""What ``fedexp --help`` prints, read off the config folders without Hydra, which takes longer than the rest of the command."""
+"""The text of ``fedexp --help``, read from the folders of configs.
+
+Hydra is not used, because importing it takes longer than the rest of the command.
+"""
 
 from __future__ import annotations
 
@@ -14,44 +17,51 @@ Usage: fedexp [key=value ...]      one run
        fedexp -m [key=a,b ...]     a sweep over all combinations
        fedexp --dry-run [-m] ...   what would be run, what is stored, estimated time and disk
 
-Groups (group=option; fedexp --help GROUP says what each is):
+Groups (group=option; fedexp --help GROUP explains each of them):
 {groups}
 
-Keys and their defaults are commented in conf/config.yaml (fedexp --help KEY); fedexp --cfg job prints them resolved.
+conf/config.yaml comments every key and its default (fedexp --help KEY).
+fedexp --cfg job prints all of them resolved.
 
 Examples:
   fedexp                                                   the defaults, on the embedded digits
   fedexp method=NAME dataset=mnist model=mlp_784_200       another method, data set, model
-  fedexp -m method=NAME,NAME seed=0,1,2                    a sweep; launch it again and it resumes
+  fedexp -m method=NAME,NAME seed=0,1,2                    a sweep, resumed by the same command
   fedexp debug=smoke method=NAME                           any experiment in seconds
   fedexp --cfg job method=NAME                             print the config and stop
   fedexp --hydra-help                                      Hydra's own flags
-Also: fedexp-data list|show|prepare, fedexp-runs list|show|diff|rerun|export|table|clean, fedexp-table list|run|report
+Also: fedexp-data list|show|prepare
+      fedexp-runs list|show|diff|rerun|export|table|clean
+      fedexp-table list|run|report
 """
 
 
 def help_text(*folders: Path) -> str:
-    """The text, with every group of the config folders and its options."""
+    """Return the help text, with every group of the config folders and its options."""
     return _TEXT.format(
         groups="\n".join(f"{name}: {', '.join(options)}" for name, options in groups(folders))
     )
 
 
 def topic_text(topic: str, *folders: Path) -> str:
-    """A group's options, each with the first line of its file; or a key's part of config.yaml.
+    """Return the help on a group or a key.
+
+    That of a group has its options, each with the first line of its file. That of a key
+    is its part of ``config.yaml``.
 
     Raises:
-        ConfigError: there is no such group or key.
+        ConfigError: There is no such group or key.
     """
     options = dict(groups(folders))
     if topic in options:
         width = max(map(len, options[topic]))
         lines = [
-            f"{option:<{width}}  {_about(topic, option, folders)}".rstrip()
+            f"{option:<{width}}  {_first_comment(topic, option, folders)}".rstrip()
             for option in options[topic]
         ]
         return "\n".join([f"{topic}=OPTION", *(f"  {line}" for line in lines), ""])
-    keys = dict(_keys(folders[0] / "config.yaml"))
+
+    keys = dict(_top_level_keys(folders[0] / "config.yaml"))
     if (key := topic.partition(".")[0]) in keys:
         return keys[key]
     raise ConfigError(
@@ -59,23 +69,33 @@ def topic_text(topic: str, *folders: Path) -> str:
     )
 
 
-def _about(group: str, option: str, folders: tuple[Path, ...]) -> str:
-    """The first comment of an option's file."""
+def _first_comment(group: str, option: str, folders: tuple[Path, ...]) -> str:
+    """Return the first comment of an option's file."""
     path = next(path for folder in folders if (path := folder / group / f"{option}.yaml").exists())
     lines = (line for line in path.read_text().splitlines() if not line.startswith("# @package"))
     first = next(lines, "")
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
-def _keys(path: Path) -> Iterator[tuple[str, str]]:
-    """The top-level keys that `path` sets, with their lines."""
-    key, part = "", ""
+def _top_level_keys(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the top-level keys that `path` sets, with their lines.
+
+    The comments directly above a key belong to it if its own line has none.
+    """
+    key, part, above = "", "", ""
     for line in path.read_text().splitlines(keepends=True):
-        if line[0].isspace():
-            part += line if line.strip() else ""
-            continue
-        if key:
-            yield key, part
-        key, part = ("", "") if line.startswith("#") else (line.partition(":")[0], line)
+        if not line.strip():
+            above = ""
+        elif line.startswith("#"):
+            above += line
+        elif line[0].isspace():
+            part += line
+        else:
+            if key:
+                yield key, part
+            key = line.partition(":")[0]
+            part = line if " # " in line else above + line
+            above = ""
+
     if key:
         yield key, part

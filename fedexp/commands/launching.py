@@ -1,7 +1,11 @@
-"""A sweep's jobs through Hydra's launchers: a grid of overrides, or a list of them; and what one job of a sweep does."""
+"""The jobs of a sweep through Hydra's launchers, and the work of one job.
+
+A sweep is a grid of overrides, or a list of them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -10,29 +14,43 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedexp.commands.errors import JOB_ERROR, tell
+from hydra.errors import CompactHydraException
+
+from fedexp.commands.errors import JOB_ERROR, print_error
 from fedexp.core.errors import FedexpError
 from fedexp.tracking.outlet import lasting_output
 
+if TYPE_CHECKING:
+    from fedexp.core.resolved_config import ResolvedConfig
+    from fedexp.running.check import CheckedJob
+    from fedexp.running.experiment import Experiment
+
 
 def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
-    """Call `launch`, which starts `jobs` jobs through Hydra, with what these need to know of each other in the environment.
+    """Call `launch` with the environment variables that the jobs of a sweep share.
+
+    Args:
+        group: Name of the sweep, for trackers.
+        jobs: Number of jobs.
+        launch: Starts the jobs through Hydra and returns an exit code.
 
     Returns:
-        its exit code, or that of the signal which interrupted it.
+        The exit code of `launch`, or that of the signal that interrupted it.
     """
     from fedexp.data.cache import sources_stay
-    from fedexp.running.execute import Interrupted, terminable
+    from fedexp.running.execute import Interrupted, interrupt_on_sigterm
 
     os.environ["FEDEXP_SWEEP"] = group
     os.environ["FEDEXP_SWEEP_JOBS"] = str(jobs)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # hydra/launcher=ray must not phone home
+    # Ray must not send usage statistics with hydra/launcher=ray.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
-    with terminable(), sources_stay():
+
+    with interrupt_on_sigterm(), sources_stay():
         try:
             return launch()
         except KeyboardInterrupt:
@@ -41,83 +59,71 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
             return stop.exit_code
 
 
+class JobFailedError(CompactHydraException):
+    """A job of a sweep failed, and its error was printed and stored already."""
+
+
 def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
-    """Run `jobs` as Hydra's multirun would, through the launcher that `overrides` choose; returns the exit code.
+    """Run `jobs` as Hydra's multirun would, through the chosen launcher.
+
+    A failed job is recorded in its run folder and does not stop the others.
 
     Args:
-        jobs: the overrides of each; overrides: those of the sweep itself (``hydra/launcher=...``, ``output_root=...``).
+        jobs: Overrides of each job.
+        overrides: Overrides of the sweep itself (``hydra/launcher=...``,
+            ``output_root=...``).
 
-    A job that fails leaves that in its run folder and does not stop the others.
+    Returns:
+        The exit code.
     """
-    from hydra._internal.callbacks import Callbacks
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.plugins import Plugins
-    from hydra.types import HydraContext, RunMode
+    from fedexp.config.hydra_composition import use_hydra
+    from fedexp.config.hydra_private import compose_for_multirun, multirun_launcher
+    from fedexp.config.sweep_expansion import check_launcher
 
-    from fedexp.config.compose import check_launcher, hydra_in_use
-
-    with hydra_in_use(list(overrides)):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        config = hydra.compose_config("config", list(overrides), run_mode=RunMode.MULTIRUN)
+    with use_hydra(list(overrides)):
+        config = compose_for_multirun(overrides)
         check_launcher(config)
-        config.hydra.mode = RunMode.MULTIRUN
-        callbacks = Callbacks(config)
-        context = HydraContext(config_loader=hydra.config_loader, callbacks=callbacks)
-        callbacks.on_multirun_start(config=config, config_name="config")
-        launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=context, task_function=sweep_job, config=config
-        )
         try:
-            _alive(lambda: launcher.launch([list(job) for job in jobs], initial_job_idx=0))
-        except SystemExit as stop:  # SIGTERM in a job of this process
+            with multirun_launcher(config, sweep_job) as launch:
+                _report_dead_worker(lambda: launch(jobs))
+        except SystemExit as stop:
+            # SIGTERM in a job of this process.
             return stop.code if isinstance(stop.code, int) else JOB_ERROR
-        callbacks.on_multirun_end(config=config, config_name="config")
+
     return 0
 
 
 def run_hydra(arguments: list[str]) -> int:
-    """Hand over to Hydra, which parses flags, answers its flags and runs sweeps through its launchers."""
-    import hydra
-    from hydra._internal import utils
-    from hydra.core.utils import JobReturn
+    """Run Hydra's own command line.
 
-    from fedexp.config.compose import JobFailedError
+    Hydra parses the flags, answers its own and runs sweeps through its launchers.
+
+    Returns:
+        The exit code.
+    """
+    import hydra
+
     from fedexp.config.folders import conf_dir
+    from fedexp.config.hydra_private import quiet_failures
 
     sys.argv = [sys.argv[0], *arguments]
-    report = utils.run_and_report  # prints a traceback for every error that it does not know
-    utils.run_and_report = lambda func: report(lambda: _alive(func))
-    jobs: Any = JobReturn
-    returned = (
-        jobs.return_value
-    )  # prints the overrides of a job that failed, which has told them itself
-
-    def quietly(job: Any) -> Any:
-        if isinstance(job._return_value, JobFailedError):
-            raise job._return_value
-        return returned.fget(job)
-
-    jobs.return_value = property(quietly, returned.fset)
     try:
-        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(
-            sweep_job
-        )()
+        with quiet_failures(JobFailedError, _report_dead_worker):
+            hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(
+                sweep_job
+            )()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else JOB_ERROR
-    finally:
-        utils.run_and_report = report
-        jobs.return_value = returned
+
     return 0
 
 
-def _alive(work: Callable[[], Any]) -> Any:
-    """Call `work`; a worker process of the launcher's that dies is told in words and ends the sweep.
+def _report_dead_worker(work: Callable[[], Any]) -> Any:
+    """Call `work`, and report a worker process of the launcher that died.
 
-    A job that failed has told why: Hydra would say it again.
+    The sweep ends then. It also ends without another message if a job failed, because
+    the job printed its error.
     """
-    from fedexp.config.compose import JobFailedError
-
     try:
         return work()
     except JobFailedError:
@@ -127,38 +133,56 @@ def _alive(work: Callable[[], Any]) -> Any:
     except BrokenProcessPool as error:
         how = ", ".join(sorted(set(re.findall(r"SIG[A-Z]+", str(error)))))
         print(
-            f"error: a worker process died{f' ({how})' if how else ''}, as one does when memory runs out; the sweep ends\n"
-            "  do: give the same command again, with a smaller hydra.launcher.n_jobs if memory ran out",
+            f"error: a worker process died{f' ({how})' if how else ''}, as when memory runs out. "
+            "The sweep ends.\n"
+            "  do: repeat the same command, with a smaller hydra.launcher.n_jobs "
+            "if memory ran out",
             file=sys.stderr,
         )
         raise SystemExit(JOB_ERROR) from None
 
 
-def executed(config: Mapping[str, Any], what: str) -> dict[str, Any] | int:
-    """The result of one job in this process; of one that was interrupted or failed the exit code, the reason being said."""
+def execute_job(job: CheckedJob, what: str) -> dict[str, Any] | int:
+    """Execute one job in this process.
+
+    Args:
+        job: Checked job.
+        what: Name of the job in the message on how to resume it.
+
+    Returns:
+        The result, or the exit code of a job that was interrupted or failed. The reason
+        is printed.
+    """
     from fedexp.running.execute import Interrupted, execute
 
     try:
-        return execute(config)
+        return execute(job.config, experiment=job.experiment)
     except (KeyboardInterrupt, Interrupted) as error:
         print(f"interrupted: the same command resumes {what}", file=sys.stderr)
         return int(getattr(error, "exit_code", 130))
     except FedexpError as error:
-        tell(error)
+        print_error(error)
         return JOB_ERROR
 
 
 @lasting_output()
-def tell_failure(label: str, error: object) -> None:
-    """One job of a sweep failed, and why."""
+def print_failure(label: str, error: object) -> None:
+    """Print that a job of a sweep failed, and the reason."""
     print(f"FAILED {label}\n{error}", file=sys.stderr, flush=True)
 
 
 def sweep_job(config: Any) -> float:
-    """One job of a sweep, called by Hydra's launchers, possibly in another process. Returns the headline value."""
+    """Execute one job of a sweep.
+
+    Hydra's launchers call it, possibly in another process.
+
+    Returns:
+        The value of the headline.
+    """
     from hydra.core.hydra_config import HydraConfig
 
-    from fedexp.config.compose import JobFailedError, register, resolve
+    from fedexp.config.compose import resolve
+    from fedexp.config.search_path import register
     from fedexp.running.execute import Interrupted, execute
     from fedexp.runtime.resources import available_cores, concurrent_jobs, take_gpu
 
@@ -171,53 +195,89 @@ def sweep_job(config: Any) -> float:
     resolved = resolve(
         config, hydra_config.runtime.choices, [*hydra_config.overrides.hydra, *overrides]
     )
-    launcher = _launcher()
+    launcher = _launcher_pid()
     if launcher is not None:
-        _end_with(launcher)
+        _end_with_launcher(launcher)
     if concurrent > 1 and resolved["device"] in ("auto", "cuda"):
         take_gpu(hydra_config.job.num)
     job = f"job {hydra_config.job.num}"
     label = f"{job}: {' '.join(overrides)}"
     print(label, flush=True)
+
     try:
-        with _WORKING:
+        with _JOB_RUNNING:
             result = execute(
-                resolved, group=os.environ.get("FEDEXP_SWEEP"), name=job if concurrent > 1 else ""
+                resolved,
+                experiment=_checked_experiment(hydra_config.job.num, resolved),
+                group=os.environ.get("FEDEXP_SWEEP"),
+                name=job if concurrent > 1 else "",
             )
     except Interrupted as stop:
         raise SystemExit(stop.exit_code) from None
     except FedexpError as error:
-        tell_failure(label, error)
+        print_failure(label, error)
         raise JobFailedError(str(error).splitlines()[0]) from (
             error if os.environ.get("HYDRA_FULL_ERROR") else None
         )
-    except (
-        Exception
-    ) as error:  # a bug: told at once, its traceback is in error.txt and follows at the sweep's end
-        tell_failure(label, f"{type(error).__name__}: {error}")
+    except Exception as error:
+        # A bug. It is reported at once. Its traceback is in error.txt and is printed at the end of
+        # the sweep.
+        print_failure(label, f"{type(error).__name__}: {error}")
         raise
+
     headline = result["headline"]
     print(f"done   {label}: {headline['metric']} {headline['value']:.4f}", flush=True)
     return float(headline["value"])
 
 
-_WORKING = threading.Lock()  # held while a job is executed
+# Jobs of the sweep that this process launches, by number.
+_CHECKED_JOBS: list[CheckedJob] = []
+
+
+@contextlib.contextmanager
+def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
+    """Keep the experiments of a sweep's check for jobs that run in this process."""
+    _CHECKED_JOBS[:] = jobs
+    try:
+        yield
+    finally:
+        _CHECKED_JOBS.clear()
+
+
+def _checked_experiment(number: int, config: ResolvedConfig) -> Experiment | None:
+    """Return the experiment that the check of a sweep built for a job.
+
+    None in a worker process of a launcher, and if a sweeper other than Hydra's basic
+    one made another job of this number.
+    """
+    if number >= len(_CHECKED_JOBS):
+        return None
+    checked = _CHECKED_JOBS[number].config
+    same = checked.values == config.values and checked.choices == config.choices
+    return _CHECKED_JOBS[number].experiment if same else None
+
+
+# Held while a job is executed.
+_JOB_RUNNING = threading.Lock()
 _POLL_SECONDS = 0.5
 
 
-def _launcher() -> int | None:
-    """The sweep's own process, where this one is its worker on this machine."""
-    parent = (
-        multiprocessing.parent_process()
-    )  # also of one that is gone; joblib's workers are made this way
+def _launcher_pid() -> int | None:
+    """Return the process ID of the sweep's own process.
+
+    None if this process is not its worker on this machine.
+    """
+    # The parent is also known if it is gone. Workers of joblib are made by multiprocessing.
+    parent = multiprocessing.parent_process()
     pid = os.getppid() if parent is None else parent.pid
     return pid if os.environ.get("FEDEXP_LAUNCHER_PID") == str(pid) else None
 
 
-def _end_with(launcher: int) -> None:
-    """Begin nothing when the sweep's own process is gone; from now on end, resumably, when it goes.
+def _end_with_launcher(launcher: int) -> None:
+    """Exit if the process of the sweep is gone, and watch it from now on.
 
-    A worker would take the jobs that wait in its queue, and then stay idle for minutes.
+    When it goes later, this process ends and its run can be resumed. A worker would
+    otherwise take the jobs in its queue, and then stay idle for minutes.
     """
     if os.getppid() != launcher:
         os._exit(128 + signal.SIGTERM)
@@ -229,8 +289,9 @@ def _watch(launcher: int) -> None:
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(_POLL_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)  # between jobs that is the end, in one an interruption
-        with _WORKING:
+        # Between jobs this is the end, and in a job an interruption.
+        os.kill(os.getpid(), signal.SIGTERM)
+        with _JOB_RUNNING:
             os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, name="fedexp-parent", daemon=True).start()

@@ -1,4 +1,4 @@
-"""``fedexp-runs rerun``: a stored run's config once more, beside it, and whether the bits are the same."""
+"""The command ``fedexp-runs rerun``: run a stored config again and compare."""
 
 from __future__ import annotations
 
@@ -17,15 +17,28 @@ _NUMERICS = "numerics.json"
 
 
 def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
-    """Run the config of `run` under ``<root>/reruns`` and compare; 0 if the bits are the same, else 1.
+    """Run the config of `run` under ``<root>/reruns`` and compare the results.
 
-    With the numerics of then, without memo and trackers; what an earlier rerun finished is moved aside, and one that was
-    interrupted is resumed. The stored run is only read.
+    The rerun uses the numerics of the stored run, and neither memo nor trackers. An
+    earlier finished rerun is moved aside, and an interrupted one is resumed. The stored
+    run is only read.
+
+    Args:
+        run: Stored run.
+        root: Output root of the rerun.
+        data_root: Folder of the data sets, or None for that of the stored run.
+
+    Returns:
+        The exit code: 0 if the results are bit-identical, else 1.
+
+    Raises:
+        ConfigError: The run has no result, or a file that it was made with has changed.
     """
-    from fedexp.commands.launching import executed
-    from fedexp.config.compose import group_option, register
+    from fedexp.commands.launching import execute_job
+    from fedexp.config.compose import group_option
     from fedexp.config.pinning import pin
-    from fedexp.running.check import Checked, naming
+    from fedexp.config.search_path import register
+    from fedexp.running.check import CheckedJob, name_job_in_errors
 
     if run.status != "done" or not run.config:
         raise ConfigError(
@@ -34,43 +47,49 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
             expected="a run that is done, with its config.yaml",
             got=run.status if run.status != "done" else "no config.yaml that can be read",
         )
+
     register()
-    config = {
-        **run.config,
-        "output_root": str(root / "reruns"),
-        "logger": {
-            key: value for key, value in group_option("logger", "local", "logger", []).items()
-        },
-        "memo": {**run.config.get("memo", {}), "enabled": False},
-        "reuse": True,
+    stored = run.resolved_config
+    config = stored.with_values(
+        output_root=str(root / "reruns"),
+        logger={key: value for key, value in group_option("logger", "local", "logger", []).items()},
+        memo={**stored.values.get("memo", {}), "enabled": False},
+        reuse=True,
         **({"data_root": data_root} if data_root else {}),
-    }
-    with naming(f"the stored config of {run.name}"):
-        Checked.of(config)
-        now, then = pin(config), run.config.get("contents", {})
+    )
+
+    with name_job_in_errors(f"the stored config of {run.name}"):
+        job = CheckedJob.of(config)
+        current, then = pin(config.values), stored.contents
         for key in then:
-            if now.get(key) != then[key]:
+            if current.get(key) != then[key]:
                 raise ConfigError(
-                    "a file that the run was made with is another one now, or gone",
+                    "a file that the run was made with has changed or is gone",
                     where=key,
                     expected=f"sha256 {then[key][:8]}",
-                    got=str(now.get(key, "no file"))[:8],
+                    got=str(current.get(key, "no file"))[:8],
                     do="put that file back",
                 )
+
     folder = RunFolder.of(config)
     if folder.path.resolve() == run.path.resolve():
         raise ConfigError(
-            "this run is itself a rerun, which would take its own place",
+            "this run is itself a rerun and would replace itself",
             where=str(run.path),
             do=f"rerun the first one: fedexp-runs rerun {run.name} --root {root}",
         )
-    _prepare(folder, run)
-    result = executed(config, "this rerun")
-    return result if isinstance(result, int) else _compare(run, StoredRun(folder.path), result)
+
+    _prepare_folder(folder, run)
+    result = execute_job(job, "this rerun")
+    return (
+        result
+        if isinstance(result, int)
+        else _print_comparison(run, StoredRun(folder.path), result)
+    )
 
 
-def _prepare(folder: RunFolder, run: StoredRun) -> None:
-    """Make room, and lay down the numerics of then."""
+def _prepare_folder(folder: RunFolder, run: StoredRun) -> None:
+    """Move an earlier result aside, and store the numerics of `run`."""
     folder.acquire("fail", print)
     try:
         if folder.result() is not None:
@@ -81,52 +100,65 @@ def _prepare(folder: RunFolder, run: StoredRun) -> None:
         folder.release()
 
 
-def _compare(old: StoredRun, new: StoredRun, result: Mapping[str, Any]) -> int:
-    """Say whether `new`, whose result is given, has the bits of `old`, and what else differs."""
+def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any]) -> int:
+    """Print whether `new` has the bits of `old`, and what else differs.
+
+    Args:
+        old: Stored run.
+        new: Its rerun.
+        result: Result of the rerun.
+
+    Returns:
+        The exit code.
+    """
     found = [
-        *_metrics(rows_of(old.path, old.result), rows_of(new.path, result)),
-        *_models(old.result, result),
+        *_metric_differences(rows_of(old.path, old.result), rows_of(new.path, result)),
+        *_model_differences(old.result, result),
     ]
     print(f"first:  {old.path}\nagain:  {new.path}")
+
     if not found:
         known = (
             "metrics and models"
             if old.result.get("models_sha256")
             else "metrics (no hash of the models was stored)"
         )
-        print(f"the same bits: {known}")
+        print(f"bit-identical: {known}")
     else:
-        print("not the same bits")
+        print("not bit-identical")
+
     for line in found:
         print(f"  {line}")
-    others = [*_circumstances(old, new)]
+    others = [*_other_differences(old, new)]
     if others:
-        print("what else differs:" if found else "though these differ:")
+        print("other differences:" if found else "these differ nevertheless:")
     for line in others:
         print(f"  {line}")
+
     return JOB_ERROR if found else 0
 
 
-def _metrics(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> Iterator[str]:
+def _metric_differences(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> Iterator[str]:
     for before, after in zip(old, new, strict=False):
         names = [name for name in [*before, *after] if before.get(name) != after.get(name)]
         if names:
             first = names[0]
-            yield f"metrics from round {before['round']} on: {first} {before.get(first)} -> {after.get(first)}"
+            change = f"{before.get(first)} -> {after.get(first)}"
+            yield f"metrics from round {before['round']} on: {first} {change}"
             return
     if len(old) != len(new):
         yield f"metrics: {len(old)} rows -> {len(new)}"
 
 
-def _models(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def _model_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     before, after = old.get("models_sha256") or {}, new["models_sha256"]
     for name in sorted({*before, *after}):
         if before and before.get(name) != after.get(name):
             yield f"{name}: sha256 {str(before.get(name))[:8]} -> {str(after.get(name))[:8]}"
 
 
-def _circumstances(old: StoredRun, new: StoredRun) -> Iterator[str]:
-    """Code, data, numerics and versions, where they are others."""
+def _other_differences(old: StoredRun, new: StoredRun) -> Iterator[str]:
+    """Yield the differences in code, data, numerics and versions."""
     for part, shown in (
         ("hashes", "{} hash"),
         ("partition", "{} of the data"),
@@ -136,9 +168,10 @@ def _circumstances(old: StoredRun, new: StoredRun) -> Iterator[str]:
         before, after = (dict(flat(run.result.get(part) or {})) for run in (old, new))
         for name in sorted({*before, *after} - {"command"}):
             if before.get(name) != after.get(name):
-                yield f"{shown.format(name)}: {_short(before.get(name))} -> {_short(after.get(name))}"
+                change = f"{_short_text(before.get(name))} -> {_short_text(after.get(name))}"
+                yield f"{shown.format(name)}: {change}"
 
 
-def _short(value: Any) -> str:
+def _short_text(value: Any) -> str:
     text = str(value)
     return text[:8] if len(text) >= 32 and text.isalnum() else text

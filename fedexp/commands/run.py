@@ -1,4 +1,7 @@
-"""The ``fedexp`` command: check every job first, then let Hydra run one job or a sweep of them."""
+"""The ``fedexp`` command.
+
+Every job is checked before Hydra runs one job or a sweep of them.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedexp.commands.errors import JOB_ERROR, guarded
+from fedexp.commands.errors import JOB_ERROR, run_guarded
 from fedexp.core.errors import ConfigError, FedexpError
 
 if TYPE_CHECKING:
-    from fedexp.running.check import Checked
+    from fedexp.core.resolved_config import ResolvedConfig
+    from fedexp.running.check import CheckedJob
     from fedexp.storage.run_folder import RunFolder
 
 SWEEP_FLAGS = ("-m", "--multirun")
 HELP_FLAGS = ("--help", "-h")
 DRY_FLAG = "--dry-run"
+# Flags that Hydra answers.
 HYDRA_FLAGS = (
     "--hydra-help",
     "--info",
@@ -25,18 +30,23 @@ HYDRA_FLAGS = (
     "-c",
     "--shell-completion",
     "-sc",
-)  # Hydra answers
-CONFIGS = ("job", "hydra", "all")  # that --cfg prints
+)
+# Configs that --cfg prints.
+CONFIGS = ("job", "hydra", "all")
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the command as a console script."""
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run the command line; returns the exit code. Errors of the user's are told without a traceback."""
-    return guarded(lambda: _run(arguments))
+    """Run the command line.
+
+    Returns:
+        The exit code. Errors of the user are printed without a traceback.
+    """
+    return run_guarded(lambda: _run(arguments))
 
 
 def _run(arguments: list[str]) -> int:
@@ -50,35 +60,45 @@ def _run(arguments: list[str]) -> int:
         )
 
     from fedexp.commands.launching import run_hydra
-    from fedexp.config import compose
-    from fedexp.running.check import check_split, check_splits, checked, job_name
+    from fedexp.config.messages import refuse_flags
+    from fedexp.config.search_path import register
+    from fedexp.config.sweep_expansion import expand
+    from fedexp.running.check import check_jobs, check_split, check_splits, job_name
 
-    compose.register()
-    if (asked := _config_asked(arguments)) is not None:
+    register()
+    if (asked := _overrides_to_print(arguments)) is not None:
         return _print_config(asked)
     if any(argument.partition("=")[0] in HYDRA_FLAGS for argument in arguments):
         return run_hydra(arguments)
     sweep = any(argument in SWEEP_FLAGS for argument in arguments)
     overrides = [argument for argument in arguments if argument not in (*SWEEP_FLAGS, DRY_FLAG)]
-    compose.refuse_flags(overrides, [*HELP_FLAGS, *SWEEP_FLAGS, DRY_FLAG, *HYDRA_FLAGS])
-    jobs = compose.expand(overrides) if sweep else [overrides]
-    all_checked = checked(jobs)
+    refuse_flags(overrides, [*HELP_FLAGS, *SWEEP_FLAGS, DRY_FLAG, *HYDRA_FLAGS])
+    jobs = expand(overrides) if sweep else [overrides]
+    checked = check_jobs(jobs)
+
     if DRY_FLAG in arguments:
         check_splits(
-            (job_name(i, job.config["overrides"]), job.experiment)
-            for i, job in enumerate(all_checked)
+            (job_name(i, job.config.overrides), job.experiment) for i, job in enumerate(checked)
         )
-        return _dry_run([job.config for job in all_checked])
+        return _dry_run([job.config for job in checked])
+
     if not sweep:
-        check_split(all_checked[0])
-        return _single(all_checked[0].config)
-    return _sweep(overrides, all_checked)
+        check_split(checked[0])
+        return _single(checked[0])
+    return _sweep(overrides, checked)
 
 
-def _config_asked(arguments: list[str]) -> list[str] | None:
-    """The overrides of ``--cfg job``; None where something else is asked, which Hydra answers."""
-    given = [flag.partition("=")[2] or after for flag, after in zip(arguments, [*arguments, ""][1:], strict=True)
-             if flag.partition("=")[0] in ("--cfg", "-c")]  # fmt: skip
+def _overrides_to_print(arguments: list[str]) -> list[str] | None:
+    """Return the overrides of ``--cfg job``, or None if something else was asked for.
+
+    Hydra answers the other flags.
+    """
+    given = [
+        flag.partition("=")[2] or after
+        for flag, after in zip(arguments, [*arguments, ""][1:], strict=True)
+        if flag.partition("=")[0] in ("--cfg", "-c")
+    ]
+
     if given and given[0] not in CONFIGS:
         raise ConfigError(
             f"there is no config '{given[0]}' to print",
@@ -86,45 +106,42 @@ def _config_asked(arguments: list[str]) -> list[str] | None:
             expected=" | ".join(CONFIGS),
             do="--cfg job",
         )
+
     rest = [argument for argument in arguments if argument not in ("--cfg=job", "--resolve")]
     for flag in ("--cfg", "-c"):
         if flag in rest and rest[rest.index(flag) + 1 :][:1] == ["job"]:
             del rest[rest.index(flag) : rest.index(flag) + 2]
     asked = len(rest) < len([argument for argument in arguments if argument != "--resolve"])
+
     return rest if asked and not any(argument.startswith("-") for argument in rest) else None
 
 
 def _print_config(overrides: list[str]) -> int:
-    """The resolved config as YAML, as the run's folder has it."""
+    """Print the resolved values as YAML, as in the run's folder."""
     from omegaconf import OmegaConf
 
     from fedexp.config.compose import compose
 
-    config = {
-        key: value
-        for key, value in compose(overrides).items()
-        if key not in ("contents", "choices", "overrides")
-    }
-    print(OmegaConf.to_yaml(OmegaConf.create(config)), end="")
+    print(OmegaConf.to_yaml(OmegaConf.create(compose(overrides).values)), end="")
     return 0
 
 
 def _help(topics: list[str]) -> int:
     from fedexp.commands.help import help_text, topic_text
-    from fedexp.config.folders import conf_dir, user_conf_dir
+    from fedexp.config.folders import conf_dirs
 
-    folders = [*filter(None, (conf_dir(), user_conf_dir()))]
+    folders = conf_dirs()
     texts = [topic_text(topic, *folders) for topic in topics] or [help_text(*folders)]
     print("\n".join(texts), end="")
     return 0
 
 
-def _dry_run(configs: list[dict[str, Any]]) -> int:
-    """Say what a run or a sweep would do, all jobs of which are checked."""
+def _dry_run(configs: list[ResolvedConfig]) -> int:
+    """Print what a run or a sweep would do, after all its jobs were checked."""
     from fedexp.commands.forecast import print_forecast
     from fedexp.storage.run_folder import RunFolder
 
-    rows = [_row(RunFolder.of(config), config) for config in configs]
+    rows = [_job_row(RunFolder.of(config), config) for config in configs]
     todo = [
         c for c, row in zip(configs, rows, strict=True) if row["status"] != "done" or not c["reuse"]
     ]
@@ -133,22 +150,25 @@ def _dry_run(configs: list[dict[str, Any]]) -> int:
     return 0
 
 
-def _single(config: dict[str, Any]) -> int:
-    """Run one job in this process; interruptions and failures are exit codes, with one line each."""
-    from fedexp.commands.launching import executed
+def _single(job: CheckedJob) -> int:
+    """Run one job in this process.
+
+    Interruptions and failures become exit codes, with one line each.
+    """
+    from fedexp.commands.launching import execute_job
     from fedexp.tracking.terminal import print_result
 
-    result = executed(config, "this run")
+    result = execute_job(job, "this run")
     if isinstance(result, int):
         return result
     print_result(result, Path(result["folder"]))
     return 0
 
 
-def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
-    """Hydra's own multirun over checked jobs, with a count before and a table after."""
-    from fedexp.commands.launching import run_hydra, run_sweep
-    from fedexp.config.compose import is_grid
+def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
+    """Run checked jobs as Hydra's multirun, with a count before and a table after."""
+    from fedexp.commands.launching import checked_jobs, run_hydra, run_sweep
+    from fedexp.config.sweep_expansion import is_grid
     from fedexp.running.check import check_splits, job_name
     from fedexp.storage.run_folder import RunFolder
     from fedexp.tracking.terminal import print_sweep
@@ -156,57 +176,59 @@ def _sweep(overrides: list[str], jobs: list[Checked]) -> int:
     name = hashlib.blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
     configs = [job.config for job in jobs]
     folders = [RunFolder.of(config) for config in configs]
-    rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
+    rows = [_job_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
     todo = [
         row["status"] != "done" or not config["reuse"]
         for row, config in zip(rows, configs, strict=True)
     ]
     check_splits(
-        (job_name(i, configs[i]["overrides"]), jobs[i].experiment)
-        for i in range(len(jobs))
-        if todo[i]
+        (job_name(i, configs[i].overrides), jobs[i].experiment) for i in range(len(jobs)) if todo[i]
     )
     done = todo.count(False)
     print(
         f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True
     )
-    arguments = ["--multirun", *overrides]  # flags first: its parser wants overrides in one piece
-    nothing_to_do = done == len(configs) and is_grid(
-        overrides
-    )  # Hydra would compose every job twice
-    launch = (lambda: _stored(configs)) if nothing_to_do else (lambda: run_hydra(arguments))
-    code = run_sweep(f"sweep-{name}", len(configs), launch)
-    rows = [_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
+    # Flags come first, because Hydra's parser wants overrides in one piece.
+    arguments = ["--multirun", *overrides]
+    # Hydra would compose every job twice.
+    nothing_to_do = done == len(configs) and is_grid(overrides)
+    launch = (lambda: _reuse_results(jobs)) if nothing_to_do else (lambda: run_hydra(arguments))
+    with checked_jobs(jobs):
+        code = run_sweep(f"sweep-{name}", len(configs), launch)
+    rows = [_job_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
     print_sweep(rows)
     if code == 0 and any(row["status"] != "done" for row in rows):
         code = JOB_ERROR
+
     return code
 
 
-def _stored(configs: list[dict[str, Any]]) -> int:
-    """A sweep whose results are all there: look at each as its job would."""
-    from fedexp.commands.launching import tell_failure
+def _reuse_results(jobs: list[CheckedJob]) -> int:
+    """Look at each stored result of a finished sweep, as its job would."""
+    from fedexp.commands.launching import print_failure
     from fedexp.running.execute import execute
 
     failed = False
-    for number, config in enumerate(configs):
+    for number, job in enumerate(jobs):
         try:
-            execute(config)
+            execute(job.config, experiment=job.experiment)
         except FedexpError as error:
-            tell_failure(f"job {number}: {' '.join(config['overrides'])}", error)
+            print_failure(f"job {number}: {' '.join(job.config.overrides)}", error)
             failed = True
     return JOB_ERROR if failed else 0
 
 
-def _row(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
+def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
     from fedexp.storage.run_folder import read_result_and_status
 
     result, state = read_result_and_status(folder)
     status = "done" if result else state.get("status", "queued")
-    if not result and status == "done":  # the result is gone: the next launch runs it again
+    # The result is gone, so the next launch runs it again.
+    if not result and status == "done":
         status = "queued"
+
     return {
-        "overrides": config["overrides"],
+        "overrides": config.overrides,
         "status": status,
         "error": state.get("error"),
         "headline": result.get("headline"),

@@ -1,4 +1,7 @@
-"""The ``fedexp-runs`` command: list, show, diff, rerun, export, table, clean. Reads run folders; needs no torch but to rerun."""
+"""The ``fedexp-runs`` command: list, show, diff, rerun, export, table, clean.
+
+It reads run folders. Only ``rerun`` imports torch.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedexp.commands.errors import Parser, guarded
+from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError, StorageError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import delete_path, stale_files, temporary_path, write_text
 from fedexp.storage.selection import ABSENT, flat, ordered, select, text_of
 from fedexp.storage.sources import differences, own_code
@@ -33,17 +37,24 @@ _COLOURS = {
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the command as a console script."""
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run the command line; returns the exit code (2 for errors of the user's, told without a traceback)."""
-    return guarded(lambda: _parser().run(arguments))
+    """Run the command line.
+
+    Returns:
+        The exit code. It is 2 for errors of the user, which are printed without a
+        traceback.
+    """
+    return run_guarded(lambda: _parser().run(arguments))
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="fedexp-runs", description="What runs there are, and what they weigh.")
+    parser = Parser(
+        prog="fedexp-runs", description="Stored runs: their results, differences and size."
+    )
     shared = Parser(add_help=False)
     shared.add_argument(
         "--root", type=Path, default=Path("outputs"), help="output_root of the runs (%(default)s)"
@@ -51,13 +62,22 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, dest="command")
 
     chosen = Parser(add_help=False)
-    chosen.add_argument("conditions", nargs="*", metavar="key=value",
-                        help="runs that meet all of these alone, on any key of the config, group or metric: "
-                             "method=NAME,NAME 'partition.alpha<0.5' status!=done 'headline>=0.9'")  # fmt: skip
+    chosen.add_argument(
+        "conditions",
+        nargs="*",
+        metavar="key=value",
+        help="only runs that meet all of these, on any key of the config, group or metric: "
+        "method=NAME,NAME 'partition.alpha<0.5' status!=done 'headline>=0.9'",
+    )
 
     listing = commands.add_parser("list", parents=[shared, chosen], help="all runs, newest first")
-    listing.add_argument("--sort", metavar="KEY", help="by headline, seconds, size, name, a metric or any key of the config: "
-                         "numbers from large to small, texts from A to Z")  # fmt: skip
+    listing.add_argument(
+        "--sort",
+        metavar="KEY",
+        help="by headline, seconds, size, name, a metric or any key of the config: "
+        "numbers from large to small, texts from A to Z",
+    )
+
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
     listing.set_defaults(run=_list)
 
@@ -71,16 +91,23 @@ def _parser() -> Parser:
     diff.add_argument("b", help=what)
     diff.set_defaults(run=_diff)
 
-    rerun = commands.add_parser("rerun", parents=[shared], help="run a stored run's config again; are the bits the same?",
-                                description="Runs exactly the stored config again, with the numerics of then and without "
-                                "memo and trackers, in <root>/reruns; the stored run stays as it is. Exit code 1 if the "
-                                "bits are others.")  # fmt: skip
+    rerun = commands.add_parser(
+        "rerun",
+        parents=[shared],
+        help="run a stored run's config again and compare the bits",
+        description="Runs exactly the stored config again in <root>/reruns, with the numerics of "
+        "the stored run and without memo and trackers. The stored run is not changed. "
+        "The exit code is 1 if the results are not bit-identical.",
+    )
+
     rerun.add_argument("name", metavar="run", help=what)
-    rerun.add_argument("--data-root", help="where the data lie now (default: where they lay)")
+    rerun.add_argument(
+        "--data-root", help="folder of the data sets (default: that of the stored run)"
+    )
     rerun.set_defaults(run=_rerun)
 
     export = commands.add_parser(
-        "export", parents=[shared, chosen], help="runs as CSV, a row each; or to W&B afterwards"
+        "export", parents=[shared, chosen], help="runs as CSV, one row each, or to W&B afterwards"
     )
     export.add_argument("--out", type=Path, help="the CSV file (default: standard output)")
     export.add_argument(
@@ -88,27 +115,34 @@ def _parser() -> Parser:
         choices=("offline", "online"),
         help="send finished runs to W&B instead, from their files",
     )
-    export.add_argument("--project", default="fedexp", help="of W&B (%(default)s)")
-    export.add_argument("--entity", help="of W&B (default: the account's)")
-    export.add_argument("--group", help="under which W&B shows them together")
+
+    export.add_argument("--project", default="fedexp", help="project of W&B (%(default)s)")
+    export.add_argument("--entity", help="entity of W&B (default: that of the account)")
+    export.add_argument("--group", help="group under which W&B shows them together")
     export.set_defaults(run=_export)
 
-    table = commands.add_parser("table", parents=[shared, chosen], help="a table of runs: means over seeds, paired tests",
-                                epilog="example: fedexp-runs table rows=partition.alpha cols=method dataset=mnist")  # fmt: skip
+    table = commands.add_parser(
+        "table",
+        parents=[shared, chosen],
+        help="a table of runs: means over seeds, paired tests",
+        epilog="example: fedexp-runs table rows=partition.alpha cols=method dataset=mnist",
+    )
     table.set_defaults(run=_table)
 
     clean = commands.add_parser(
         "clean",
         parents=[shared],
-        help="delete what is not needed; shows what it would do unless --yes is given",
-        description="Deletes the kinds of files that are named. A run that is being executed is never touched.",
+        help="delete what is not needed (without --yes, only shows what it would delete)",
+        description="Deletes the kinds of files that are named. "
+        "A run that is being executed is never touched.",
     )
+
     clean.add_argument("--failed", action="store_true", help="runs that failed")
     clean.add_argument(
         "--damaged", action="store_true", help="runs whose result or status cannot be read"
     )
     clean.add_argument(
-        "--stale", action="store_true", help="runs that died without a word (their process is gone)"
+        "--stale", action="store_true", help="runs whose process is gone and left no error"
     )
     clean.add_argument(
         "--old-code", action="store_true", help="runs that today's code would not reuse"
@@ -120,10 +154,11 @@ def _parser() -> Parser:
         "--checkpoints", action="store_true", help="checkpoints of runs that are done"
     )
     clean.add_argument(
-        "--memo", action="store_true", help="stored client work; it is trained again when needed"
+        "--memo", action="store_true", help="stored client work, which is trained again when needed"
     )
-    clean.add_argument("--yes", action="store_true", help="delete; without it nothing is deleted")
+    clean.add_argument("--yes", action="store_true", help="delete (without it nothing is deleted)")
     clean.set_defaults(run=_clean)
+
     return parser
 
 
@@ -133,8 +168,9 @@ def _list(options: argparse.Namespace) -> int:
     if options.sort:
         runs = ordered(runs, options.sort)
     if options.json:
-        print(json.dumps([_facts(run) for run in runs], indent=2))
+        print(json.dumps([_run_facts(run) for run in runs], indent=2))
         return 0
+
     if not runs:
         print(
             f"no runs under {options.root / 'runs'}"
@@ -142,6 +178,7 @@ def _list(options: argparse.Namespace) -> int:
             else f"none of {len(there)} runs meets the conditions"
         )
         return 0
+
     from rich import box
     from rich.table import Table
 
@@ -161,25 +198,27 @@ def _list(options: argparse.Namespace) -> int:
         table.add_column(
             column, justify="right" if right else "left", overflow="fold", no_wrap=right
         )
+
     for run in runs:
         colour = _COLOURS.get(run.status, "white")
         table.add_row(
-            _plain(run.name),
-            _plain(" ".join([run.choice("method"), *_swapped(run)])),
-            _plain(run.choice("dataset")),
+            _escaped(run.name),
+            _escaped(" ".join([run.choice("method"), *_swapped_parts(run)])),
+            _escaped(run.choice("dataset")),
             f"[{colour}]{run.status}[/{colour}]",
-            _headline(run),
-            _rounds(run),
-            _age(run.updated),
+            _headline_text(run),
+            _rounds_text(run),
+            _age_text(run.updated),
             size_text(run.size),
-            _plain(
+            _escaped(
                 " ".join(
                     o
                     for o in run.overrides
-                    if not o.startswith(_OWN_COLUMN) and o not in _swapped(run)
+                    if not o.startswith(_COLUMN_KEYS) and o not in _swapped_parts(run)
                 )
             ),
         )
+
     out = console()
     out.print(table)
     count = f"{len(runs)} runs" if len(runs) == len(there) else f"{len(runs)} of {len(there)} runs"
@@ -187,16 +226,17 @@ def _list(options: argparse.Namespace) -> int:
         f"{count}, {size_text(sum(run.size for run in runs))} under {options.root / 'runs'}",
         markup=False,
     )
+
     return 0
 
 
-def _facts(run: StoredRun) -> dict[str, Any]:
+def _run_facts(run: StoredRun) -> dict[str, Any]:
     done, asked = run.rounds
     return {
         "folder": str(run.path.resolve()),
         "name": run.name,
         "method": run.choice("method"),
-        "swapped": _swapped(run),
+        "swapped": _swapped_parts(run),
         "dataset": run.choice("dataset"),
         "status": run.status,
         "error": run.state.get("error"),
@@ -221,19 +261,26 @@ def _show(options: argparse.Namespace) -> int:
 
     def add(name: str, value: Any) -> None:
         if value not in (None, "", [], {}):
-            table.add_row(name, _plain(value))
+            table.add_row(name, _escaped(value))
 
-    add("status", f"{run.status}, attempt {run.state.get('attempt', '?')}, {_age(run.updated)} ago")
+    add(
+        "status",
+        f"{run.status}, attempt {run.state.get('attempt', '?')}, {_age_text(run.updated)} ago",
+    )
     add("error", run.state.get("error"))
     add("overrides", " ".join(run.overrides))
     add(
         "choices",
-        _pairs({group: option for group, option in run.choices.items() if option is not None}),
+        _mapping_text(
+            {group: option for group, option in run.choices.items() if option is not None}
+        ),
     )
-    add("headline", f"{_headline(run)} ({run.headline['rule']})" if run.headline else None)
+
+    add("headline", f"{_headline_text(run)} ({run.headline['rule']})" if run.headline else None)
     add("test data in training", result.get("test_data_in_training"))
-    add("rounds", _rounds(run))
+    add("rounds", _rounds_text(run))
     add("rounds to target", result.get("rounds_to_target"))
+
     for group, title in (
         ("rounds_to", "rounds to targets"),
         ("metrics", "last"),
@@ -241,14 +288,16 @@ def _show(options: argparse.Namespace) -> int:
         ("std_last_10", "deviation of last 10"),
         ("best", "best (oracle)"),
     ):
-        add(title, _pairs(result.get(group)))
-    add("seconds", _pairs(result.get("seconds")))
+        add(title, _mapping_text(result.get(group)))
+
+    add("seconds", _mapping_text(result.get("seconds")))
     add(
         "traffic",
         ", ".join(
             f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()
         ),
     )
+
     add("local steps", result.get("local_steps"))
     add("steps a second", result.get("steps_per_second") and f"{result['steps_per_second']:.4g}")
     add(
@@ -259,17 +308,20 @@ def _show(options: argparse.Namespace) -> int:
     add("peak memory", result.get("peak_memory") and memory_text(result["peak_memory"]))
     add("memory probe", (result.get("memory_probe") or {}).get("text"))
     add("trace", (result.get("profile") or {}).get("trace"))
-    add("partition", _pairs(result.get("partition")))
-    add("hashes", _pairs(result.get("hashes")))
-    add("numerics", _pairs(result.get("numerics") or read_mapping(run.path / "numerics.json")))
+    add("partition", _mapping_text(result.get("partition")))
+    add("hashes", _mapping_text(result.get("hashes")))
+    add(
+        "numerics",
+        _mapping_text(result.get("numerics") or read_mapping(run.path / "numerics.json")),
+    )
     add(
         "environment",
-        _pairs(result.get("environment") or read_mapping(run.path / "environment.json")),
+        _mapping_text(result.get("environment") or read_mapping(run.path / "environment.json")),
     )
     modules, commits = own_code(run.path)
     add("own code", ", ".join(f"{name} {sha256[:8]}" for name, sha256 in modules.items()))
     add(
-        "own code lies in",
+        "own code is in",
         ", ".join(f"{home} (commit {at or 'none'})" for home, at in commits.items()),
     )
     files = sorted(path for path in run.path.iterdir() if path.name != "lock")
@@ -279,11 +331,13 @@ def _show(options: argparse.Namespace) -> int:
             f"{path.name}{'/' if path.is_dir() else ''} {size_text(weigh(path))}" for path in files
         ),
     )
+
     add("size", size_text(run.size))
     out = console()
     out.print(run.name, style="bold", markup=False)
     out.print(table)
     out.print(f"folder: {run.path}", markup=False, soft_wrap=True)
+
     return 0
 
 
@@ -294,20 +348,18 @@ def _diff(options: argparse.Namespace) -> int:
     from fedexp.storage.identity import scientific
 
     a, b = find_run(options.root, options.a), find_run(options.root, options.b)
-    sides = [dict(flat(run.config)) for run in (a, b)]
-    deciding = set().union(*(dict(flat(scientific(run.config))) for run in (a, b)))
-    keys = [
-        key for key in dict.fromkeys([*sides[0], *sides[1]]) if key.partition(".")[0] != "overrides"
-    ]
+    sides = [dict(flat(_compared(run.resolved_config))) for run in (a, b)]
+    deciding = set().union(*(dict(flat(scientific(run.resolved_config))) for run in (a, b)))
+    keys = [*dict.fromkeys([*sides[0], *sides[1]])]
     differing = [key for key in keys if sides[0].get(key, ABSENT) != sides[1].get(key, ABSENT)]
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
-    table.add_column(_plain(a.name), overflow="fold")
-    table.add_column(_plain(b.name), overflow="fold")
+    table.add_column(_escaped(a.name), overflow="fold")
+    table.add_column(_escaped(b.name), overflow="fold")
 
     def add(name: str, left: Any, right: Any, style: str | None = None) -> None:
-        table.add_row(_plain(name), _plain(left), _plain(right), style=style)
+        table.add_row(_escaped(name), _escaped(left), _escaped(right), style=style)
 
     def compare(name: str, left: Any, right: Any) -> None:
         add(name, left, "the same" if left == right and left is not None else right)
@@ -321,44 +373,61 @@ def _diff(options: argparse.Namespace) -> int:
             right,
             None if decides else "dim",
         )
+
     if not differing:
         add("config", "the same", "the same")
     table.add_section()
+
     for name in ("config", "code"):
         compare(
             f"{name} hash",
-            *((run.result.get("hashes") or {}).get(name, _hash(run, name)) for run in (a, b)),
+            *(
+                (run.result.get("hashes") or {}).get(name, _folder_hash(run, name))
+                for run in (a, b)
+            ),
         )
+
     compare(
         "partition sha256",
         *((run.result.get("partition") or {}).get("sha256", "-") for run in (a, b)),
     )
     compare(
-        "numerics", *(_pairs(read_mapping(run.path / "numerics.json")) or "-" for run in (a, b))
+        "numerics",
+        *(_mapping_text(read_mapping(run.path / "numerics.json")) or "-" for run in (a, b)),
     )
     own = [own_code(run.path) for run in (a, b)]
+
     for number, label in enumerate(("own code: {}", "commit of {}")):
         for name in sorted({*own[0][number], *own[1][number]}):
             absent = "-" if number == 0 else "in no git repository"
             compare(
                 label.format(name), *(str(side[number].get(name) or absent)[:20] for side in own)
             )
+
     add("status", a.status, b.status)
-    add("rounds", _rounds(a), _rounds(b))
-    add("headline", _headline(a), _headline(b))
+    add("rounds", _rounds_text(a), _rounds_text(b))
+    add("headline", _headline_text(a), _headline_text(b))
     out = console()
     out.print(table)
+
     if a.headline and b.headline and a.headline["metric"] == b.headline["metric"]:
         out.print(
-            f"{a.headline['metric']}: {b.headline['value'] - a.headline['value']:+.4f} from first to second"
+            f"{a.headline['metric']}: "
+            f"{b.headline['value'] - a.headline['value']:+.4f} from first to second"
         )
+
     for line in differences(a.path, b.path):
         out.print(line, markup=False, soft_wrap=True)
     return 0
 
 
-def _hash(run: StoredRun, name: str) -> str:
-    """The short hash that is in the folder's name."""
+def _compared(config: ResolvedConfig) -> dict[str, Any]:
+    """Return what `diff` compares of a config: everything but the overrides."""
+    return {**config.values, "contents": config.contents, "choices": config.choices}
+
+
+def _folder_hash(run: StoredRun, name: str) -> str:
+    """Return the short hash in the folder's name."""
     return (
         run.path.parent.name.rpartition("-")[2]
         if name == "config"
@@ -398,51 +467,64 @@ def _clean(options: argparse.Namespace) -> int:
         flags = ", ".join("--" + kind.replace("_", "-") for kind in kinds)
         raise ConfigError("nothing was chosen to be deleted", expected=f"one or more of {flags}")
     freed = 0
+
     for run in find_runs(options.root):
-        target, reason = _disposable(run, options)
+        target, reason = _find_deletable(run, options)
         if target is None:
             continue
         size = weigh(target)
+
         try:
             with run.lock():
-                if StoredRun(run.path).state != run.state:  # launched again since we looked
+                # The run was launched again in the meantime.
+                if StoredRun(run.path).state != run.state:
                     raise StorageError("this run has just been executed", where=str(run.path))
                 if options.yes:
                     _delete(target)
         except StorageError:
             print(f"{'kept':<12} {size_text(size):>8}  {target}  (being executed)")
             continue
+
         freed += size
-        print(f"{_verb(options)} {size_text(size):>8}  {target}  ({reason})")
+        print(f"{_action_text(options)} {size_text(size):>8}  {target}  ({reason})")
         if options.yes:
-            with contextlib.suppress(OSError):  # other runs of the same config are still there
+            # Other runs of the same config may still be there.
+            with contextlib.suppress(OSError):
                 run.path.parent.rmdir()
-    for left in _litter(options.root):
+
+    for left in _stale_paths(options.root):
         size = weigh(left)
         freed += size
-        print(f"{_verb(options)} {size_text(size):>8}  {left}  (left by a process that was killed)")
+        print(
+            f"{_action_text(options)} {size_text(size):>8}  {left}  "
+            "(left by a process that was killed)"
+        )
         if options.yes:
             delete_path(left)
+
     if options.memo:
         count, size = _clean_memo(options.root / "memo", options.yes)
         freed += size
         print(
-            f"{_verb(options)} {size_text(size):>8}  {options.root / 'memo'}  ({count} stored client results)"
+            f"{_action_text(options)} {size_text(size):>8}  {options.root / 'memo'}  "
+            f"({count} stored client results)"
         )
+
     print(
         f"{size_text(freed)} freed"
         if options.yes
         else f"{size_text(freed)} would be freed: add --yes to delete"
     )
+
     return 0
 
 
-def _verb(options: argparse.Namespace) -> str:
+def _action_text(options: argparse.Namespace) -> str:
     return "deleted     " if options.yes else "would delete"
 
 
-def _disposable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | None, str]:
-    """What of `run` the flags cover, and why."""
+def _find_deletable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | None, str]:
+    """Return the part of `run` that the flags cover and the reason, or None and ""."""
     if options.set_aside and run.is_aside:
         return run.path, "set aside"
     if run.status in ("failed", "damaged", "stale") and getattr(options, run.status):
@@ -455,7 +537,7 @@ def _disposable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | Non
     return None, ""
 
 
-def _litter(root: Path) -> Iterator[Path]:
+def _stale_paths(root: Path) -> Iterator[Path]:
     idle = (run.path for run in find_runs(root) if not run.is_locked())
     for folder in itertools.chain(
         root.glob("runs/*"), idle, root.glob("memo/??"), [root / "sources"]
@@ -464,15 +546,22 @@ def _litter(root: Path) -> Iterator[Path]:
 
 
 def _delete(folder: Path) -> None:
-    """Rename, then delete: a half-deleted run is never taken for a run."""
-    doomed = temporary_path(folder, "deleted")
-    delete_path(doomed)  # left by a process with our number
-    folder.rename(doomed)
-    shutil.rmtree(doomed)
+    """Rename a folder and then delete it.
+
+    A half-deleted run is never taken for a run.
+    """
+    renamed = temporary_path(folder, "deleted")
+    # A process with the same ID may have left a folder of this name.
+    delete_path(renamed)
+    folder.rename(renamed)
+    shutil.rmtree(renamed)
 
 
 def _clean_memo(folder: Path, delete: bool) -> tuple[int, int]:
-    """(entries, bytes) of the memo, deleted if asked. Runs cope with entries that vanish; folders and locks stay."""
+    """Count the entries of the memo and their bytes, and delete them if asked.
+
+    Runs cope with entries that vanish. Folders and locks are not deleted.
+    """
     count = size = 0
     for entry in folder.glob("*/*.safetensors"):
         with contextlib.suppress(FileNotFoundError):
@@ -483,12 +572,12 @@ def _clean_memo(folder: Path, delete: bool) -> tuple[int, int]:
     return count, size
 
 
-_OWN_COLUMN = ("method=", "dataset=", "output_root=")
+_COLUMN_KEYS = ("method=", "dataset=", "output_root=")
 
 
-def _swapped(run: StoredRun) -> list[str]:
-    """The parts that are not the method's own, as ``trainer=NAME``."""
-    own = _parts(run.choice("method"))
+def _swapped_parts(run: StoredRun) -> list[str]:
+    """Return the parts that are not the method's own, as ``trainer=NAME``."""
+    own = _preset_parts(run.choice("method"))
     chosen = {part: run.choices.get(part) for part in own}
     return [
         f"{part}={option}" for part, option in chosen.items() if option not in (None, own[part])
@@ -496,45 +585,48 @@ def _swapped(run: StoredRun) -> list[str]:
 
 
 @functools.cache
-def _parts(method: str) -> dict[str, str]:
-    """What a method's preset pairs; empty where there is no such preset (any more)."""
+def _preset_parts(method: str) -> dict[str, str]:
+    """Return the parts of a method's preset. Empty if there is no such preset."""
     import yaml
 
-    from fedexp.config.folders import conf_dir, user_conf_dir
+    from fedexp.config.folders import conf_dirs
     from fedexp.config.yaml_files import defaults_of, read_yaml
 
-    for folder in filter(None, (conf_dir(), user_conf_dir())):
+    for folder in conf_dirs():
         with contextlib.suppress(OSError, yaml.YAMLError):
             preset = read_yaml(folder / "method" / f"{method}.yaml") or {}
             return {
                 group: option for how, group, option in defaults_of(preset) if how == "override"
             }
+
     return {}
 
 
-def _headline(run: StoredRun) -> str:
+def _headline_text(run: StoredRun) -> str:
     return f"{run.headline['metric']} {run.headline['value']:.4f}" if run.headline else "-"
 
 
-def _rounds(run: StoredRun) -> str:
+def _rounds_text(run: StoredRun) -> str:
     done, asked = run.rounds
     if done is None:
         return "-"
     return str(done) if asked in (None, done) else f"{done}/{asked}"
 
 
-def _pairs(values: Any) -> str:
-    """A mapping on one line; numbers short."""
+def _mapping_text(values: Any) -> str:
+    """Return a mapping on one line, with short numbers."""
     if not isinstance(values, Mapping):
         return ""
-    return ", ".join(
-        f"{key} {_pairs(value) if isinstance(value, Mapping) else f'{value:.4g}' if isinstance(value, float) else value}"
-        for key, value in values.items()
-        if value is not None
-    )
+
+    def text(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return _mapping_text(value)
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    return ", ".join(f"{key} {text(value)}" for key, value in values.items() if value is not None)
 
 
-def _age(moment: datetime.datetime) -> str:
+def _age_text(moment: datetime.datetime) -> str:
     seconds = max(0.0, (datetime.datetime.now(datetime.UTC) - moment).total_seconds())
     for limit, length, unit in ((90, 1, "s"), (5400, 60, "min"), (129600, 3600, "h")):
         if seconds < limit:
@@ -542,8 +634,8 @@ def _age(moment: datetime.datetime) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
-def _plain(value: Any) -> str:
-    """Text for a table cell; brackets of overrides are no markup."""
+def _escaped(value: Any) -> str:
+    """Return text for a table cell. Brackets in overrides are not markup."""
     from rich.markup import escape
 
     return escape(str(value))

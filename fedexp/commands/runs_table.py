@@ -1,4 +1,7 @@
-"""``fedexp-runs table``: an ad-hoc table of stored runs, rows and columns by any key, means over seeds, paired tests."""
+"""The command ``fedexp-runs table``: a table of stored runs by any keys.
+
+Cells are means over seeds, and columns are compared by paired tests.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,31 @@ from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Draw, adjusted, compare
 from fedexp.tracking.terminal import console
 
-_PAIRS = {
-    "method": ("method", "trainer", "aggregator", "server_optimizer")
-}  # groups that a method's preset chooses
-_SHOWN = 4  # keys in one message
+# Groups that a method's preset chooses.
+_PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
+# Number of keys in one message.
+_SHOWN = 4
 
-Cell = tuple[tuple[str, ...], str]  # of a row, of a column
+# Conditions of a row, and the value of a column.
+Cell = tuple[tuple[str, ...], str]
 
 
 def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
-    """Print the table that `arguments` ask for: rows=KEY[,KEY], cols=KEY, value=METRIC, and conditions on runs."""
-    rows, cols, value, conditions = _asked(arguments)
+    """Print a table of stored runs.
+
+    Args:
+        runs: Stored runs, the newest first.
+        arguments: ``rows=KEY[,KEY]``, ``cols=KEY``, ``value=METRIC`` and conditions on
+            runs.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: The arguments are invalid, or runs of a cell differ in more than
+            their seeds.
+    """
+    rows, cols, value, conditions = _parse_arguments(arguments)
     done = select(
         [run for run in runs if run.status == "done" and run.config and not run.is_aside],
         conditions,
@@ -32,13 +49,16 @@ def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
         raise ConfigError(
             "no finished run meets the conditions", got=" ".join(conditions) or "no runs"
         )
+
     check_keys(done, [*rows, cols, value])
-    latest = _latest(done)
-    cells = _cells(latest, rows, cols)
-    found = {cell: _draws(cell, members, rows, cols, value) for cell, members in cells.items()}
-    columns = sorted({col for _, col in found}, key=_order)
+    latest = _newest_by_config(done)
+    cells = _group_by_cell(latest, rows, cols)
+    found = {
+        cell: _values_by_seed(cell, members, rows, cols, value) for cell, members in cells.items()
+    }
+    columns = sorted({col for _, col in found}, key=_sort_key)
     places = sorted(
-        {place for place, _ in found}, key=lambda place: [_order(text) for text in place]
+        {place for place, _ in found}, key=lambda place: [_sort_key(text) for text in place]
     )
     comparisons = [
         (place, compare(a, b, found.get((place, a), {}), found.get((place, b), {})))
@@ -46,14 +66,16 @@ def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
         for a, b in itertools.combinations(columns, 2)
         if (place, a) in found and (place, b) in found
     ]
+
     judged = adjusted([comparison for _, comparison in comparisons])
     _print_means(found, rows, cols, places, columns)
     _print_tests([(place, c) for (place, _), c in zip(comparisons, judged, strict=True)], rows)
     _print_notes(done, latest, cells, rows, cols, value)
+
     return 0
 
 
-def _asked(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, str, list[str]]:
+def _parse_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, str, list[str]]:
     given: dict[str, str] = {}
     rest = []
     for argument in arguments:
@@ -62,10 +84,11 @@ def _asked(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, str, list[st
             given[name] = text
         elif name in ("row", "col", "columns", "values"):
             raise ConfigError(
-                f"'{name}' is no part of a table", do=suggest(name, ["rows", "cols", "value"])
+                f"'{name}' is not part of a table", do=suggest(name, ["rows", "cols", "value"])
             )
         else:
             rest.append(argument)
+
     if not given.get("rows") or not given.get("cols"):
         raise ConfigError(
             "a table needs its rows and its columns",
@@ -73,18 +96,22 @@ def _asked(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, str, list[st
             got=" ".join(arguments) or "nothing",
             do="e.g. fedexp-runs table rows=partition.alpha cols=method",
         )
+
     return tuple(given["rows"].split(",")), given["cols"], given.get("value", "headline"), rest
 
 
-def _latest(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """Of runs of one config that several versions of the code made, the newest."""
+def _newest_by_config(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """Return the newest run of each config.
+
+    Several versions of the code may have made runs of one config.
+    """
     newest: dict[str, StoredRun] = {}
     for run in runs:  # newest first
         newest.setdefault(run.path.parent.name, run)
     return list(newest.values())
 
 
-def _cells(
+def _group_by_cell(
     runs: Iterable[StoredRun], rows: Sequence[str], cols: str
 ) -> dict[Cell, list[StoredRun]]:
     cells: dict[Cell, list[StoredRun]] = {}
@@ -94,11 +121,15 @@ def _cells(
     return cells
 
 
-def _draws(
+def _values_by_seed(
     cell: Cell, runs: Sequence[StoredRun], rows: Sequence[str], cols: str, value: str
 ) -> dict[Draw, float]:
-    """The cell's values by seed; refused where its runs are not draws of one config."""
-    differing = _differing(runs)
+    """Return the values of a cell by seed.
+
+    Raises:
+        ConfigError: The runs of the cell differ in more than their seeds.
+    """
+    differing = _differing_keys(runs)
     if differing:
         place = " ".join(
             f"{key}={text}" for key, text in zip((*rows, cols), (*cell[0], cell[1]), strict=True)
@@ -110,24 +141,36 @@ def _draws(
             got=f"{first}: {', '.join(texts[:_SHOWN])}",
             do=f"add a condition ({first}={texts[0]}), or rows={','.join([*rows, first])}",
         )
+
     found: dict[Draw, float] = {}
     for run in runs:  # newest first
         number = value_of(run, value)
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ConfigError(
-                f"'{value}' of a run is no number", where=run.name, got=text_of(number)
+                f"'{value}' of a run is not a number", where=run.name, got=text_of(number)
             )
         found.setdefault(tuple(value_of(run, key) for key in SEEDS), float(number))
-    return dict(sorted(found.items(), key=lambda item: [_order(text_of(seed)) for seed in item[0]]))
+
+    return dict(
+        sorted(found.items(), key=lambda item: [_sort_key(text_of(seed)) for seed in item[0]])
+    )
 
 
-def _differing(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Keys that decide results, other than seeds and those under `implied`, that `runs` have several values of."""
-    sides = [dict(flat(scientific(run.config))) for run in runs]
+def _differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return the keys that decide results and have several values in `runs`.
+
+    Args:
+        runs: Stored runs.
+        implied: Keys that are not reported, nor those below them. Seeds are not
+            reported either.
+    """
+    sides = [dict(flat(scientific(run.resolved_config))) for run in runs]
     keys = dict.fromkeys(key for side in sides for key in side)
     values = {
-        key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=_order) for key in keys
+        key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=_sort_key)
+        for key in keys
     }
+
     return {
         key: texts
         for key, texts in values.items()
@@ -137,7 +180,7 @@ def _differing(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[s
     }
 
 
-def _order(text: str) -> tuple[int, float, str]:
+def _sort_key(text: str) -> tuple[int, float, str]:
     try:
         return 0, float(text), text
     except ValueError:
@@ -162,14 +205,15 @@ def _print_means(
         table.add_column(
             escape(column if cols in ("method", "dataset") else f"{cols}={column}"), justify="right"
         )
+
     for place in places:
-        cells = [_mean(list(found.get((place, column), {}).values())) for column in columns]
+        cells = [_mean_text(list(found.get((place, column), {}).values())) for column in columns]
         table.add_row(*map(escape, place), *cells)
     console().print(table)
 
 
-def _mean(values: Sequence[float]) -> str:
-    """``mean ± deviation (n)``; of one run no deviation."""
+def _mean_text(values: Sequence[float]) -> str:
+    """Return ``mean ± deviation (n)``. A single run has no deviation."""
     if not values:
         return "-"
     spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
@@ -188,6 +232,7 @@ def _print_tests(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (*rows, "pair", "difference", "95 %", "p", "common seeds", "verdict"):
         table.add_column(escape(name), justify="right" if name in ("difference", "p") else "left")
+
     for place, c in comparisons:
         table.add_row(
             *map(escape, place),
@@ -195,9 +240,10 @@ def _print_tests(
             "-" if c.difference is None else f"{c.difference:+.4f}",
             "-" if c.interval is None else f"{c.interval[0]:+.4f} to {c.interval[1]:+.4f}",
             "-" if c.p is None else f"{c.p:.3g}",
-            ", ".join(map(_seeds, c.draws)) or "none",
+            ", ".join(map(_seed_text, c.draws)) or "none",
             escape(c.verdict),
         )
+
     out = console()
     out.print(table)
     tests = sum(c.p is not None for _, c in comparisons)
@@ -206,8 +252,8 @@ def _print_tests(
         out.print(f"paired t-tests, two-sided{several}", soft_wrap=True)
 
 
-def _seeds(draw: Draw) -> str:
-    """The seed, and that of the data where it is another."""
+def _seed_text(draw: Draw) -> str:
+    """Return the seed, and that of the data if it is another."""
     return str(draw[0]) if draw[0] == draw[1] else f"{draw[0]}/{draw[1]}"
 
 
@@ -219,7 +265,7 @@ def _print_notes(
     cols: str,
     value: str,
 ) -> None:
-    """What a reader must know: what is measured, what was left out, in what else the cells differ."""
+    """Print what is measured, the runs left out and the other differences of cells."""
     out = console()
     measured = sorted(
         {" ".join((run.headline or {})[k] for k in ("metric", "rule")) for run in latest}
@@ -230,17 +276,20 @@ def _print_notes(
         out.print(
             "note: the runs' headlines are different metrics or rules", markup=False, soft_wrap=True
         )
+
     if len(runs) > len(latest):
         out.print(
             f"note: {len(runs) - len(latest)} results that other code made earlier are left out",
             soft_wrap=True,
         )
+
     if len({run.path.name for run in latest}) > 1 and cols not in _PAIRS:
         out.print(
             "note: not all of these runs were made by the same code", markup=False, soft_wrap=True
         )
+
     implied = [part for key in (*rows, cols) for part in _PAIRS.get(key, (key,))]
-    differing = _differing([members[0] for members in cells.values()], implied)
+    differing = _differing_keys([members[0] for members in cells.values()], implied)
     if differing:
         names = ", ".join([*differing][:_SHOWN]) + (
             f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""

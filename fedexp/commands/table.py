@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.commands.errors import Parser, guarded
+from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError, FedexpError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def main() -> None:
 def run_command(arguments: list[str]) -> int:
     """Run the command line; returns the exit code: 0, 1 (a cell failed; with --strict: a number lies beyond its tolerance, or a
     claim of the paper is refuted), 2 (a mistake in what was typed, without a traceback), 130 (interrupted)."""
-    return guarded(lambda: _parser().run(arguments))
+    return run_guarded(lambda: _parser().run(arguments))
 
 
 def _parser() -> Parser:
@@ -295,7 +295,7 @@ def group(options: argparse.Namespace) -> str:
 def _check(request: _Request, todo: Sequence[Job]) -> None:
     """Compose and check every job, and what will be read of it, before the first starts; the error names the cell."""
     from fedexp.config.compose import compose
-    from fedexp.running.check import Checked, check_splits, naming
+    from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
 
     placed: dict[tuple[str, ...], list[tuple[Slot, Job]]] = {}
     for slot in request.cells:
@@ -304,8 +304,8 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
     experiments = []
     for job in todo:
         name = f"a run of table {request.table.name} ({' '.join(job.overrides)})"
-        with naming(name):
-            experiment = Checked.of(
+        with name_job_in_errors(name):
+            experiment = CheckedJob.of(
                 request.cell_runs[job.overrides].config or compose(list(job.overrides))
             ).experiment
             for slot, own in placed[job.overrides]:
@@ -405,8 +405,8 @@ def _show(
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from fedexp.commands.errors import JOB_ERROR, tell
-    from fedexp.commands.launching import run_sweep, tell_failure
+    from fedexp.commands.errors import JOB_ERROR, print_error
+    from fedexp.commands.launching import print_failure, run_sweep
     from fedexp.tables.sweeps import plan_tuning, run_tuning
 
     methods = [text for text in options.arguments if not _is_override(text)]
@@ -414,13 +414,13 @@ def _tune(options: argparse.Namespace) -> int:
     plan = plan_tuning(options.name, methods, overrides, options.out)
 
     def launch() -> int:
-        run_tuning(plan, lambda text: print(text, flush=True), tell_failure)
+        run_tuning(plan, lambda text: print(text, flush=True), print_failure)
         return 0
 
     try:
         code = run_sweep(f"tune-{options.name}", sum(map(len, plan.configs.values())), launch)
     except FedexpError as error:
-        tell(error)
+        print_error(error)
         return JOB_ERROR
     if code:
         print("interrupted: the same command continues from here", file=sys.stderr)

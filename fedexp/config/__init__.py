@@ -1,1 +1,5 @@
-"""The experiment's own keys, and how a config is composed from YAML and overrides."""
+"""Configs: their own typed keys, and their composition from YAML files and overrides.
+
+Hydra composes configs in this package only. Plug-ins are built from config nodes by
+`fedexp.core.build`, not here.
+"""

@@ -1,4 +1,4 @@
-"""Where configs lie: the built-in ones and the user's."""
+"""Folders of config files: the built-in one and the user's."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ from pathlib import Path
 
 
 def conf_dir() -> Path:
-    """The built-in configs: ``fedexp/conf`` in a wheel, the top-level ``conf`` in a checkout."""
+    """Return the built-in configs.
+
+    They are ``fedexp/conf`` in a wheel and ``conf`` in a checkout.
+    """
     package = Path(__file__).resolve().parents[1]
     return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
 
 
 def user_conf_dir() -> Path | None:
-    """``./conf`` of the working directory, where it exists and is not the built-in one."""
-    mine = Path.cwd() / "conf"
-    return mine if mine.is_dir() and mine.resolve() != conf_dir().resolve() else None
+    """Return ``./conf`` of the working directory.
+
+    None if it is absent or the built-in one.
+    """
+    folder = Path.cwd() / "conf"
+    return folder if folder.is_dir() and folder.resolve() != conf_dir().resolve() else None
+
+
+def conf_dirs() -> list[Path]:
+    """Return the built-in configs and, if there are any, the user's."""
+    user = user_conf_dir()
+    return [conf_dir()] if user is None else [conf_dir(), user]

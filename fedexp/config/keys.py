@@ -1,4 +1,7 @@
-"""The experiment's own keys, typed. Groups (method parts, data, model ...) are built from their own nodes."""
+"""The typed keys of an experiment that are not groups.
+
+Groups (parts of the method, data, model and so on) are built from their own nodes.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError
 from fedexp.core.local_training import LocalTraining
 from fedexp.core.numerics import Precision
+from fedexp.core.resolved_config import ResolvedConfig
 
 GROUPS = (
     "dataset",
@@ -29,6 +33,16 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class Eval:
+    """Keys ``eval.*``: when the models are evaluated, and on what.
+
+    Args:
+        every: Rounds between evaluations, at least 1.
+        batch_size: Samples evaluated at once, at least 1.
+        held_out: Training samples that are kept for validation before the split.
+        per_class: Whether the accuracy of each class is measured.
+        per_client: Whether accuracy is measured on each client's own data.
+    """
+
     every: int
     batch_size: int
     held_out: int
@@ -42,8 +56,13 @@ class Eval:
 
 
 @dataclass(frozen=True)
-class TraceOf:
-    """``trace.*``: iterations of a server-side method that are evaluated, and those whose weights are kept."""
+class TraceConfig:
+    """Keys ``trace.*``: which iterations of a method on the server are traced.
+
+    Args:
+        every: Iterations between evaluations. 0 means none.
+        weights: Iterations whose weights are stored.
+    """
 
     every: int
     weights: tuple[int, ...]
@@ -58,23 +77,41 @@ class TraceOf:
 
 @dataclass(frozen=True)
 class Architectures:
-    """``architectures.*``: who has which model; `models` holds the ``model`` node of every name."""
+    """Keys ``architectures.*``: the model of each client and of the server.
+
+    Args:
+        clients: Names in a cycle over the clients, or the ranges of clients of each
+            name. None means that all clients have ``model``.
+        server: Name of the server's architecture. None means ``model``.
+        models: The ``model`` node of every name.
+    """
 
     clients: tuple[str, ...] | dict[str, int | str | tuple[int | str, ...]] | None
     server: str | None
     models: dict[str, dict[str, Any]]
 
     def names(self, clients: int) -> tuple[str, ...]:
-        """Client c of `clients` has name number c modulo their number; without names all have ``model``.
+        """Return the name of each client's architecture.
+
+        Client c has name number c modulo the number of names.
+
+        Args:
+            clients: Number of clients.
+
+        Returns:
+            One name per client or per step of the cycle. Empty if all clients have
+            ``model``.
 
         Raises:
-            ValueError: no name, not every client exactly once, or a model that nobody has.
+            ValueError: There is no name, a client does not occur exactly once, or a
+                model is not used.
         """
         require(
             self.clients is None or len(self.clients) > 0,
             "architectures.clients names no model: set null or a name",
         )
         names = self.clients or ()
+
         if isinstance(names, dict):
             parts = [
                 (n, p)
@@ -82,32 +119,42 @@ class Architectures:
                 for p in (part if isinstance(part, tuple) else (part,))
             ]
             owners = sorted(
-                (client, name) for name, part in parts for client in _range(part, clients)
+                (client, name) for name, part in parts for client in _client_range(part, clients)
             )
             count = Counter(client for client, _ in owners)
             odd = [client for client in range(clients) if count[client] != 1]
             require(
                 not odd,
-                f"architectures.clients: {odd and count[odd[0]]} architectures for client {odd and odd[0]}",
+                f"architectures.clients: {odd and count[odd[0]]} architectures for client "
+                f"{odd and odd[0]}",
             )
+
             names = tuple(name for _, name in owners)
-        unused = self.models.keys() - {*names, self.server}
-        require(not unused, f"architectures.models: nobody has {', '.join(sorted(unused))}")
+
+        forbid_global_random = self.models.keys() - {*names, self.server}
+        require(
+            not forbid_global_random,
+            "architectures.models: neither a client nor the server has "
+            f"{', '.join(sorted(forbid_global_random))}",
+        )
+
         return names
 
 
-def _range(part: int | str, clients: int) -> range:
-    """``5`` or ``"0-4"``, both ends included."""
+def _client_range(part: int | str, clients: int) -> range:
+    """Parse ``5`` or ``"0-4"``, both ends included."""
     ends = re.fullmatch(r"(\d+)(?:-(\d+))?", str(part))
     first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, -1)
     require(
         first <= last < clients,
-        f"architectures.clients: '{part}' is no range of clients in 0-{clients - 1}: write 5 or 0-4",
+        f"architectures.clients: '{part}' is not a range of clients in 0-{clients - 1}: "
+        "write 5 or 0-4",
     )
     return range(first, last + 1)
 
 
-def _models_in(folder: Path) -> str:
+def _hash_model_folder(folder: Path) -> str:
+    """Hash the content of a folder of models."""
     from fedexp.storage.model_folder import fingerprint
 
     return fingerprint(folder)
@@ -115,9 +162,14 @@ def _models_in(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class ClientModels:
-    """``client_models.*``: a folder of models that stand for the first round's local training, and its content's hash."""
+    """Keys ``client_models.*``: models that replace the first round's local training.
 
-    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": _models_in}
+    Args:
+        path: Folder of the models, or None.
+        sha256: Hash of its content, or None.
+    """
+
+    content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": _hash_model_folder}
 
     path: str | None
     sha256: str | None
@@ -125,6 +177,15 @@ class ClientModels:
 
 @dataclass(frozen=True)
 class Headline:
+    """Keys ``headline.*``: the one number that runs are compared by.
+
+    Args:
+        rule: How the number is taken from the evaluated rounds.
+        metric: Name of the metric, or ``auto``.
+        targets: Values of the metric, each once. The first round that reaches each is
+            reported.
+    """
+
     rule: Literal["last", "mean_last_10", "best_on_val"]
     metric: str
     targets: tuple[float, ...]
@@ -138,13 +199,32 @@ class Headline:
 
 @dataclass(frozen=True)
 class Stop:
+    """Keys ``stop.*``: the optional early stop.
+
+    Args:
+        metric: Name of the metric, or ``auto`` for that of the headline.
+        target: Value that stops the run, or None.
+    """
+
     metric: str
     target: float | None
 
 
 @dataclass(frozen=True)
 class Limit:
-    """``limit.*``: upper bounds that shrink an experiment (``debug=smoke``)."""
+    """Keys ``limit.*``: upper bounds that shrink an experiment (``debug=smoke``).
+
+    Every bound is at least 1. None means no bound.
+
+    Args:
+        rounds: Communication rounds.
+        clients: Clients of the federation.
+        steps: Local steps per round.
+        train: Training samples.
+        test: Test samples.
+        server_steps: Steps of the server's work per round.
+        proxy: Samples of the server.
+    """
 
     rounds: int | None
     clients: int | None
@@ -161,13 +241,24 @@ class Limit:
 
 @dataclass(frozen=True)
 class CheckpointEvery:
+    """Keys ``checkpoint.*``: how often a run is saved.
+
+    Args:
+        every: Seconds (``"30s"``), a number of steps, or ``"off"``.
+    """
+
     every: int | str
 
     def __post_init__(self) -> None:
         self.parsed()
 
     def parsed(self) -> tuple[float, Literal["steps", "seconds"]]:
-        """``"30s"`` -> (30, seconds); ``5`` -> (5, steps); ``"off"`` -> (inf, steps)."""
+        """Parse ``every``.
+
+        Returns:
+            The interval and its unit: (30, "seconds") for ``"30s"``, (5, "steps") for
+            ``5`` and (inf, "steps") for ``"off"``.
+        """
         text = str(self.every).strip()
         if text == "off":
             return float("inf"), "steps"
@@ -175,15 +266,24 @@ class CheckpointEvery:
             value = float(text[:-1]) if text.endswith("s") else int(text)
         except ValueError:
             value = -1
+
         require(
             value > 0 or text == "0s",
             f"checkpoint.every must be seconds ('30s'), steps (5) or 'off', got '{self.every}'",
         )
+
         return value, "seconds" if text.endswith("s") else "steps"
 
 
 @dataclass(frozen=True)
 class ClientCacheConfig:
+    """Keys ``memo.*``: the cache of client work that runs share.
+
+    Args:
+        enabled: Whether client work is cached.
+        max_gb: Size in GB beyond which the least recently used entries are deleted.
+    """
+
     enabled: bool
     max_gb: float
 
@@ -193,16 +293,27 @@ class ClientCacheConfig:
 
 @dataclass(frozen=True)
 class StateMemory:
+    """Keys ``state.*``: memory for client states.
+
+    Args:
+        memory_gb: GB that are held on the training device between rounds.
+    """
+
     memory_gb: float
 
     def __post_init__(self) -> None:
         require(self.memory_gb >= 0, f"state.memory_gb must not be negative, got {self.memory_gb}")
 
 
-def _check_options(config: Mapping[str, Any]) -> None:
-    """Refuse options whose files lack the line that makes them what they are."""
-    for group, option in config.get("choices", {}).items():
-        node: Any = config.get(group)
+def _check_options(config: ResolvedConfig) -> None:
+    """Refuse options whose files lack the line that determines their kind.
+
+    Raises:
+        ConfigError: A file is a list, has no ``_target_`` or no ``# @package
+            _global_``.
+    """
+    for group, option in config.choices.items():
+        node: Any = config.values.get(group)
         if isinstance(node, list):
             raise ConfigError(
                 f"the file of '{option}' is a list",
@@ -210,13 +321,15 @@ def _check_options(config: Mapping[str, Any]) -> None:
                 expected="a mapping, key: value",
                 got=node,
             )
+
         if group in GROUPS and "_target_" not in node:
             raise ConfigError(
-                f"'{option}' does not say which class it is: its file has no '_target_'",
+                f"'{option}' does not name its class: its file has no '_target_'",
                 where=f"{group}/{option}.yaml",
                 expected="_target_: package.module.Class, then the class's fields",
                 got=", ".join(map(str, node)) or "an empty file",
             )
+
         if group not in GROUPS and isinstance(node, Mapping):
             raise ConfigError(
                 f"the keys of '{option}' are not set for the experiment but below '{group}'",
@@ -229,7 +342,10 @@ def _check_options(config: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Config:
-    """Every key of ``conf/config.yaml`` that is not a group."""
+    """Every key of ``conf/config.yaml`` that is not a group.
+
+    That file documents each key.
+    """
 
     method: str
     seed: int
@@ -243,7 +359,7 @@ class Config:
     precision: Precision
     local: LocalTraining
     eval: Eval
-    trace: TraceOf
+    trace: TraceConfig
     architectures: Architectures
     client_models: ClientModels
     headline: Headline
@@ -266,7 +382,7 @@ class Config:
     def __post_init__(self) -> None:
         require(
             self.seed_data >= 0 and self.seed_data < 2**32,
-            f"seed_data (seed where it is null) must lie in [0, 2^32), got {self.seed_data}",
+            f"seed_data (or seed if it is null) must be in [0, 2^32), got {self.seed_data}",
         )
         require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
         require(self.rounds >= 1, f"rounds must be at least 1, got {self.rounds}")
@@ -276,40 +392,44 @@ class Config:
         )
         require(
             self.precision == "float32" or self.dtype == "float32",
-            f"precision={self.precision} rounds float32: it does not go with dtype={self.dtype}",
+            f"precision={self.precision} rounds float32 "
+            f"and cannot be combined with dtype={self.dtype}",
         )
+
         self.architectures.names(self.clients)
-        m = self.clients_per_round
-        if isinstance(m, int):
+        per_round = self.clients_per_round
+        if isinstance(per_round, int):
             require(
-                1 <= m <= self.clients,
-                f"clients_per_round={m} does not fit clients={self.clients}: choose 1 to {self.clients}, a fraction "
-                "between 0 and 1 (written 0.1), or 'all'",
+                1 <= per_round <= self.clients,
+                f"clients_per_round={per_round} does not fit clients={self.clients}: "
+                f"choose 1 to {self.clients}, a fraction between 0 and 1 (written 0.1), or 'all'",
             )
-        elif isinstance(m, float):
+        elif isinstance(per_round, float):
             require(
-                0 < m <= 1,
-                f"clients_per_round={m} is not a fraction: choose a number in (0, 1], a count, or 'all'",
+                0 < per_round <= 1,
+                f"clients_per_round={per_round} is not a fraction: "
+                "choose a number in (0, 1], a count, or 'all'",
             )
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Config:
-        """From a resolved config; refuses unknown keys and wrong types."""
+    def of(cls, config: ResolvedConfig) -> Config:
+        """Build the typed keys of a resolved config.
+
+        Raises:
+            ConfigError: A key is unknown, or a value has the wrong type or is out of
+                range.
+        """
         _check_options(config)
-        rest = {
-            k: v
-            for k, v in config.items()
-            if k not in GROUPS and k not in ("contents", "choices", "overrides")
-        }
-        return build(cls, rest, "")
+        own = {key: value for key, value in config.values.items() if key not in GROUPS}
+        return build(cls, own, "")
 
     @property
-    def cohort(self) -> float:
-        """Expected clients a round (m)."""
-        m = self.clients_per_round
-        if m == "all":
+    def expected_cohort_size(self) -> float:
+        """Return the expected number of clients per round (m)."""
+        per_round = self.clients_per_round
+        if per_round == "all":
             return float(self.clients)
-        if isinstance(m, float):
-            expected = m * self.clients
+        if isinstance(per_round, float):
+            expected = per_round * self.clients
             return expected if self.sampling == "bernoulli" else float(max(1, round(expected)))
-        return float(m)
+        return float(per_round)

@@ -1,7 +1,8 @@
-"""Files that a config names decide the result by what is in them, not by where they lie.
+"""Files that count by their content, not by their path.
 
-The class of a plug-in (or of a group of own keys) says which of its keys name such a file or folder, and how its content is
-hashed: ``content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": file_sha256}``.
+The class of a plug-in, or of a node of `fedexp.config.keys`, declares which of its keys
+name such a file or folder and how its content is hashed: ``content_keys:
+ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": file_sha256}``.
 """
 
 from __future__ import annotations
@@ -14,35 +15,47 @@ from typing import Any
 from fedexp.config.keys import ClientModels
 from fedexp.core.build import locate
 
-_OWN: dict[str, type] = {"client_models": ClientModels}  # nodes without a _target_
+# Nodes without a ``_target_``.
+_OWN: dict[str, type] = {"client_models": ClientModels}
 
 
 def pin(config: dict[str, Any]) -> dict[str, str]:
-    """What is in the files that `config` names: a hash by dotted key. Fills in an empty ``sha256`` beside such a key.
+    """Hash the files that a config names.
 
-    A file that is not there has no hash unless the config says one; the plug-in's own check refuses it.
+    If a node has one such key and a key ``sha256``, an empty ``sha256`` is filled in,
+    in place. An absent file has no hash unless the config gives one. The plug-in's own
+    check refuses it.
+
+    Args:
+        config: Values of a resolved config.
+
+    Returns:
+        The hashes, by the dotted key that names the file.
 
     Raises:
-        FedexpError: there is no such plug-in, or it cannot read its file.
+        FedexpError: A plug-in does not exist or cannot read its file.
     """
     contents: dict[str, str] = {}
     for place, node in _nodes(config):
-        declared = getattr(_kind(place, node), "content_keys", {})
+        declared = getattr(_plugin_class(place, node), "content_keys", {})
         for key, hash_of in declared.items():
             beside = len(declared) == 1 and "sha256" in node
             found = node["sha256"] if beside and node.get(key) else None
-            path = _existing(node.get(key))
+            path = _existing_path(node.get(key))
             if found is None and path is not None:
-                with contextlib.suppress(OSError):  # a folder in place of a file, say
+                # For example a folder in place of a file.
+                with contextlib.suppress(OSError):
                     found = hash_of(path)
             if found is not None:
                 contents[f"{place}.{key}"] = found
                 if beside:
                     node["sha256"] = found
+
     return contents
 
 
 def _nodes(node: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every nested mapping of a config with its dotted key."""
     for key, value in node.items():
         if isinstance(value, dict):
             inside = f"{place}.{key}" if place else str(key)
@@ -50,21 +63,26 @@ def _nodes(node: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, dict
             yield from _nodes(value, inside)
 
 
-def _kind(place: str, node: Mapping[str, Any]) -> type | None:
-    """The class of a node that may name a file; None where nothing does, so that no plug-in is imported for nothing."""
+def _plugin_class(place: str, node: Mapping[str, Any]) -> type | None:
+    """Return the class of a node that may name a file.
+
+    None for a node that names no existing file and gives no ``sha256``. Its plug-in is
+    not imported.
+    """
     if "_target_" not in node:
         return _OWN.get(place)
     if node.get("sha256") or any(
-        _existing(value) for key, value in node.items() if key != "_target_"
+        _existing_path(value) for key, value in node.items() if key != "_target_"
     ):
         return locate(node["_target_"], object, place)
     return None
 
 
-def _existing(value: Any) -> Path | None:
-    """The file or folder that a text names, if it is there."""
+def _existing_path(value: Any) -> Path | None:
+    """Return the existing file or folder that a text names, if any."""
     try:
         path = Path(value).expanduser() if isinstance(value, str) and value else None
         return path if path is not None and path.exists() else None
-    except (OSError, RuntimeError):  # too long a text; ~ of nobody
+    # The text is too long, or names the home folder of an unknown user.
+    except (OSError, RuntimeError):
         return None

@@ -1,4 +1,4 @@
-"""YAML files that are not part of a run's config, which Hydra reads."""
+"""YAML files that are read without Hydra: they are not part of a run's config."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import yaml
 
 from fedexp.core.errors import ConfigError
 
-_LOADER = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # libyaml, where PyYAML has it, takes a tenth of the time
+# libyaml, if PyYAML was built with it, takes a tenth of the time.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(path: Path) -> Any:
-    """Raises `yaml.YAMLError`, also where the file is no text."""
+    """Read a YAML file.
+
+    Raises:
+        yaml.YAMLError: The file is not YAML or not UTF-8 text.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -47,7 +50,15 @@ def read_yaml_mapping(path: Path, what: str) -> dict[str, Any]:
 
 
 def defaults_of(preset: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Of the defaults list of a preset's file: how (``override``, ``optional`` or nothing), the group and its option."""
+    """Yield the entries of the defaults list in a preset's file.
+
+    Args:
+        preset: Content of the file.
+
+    Yields:
+        Triples of the keyword (``override``, ``optional`` or an empty string), the
+        group and the option.
+    """
     for entry in preset.get("defaults") or []:
         if isinstance(entry, dict):
             for key, option in entry.items():

@@ -1,4 +1,4 @@
-"""Every job of a sweep composed and checked before the first starts."""
+"""Composition and checks of all jobs of a sweep before the first one starts."""
 
 from __future__ import annotations
 
@@ -8,33 +8,45 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedexp.config.compose import compose
 from fedexp.core import user_code
 from fedexp.core.build import build
 from fedexp.core.errors import FedexpError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.tracking.logger import Logger
 
-if TYPE_CHECKING:  # a mistyped key is told before torch is imported, which takes seconds
+# A misspelled key is reported before torch is imported, which takes seconds.
+if TYPE_CHECKING:
     from fedexp.data.dataset import Arrays
     from fedexp.data.partition import Partitioner
     from fedexp.running.experiment import Experiment
 
-_PATIENCE = 3.0  # seconds without a word
+# Seconds of a silent computation after which a notice is printed.
+_NOTICE_AFTER_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A job's config, and what is built of it."""
+class CheckedJob:
+    """The config of a job, and the experiment that was built from it.
 
-    config: dict[str, Any]
+    Args:
+        config: Resolved config.
+        experiment: Checked experiment.
+    """
+
+    config: ResolvedConfig
     experiment: Experiment
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> Checked:
-        """Build everything of a resolved config; a `FedexpError` says what cannot be."""
+    def of(cls, config: ResolvedConfig) -> CheckedJob:
+        """Build everything that a resolved config names.
+
+        Raises:
+            FedexpError: Something cannot be built.
+        """
         from fedexp.running.experiment import Experiment
 
         experiment = Experiment.of(config)
@@ -42,59 +54,81 @@ class Checked:
         return cls(config, experiment)
 
 
-def checked(jobs: list[list[str]]) -> list[Checked]:
-    """Compose and check every job before the first starts; the error names the job."""
+def check_jobs(jobs: list[list[str]]) -> list[CheckedJob]:
+    """Compose and check every job before the first one starts.
+
+    Args:
+        jobs: Overrides of each job.
+
+    Raises:
+        FedexpError: A job is invalid. The error names the job if there are several.
+    """
     names = [
         job_name(number, overrides) if len(jobs) > 1 else ""
         for number, overrides in enumerate(jobs)
     ]
-    configs, all_checked = [], []
+    configs, jobs_checked = [], []
     for name, overrides in zip(names, jobs, strict=True):
-        with naming(name):
+        with name_job_in_errors(name):
             configs.append(compose(overrides))
     for name, config in zip(names, configs, strict=True):
-        with naming(name):
-            all_checked.append(Checked.of(config))
-    return all_checked
+        with name_job_in_errors(name):
+            jobs_checked.append(CheckedJob.of(config))
+
+    return jobs_checked
 
 
 def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
-    """Draw every split of several jobs, each with its name, before the first starts: some cannot be drawn.
+    """Draw every split of several jobs before the first one starts.
 
-    Data sets whose files are not there yet are left to the jobs.
+    Some splits cannot be drawn. Data sets whose files are absent are left to the jobs.
+
+    Args:
+        jobs: Pairs of a job's name, for messages, and its experiment.
+
+    Raises:
+        FedexpError: A split cannot be drawn.
     """
-    drawn: set[tuple[object, ...]] = set()
-    loaded: dict[tuple[object, ...], Arrays] = {}  # of the last job alone: whole data sets
+    checked_splits: set[tuple[object, ...]] = set()
+    # Whole data sets, therefore of the last job only.
+    loaded: dict[tuple[object, ...], Arrays] = {}
     for name, experiment in jobs:
-        with naming(name):
+        with name_job_in_errors(name):
             root, other = Path(experiment.config.data_root).expanduser(), experiment.proxy.dataset
             sets = {
                 (root, *one.recipe()): one for one in (experiment.dataset, other) if one is not None
             }
             key = (*sets, repr(experiment.division))
-            if key in drawn or not all(
+            if key in checked_splits or not all(
                 file.exists() for one in sets.values() for file in one.expected_files(root)
             ):
                 continue
-            drawn.add(key)
+
+            checked_splits.add(key)
             loaded = {
                 key: loaded.get(key) or one.load(root, download=False) for key, one in sets.items()
             }
             arrays = [*loaded.values()]
-            with _announced(
+            with _notice_if_slow(
                 f"drawing the split{f' of {name}' if name else ''}", experiment.partitioner
             ):
                 experiment.division.parts(experiment.dataset, arrays[0], arrays[-1])
 
 
 @contextmanager
-def _announced(what: str, partitioner: Partitioner) -> Iterator[None]:
-    """Say what takes so long, if it does."""
+def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
+    """Print what takes so long, if the block takes longer than 3 seconds.
+
+    Args:
+        what: Work that the block does, for the message.
+        partitioner: Partitioner of the split, whose time limit the message has.
+    """
     from fedexp.data.partitions.bounded import BoundedPartitioner
 
     if isinstance(partitioner, BoundedPartitioner):
-        what += f" again and again, for at most {partitioner.max_seconds:g} s of computing (partition.max_seconds)"
-    timer = threading.Timer(_PATIENCE, lambda: print(what, file=sys.stderr, flush=True))
+        limit = f"{partitioner.max_seconds:g} s of computing (partition.max_seconds)"
+        what += f" repeatedly, for at most {limit}"
+    timer = threading.Timer(_NOTICE_AFTER_SECONDS, lambda: print(what, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
     try:
@@ -103,26 +137,36 @@ def _announced(what: str, partitioner: Partitioner) -> Iterator[None]:
         timer.cancel()
 
 
-def check_split(job: Checked) -> None:
-    """Draw the split of the only job, if it is still to be run: nothing is written of one that cannot be drawn."""
+def check_split(job: CheckedJob) -> None:
+    """Draw the split of a single job, if the job is still to be run.
+
+    Nothing is written for a job whose split cannot be drawn.
+    """
     if not read_result_and_status(RunFolder.of(job.config))[0] or not job.config["reuse"]:
         check_splits([("", job.experiment)])
 
 
 def job_name(number: int, overrides: Sequence[str]) -> str:
-    """As in messages."""
+    """Return the name of a job in messages."""
     return f"job {number} ({' '.join(overrides)})"
 
 
 @contextmanager
-def naming(job: str) -> Iterator[None]:
-    """Errors about one of several jobs say which; about the only one (no name) nothing more."""
+def name_job_in_errors(job: str) -> Iterator[None]:
+    """Add the name of a job to the errors of a block.
+
+    Exceptions of a user's own code become `FedexpError`.
+
+    Args:
+        job: Name of one of several jobs. Empty for the only job, whose errors are
+            unchanged.
+    """
     try:
         yield
     except Exception as error:
-        told = error if isinstance(error, FedexpError) else user_code.user_code_error(error)
-        if told is None:
+        described = error if isinstance(error, FedexpError) else user_code.user_code_error(error)
+        if described is None:
             raise
         if job:
-            told.facts["where"] = f"{job}: {told.facts.get('where') or 'config'}"
-        raise told from (error if told is not error else error.__cause__)
+            described.facts["where"] = f"{job}: {described.facts.get('where') or 'config'}"
+        raise described from (error if described is not error else error.__cause__)

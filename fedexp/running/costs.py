@@ -1,4 +1,4 @@
-"""What a run cost: steps that were executed, seconds by phase, memory; over all attempts."""
+"""Costs of a run over all attempts: executed steps, seconds by phase, memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from fedexp.running.peak_memory import Peak, largest
 
 
 class Meter:
-    """Counts the local steps that an engine executes, a step of the run at a time; work that the memo recalls is none.
+    """A counter of the local steps that an engine executes.
+
+    It is read once per step of the run. Work that the memo already has is not counted.
 
     Args:
-        engine: what runs the jobs, a `ClientCache` around it included.
+        engine: Engine that runs the jobs, including a `ClientCache` around it.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -21,31 +23,43 @@ class Meter:
         self._seen = self._totals()
 
     def step(self, steps: int) -> dict[str, int]:
-        """Of a step with `steps` local steps in its results: how many were executed since the last call, how many stacked."""
-        cached, stacked = self._totals()
-        before, self._seen = self._seen, (cached, stacked)
-        return {"executed": steps - (cached - before[0]), "stacked": stacked - before[1]}
+        """Count the local steps of one step of the run.
+
+        Args:
+            steps: Local steps in the step's results.
+
+        Returns:
+            The number of steps executed since the last call, and how many of them ran
+            stacked.
+        """
+        load_sealed, stacked = self._totals()
+        before, self._seen = self._seen, (load_sealed, stacked)
+        return {"executed": steps - (load_sealed - before[0]), "stacked": stacked - before[1]}
 
     def _totals(self) -> tuple[int, int]:
         return self._engine.cached_steps, self._engine.stacked_steps
 
 
 def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak) -> dict[str, Any]:
-    """The costs in ``result.json``.
+    """Compute the costs in ``result.json``.
+
+    ``steps_per_second`` is the number of executed steps divided by the training seconds
+    of those steps of the run that executed some. It is None if there are none.
+    ``stacked_share`` is the share of executed steps that ran stacked with those of
+    other clients.
 
     Args:
-        timing: rows of ``timing.jsonl``; of a step that was computed again, the last counts.
-        others: seconds outside steps, by phase.
-        peak: memory of this attempt; earlier ones' are in `timing`.
-
-    ``steps_per_second`` are executed steps over the training seconds of steps of the run that executed some, None without any;
-    ``stacked_share`` is the share of executed steps that ran stacked with other clients'.
+        timing: Rows of ``timing.jsonl``. If a step was computed again, its last row
+            counts.
+        others: Seconds outside steps, by phase.
+        peak: Memory of this attempt. That of earlier attempts is in `timing`.
     """
     seconds = dict(others)
     executed = stacked = 0
     training = 0.0
     for row in timing:
         peak = largest(peak, row.get("peak_memory", {}))
+
     for row in {row["step"]: row for row in timing}.values():
         for phase, value in row["seconds"].items():
             seconds[phase] = seconds.get(phase, 0.0) + value
@@ -53,6 +67,7 @@ def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak
             executed += row["executed"]
             stacked += row["stacked"]
             training += row["seconds"]["train"]
+
     return {
         "seconds": {
             **{k: round(v, 3) for k, v in seconds.items()},

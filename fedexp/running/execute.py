@@ -1,4 +1,4 @@
-"""One run, from resolved config to stored result: lock, resume, execute, evaluate, record."""
+"""Execution of one run: lock, resume, train, evaluate and record."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError, StorageError
 from fedexp.core.outcome import Outcome
 from fedexp.core.phases import phase
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.runner import Snapshot, env_of, next_jobs
 from fedexp.data.partition import save_partition
 from fedexp.engines.stored_models import FromStoredModels
@@ -33,7 +34,7 @@ from fedexp.running.peak_memory import peak_memory, reset_peak
 from fedexp.running.profile import PROFILE, Profile
 from fedexp.running.remarks import remarks
 from fedexp.running.run_engine import RunEngine, first_numerics
-from fedexp.running.steps import Recorded, reached, steps
+from fedexp.running.steps import RecordedStep, has_reached_target, steps
 from fedexp.running.stored_models import check_clients
 from fedexp.running.summary import summarise
 from fedexp.runtime.allocator import keep_freed_memory
@@ -54,7 +55,11 @@ from fedexp.tracking.progress import Progress, named
 
 
 class Interrupted(BaseException):
-    """SIGTERM or Ctrl-C; the run is left resumable."""
+    """An interruption by SIGTERM that leaves the run resumable.
+
+    Attributes:
+        exit_code: Exit code of the process, 128 plus the number of the signal.
+    """
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -63,8 +68,9 @@ class Interrupted(BaseException):
 
 @lasting_output()
 def execute(
-    config: Mapping[str, Any],
+    config: ResolvedConfig,
     *,
+    experiment: Experiment | None = None,
     group: str | None = None,
     name: str = "",
     say: Callable[[str], None] | None = print,
@@ -72,26 +78,35 @@ def execute(
     """Run a resolved config, resume it, or return its stored result.
 
     Args:
-        config: as `fedexp.config.compose.compose` returns it.
-        group: the sweep this run belongs to, for trackers.
-        name: begins every line that is shown, where other runs show theirs at the same time.
-        say: where notes for the user go; None: neither notes nor progress are shown.
+        config: Config as `fedexp.config.compose.compose` returns it.
+        experiment: Experiment that was already built from `config`. If None, it is
+            built when the run is executed.
+        group: Sweep that the run belongs to, for trackers.
+        name: Prefix of every line that is shown, if other runs show theirs at the same
+            time.
+        say: Shows a note to the user. If None, neither notes nor progress are shown.
 
     Returns:
-        the content of ``result.json``.
+        The content of ``result.json``.
+
+    Raises:
+        FedexpError: The run cannot be executed, or it failed.
     """
     began = time.perf_counter()
     folder = RunFolder.of(config)
-    addressed = time.perf_counter() - began
+    folder_seconds = time.perf_counter() - began
     note = _Notes(folder.path / "run.log", say, name)
     announce = note.show
+
     try:
         folder.acquire(config["on_running"], announce)
-    except StorageError:  # a folder that may only be read, say
+    except StorageError:
+        # For example a folder that may only be read.
         if (stored := _reusable(config, folder)) is None:
             raise
         announce(f"already done: {folder.path}")
         return stored
+
     try:
         if (stored := _reusable(config, folder)) is not None:
             folder.set_done()
@@ -99,44 +114,54 @@ def execute(
             return stored
         if not config["reuse"] and (aside := folder.set_aside()) is not None:
             announce(f"reuse=false: earlier files moved to {aside}")
-        with terminable():
-            return _Run(config, folder, group, note, {"setup": addressed}).execute()
+        with interrupt_on_sigterm():
+            return _Run(
+                config, experiment, folder, group, note, {"setup": folder_seconds}
+            ).execute()
     finally:
         folder.release()
 
 
-def _reusable(config: Mapping[str, Any], folder: RunFolder) -> dict[str, Any] | None:
-    """The folder's result, if it may stand for the run."""
+def _reusable(config: ResolvedConfig, folder: RunFolder) -> dict[str, Any] | None:
+    """Return the stored result of a folder, if the run may reuse it."""
     if not config["reuse"] or (stored := folder.result()) is None:
         return None
-    _check_data(config, stored)
-    return {**stored, "folder": str(folder.path)}  # it may have been moved
+    _check_result_data(config, stored)
+    # The folder may have been moved.
+    return {**stored, "folder": str(folder.path)}
 
 
-def _check_data(config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """A stored result stands for the data it was made of; where the config does not pin them, look at those that are there."""
+def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> None:
+    """Refuse a stored result that was computed on other data.
+
+    If the config does not pin the data by hashes, the files that are present are
+    compared.
+    """
     present = data_content(config)
     if present is None:
         return
     expected = [stored["partition"][name] for name in ("data_sha256", "proxy_sha256")]
+
     if any(
-        sha256 not in (None, its_own) for sha256, its_own in zip(present, expected, strict=True)
+        sha256 not in (None, stored_sha256)
+        for sha256, stored_sha256 in zip(present, expected, strict=True)
     ):
         raise StorageError(
-            "the stored result of this config was made of other data",
+            "the stored result of this config was computed on other data",
             where=str(config["data_root"]),
             expected=f"data_sha256 {expected}",
             got=f"data_sha256 {present}",
-            do="give the other data another output_root, or run afresh with reuse=false",
+            do="use another output_root for the other data, or start again with reuse=false",
         )
 
 
 class _Notes:
-    """What the user is shown besides results; all of it is in the run's log as well.
+    """Notes to the user besides results, which are also written to the run's log.
 
     Args:
-        say: shows a line; None: nothing is shown.
-        name: what every line begins with.
+        log: Log file of the run.
+        say: Shows a line. If None, nothing is shown.
+        name: Prefix of every line.
     """
 
     def __init__(self, log: Path, say: Callable[[str], None] | None, name: str = "") -> None:
@@ -144,17 +169,24 @@ class _Notes:
         self.shown = say is not None
 
     def show(self, text: str) -> None:
-        """Without a line in the log, which may not be ours to write."""
+        """Show a note without writing it to the log.
+
+        The log may belong to another process.
+        """
         self._say(named(self.name, text))
 
     def __call__(self, text: str) -> None:
         self.show(text)
-        with contextlib.suppress(OSError), self._log.open("a") as log:  # it was said
+        # The note was shown already.
+        with contextlib.suppress(OSError), self._log.open("a") as log:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager
-    def through(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Meanwhile `say` shows them: a progress bar must not be written across."""
+    def shown_by(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Show notes with `say` inside a block.
+
+        A progress bar must not be interrupted by other output.
+        """
         before, self._say = self._say, say
         try:
             yield
@@ -167,18 +199,27 @@ class _Run:
     """One execution of a run whose folder is locked.
 
     Args:
-        raw: the resolved config; group: the sweep it belongs to.
-        seconds: outside steps, by phase.
+        resolved: Resolved config.
+        experiment: Experiment that was already built from it, or None.
+        folder: Folder of the run.
+        group: Sweep that the run belongs to.
+        note: Shows and logs notes.
+        seconds: Seconds outside steps, by phase.
     """
 
-    raw: Mapping[str, Any]
+    resolved: ResolvedConfig
+    experiment: Experiment | None
     folder: RunFolder
     group: str | None
     note: _Notes
     seconds: dict[str, float]
 
     def execute(self) -> dict[str, Any]:
-        """The content of ``result.json``; the folder's status says how it ended."""
+        """Execute the run and record in its folder how it ended.
+
+        Returns:
+            The content of ``result.json``.
+        """
         attempt = self.folder.attempt + 1
         try:
             self.folder.set_status("running", attempt=attempt)
@@ -191,34 +232,42 @@ class _Run:
             raise
         except BaseException as error:
             trace = f"the traceback is in {self.folder.path / 'error.txt'}"
-            told = (
+            described = (
                 refused(error, self.folder.path) or user_code.user_code_error(error, trace) or error
             )
-            text = str(told) if isinstance(told, FedexpError) else f"{type(told).__name__}: {told}"
-            with contextlib.suppress(OSError):  # of a full disk, say: then the status has to do
+            text = (
+                str(described)
+                if isinstance(described, FedexpError)
+                else f"{type(described).__name__}: {described}"
+            )
+
+            # For example on a full disk. The status has to suffice then.
+            with contextlib.suppress(OSError):
                 write_text(
                     self.folder.path / "error.txt", "".join(traceback.format_exception(error))
                 )
+
             self.folder.set_ended(
-                "failed", error=text.splitlines()[0] if text else type(told).__name__
+                "failed", error=text.splitlines()[0] if text else type(described).__name__
             )
-            if told is error:
+            if described is error:
                 raise
-            raise told from error
+            raise described from error
 
     def _execute(self, attempt: int) -> dict[str, Any]:
-        """Set up, go through the steps that are left, write the result."""
+        """Set up, execute the remaining steps and write the result."""
         began = time.perf_counter()
         path = self.folder.path
         (path / "error.txt").unlink(missing_ok=True)
-        write_text(path / "config.yaml", _yaml(self.raw))
+        write_text(path / "config.yaml", _yaml(self.resolved.to_stored()))
         write_json(path / "environment.json", environment())
-        store_sources(self.raw, path)
-        experiment = Experiment.of(self.raw)
+        store_sources(self.resolved.values, path)
+        experiment = self.experiment or Experiment.of(self.resolved)
         for remark in remarks(experiment):
             self.note(remark)
         numerics = first_numerics(experiment.config, self.folder, self.note)
         keep_freed_memory()
+
         with contextlib.ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(numerics.threads)
@@ -232,17 +281,20 @@ class _Run:
             snapshot, mark = checkpoint.load() or (None, None)
             stack.callback(checkpoint.close)
             journal = stack.enter_context(contextlib.closing(Journal(path, mark, attempt)))
+
             if snapshot is None:
                 with experiment.server_work("the server's first state"):
                     snapshot = Snapshot(
                         0, experiment.aggregator.init(env), checkpoint.client_states
                     )
+
             self._check_stored_models(experiment, env, data, snapshot)
-            engine = RunEngine(experiment, self.raw, self.folder, numerics, self.note)
+            engine = RunEngine(experiment, self.resolved.values, self.folder, numerics, self.note)
             stack.callback(engine.close)
             feed = self._feed(experiment, journal)
             self.seconds["setup"] += time.perf_counter() - began
             status, result = "failed", None
+
             try:
                 snapshot = self._steps(
                     experiment, env, data, engine, journal, checkpoint, snapshot, feed
@@ -256,10 +308,15 @@ class _Run:
                 raise
             finally:
                 feed.close(status, result)
+
         return result
 
     def _load(self, experiment: Experiment, device: torch.device) -> FederatedData:
-        """What is trained on. The split is an artifact of the run; a resumed run must have the same one."""
+        """Load the training data.
+
+        The split is stored in the run folder. A resumed run must have the same data and
+        split.
+        """
         data = experiment.load(device)
         facts = {
             "partition": data.partition.sha256,
@@ -267,14 +324,16 @@ class _Run:
             "proxy": data.proxy_fingerprint,
         }
         stored = self.folder.once("data.json", facts)
+
         if stored != facts:
             raise StorageError(
-                "the data or their split are not those this run began with",
+                "the data or their split are not those that this run began with",
                 where=str(self.folder.path / "data.json"),
                 expected=stored,
                 got=facts,
-                do="restore the data under data_root, or start afresh with reuse=false",
+                do="restore the data in data_root, or start again with reuse=false",
             )
+
         path = self.folder.path / "partition.safetensors"
         if not path.exists():
             save_partition(data.partition, path)
@@ -283,7 +342,7 @@ class _Run:
     def _check_stored_models(
         self, experiment: Experiment, env: Env, data: FederatedData, snapshot: Snapshot
     ) -> None:
-        """Before the first step, every client that takes part in it must have its model."""
+        """Check before the first step that every participating client has its model."""
         if experiment.stored_models is None or snapshot.step:
             return
         warning = check_clients(
@@ -303,37 +362,52 @@ class _Run:
         snapshot: Snapshot,
         feed: Feed,
     ) -> Snapshot:
-        """Go through the steps that follow `snapshot`; record and checkpoint each. Returns the last snapshot."""
+        """Execute, record and checkpoint the steps that follow `snapshot`.
+
+        Returns:
+            The last snapshot.
+        """
         config = experiment.config
-        if reached(experiment, journal.rows):
+        if has_reached_target(experiment, journal.rows):
             return snapshot
-        here = env_of(experiment.aggregator, env, snapshot)
+        resumed_env = env_of(experiment.aggregator, env, snapshot)
         if snapshot.step:
-            within = f", step {here.step}" if here.step else ""
-            self.note(f"resuming after round {here.round}{within} of {env.rounds}")
+            within = f", step {resumed_env.step}" if resumed_env.step else ""
+            self.note(f"resuming after round {resumed_env.round}{within} of {env.rounds}")
         every, unit = config.checkpoint.parsed()
         saver, meter = _Saver(checkpoint, journal, snapshot), Meter(engine)
         engine.save_steps = saver.save
+
         with contextlib.ExitStack() as stack:
             progress = stack.enter_context(
-                Progress(title(self.raw), env.rounds, here.round, self.note.shown, self.note.name)
+                Progress(
+                    title(self.resolved),
+                    env.rounds,
+                    resumed_env.round,
+                    self.note.shown,
+                    self.note.name,
+                )
             )
-            stack.enter_context(self.note.through(progress.note))
+
+            stack.enter_context(self.note.shown_by(progress.note))
             trainer: Engine = (
                 engine
                 if experiment.stored_models is None
                 else FromStoredModels(engine, experiment.stored_models)
             )
+
             if config.profile:
                 profile = stack.enter_context(
                     Profile(self.folder.path / "trace.json.gz", env.device, self.note)
                 )
                 trainer = profile.watch(trainer)
+
             try:
                 for step in steps(experiment, env, data, trainer, snapshot, progress.client):
                     snapshot = step.after
                     facts: dict[str, Any] = meter.step(int(step.row.get("local_steps", 0)))
                     began = time.perf_counter()
+
                     with phase("log"):
                         self._store_trace(step)
                         if step.ends_round:
@@ -346,14 +420,16 @@ class _Run:
                         progress.step(
                             step.row, experiment.headline, None if step.ends_round else step.within
                         )
+
                     logged = time.perf_counter()
-                    if step.ends_run or saver.waited(unit) >= every:
+                    if step.ends_run or saver.since_last_save(unit) >= every:
                         with phase("checkpoint"):
                             if every < math.inf:
                                 saver.save()
                             done = step.row["round"] if step.ends_round else step.row["round"] - 1
                             self.folder.set_status("running", round=done, rounds=env.rounds)
                         facts["peak_memory"] = peak_memory(env.device)
+
                     saved = time.perf_counter()
                     choosing = engine.choosing_seconds()
                     self.seconds["setup"] += choosing
@@ -363,15 +439,20 @@ class _Run:
             except (KeyboardInterrupt, Interrupted):
                 saver.save()
                 raise
+
         return snapshot
 
-    def _store_trace(self, step: Recorded) -> None:
-        """A file a round, iterations by their number: a step that is executed again after a crash leaves the same files."""
+    def _store_trace(self, step: RecordedStep) -> None:
+        """Store the trace of a step, in one file per round with iterations by number.
+
+        A step that is executed again after a crash leaves the same files.
+        """
         folder, name = self.folder.path / "trace", str(step.row["round"])
         if step.traced.rows:
             path = folder / f"{name}.json"
             rows = {row["iteration"]: row for row in [*trace_rows(path), *step.traced.rows]}
             write_json(path, {"rows": list(rows.values())}, seal=True)
+
         if step.traced.weights:
             path = folder / f"{name}.safetensors"
             earlier = load_tree(path, torch.device("cpu"))[0] if path.exists() else {}
@@ -385,26 +466,27 @@ class _Run:
         engine: RunEngine,
         outcome: Outcome,
     ) -> dict[str, Any]:
-        """Write the outcome and the result; ``done`` is the last thing that happens."""
+        """Write the outcome and the result. The status ``done`` is written last."""
         began = time.perf_counter()
         path = self.folder.path
         config = experiment.config
         paths = sorted((path / "trace").glob("*.json"), key=lambda path: int(path.stem))
         traced = [{"round": int(path.stem), **row} for path in paths for row in trace_rows(path)]
         summary = summarise(journal.rows, experiment, traced)
-        images = experiment.dataset  # `data` may be their features, which are not normalised
+        # `data` may be features of the images, which are not normalised.
+        images = experiment.dataset
         save_outcome(
             outcome, Clients.of(outcome, config.clients, data, images.mean, images.std), path
         )
         if journal.rows:
-            draw_curve(journal.rows, path / "curve.png", title(self.raw))
+            draw_curve(journal.rows, path / "curve.png", title(self.resolved))
         self.seconds["log"] = time.perf_counter() - began
         peak = peak_memory(torch.device(engine.numerics.device))
         result = {
             "status": "done",
             "method": config.method,
-            "choices": self.raw["choices"],
-            "overrides": self.raw["overrides"],
+            "choices": self.resolved.choices,
+            "overrides": self.resolved.overrides,
             **summary,
             **costs(read_jsonl(path / "timing.jsonl"), self.seconds, peak),
             "memory_probe": engine.memory_probe,
@@ -429,6 +511,7 @@ class _Run:
             "attempts": self.folder.attempt,
             "folder": str(path),
         }
+
         if outcome.kind == "local":
             evaluator = Evaluator(experiment.task, config.eval.batch_size)
             result["per_client"] = evaluator.each(outcome, data.test, "test")
@@ -436,38 +519,49 @@ class _Run:
             result["profile"] = profiled
         write_json(path / "result.json", result, seal=True)
         self.folder.set_done()
+
         return result
 
     def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
-        logger = build(Logger, self.raw["logger"], "logger")  # type: ignore[type-abstract]
+        logger = build(Logger, self.resolved["logger"], "logger")  # type: ignore[type-abstract]
         feed = Feed(logger, warn=self.note)
         info = RunInfo.of(
-            self.raw, self.folder.hashes, self.folder.path, self.group, resumed=bool(journal.rows)
+            self.resolved,
+            self.folder.hashes,
+            self.folder.path,
+            self.group,
+            resumed=bool(journal.rows),
         )
         feed.open(info, list(journal.rows))
         return feed
 
 
-def _yaml(config: Mapping[str, Any]) -> str:
+def _yaml(config: dict[str, Any]) -> str:
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_yaml(OmegaConf.create(dict(config)))
+    return OmegaConf.to_yaml(OmegaConf.create(config))
 
 
 class _Saver:
-    """What is recorded but not yet in the checkpoint."""
+    """The recorded steps that are not yet in the checkpoint.
+
+    Args:
+        checkpoint: Checkpoint of the run.
+        journal: Journal of the run.
+        snapshot: Snapshot that the run starts from.
+    """
 
     def __init__(self, checkpoint: Checkpoint, journal: Journal, snapshot: Snapshot) -> None:
         self._checkpoint, self._journal = checkpoint, journal
         self._pending: tuple[Snapshot, tuple[int, str]] | None = None
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 
-    def note(self, step: Recorded) -> None:
-        """A step whose row is in the journal."""
+    def note(self, step: RecordedStep) -> None:
+        """Remember a step whose row is in the journal."""
         self._pending = step.after, self._journal.mark
 
-    def waited(self, unit: str) -> float:
-        """Steps or seconds since the last save."""
+    def since_last_save(self, unit: str) -> float:
+        """Return the steps or seconds since the last save."""
         if unit == "seconds":
             return time.monotonic() - self._saved_at
         return self._pending[0].step - self._saved_step if self._pending else 0
@@ -477,14 +571,19 @@ class _Saver:
             return
         snapshot, mark = self._pending
         self._journal.sync()
-        self._checkpoint.save(snapshot, set(), mark)  # its client states lie there
+        # The client states of the snapshot are in the checkpoint already.
+        self._checkpoint.save(snapshot, set(), mark)
         self._pending = None
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Turn SIGTERM into `Interrupted` meanwhile (Ctrl-C already is KeyboardInterrupt)."""
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Raise `Interrupted` on SIGTERM inside a block.
+
+    Ctrl-C raises KeyboardInterrupt without it. Outside the main thread nothing is
+    changed.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,7 @@
-"""From a resolved config to checked objects, data and a runnable method. Nothing here trains."""
+"""Checked objects, data and a runnable method from a resolved config.
+
+No code here trains.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from fedexp.core.errors import ConfigError, DataError, suggest
 from fedexp.core.model_check import check_model
 from fedexp.core.needs import Needs
 from fedexp.core.numerics import Numerics
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Task
 from fedexp.core.trainer import Trainer
@@ -43,10 +47,21 @@ class Experiment:
     """One checked experiment.
 
     Args:
-        config: its own keys, with ``limit.*`` applied; the rest are the built plug-ins.
-        specs: the networks that are trained, on samples of `input_shape`; extractor: the frozen one whose features those
-            are, or None. Where training batches are augmented, features change with every batch: then `specs` are the whole.
-        stored_models: in place of the first round's local training, or None.
+        config: Typed keys, with ``limit.*`` applied.
+        dataset: Data set of the clients.
+        partitioner: Splits the data set among clients.
+        proxy: Data of the server.
+        specs: Trained networks, which take samples of `input_shape`. If training
+            batches are augmented, features change with every batch. `specs` are then
+            the whole networks.
+        input_shape: Shape of one sample that the trained networks take.
+        extractor: Frozen network whose features are those samples, or None.
+        task: Loss and metrics.
+        trainer: Local training.
+        aggregator: Work of the server.
+        server_optimizer: Step of the server with the averaged update.
+        engine: Executes the clients' jobs.
+        stored_models: Models that replace the first round's local training, or None.
     """
 
     config: Config
@@ -64,15 +79,25 @@ class Experiment:
     stored_models: StoredModels | None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Experiment:
-        """Build and check everything that can be checked without loading data; raises `ConfigError`."""
-        partitioner = build(Partitioner, config["partition"], "partition")  # type: ignore[type-abstract]
-        own = _limited(Config.of(config), partitioner)
+    def of(cls, config: ResolvedConfig) -> Experiment:
+        """Build an experiment and check everything that needs no data.
+
+        Raises:
+            ConfigError: Something cannot be built, or two parts do not fit each other.
+        """
+        partitioner = build(
+            Partitioner,  # type: ignore[type-abstract]
+            config["partition"],
+            "partition",
+        )
+        own = _apply_limits(Config.of(config), partitioner)
         dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
         task = build(Task, config["task"], "task")  # type: ignore[type-abstract]
         check_targets(task, dataset)
         outputs = task.output_shape(dataset.num_classes, dataset.shape)
-        specs = _specs(config["model"], own.architectures, own.clients, dataset.shape, outputs[0])
+        specs = _build_specs(
+            config["model"], own.architectures, own.clients, dataset.shape, outputs[0]
+        )
         parts = specs.server.split() if dataset.augment is None else None
         models = own.client_models
         extractor, spec, input_shape = parts or (None, specs.server, dataset.shape)
@@ -86,13 +111,22 @@ class Experiment:
             extractor=extractor,
             task=task,
             trainer=build(Trainer, config["trainer"], "trainer"),
-            aggregator=build(Aggregator, config["aggregator"], "aggregator"),  # type: ignore[type-abstract]
-            server_optimizer=build(ServerOptimizer, config["server_optimizer"], "server_optimizer"),  # type: ignore[type-abstract]
+            aggregator=build(
+                Aggregator,  # type: ignore[type-abstract]
+                config["aggregator"],
+                "aggregator",
+            ),
+            server_optimizer=build(
+                ServerOptimizer,  # type: ignore[type-abstract]
+                config["server_optimizer"],
+                "server_optimizer",
+            ),
             engine=build(Engine, config["engine"], "engine"),  # type: ignore[type-abstract]
             stored_models=None
             if models.path is None
             else find_stored_models(models.path, models.sha256),
         )
+
         experiment._check()
         return experiment
 
@@ -113,18 +147,21 @@ class Experiment:
             dataset=self.dataset,
             images=self.dataset.pixels and self.extractor is None,
         )
+
         check_metrics(self)
         if self.config.eval.per_class:
             check_classes(self)
         outputs = self.task.output_shape(self.dataset.num_classes, self.dataset.shape)
-        device = _chosen(self.config.device).partition(":")[0]
+        device = _device_name(self.config.device).partition(":")[0]
         if self.extractor is not None:
             _check_model(self.extractor, self.dataset.shape, (math.prod(self.input_shape),), device)
+
         for spec in self.specs.distinct:
             has_batch_norm = _check_model(spec, self.input_shape, outputs, device)
             if has_batch_norm and self.config.local.batch_size == 1 and spec in self.specs.trained:
                 raise ConfigError(
-                    "BatchNorm has no statistics of one sample, and every training batch would be one",
+                    "BatchNorm needs more than one sample, "
+                    "and every training batch would have only one",
                     where="local.batch_size",
                     expected="2 or more",
                     got=1,
@@ -132,6 +169,7 @@ class Experiment:
                 )
             self.trainer.check(spec, self.input_shape)
             self.aggregator.check(spec, self.input_shape)
+
         self.aggregator.check_extent(self.extent)
         if self.stored_models is not None:
             dtype = getattr(torch, self.config.dtype)
@@ -143,6 +181,7 @@ class Experiment:
                 self.dataset,
                 self.trainer,
             )
+
         self.proxy.check(self.dataset)
         for dataset in (self.dataset, self.proxy.dataset):
             if dataset is not None:
@@ -157,56 +196,65 @@ class Experiment:
 
     @property
     def extent(self) -> Extent:
-        """Rounds, clients and cohorts, as the config has them: a split that drops clients has fewer."""
+        """Rounds, clients and cohorts of the config.
+
+        A split that drops clients has fewer.
+        """
         config = self.config
-        sampling = Sampling(config.sampling, min(config.cohort, config.clients))
+        sampling = Sampling(config.sampling, min(config.expected_cohort_size, config.clients))
         return Extent(config.rounds, config.clients, sampling, config.limit.server_steps)
 
     @property
     def has_validation(self) -> bool:
-        """Whether training samples are kept for validation: those of the clients, or some that no client has."""
+        """Whether training samples are kept for validation.
+
+        They are taken from the clients' samples, or from samples that no client has.
+        """
         return bool(self.partitioner.val_fraction or self.config.eval.held_out)
 
     @property
     def metric_names(self) -> list[str]:
-        """What is measured on the test set and, if there is one, on the validation set; the headline first.
+        """Metrics on the test set and, if there is one, on the validation set.
 
-        What ``eval.per_client`` measures on training data is none that a run may be compared by.
+        The headline is first. Metrics of ``eval.per_client`` on training data are not
+        included, because runs cannot be compared by them.
         """
         splits = ("test", "val") if self.has_validation else ("test",)
         delivers, classes = self.aggregator.delivers, self.dataset.num_classes
         names = [name for split in splits for name in metric_names(self.task, delivers, split)]
+
         if self.config.eval.per_class:
             names += [
                 name
                 for split in splits
                 for name in class_names(self.task, delivers, split, classes)
             ]
+
         if self.config.eval.per_client and self.partitioner.val_fraction:
             names += client_names(self.task, "val")
         return names
 
     @property
     def headline(self) -> str:
-        """The metric a run is compared by."""
+        """The metric that runs are compared by."""
         name = self.config.headline.metric
         return self.metric_names[0] if name == "auto" else name
 
     @property
     def stop_metric(self) -> str:
-        """The metric that ``stop.target`` speaks of."""
+        """The metric that ``stop.target`` refers to."""
         name = self.config.stop.metric
         return self.headline if name == "auto" else name
 
     def meets(self, metric: str, value: float | None, target: float) -> bool:
-        """Whether a value of `metric` reaches `target`."""
+        """Return whether a value of `metric` reaches `target`."""
         if value is None:
             return False
         return value >= target if self.task.higher_is_better(metric) else value <= target
 
     @property
     def division(self) -> Division:
-        """Who gets which samples."""
+        """The division of the samples among clients."""
         config = self.config
         return Division(
             partitioner=self.partitioner,
@@ -221,11 +269,15 @@ class Experiment:
         )
 
     def load(self, device: torch.device) -> FederatedData:
-        """Load and split the data, once, onto `device`."""
+        """Load the data onto `device` and split it."""
         plugins = {"dataset": class_path(self.dataset), "partition": class_path(self.partitioner)}
         if self.proxy.dataset is not None:
             plugins["proxy.dataset"] = class_path(self.proxy.dataset)
-        do = "draw from the generator that `draw` is given, or from fedexp.core.seeds.numpy_generator(name, ...)"
+        do = (
+            "draw from the generator that `draw` is given, "
+            "or from fedexp.core.seeds.numpy_generator(name, ...)"
+        )
+
         with forbid_global_random(plugins, "reading and splitting the data", do, DataError):
             return federate(
                 self.dataset,
@@ -237,7 +289,10 @@ class Experiment:
             )
 
     def prepare(self, data: FederatedData, note: Callable[[str], None]) -> FederatedData:
-        """What is trained on: `data`, or their features where the model has a frozen extractor."""
+        """Return the samples that networks are trained on.
+
+        These are `data`, or their features if the model has a frozen extractor.
+        """
         if self.extractor is None:
             return data
         from fedexp.data.features import featured
@@ -248,7 +303,13 @@ class Experiment:
         return featured(data, self.extractor, memo, note)
 
     def server_work(self, where: str) -> contextlib.AbstractContextManager[None]:
-        """In it, what plug-ins do in the run's own process is refused where it draws from a global generator."""
+        """Refuse draws from a global generator in a block.
+
+        The block is work of plug-ins in the run's own process.
+
+        Args:
+            where: Work that is done in the block, for messages.
+        """
         plugins = {
             "aggregator": class_path(self.aggregator),
             "server_optimizer": class_path(self.server_optimizer),
@@ -259,6 +320,7 @@ class Experiment:
                 for number, spec in enumerate(self.specs.distinct, start=1)
             },
         }
+
         return forbid_global_random(
             plugins,
             where,
@@ -266,7 +328,12 @@ class Experiment:
         )
 
     def env(self, data: FederatedData, device: torch.device) -> Env:
-        """The world that aggregators see; `data` as `prepare` returned them."""
+        """Build the environment of aggregators.
+
+        Args:
+            data: Data as `prepare` returned them.
+            device: Device that the run computes on.
+        """
         config = self.config
         return Env(
             sizes=data.partition.sizes,
@@ -277,7 +344,9 @@ class Experiment:
             task=self.task,
             local_training=replace(config.local, max_steps=config.limit.steps),
             rounds=config.rounds,
-            sampling=Sampling(config.sampling, min(config.cohort, data.partition.num_clients)),
+            sampling=Sampling(
+                config.sampling, min(config.expected_cohort_size, data.partition.num_clients)
+            ),
             init=config.init,
             device=device,
             dtype=getattr(torch, config.dtype),
@@ -291,10 +360,14 @@ class Experiment:
         )
 
 
-def data_content(config: Mapping[str, Any]) -> list[str | None] | None:
-    """What the data of a resolved config and those of its proxy's own data set are, by their fingerprints.
+def data_content(config: ResolvedConfig) -> list[str | None] | None:
+    """Return the fingerprints of the data and of the proxy's own data set.
 
-    Read only if files changed. None for what is absent; nothing at all where the config pins them.
+    Files are read only if they changed.
+
+    Returns:
+        Two fingerprints, each None if the data are absent. None if the config pins all
+        data by their hashes.
     """
     own = Config.of(config)
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
@@ -302,17 +375,22 @@ def data_content(config: Mapping[str, Any]) -> list[str | None] | None:
     if dataset.pinned and (other is None or other.pinned):
         return None
     root = Path(own.data_root).expanduser()
+
     return [dataset.content(root), None if other is None else other.content(root)]
 
 
-def _specs(
+def _build_specs(
     model: Mapping[str, Any],
     architectures: Architectures,
     clients: int,
     shape: tuple[int, ...],
     outputs: int,
 ) -> Specs:
-    """The networks of the server and of `clients` clients; a frozen extractor is refused beside other networks."""
+    """Build the networks of the server and of the clients.
+
+    Raises:
+        ConfigError: There are several networks and one has a frozen extractor.
+    """
     known = {
         name: ModelSpec.of(node, shape, outputs) for name, node in architectures.models.items()
     }
@@ -323,14 +401,17 @@ def _specs(
         if architectures.server
         else Specs(common, own)
     )
+
     frozen = [spec for spec in specs.distinct if spec.split()] if len(specs.distinct) > 1 else []
     if frozen:
         raise ConfigError(
             "a frozen extractor's features are computed once, for one network that all have",
             where="architectures",
-            expected="models without a frozen extractor, or one model for the server and all clients",
+            expected="models without a frozen extractor, "
+            "or one model for the server and all clients",
             got=frozen[0].arch,
         )
+
     return specs
 
 
@@ -338,7 +419,8 @@ def check_targets(task: Task, dataset: Dataset) -> None:
     """Refuse a task for targets that the data set does not have."""
     if task.targets != dataset.targets:
         raise ConfigError(
-            f"the task trains on {task.targets}, and data set '{dataset.name}' has {dataset.targets}",
+            f"the task trains on {task.targets}, "
+            f"and data set '{dataset.name}' has {dataset.targets}",
             where="task",
             expected=f"a task for {dataset.targets}",
             got=type(task).__name__,
@@ -349,17 +431,25 @@ def check_targets(task: Task, dataset: Dataset) -> None:
 
 
 def check_classes(experiment: Experiment) -> None:
-    """Refuse metrics by class where samples have none, or where there is no one model or ensemble."""
+    """Refuse metrics by class if they cannot be measured.
+
+    Samples may have no class, or clients may keep their own models.
+
+    Raises:
+        ConfigError: ``eval.per_class`` is set for such an experiment.
+    """
     if experiment.dataset.targets != "labels":
         raise ConfigError(
-            f"samples of data set '{experiment.dataset.name}' are not of one class each",
+            f"samples of data set '{experiment.dataset.name}' do not have one class each",
             where="eval.per_class",
             expected="false, or a data set with labels",
             got=True,
         )
+
     if experiment.aggregator.delivers == "local":
         raise ConfigError(
-            f"aggregator {type(experiment.aggregator).__name__} leaves every client its own model, none of all classes",
+            f"aggregator {type(experiment.aggregator).__name__} keeps one model per client, "
+            "and none of them knows all classes",
             where="eval.per_class",
             expected="false",
             got=True,
@@ -368,7 +458,11 @@ def check_classes(experiment: Experiment) -> None:
 
 
 def check_metrics(experiment: Experiment) -> None:
-    """Refuse metric names that no evaluation of this experiment has, and targets that would not say when they are reached."""
+    """Refuse metrics that are not measured, and targets that cannot be reported.
+
+    Raises:
+        ConfigError: A metric or a target is invalid for the experiment.
+    """
     measured = experiment.metric_names
     for key, name in (
         ("headline.metric", experiment.config.headline.metric),
@@ -381,6 +475,7 @@ def check_metrics(experiment: Experiment) -> None:
                 expected=", ".join(["auto", *measured]),
                 do=suggest(name, measured),
             )
+
     headline, stop = experiment.config.headline, experiment.config.stop
     for target in headline.targets:
         _check_target(experiment.task, "headline.targets", experiment.headline, target)
@@ -388,17 +483,19 @@ def check_metrics(experiment: Experiment) -> None:
         _check_target(experiment.task, "stop.target", experiment.stop_metric, stop.target)
     if not headline.targets:
         return
+
     if not experiment.headline.startswith("test/"):
         raise ConfigError(
-            "targets are of a metric of the test set",
+            "targets need a metric of the test set",
             where="headline.targets",
             expected=", ".join(name for name in measured if name.startswith("test/")),
             got=f"headline.metric={experiment.headline}",
             do="set headline.metric=auto, or headline.targets=[]",
         )
+
     if stop.target is not None:
         raise ConfigError(
-            "a run that stops early cannot say that it never reaches a target",
+            "a run that stops early cannot report that it never reaches a target",
             where="headline.targets",
             expected="stop.target=null",
             got=f"stop.target={stop.target:g}",
@@ -413,7 +510,7 @@ def _check_target(task: Task, key: str, metric: str, target: float) -> None:
             where=key,
             expected=f"at most {task.highest:g}",
             got=f"{target:g}",
-            do=f"a percentage is given as a share: {target / 100:g}"
+            do=f"write a percentage as a share: {target / 100:g}"
             if task.highest == 1 and target <= 100
             else None,
         )
@@ -423,19 +520,27 @@ def _check_target(task: Task, key: str, metric: str, target: float) -> None:
 def _check_model(
     spec: ModelSpec, input_shape: tuple[int, ...], output_shape: tuple[int, ...], device: str
 ) -> bool:
-    do = "initialise with torch alone, whose generator is seeded for it; random layers: fedexp.core.dropout.Dropout"
+    do = (
+        "initialise with torch only, whose generator is seeded for it. "
+        "Random layers: fedexp.core.dropout.Dropout"
+    )
     with forbid_global_random({"model": spec.arch}, "model", do, ConfigError):
         return check_model(spec, input_shape, output_shape, device)
 
 
-def _limited(config: Config, partitioner: Partitioner) -> Config:
-    """The config with ``limit.*`` applied; a split that is written out keeps its clients and samples, given models theirs."""
+def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
+    """Apply ``limit.*`` to the config.
+
+    A split from a file keeps its clients and samples. Given models keep their clients.
+    """
     limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)
     if config.client_models.path is not None:
         limit = replace(limit, clients=None)
     clients = min(config.clients, limit.clients or config.clients)
-    names = config.architectures.names(config.clients)  # of ranges, too, the first clients are left
+    # The first clients remain, also if the names are given by ranges.
+    names = config.architectures.names(config.clients)
     m = config.clients_per_round
+
     return replace(
         config,
         limit=limit,
@@ -446,14 +551,18 @@ def _limited(config: Config, partitioner: Partitioner) -> Config:
     )
 
 
-def load_data(config: Mapping[str, Any], device: str = "cpu") -> FederatedData:
-    """The data and split of a resolved config."""
+def load_data(config: ResolvedConfig, device: str = "cpu") -> FederatedData:
+    """Load the data and split of a resolved config."""
     return Experiment.of(config).load(torch.device(device))
 
 
 def choose_numerics(config: Config) -> Numerics:
-    """Device, threads and types for a first launch, the engine still open; an absent device is a `ConfigError`."""
-    device = _chosen(config.device)
+    """Choose device, threads and types for a first launch. The engine is still open.
+
+    Raises:
+        ConfigError: The device is absent.
+    """
+    device = _device_name(config.device)
     check_device(device)
     return Numerics(
         engine={},
@@ -465,11 +574,12 @@ def choose_numerics(config: Config) -> Numerics:
     )
 
 
-def _chosen(device: str) -> str:
+def _device_name(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def check_device(device: str) -> None:
+    """Refuse a device that torch cannot use."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

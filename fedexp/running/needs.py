@@ -1,4 +1,7 @@
-"""Combinations that a plug-in declares impossible, refused in words before anything is loaded."""
+"""Combinations that a plug-in declares impossible.
+
+They are refused before any data are loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from fedexp.config.folders import conf_dir, user_conf_dir
+from fedexp.config.folders import conf_dirs
 from fedexp.config.keys import Config
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.env import Specs
@@ -18,7 +21,8 @@ from fedexp.core.trainer import Trainer
 from fedexp.data.dataset import Dataset
 from fedexp.data.federated import Proxy
 
-Plugins = Mapping[str, Trainer | Aggregator | ServerOptimizer]  # by config group
+# Plug-ins by config group.
+Plugins = Mapping[str, Trainer | Aggregator | ServerOptimizer]
 
 
 def check_needs(
@@ -33,10 +37,23 @@ def check_needs(
     dataset: Dataset,
     images: bool,
 ) -> None:
-    """Hold what plug-ins need against each other, and against the config.
+    """Compare the needs of plug-ins with each other and with the config.
 
     Args:
-        images: networks see the 8-bit images of `dataset`, neither other samples nor features.
+        config: Typed keys.
+        trainer: Local training.
+        aggregator: Work of the server.
+        server_optimizer: Step of the server with the averaged update.
+        proxy: Data of the server.
+        validation: Whether there are validation samples.
+        specs: Trained networks.
+        task: Loss and metrics.
+        dataset: Data set of the clients.
+        images: Whether networks take the 8-bit images of `dataset`, not other samples
+            or features.
+
+    Raises:
+        ConfigError: A need is not met.
     """
     plugins: Plugins = {
         "trainer": trainer,
@@ -47,32 +64,37 @@ def check_needs(
         group: f"{group.replace('_', ' ')} {type(plugin).__name__}"
         for group, plugin in plugins.items()
     }
+
     for one, other in combinations(plugins, 2):
         for a in plugins[one].needs.demands:
             for b in plugins[other].needs.demands:
-                if a.key == b.key and not _agree(a.value, b.value):
+                if a.key == b.key and not _are_compatible(a.value, b.value):
                     raise ConfigError(
                         f"{names[one]} and {names[other]} exclude each other: "
                         f"{names[one]} {a.why}, {names[other]} {b.why}",
                         where=a.key,
-                        expected=f"{_text(a.value)} and {_text(b.value)}",
+                        expected=f"{_as_written(a.value)} and {_as_written(b.value)}",
                         do=f"set another {one} or another {other}",
                     )
+
     for group, plugin in plugins.items():
         for demand in plugin.needs.demands:
             _check_demand(names[group], demand, config, {**plugins, "task": task})
         _check_data(names[group], plugin.needs, config, proxy)
         _check_samples(names[group], plugin.needs, dataset, images)
         _check_specs(names[group], plugin.needs, config, specs)
+
     own = aggregator.delivers != "global" or not aggregator.communicates
-    lone = [names[group] for group, plugin in plugins.items() if plugin.needs.global_model]
-    if lone and own:
+    comparing = [names[group] for group, plugin in plugins.items() if plugin.needs.global_model]
+    if comparing and own:
         raise ConfigError(
-            f"{lone[0]} sets a client's model against the one it receives, and with {names['aggregator']} they are the same",
+            f"{comparing[0]} compares a client's model with the one it receives, "
+            f"and with {names['aggregator']} they are the same",
             where="aggregator",
             got=type(aggregator).__name__,
             do="set aggregator=mean, or trainer=sgd",
         )
+
     users = [names[group] for group, plugin in plugins.items() if plugin.needs.validation]
     users += ["headline.rule=best_on_val"] if config.headline.rule == "best_on_val" else []
     if users and not validation:
@@ -83,14 +105,17 @@ def check_needs(
             got="0",
             do="set partition.val_fraction=0.1, or eval.held_out",
         )
+
     if not aggregator.averages_updates:
         if type(trainer).init_shared is not Trainer.init_shared:
             raise ConfigError(
-                f"the trainer sends trees to a server that averages, and {names['aggregator']} does not average",
+                "the trainer sends trees to a server that averages, "
+                f"and {names['aggregator']} does not average",
                 where="trainer",
                 got=type(trainer).__name__,
                 do="set aggregator=mean, or another trainer",
             )
+
         if server_optimizer.changes_update:
             raise ConfigError(
                 f"a server optimizer has no effect: {names['aggregator']} makes no averaged update",
@@ -109,6 +134,7 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
             got="none",
             do="set proxy.source=train proxy.size=0.02",
         )
+
     if (
         needs.unseen_proxy
         and proxy.source == "test"
@@ -118,10 +144,12 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
         raise ConfigError(
             f"{name} in one shot would train on test data",
             where="proxy.source",
-            expected="train (of proxy.dataset, or of the clients' data set before the split) or noise",
+            expected="train (of proxy.dataset, or of the clients' data set before the split) "
+            "or noise",
             got="test",
             do="set proxy.source=train proxy.size=0.02",
         )
+
     if needs.proxy_labels and not proxy.labelled:
         raise ConfigError(
             f"{name} needs labelled server data",
@@ -131,9 +159,11 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
             do="set proxy.labelled=true"
             + (" proxy.source=train: noise has no labels" if proxy.source == "noise" else ""),
         )
+
     if needs.local_steps and config.client_models.path is not None:
         raise ConfigError(
-            f"{name} weighs models by their numbers of local steps, which models from elsewhere do not have",
+            f"{name} weighs models by their numbers of local steps, "
+            "which stored models do not have",
             where="client_models.path",
             expected="null",
             got=config.client_models.path,
@@ -144,16 +174,19 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
 def _check_samples(name: str, needs: Needs, dataset: Dataset, images: bool) -> None:
     if needs.images and not images:
         raise ConfigError(
-            f"{name} makes images on the server, and what networks are fed here has no range of pixels",
+            f"{name} makes images on the server, "
+            "and the inputs of the networks have no range of pixels",
             where="dataset",
             expected="8-bit images, and a model without a frozen extractor",
             got=f"data set '{dataset.name}'"
             + (", as features" if dataset.pixels else ", floating-point samples"),
             do="choose another data set or model, or another method",
         )
+
     if needs.augmented and dataset.augment is None:
         raise ConfigError(
-            f"{name} passes its batches through the clients' random transform, and their training batches pass none",
+            f"{name} applies the clients' random transform to its batches, "
+            "and the clients have no transform",
             where="dataset.augment",
             expected="flips or crops, e.g. {flip: 0.5, crop_padding: 4}",
             got="null",
@@ -168,18 +201,22 @@ def _check_specs(name: str, needs: Needs, config: Config, specs: Specs) -> None:
         config.architectures.server or "model",
     )
     got = f"server: {server}; clients: {', '.join(dict.fromkeys(map(str, clients)))}"
+
     if needs.same_architecture:
         raise ConfigError(
-            f"{name} averages or matches models: the server and all clients must have one architecture",
+            f"{name} averages or matches models: "
+            "the server and all clients must have one architecture",
             where="architectures",
             expected="one model for all",
             got=got,
             do="set architectures.clients=null architectures.server=null"
             + (f", or {needs.lifted_by}" if needs.lifted_by else ""),
         )
+
     if needs.broadcasts and config.rounds > 1:
         raise ConfigError(
-            f"{name} starts clients from the server's model in the second round, and networks differ in architecture",
+            f"{name} starts clients from the server's model in the second round, "
+            "and networks differ in architecture",
             where="rounds",
             expected="1",
             got=got,
@@ -195,44 +232,46 @@ def _check_demand(name: str, demand: Demand, config: Config, plugins: Mapping[st
             raise ConfigError(
                 f"{name} {demand.why}, and {type(plugins[group]).__name__} has no such key",
                 where=demand.key,
-                expected=_text(demand.value),
+                expected=_as_written(demand.value),
                 do=f"set another {group}",
             )
         found = getattr(found, step)
+
     if isinstance(found, demand.value) if isinstance(demand.value, type) else found == demand.value:
         return
-    do = f"set {demand.key}={_text(demand.value)}"
+    do = f"set {demand.key}={_as_written(demand.value)}"
+
     if isinstance(demand.value, type):
-        options = _options_of(demand.key, _text(demand.value))
+        options = _options_with_class(demand.key, _as_written(demand.value))
         do = (
             f"set {demand.key}={'|'.join(options)}"
             if options
             else f"set {demand.key} to a {demand.value.__name__}"
         )
+
     raise ConfigError(
         f"{name} {demand.why}",
         where=demand.key,
-        expected=_text(demand.value),
-        got=_text(type(found) if isinstance(demand.value, type) else found),
+        expected=_as_written(demand.value),
+        got=_as_written(type(found) if isinstance(demand.value, type) else found),
         do=f"{do}, or {demand.instead}" if demand.instead else do,
     )
 
 
-def _options_of(group: str, target: str) -> list[str]:
-    """The options of `group` whose class is `target`."""
-    folders = [folder / group for folder in (conf_dir(), user_conf_dir()) if folder is not None]
-    files = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
+def _options_with_class(group: str, target: str) -> list[str]:
+    """Return the options of `group` whose class is `target`."""
+    files = [path for folder in conf_dirs() for path in sorted((folder / group).glob("*.yaml"))]
     return [path.stem for path in files if f"_target_: {target}" in path.read_text().splitlines()]
 
 
-def _agree(a: object, b: object) -> bool:
+def _are_compatible(a: object, b: object) -> bool:
     if isinstance(a, type) and isinstance(b, type):
         return issubclass(a, b) or issubclass(b, a)
     return a == b
 
 
-def _text(value: object) -> str:
-    """A value as it is written in a config; a class as a ``_target_``."""
+def _as_written(value: object) -> str:
+    """Return a value as a config writes it. A class becomes its ``_target_``."""
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     return str(value).lower() if isinstance(value, bool) else str(value)

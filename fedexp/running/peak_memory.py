@@ -1,4 +1,7 @@
-"""Peak memory of a run, in bytes: measured; estimated only to see whether measuring ahead is worth two steps."""
+"""The peak memory of a run in bytes.
+
+It is measured. An estimate only decides whether measuring ahead is worth two steps.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,34 @@ from fedexp.tracking.terminal import memory_text
 
 Peak = dict[str, int]
 
-_STEPS = 2  # the second runs beside what the first left behind
-# Times an input's size, kept for the backward pass: ResNet-18's on 32x32 pixels; a small CNN's are 90 times.
+# The second step runs with what the first one left allocated.
+_STEPS = 2
+# Size of the activations that are kept for the backward pass, as a multiple of the input's size.
+# This is ResNet-18's on 32x32 pixels. Small CNNs have 90 times.
 _ACTIVATIONS = 400
-_NEAR = 0.5  # of what is free: an estimate is a rough one
+# Share of the free memory. An estimate is rough.
+_NEAR = 0.5
 
 
 def reset_peak(device: torch.device) -> None:
-    """Begin anew, so that a sweep's runs in one process do not report each other's peaks."""
-    with suppress(OSError):  # not Linux, or not allowed: the process's peak since its start, then
+    """Reset the peaks, so that the runs of a sweep in one process report their own."""
+    # Without Linux or permission, the peak is that of the process since its start.
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> Peak:
-    """``ram``: the largest resident size of this process so far, and what each living child ever added to it;
-    ``gpu``, on CUDA: the most that tensors of this process ever took. Peaks of several processes need not coincide."""
+    """Return the peak memory so far.
+
+    The peaks of several processes need not occur at the same time.
+
+    Returns:
+        ``ram`` is the largest resident size of this process plus the most that each
+        living child added to it. ``gpu``, on CUDA only, is the most that tensors of
+        this process occupied.
+    """
     peak = {"ram": _ram()}
     if device.type == "cuda":
         peak["gpu"] = torch.cuda.max_memory_allocated(device)
@@ -52,20 +66,30 @@ def largest(a: Peak, b: Peak) -> Peak:
     return {kind: max(a.get(kind, 0), b.get(kind, 0)) for kind in {**a, **b}}
 
 
-def near_limit(
+def is_near_limit(
     jobs: Sequence[ClientJob], data: FederatedData, engine: Engine, eval_batch: int
 ) -> bool:
-    """Whether a round of such jobs might come near the end of the memory of the data's device."""
+    """Return whether a round of such jobs might nearly exhaust the memory.
+
+    The memory is that of the device with the data.
+    """
     free = free_memory(data.train.x.device)
     return bool(jobs) and estimate(jobs, data, engine.jobs_at_once, eval_batch) > _NEAR * free
 
 
 def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_batch: int) -> int:
-    """Bytes, roughly, that a round takes once the data are loaded: ``d + p (c + 4 s) + a max(s b, e / 4)``.
+    """Estimate the bytes that a round takes once the data are loaded.
 
-    d: the training data, which worker processes hold once more. p: the largest client's model and state; c: the round's jobs,
-    of which every result may wait; s: clients that train at once, each with weights, gradients and two buffers of an optimizer.
-    a: a sample's activations, 400 times its input (evaluation keeps a few layers' alone); b, e: batch sizes.
+    The estimate is ``d + p (c + 4 s) + a max(s b, e / 4)`` with these sizes:
+
+    - d: training data, which worker processes hold a second time
+    - p: the largest client's model and state
+    - c: number of the round's jobs, all of whose results may wait
+    - s: clients that train at once, each with weights, gradients and two buffers of an
+      optimizer
+    - a: activations of a sample, 400 times its input (evaluation keeps those of a few
+      layers only)
+    - b, e: batch sizes of training and evaluation
     """
     starts = {id(job.start): job.start for job in jobs}.values()
     states = {id(job.state): job.state or {} for job in jobs}.values()
@@ -74,68 +98,91 @@ def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_
     x, s = data.train.x, min(at_once, len(jobs))
     a = _ACTIVATIONS * x[:1].numel() * data.train.dtype.itemsize
     batch = max(job.local_training.batch_size for job in jobs)
+
     return x.nbytes + p * (len(jobs) + 4 * s) + a * max(s * batch, eval_batch // 4)
 
 
 def free_memory(device: torch.device) -> int:
-    """What this process may still take: of the GPU, or of the machine and its control group (a container's, a Slurm job's)."""
+    """Return the bytes that this process may still allocate.
+
+    On the CPU the control group (of a container or a Slurm job) limits the machine's
+    memory.
+    """
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + unused
+        forbid_global_random = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+            device
+        )
+        return torch.cuda.mem_get_info(device)[0] + forbid_global_random
     free = _sizes(Path("/proc/meminfo")).get("MemAvailable")
-    if free is None:  # not Linux: the whole of it
+    # Not Linux: the whole memory of the machine.
+    if free is None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
     with suppress(OSError, IndexError):
         group = Path("/proc/self/cgroup").read_text().partition("0::/")[2].splitlines()[0]
         own = Path("/sys/fs/cgroup", group)
         for folder in (own, *own.parents[:-3]):
-            with suppress(OSError, ValueError):  # no limit, or none to be read
+            # There may be no limit, or none that can be read.
+            with suppress(OSError, ValueError):
                 limit, taken = (
                     int((folder / f"memory.{name}").read_text()) for name in ("max", "current")
                 )
                 free = min(free, limit - taken)
+
     return free
 
 
 def probe_memory(
     jobs: Sequence[ClientJob], data: FederatedData, engine: Engine, task: Task, eval_batch: int
 ) -> dict[str, Any]:
-    """The peak after the heaviest pieces of the coming round were tried; their results are thrown away.
+    """Measure the peak of the heaviest parts of the coming round.
 
-    As many of the round's largest clients as train at once take two steps each (Ray's are not counted), and the model that the
-    largest starts from is evaluated on one test batch.
+    The round's largest clients, as many as train at once, take two steps each. Ray's
+    workers are not counted. The model that the largest client starts from is evaluated
+    on one test batch. The results are discarded.
 
     Returns:
-        ``ram``, ``gpu`` (see `peak_memory`), ``clients``, ``steps`` of each, and ``text`` for a person.
+        ``ram`` and ``gpu`` (see `peak_memory`), ``clients``, ``steps`` of each, and
+        ``text`` for the user.
     """
     tried = sorted(jobs, key=lambda job: -data.partition.size(job.client))[: engine.jobs_at_once]
     steps = max(result.num_steps for result in engine.map(shortened(tried, _STEPS), data))
     part = replace(data.test, x=data.test.x[:eval_batch], y=data.test.y[:eval_batch])
     Evaluator(task, eval_batch)(Outcome((tried[0].start,), "global"), part, "test")
     peak = peak_memory(data.train.x.device)
-    what = f"{steps} steps of the {len(tried)} largest of round {jobs[0].round + 1}'s {len(jobs)} jobs, one evaluation batch"
+    what = (
+        f"{steps} steps of the {len(tried)} largest of round {jobs[0].round + 1}'s "
+        f"{len(jobs)} jobs, one evaluation batch"
+    )
     text = f"memory may run short: peak memory {memory_text(peak)} (measured: {what})"
+
     return {**peak, "clients": [job.client for job in tried], "steps": steps, "text": text}
 
 
 def _ram() -> int:
     own = _sizes(Path("/proc/self/status"))
-    if "VmHWM" not in own:  # no /proc: macOS counts in bytes, others in kB
+    # Without /proc. macOS counts in bytes, other systems in kB.
+    if "VmHWM" not in own:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
             1 if sys.platform == "darwin" else 1024
         )
+
     total = own["VmHWM"]
     for child in descendants(str(os.getpid())):
-        status = _sizes(Path(f"/proc/{child}/status"))  # nothing where it ended meanwhile
-        shared = status.get("RssFile", 0) + status.get(
-            "RssShmem", 0
-        )  # libraries and data: this process has them, too
+        # Empty if the process has ended.
+        status = _sizes(Path(f"/proc/{child}/status"))
+        # Libraries and data, which this process has, too.
+        shared = status.get("RssFile", 0) + status.get("RssShmem", 0)
         total += max(0, status.get("VmHWM", 0) - shared)
+
     return total
 
 
 def _sizes(file: Path) -> Peak:
-    """Lines ``name: number kB``, in bytes; empty where there is no such file."""
+    """Read lines ``name: number kB`` as bytes.
+
+    The result is empty if the file is absent.
+    """
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -145,9 +192,10 @@ def _sizes(file: Path) -> Peak:
 
 
 def descendants(pid: str) -> Iterator[str]:
-    """Processes that `pid` started, theirs included."""
+    """Yield the processes that `pid` started, and their descendants."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # it ended meanwhile
+        # The process has ended.
+        with suppress(OSError):
             for child in task.read_text().split():
                 yield child
                 yield from descendants(child)

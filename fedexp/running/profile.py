@@ -1,4 +1,4 @@
-"""A run under torch's profiler: a trace for Perfetto or chrome://tracing, and where the time went."""
+"""A profile of a run: a trace for Perfetto or chrome://tracing, and the main costs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ PROFILE = "profile.json"
 
 
 class Profile:
-    """Profiles this process (worker processes are not seen) between ``with`` and its end.
+    """A context manager that profiles this process. Worker processes are not profiled.
+
+    It writes `PROFILE` beside the trace, with the trace's path and the costliest phases
+    and ops. Each has its name, seconds and share of the profiled time. Phases do not
+    include nested phases. The time of ops is kernel time on CUDA.
 
     Args:
-        trace: the file to write, ``.json`` or ``.json.gz``.
-        device: what the run computes on.
-        note: told that the trace is being written, which takes seconds.
-
-    It leaves `PROFILE` beside the trace: trace, and the costliest phases and ops, each name, seconds and its share of the
-    profiled time. Phases: without what is nested in them. Ops: on CUDA, kernel time.
+        trace: File to write, ``.json`` or ``.json.gz``.
+        device: Device that the run computes on.
+        note: Notifies the user that the trace is written, which takes seconds.
     """
 
     def __init__(self, trace: Path, device: torch.device, note: Callable[[str], None]) -> None:
@@ -42,8 +43,8 @@ class Profile:
         )
 
     def watch(self, engine: Engine) -> Engine:
-        """`engine`, its work named in the trace."""
-        return _Named(engine)
+        """Return `engine` with its work named in the trace."""
+        return _NamedEngine(engine)
 
     def __enter__(self) -> Profile:
         self._profiler.start()
@@ -61,21 +62,23 @@ class Profile:
             self._profiler.export_chrome_trace(str(self._trace))
             phases = phase_seconds(self._profiler.events() or [])  # type: ignore[no-untyped-call]
             ops = Counter[str]()
+
             for op in self._profiler.key_averages():
                 if not op.key.startswith(PREFIX):
                     ops[op.key] += (
                         op.self_device_time_total if self._cuda else op.self_cpu_time_total
                     ) / 1e6
+
             total = sum(phases.values())
             report = {
                 "trace": str(self._trace),
-                "phases": _rows(phases, total),
-                "ops": _rows(ops, total),
+                "phases": _costliest(phases, total),
+                "ops": _costliest(ops, total),
             }
             write_json(self._trace.with_name(PROFILE), report)
 
 
-class _Named(Engine):
+class _NamedEngine(Engine):
     def __init__(self, inner: Engine) -> None:
         self._inner = inner
 
@@ -95,22 +98,23 @@ class _Named(Engine):
 
 
 def phase_seconds(events: Iterable[FunctionEvent]) -> Counter[str]:
-    """Seconds of each phase by name, without the phases nested in it."""
+    """Sum the seconds of each phase by name, without nested phases."""
     seconds = Counter[str]()
     for event in events:
         if not event.name.startswith(PREFIX) or event.device_type != ProfilerDevice.CPU:
             continue
-        took = (event.time_range.end - event.time_range.start) / 1e6  # of microseconds
-        seconds[event.name.removeprefix(PREFIX)] += took
-        around = event.cpu_parent
-        while around is not None and not around.name.startswith(PREFIX):
-            around = around.cpu_parent
-        if around is not None:
-            seconds[around.name.removeprefix(PREFIX)] -= took
+        duration = (event.time_range.end - event.time_range.start) / 1e6  # from microseconds
+        seconds[event.name.removeprefix(PREFIX)] += duration
+        parent = event.cpu_parent
+        while parent is not None and not parent.name.startswith(PREFIX):
+            parent = parent.cpu_parent
+        if parent is not None:
+            seconds[parent.name.removeprefix(PREFIX)] -= duration
+
     return seconds
 
 
-def _rows(seconds: Counter[str], total: float) -> list[dict[str, Any]]:
+def _costliest(seconds: Counter[str], total: float) -> list[dict[str, Any]]:
     return [
         {
             "name": name,

@@ -1,4 +1,7 @@
-"""Settings that are allowed and do less, or other, than they seem to: said once when a run begins."""
+"""Notes on allowed settings with less effect, or another effect, than expected.
+
+They are shown once when a run begins.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from fedexp.running.experiment import Experiment
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
-    """A line for each."""
+    """Yield one line per such setting."""
     config = experiment.config
     trainer = type(experiment.trainer).__name__
     if experiment.stored_models is not None and fields(experiment.trainer):
@@ -18,7 +21,11 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             if config.rounds > 1
             else "nowhere: the one round trains nothing"
         )
-        yield f"client_models.path gives the first round's models: trainer {trainer} and its keys take effect {when}"
+        yield (
+            "client_models.path gives the first round's models: "
+            f"trainer {trainer} and its keys take effect {when}"
+        )
+
     share = config.clients_per_round
     if isinstance(share, float) and share * config.clients < 1:
         does = (
@@ -26,4 +33,7 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             if config.sampling == "fixed"
             else "a round without a client is drawn again until one takes part"
         )
-        yield f"clients_per_round={share:g} of {config.clients} clients is less than one client: {does}"
+        yield (
+            f"clients_per_round={share:g} of {config.clients} clients "
+            f"is less than one client: {does}"
+        )

@@ -1,4 +1,8 @@
-"""The engine of a run: settled on the first jobs that are trained, and part of the run's numerics from then on."""
+"""The engine of a run.
+
+It is chosen for the first jobs that are trained, and belongs to the run's numerics from
+then on.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.engines.client_cache import ClientCache
 from fedexp.running.experiment import Experiment, check_device, choose_numerics
-from fedexp.running.peak_memory import near_limit, probe_memory
+from fedexp.running.peak_memory import is_near_limit, probe_memory
 from fedexp.runtime.resources import num_threads_of_run
 from fedexp.storage.files import damaged, write_json
 from fedexp.storage.identity import training_code_hash
@@ -29,29 +33,40 @@ _FILE = "numerics.json"
 
 
 def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None]) -> Numerics:
-    """Those of the run's first launch, when they are what the config asks for; the engine is open until it is settled."""
+    """Return the numerics of the run's first launch.
+
+    They are stored at the first launch as the config asks for them. The engine stays
+    open until it is chosen.
+    """
     wanted = choose_numerics(config)
     stored = folder.once(_FILE, asdict(wanted))
     try:
         first = Numerics(**stored)
     except TypeError as error:
         raise damaged(folder.path / _FILE, str(error)) from error
+
     check_device(first.device)
     asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != stored[k]}
     if asked:
         kept = {k: stored[k] for k in asked}
         note(f"resuming with the numerics of the first launch: {kept} (asked for now: {asked})")
+
     return first
 
 
 class RunEngine(Engine):
-    """Settles and opens the config's engine, the memo around it, when the first jobs come.
+    """An engine that chooses and opens the config's engine when the first jobs come.
+
+    The memo is put around it.
 
     Attributes:
-        secure: saves the steps so far; called before settling changes the numerics, under which they ran.
-        numerics: stored in the run's folder; the engine among them once it is settled.
-        notes: what the engine said in this launch of its choices and of what it did instead, each once.
-        memory_probe: what `probe_memory` measured on those first jobs; None where memory is plenty.
+        save_steps: Saves the steps so far. It is called before the choice changes the
+            numerics that they ran under.
+        numerics: Numerics in the run's folder, with the engine once it is chosen.
+        notes: Notes of the engine in this launch on its choices and fallbacks, each
+            once.
+        memory_probe: Result of `probe_memory` on the first jobs, or None if there is
+            plenty of memory.
     """
 
     def __init__(
@@ -92,7 +107,11 @@ class RunEngine(Engine):
         return 0 if self._engine is None else self._engine.cached_steps
 
     def choosing_seconds(self) -> float:
-        """What choosing, starting and probing the engine took since the last call; they lie within a step's training."""
+        """Return the seconds spent on choosing the engine since the last call.
+
+        Starting and probing it are included. The seconds are part of a step's training
+        time.
+        """
         seconds, self._choosing = self._choosing, 0.0
         return seconds
 
@@ -105,39 +124,50 @@ class RunEngine(Engine):
             return self._engine
         began = time.perf_counter()
         config = self._experiment.config
+        # The first launch's number of threads.
         num_threads = (
             num_threads_of_run(config.threads) if self.numerics.engine else self.numerics.threads
-        )  # the first launch's
+        )
         rounds = config.rounds - jobs[0].round
-        if jobs[0].trained:  # models from elsewhere: later rounds may train as this one would have
+        # With stored models, later rounds may train as this one would have.
+        if jobs[0].trained:
             jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []
         context = EngineContext(jobs, data, rounds, num_threads, self.numerics, self._note)
         engine = self._choose(context)
-        self._engine = engine  # from here on to be closed
+        # From here on the engine must be closed.
+        self._engine = engine
         engine.note = self._note
         torch.set_num_threads(self.numerics.threads)
         engine.open(self.numerics, num_threads)
-        if jobs and near_limit(jobs, data, engine, config.eval.batch_size):
+
+        if jobs and is_near_limit(jobs, data, engine, config.eval.batch_size):
             self.memory_probe = probe_memory(
                 jobs, data, engine, self._experiment.task, config.eval.batch_size
             )
             self._note(self.memory_probe["text"])
             self._probed_steps = engine.stacked_steps
+
         if config.memo.enabled and config.reuse:
             root = Path(config.output_root).expanduser().resolve() / "memo"
             self._engine = ClientCache(
                 engine, root, config.memo.max_gb, self.numerics, training_code_hash(self._raw)
             )
             self._engine.note = self._note
+
         self._choosing = time.perf_counter() - began
         return self._engine
 
     def _choose(self, context: EngineContext) -> Engine:
-        """The engine with every choice made; fixes `numerics`."""
+        """Return the engine with every choice made, and fix `numerics`."""
         wanted, num_threads = self._experiment.engine, context.threads
         if self.numerics.engine:
-            computing = build(Engine, self.numerics.engine, "numerics.engine")  # type: ignore[type-abstract]
+            computing = build(
+                Engine,  # type: ignore[type-abstract]
+                self.numerics.engine,
+                "numerics.engine",
+            )
             return wanted.restore(computing, self.numerics.threads, num_threads)
+
         engine = wanted.choose(context)
         self.save_steps()
         self.numerics = replace(
@@ -146,4 +176,5 @@ class RunEngine(Engine):
             threads=engine.threads_each(num_threads),
         )
         write_json(self._folder.path / _FILE, asdict(self.numerics), seal=True)
+
         return engine

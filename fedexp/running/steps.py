@@ -1,4 +1,8 @@
-"""What a run's rows hold: steps, evaluated where they end a round. Part of every run's code hash; what records them is not."""
+"""The steps of a run, evaluated at the end of a round.
+
+This module determines the rows of a run and is part of its code hash. Recording them is
+not.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +26,18 @@ from fedexp.running.experiment import Experiment
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class RecordedStep:
     """A finished step.
 
     Args:
-        after: the snapshot after it.
-        row: its line of metrics.jsonl, where ``step`` counts the run's steps; where iterations are steps, with
-            ``traced/...``, what was traced of this one; within: its number in the round, from 0.
-        seconds: by phase; ends_round: no further step of its round follows; ends_run: none at all.
-        traced: what the method went through within it, where the config asks.
+        after: Snapshot after the step.
+        row: Line of ``metrics.jsonl``. ``step`` counts the run's steps. If iterations
+            are steps, ``traced/...`` has what was traced in this one.
+        within: Number of the step in its round, from 0.
+        seconds: Seconds by phase.
+        ends_round: Whether it is the last step of its round.
+        ends_run: Whether it is the last step of the run.
+        traced: Trace of the method within the step, if the config asks for it.
     """
 
     after: Snapshot
@@ -49,13 +56,25 @@ def steps(
     engine: Engine,
     snapshot: Snapshot,
     on_client: Callable[[int, int], None],
-) -> Iterator[Recorded]:
-    """The steps that follow `snapshot`, up to the method's end or the first that meets ``stop.target``.
+) -> Iterator[RecordedStep]:
+    """Yield the steps that follow `snapshot`.
+
+    The last one is that of the method, or the first one that meets ``stop.target``.
+
+    Args:
+        experiment: Checked experiment.
+        env: Environment of the aggregator.
+        data: Training, validation and test data.
+        engine: Executes the clients' jobs.
+        snapshot: Snapshot to continue from.
+        on_client: Called with the number of finished clients of a round and of all its
+            clients.
 
     Raises:
-        ConfigError: the headline, or the metric that stops the run, is of a class that has no samples.
-        FedexpError: the server's update left NaN or infinity in the model, a metric is NaN, or a plug-in drew from a global
-            generator.
+        ConfigError: The headline, or the metric that stops the run, belongs to a class
+            without samples.
+        FedexpError: The server's update has NaN or infinity, a metric is NaN, or a
+            plug-in drew from a global generator.
     """
     config, aggregator = experiment.config, experiment.aggregator
     evaluator = Evaluator(experiment.task, config.eval.batch_size)
@@ -64,41 +83,47 @@ def steps(
     tracer = Tracer(evaluator, data, config.trace.every, config.trace.weights)
     env = replace(env, trace=tracer)
     following = run(aggregator, env, engine, data, snapshot, config.on_nonfinite, on_client)
+
     while True:
         with experiment.server_work("a step of the server"):
-            with phase(
-                "aggregate"
-            ):  # training is nested in it: the server consumes results as they come
+            # Training is nested in this phase: the server consumes results as they arrive.
+            with phase("aggregate"):
                 step = next(following, None)
             if step is None:
                 return
             traced = tracer.take()
             began = time.perf_counter()
             outcome = aggregator.outcome(step.after.state)
-            if aggregator.delivers == "global":  # clients' own models were checked as they came in
-                bad = trees.nonfinite(outcome.models[0].params)
-                _refuse(
-                    None if bad is None else f"the server's update left NaN or infinity in {bad}",
+
+            # Models of clients were checked as they arrived.
+            if aggregator.delivers == "global":
+                nonfinite = trees.nonfinite(outcome.models[0].params)
+                _raise_problem(
+                    None
+                    if nonfinite is None
+                    else f"the server's update left NaN or infinity in {nonfinite}",
                     step.round,
                     experiment,
                 )
+
             row = {"round": step.round + 1, "step": step.after.step, **step.metrics}
             iteration = traced.of_step(step.within)
             row |= {f"traced/{name}": value for name, value in iteration.items() if name not in row}
+
             if step.ends_run or (step.ends_round and (step.round + 1) % config.eval.every == 0):
                 with phase("evaluate"):
                     row |= evaluator(outcome, data.test, "test")
                     if data.val is not None:
                         row |= evaluator(outcome, data.val, "val")
                     row |= breakdown(outcome)
-        lost = [
-            name for name, value in row.items() if math.isnan(value)
-        ]  # finite weights may overflow in the network
-        _refuse(f"{lost[0]} is NaN" if lost else None, step.round, experiment)
+
+        # Finite weights may overflow in the network.
+        nan_metrics = [name for name, value in row.items() if math.isnan(value)]
+        _raise_problem(f"{nan_metrics[0]} is NaN" if nan_metrics else None, step.round, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}
         seconds["aggregate"] -= traced.seconds
-        ends_run = step.ends_run or reached(experiment, [row])
-        yield Recorded(
+        ends_run = step.ends_run or has_reached_target(experiment, [row])
+        yield RecordedStep(
             after=step.after,
             row=row,
             within=step.within,
@@ -107,19 +132,20 @@ def steps(
             ends_run=ends_run,
             traced=traced,
         )
+
         if ends_run:
             return
 
 
-def reached(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
-    """Whether one of `rows` meets ``stop.target``."""
+def has_reached_target(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
+    """Return whether one of `rows` meets ``stop.target``."""
     metric, target = experiment.stop_metric, experiment.config.stop.target
     return target is not None and any(
         experiment.meets(metric, row.get(metric), target) for row in rows
     )
 
 
-def _refuse(problem: str | None, round: int, experiment: Experiment) -> None:
+def _raise_problem(problem: str | None, round: int, experiment: Experiment) -> None:
     if problem:
         raise FedexpError(
             f"round {round + 1}: {problem}",

@@ -1,4 +1,4 @@
-"""From a run's rows to its numbers: last, best, the last ten and their mean and deviation, headline, rounds to targets."""
+"""The summary of a run's rows: last, best and mean values, headline, targets."""
 
 from __future__ import annotations
 
@@ -14,19 +14,32 @@ from fedexp.running.experiment import Experiment
 def summarise(
     rows: Sequence[dict[str, Any]], experiment: Experiment, traced: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """The result's metrics.
+    """Compute the metrics of ``result.json``.
+
+    ``best`` is the best value over rounds on the test set. It is an oracle: it is also
+    listed under ``oracle/`` and is never the headline.
+
+    ``last_10`` has the values of the last ten evaluated rounds, or of all if there are
+    fewer, so that those of several runs can be pooled. ``mean_last_10`` and
+    ``std_last_10`` are their mean and their standard deviation (divided by their
+    number, like NumPy's).
+
+    ``rounds_to`` has the first evaluated round that reaches each of
+    ``headline.targets``, and infinity if none does. Its keys have two decimals (0.30),
+    or as many as the target (0.385).
+
+    ``traced`` has, for the headline's metric in every traced series of one model, the
+    ``last`` value, the ``best`` value, and its round and iteration ``at``. A best value
+    on test data is also listed under ``oracle/``.
 
     Args:
-        rows: ``metrics.jsonl``.
-        traced: iterations within rounds, ``trace/<round>.json``, in their order, each with its ``round``.
+        rows: Rows of ``metrics.jsonl``.
+        experiment: Checked experiment.
+        traced: Iterations within rounds (``trace/<round>.json``) in their order, each
+            with its ``round``.
 
-    ``best`` looks at the test set over rounds and is an oracle: it is also listed under ``oracle/`` and is never the
-    headline. ``last_10`` has the values of the last ten evaluated rounds (fewer, if there are fewer), so that several runs'
-    can be pooled, ``mean_last_10`` and ``std_last_10`` their mean and their deviation (divided by their number, as NumPy's).
-    ``rounds_to`` has the first evaluated round that reaches each of ``headline.targets``, infinity where none does; its keys
-    have two decimals (0.30) or as many as the target (0.385). ``traced`` has, of the headline's metric in every traced series
-    of one model, the ``last`` and the ``best`` value and of the latter ``at``, round and iteration; a best one on test data
-    is listed under ``oracle/``, too.
+    Raises:
+        FedexpError: The run has no evaluated round.
     """
     name, rule, stop = (
         experiment.headline,
@@ -35,16 +48,19 @@ def summarise(
     )
     higher = experiment.task.higher_is_better
     evaluated = [row for row in rows if name in row]
+
     if not evaluated:
         raise FedexpError(
             "the run delivered no model to evaluate: no client ever took part",
             where="partition, sampling",
         )
+
     measured = [key for key in evaluated[-1] if key.startswith(("test/", "val/"))]
     last = {key: value for key, value in evaluated[-1].items() if key not in ("round", "step")}
     tail = {key: [row[key] for row in evaluated[-10:]] for key in measured}
     means = {key: statistics.fmean(values) for key, values in tail.items()}
     best = {key: _best([row[key] for row in evaluated], higher(key)) for key in measured}
+
     if rule == "last":
         value = last[name]
     elif rule == "mean_last_10":
@@ -53,9 +69,11 @@ def summarise(
         watch = name.replace("test/", "val/", 1)
         value = (max if higher(name) else min)(evaluated, key=lambda row: row[watch])[name]
 
-    within = _traced(traced, name.rpartition("/")[2], experiment.task.metric_names, higher(name))
+    within = _summarise_trace(
+        traced, name.rpartition("/")[2], experiment.task.metric_names, higher(name)
+    )
 
-    def first(metric: str, target: float) -> int | None:
+    def first_round_reaching(metric: str, target: float) -> int | None:
         return next(
             (
                 row["round"]
@@ -75,21 +93,27 @@ def summarise(
         **{f"oracle/{key}": value for key, value in best.items() if key.startswith("test/")},
         **within,
         "rounds": rows[-1]["round"],
-        "rounds_to_target": None if stop is None else first(experiment.stop_metric, stop),
+        "rounds_to_target": None
+        if stop is None
+        else first_round_reaching(experiment.stop_metric, stop),
         "rounds_to": {
-            target_name(target): first(name, target) or math.inf
+            target_name(target): first_round_reaching(name, target) or math.inf
             for target in experiment.config.headline.targets
         },
     }
 
 
-def _traced(
+def _summarise_trace(
     rows: Sequence[dict[str, Any]], metric: str, names: Sequence[str], higher_is_better: bool
 ) -> dict[str, Any]:
-    """Last and best of each series, which has all metrics `names`; empty where nothing was traced."""
+    """Summarise each traced series that has all metrics `names`.
+
+    The result is empty if nothing was traced.
+    """
     last: dict[str, float] = {}
     best: dict[str, float] = {}
     at: dict[str, list[int]] = {}
+
     for row in rows:
         for key, value in row.items():
             series, _, ending = key.rpartition("/")
@@ -99,6 +123,7 @@ def _traced(
             last[key] = value
             if key not in best or (value > best[key] if higher_is_better else value < best[key]):
                 best[key], at[key] = value, [row["round"], row["iteration"]]
+
     if not last:
         return {}
     oracles = {f"oracle/{key}": value for key, value in best.items() if "/val/" not in key}
@@ -106,7 +131,7 @@ def _traced(
 
 
 def target_name(target: float) -> str:
-    """The key of a target in ``rounds_to``."""
+    """Return the key of a target in ``rounds_to``."""
     return f"{target:.2f}" if round(target, 2) == target else f"{target:g}"
 
 

@@ -23,8 +23,8 @@ class Key:
     Args:
         name: with those above it, ``local.lr``.
         default: as it is written; None: keys follow below it.
-        comment: behind it on its line.
-        note: what whole lines of comments above it say; the file's own begin the file.
+        comment: behind it on its line; without one, the lines of comments directly above it.
+        note: what whole lines of comments above a key with a comment on its line say; the file's own begin the file.
     """
 
     name: str
@@ -49,19 +49,24 @@ def _keys(node: yaml.MappingNode, above: str, lines: list[str], text: str) -> It
         name, line = f"{above}{key.value}", key.start_mark.line
         note = "" if not above and number == 0 else _comment_above(lines, line)
         if isinstance(value, yaml.MappingNode) and not value.flow_style:
-            yield Key(name, None, _comment(lines[line][key.end_mark.column :]), note)
+            yield _key(name, None, _comment(lines[line][key.end_mark.column :]), note)
             yield from _keys(value, f"{name}.", lines, text)
         elif isinstance(value, yaml.SequenceNode) and not value.flow_style:
             items = [
                 text[item.start_mark.index : item.end_mark.index].strip() for item in value.value
             ]
             said = [_comment(lines[item.start_mark.line]) for item in value.value]
-            yield Key(name, "; ".join(items), "; ".join(one for one in said if one), note)
+            yield _key(name, "; ".join(items), "; ".join(one for one in said if one), note)
         else:
             written = text[value.start_mark.index : value.end_mark.index]
-            yield Key(
+            yield _key(
                 name, written, _comment(lines[value.end_mark.line][value.end_mark.column :]), note
             )
+
+
+def _key(name: str, default: str | None, comment: str, note: str) -> Key:
+    """Return a key whose comment is the note above it if its line has none."""
+    return Key(name, default, comment, note) if comment else Key(name, default, note, "")
 
 
 def _comment(rest: str) -> str:

@@ -22,6 +22,7 @@ from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.config.yaml_files import defaults_of, read_yaml
 from fedexp.core.aggregator import Aggregator
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.trainer import Trainer
 from fedexp.methods.bases.averaging import Averaging, Collecting
@@ -85,7 +86,7 @@ class _Method:
 
     name: str
     choices: Mapping[str, str]
-    config: Mapping[str, Any]
+    config: ResolvedConfig
     settings: Mapping[str, Any]
     experiment: Experiment
 
@@ -147,22 +148,22 @@ def _plain(family: Sequence[_Method]) -> _Method:
     return min(family, key=lambda method: len(method.name))
 
 
-def composed(path: Path, base: Mapping[str, Any]) -> dict[str, Any]:
+def composed(path: Path, base: ResolvedConfig) -> ResolvedConfig:
     """What Hydra composes of ``method=<name>``, in a fraction of its time: parts replaced, then keys set, then those by data set.
 
     Args:
         path: of the preset; base: the config without one.
     """
     preset = read_yaml(path)
-    config = deepcopy(dict(base))
+    config = deepcopy(base)
     for how, group, option in defaults_of(preset):
         if how == "override":
-            config[group] = deepcopy(_option(group, option))
-            config["choices"][group] = option
-    _set(config, {key: value for key, value in preset.items() if key != "defaults"})
+            config.values[group] = deepcopy(_option(group, option))
+            config.choices[group] = option
+    _set(config.values, {key: value for key, value in preset.items() if key != "defaults"})
     for name in by_dataset(path):
-        if name.rpartition("/")[2] == base["choices"]["dataset"]:
-            _set(config, _option(*name.rsplit("/", 1)))
+        if name.rpartition("/")[2] == base.choices["dataset"]:
+            _set(config.values, _option(*name.rsplit("/", 1)))
     return config
 
 
@@ -182,11 +183,11 @@ def _option(group: str, option: str) -> dict[str, Any]:
     return node
 
 
-def _method(path: Path, base: Mapping[str, Any]) -> _Method:
+def _method(path: Path, base: ResolvedConfig) -> _Method:
     config = composed(path, base)
-    own = {key: config[key] for key in read_yaml(path) if key in config and key != "method"}
+    own = {key: config[key] for key in read_yaml(path) if key in config.values and key != "method"}
     settings = flat(own | {group: config[group] for group in _PARTS})
-    choices = {group: config["choices"][group] for group in _PARTS}
+    choices = {group: config.choices[group] for group in _PARTS}
     return _Method(path.stem, choices, config, settings, Experiment.of(config))
 
 
@@ -235,7 +236,7 @@ def _does(method: _Method, methods: Sequence[_Method]) -> str:
 def _page(
     method: _Method,
     family: Sequence[_Method],
-    base: Mapping[str, Any],
+    base: ResolvedConfig,
     links: Mapping[str, str],
     mentions: Sequence[Mention],
 ) -> Iterator[str]:
@@ -258,7 +259,7 @@ def _page(
         yield from _variants(method, family)
     shown: set[str] = set()
     for group, kind in zip(_PARTS, method.classes, strict=True):
-        if group == "aggregator" or method.choices[group] != base["choices"][group]:
+        if group == "aggregator" or method.choices[group] != base.choices[group]:
             yield from _description(
                 group, kind, {one.__module__ for one in method.classes}, links, shown
             )
@@ -300,7 +301,7 @@ def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
 
 def _value(method: _Method, key: str) -> str:
     """A setting as YAML; one that the preset leaves alone is the config's."""
-    value: Any = method.config
+    value: Any = method.config.values
     for step in key.split("."):
         if not isinstance(value, Mapping) or step not in value:
             return "-"
@@ -386,7 +387,7 @@ def _traffic(method: _Method) -> Iterator[str]:
     rows.append(["kept at the server", *_sizes("", counted.server, counted)])
     yield table(["where", "size", "of it"], rows)
     chosen = ", ".join(
-        code(f"{group}={method.config['choices'][group]}") for group in ("dataset", "model")
+        code(f"{group}={method.config.choices[group]}") for group in ("dataset", "model")
     )
     yield (
         f"Counted in the first step of one client and, at the server, before it, with {chosen}: a model of"

@@ -10,10 +10,11 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.user_code import LIBRARIES, is_ours
 
 # Keys that do not change what is computed. They decide only where and how fast it is
@@ -21,7 +22,6 @@ from fedexp.core.user_code import LIBRARIES, is_ours
 NON_SCIENTIFIC_VERSION = 4
 NON_SCIENTIFIC = (
     "checkpoint",
-    "choices",
     "data_root",
     "dataset.download",
     "deterministic",
@@ -31,7 +31,6 @@ NON_SCIENTIFIC = (
     "memo",
     "on_running",
     "output_root",
-    "overrides",
     "proxy.dataset.download",
     "reuse",
     "state",
@@ -63,12 +62,20 @@ _FRAMEWORKS = ("torch", "torchvision")
 SEEDS = ("seed", "seed_data")  # keys in which the seeds of one config differ
 
 
-def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
+def scientific(config: ResolvedConfig) -> dict[str, Any]:
     """Return the part of a resolved config that decides the result.
 
     A file counts by the hash in the config's ``contents`` and not by its path.
     """
-    left_out = {*NON_SCIENTIFIC, *config.get("contents", ())}
+    left_out = {*NON_SCIENTIFIC, *config.contents}
+    return {**_without(left_out, config.values), "contents": dict(config.contents)}
+
+
+def _without(left_out: Collection[str], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested values of `config` without the dotted keys in `left_out`.
+
+    Later keys at their old values are left out too.
+    """
 
     def cut(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         return {
@@ -81,7 +88,7 @@ def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
     return cut(config, "")
 
 
-def config_hash(config: Mapping[str, Any]) -> str:
+def config_hash(config: ResolvedConfig) -> str:
     """Return the hex digest of the scientific config.
 
     The order of the keys does not matter.
@@ -98,7 +105,7 @@ def code_hash(config: Mapping[str, Any]) -> str:
     are not installed, such as a plug-in's own helpers. The classes of torch and
     torchvision, which a config may name, count by the versions of these packages.
     """
-    return _fingerprint(frozenset({*_ALWAYS, *targets(scientific(config))}))
+    return _fingerprint(frozenset({*_ALWAYS, *targets(_without(NON_SCIENTIFIC, config))}))
 
 
 def training_code_hash(config: Mapping[str, Any]) -> str:
@@ -110,7 +117,7 @@ def training_code_hash(config: Mapping[str, Any]) -> str:
     groups = {
         group: config[group] for group in ("trainer", "task", "model", "architectures", "dataset")
     }
-    return _fingerprint(frozenset({*_TRAINING, *targets(scientific(groups))}))
+    return _fingerprint(frozenset({*_TRAINING, *targets(_without(NON_SCIENTIFIC, groups))}))
 
 
 def probe_code_hash(probe: object) -> str:
@@ -120,7 +127,8 @@ def probe_code_hash(probe: object) -> str:
 
 def own_modules(config: Mapping[str, Any]) -> dict[str, Source]:
     """Return the modules outside fedexp that `code_hash` covers, by name."""
-    return _walk({name for name in targets(scientific(config)) if not is_ours(name)}, ours=False)
+    found = targets(_without(NON_SCIENTIFIC, config))
+    return _walk({name for name in found if not is_ours(name)}, ours=False)
 
 
 @functools.cache

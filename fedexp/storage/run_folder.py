@@ -19,6 +19,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from fedexp.core.errors import StorageError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import (
     damaged,
     delete_path,
@@ -56,14 +57,13 @@ class RunFolder:
         self._lock = FileLock(path / "lock")
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> RunFolder:
+    def of(cls, config: ResolvedConfig) -> RunFolder:
         """Return the folder of a resolved config.
 
         It is ``<output_root>/runs/<method>-<dataset>-<confighash16>/<codehash8>``.
         """
-        hashes = {"config": config_hash(config), "code": code_hash(config)}
-        dataset = _plain(config["choices"].get("dataset", "data"))
-        name = f"{_plain(config['method'])}-{dataset}-{hashes['config'][:16]}"
+        hashes = {"config": config_hash(config), "code": code_hash(config.values)}
+        name = f"{_plain(config['method'])}-{_plain(config.choices.get('dataset', 'data'))}-{hashes['config'][:16]}"
         root = Path(config["output_root"]).expanduser().resolve()
         return cls(root / "runs" / name / hashes["code"][:8], hashes)
 

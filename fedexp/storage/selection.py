@@ -190,7 +190,8 @@ def _keys(run: StoredRun) -> Iterator[str]:
     yield from (group for group, option in run.choices.items() if option is not None)
     yield from run.result.get("metrics") or {}
     yield from (
-        key for key, _ in flat(run.config) if key.partition(".")[0] not in ("choices", "overrides")
+        key
+        for key, _ in flat({**run.resolved_config.values, "contents": run.resolved_config.contents})
     )
 
 

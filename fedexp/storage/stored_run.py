@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.core.errors import ConfigError, FedexpError, StorageError, nearest
+from fedexp.core.resolved_config import ResolvedConfig
 
 # <codehash8>, or <codehash8>.<k> for files that were set aside.
 _FOLDER = re.compile(r"[0-9a-f]{8}(\.\d+)?")
@@ -64,6 +65,11 @@ class StoredRun:
         except (OSError, yaml.YAMLError):
             return {}
         return value if isinstance(value, dict) else {}
+
+    @cached_property
+    def resolved_config(self) -> ResolvedConfig:
+        """The config that ``config.yaml`` stores; empty without one."""
+        return ResolvedConfig.from_stored(self.config)
 
     @cached_property
     def status(self) -> str:

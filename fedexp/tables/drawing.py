@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.tables.report.report import Look, Picture, Role, Value
 
 
@@ -27,7 +28,7 @@ class DrawnRun:
     label: str
     seed: int
     folder: Path
-    config: dict[str, Any]
+    config: ResolvedConfig
     result: dict[str, Any]
     look: Look | None = None
     role: Role = "baseline"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.core.errors import FedexpError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import write_json
 from fedexp.storage.identity import versions
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
@@ -255,11 +256,11 @@ def _entry(name: str, overrides: Sequence[str], lazy: bool = False) -> tuple[dic
     return found, len(composed) == len(runs) and all(_is_lasting(run.config) for run in composed)
 
 
-def _is_lasting(config: Mapping[str, Any]) -> bool:
+def _is_lasting(config: ResolvedConfig) -> bool:
     from fedexp.storage.identity import targets
 
-    files = config["contents"] or config["client_models"]["path"] or _may_name_a_file(config)
-    return not files and all(module.startswith("fedexp.") for module in targets(config))
+    files = config.contents or config["client_models"]["path"] or _may_name_a_file(config)
+    return not files and all(module.startswith("fedexp.") for module in targets(config.values))
 
 
 def _may_be_stored(overrides: Sequence[str], stored: _Stored) -> bool:
@@ -278,13 +279,13 @@ def _value(overrides: Sequence[str], key: str) -> str | None:
     )
 
 
-def _may_name_a_file(config: Mapping[str, Any]) -> bool:
+def _may_name_a_file(config: ResolvedConfig) -> bool:
     """Whether ``architectures.clients``, which is composed into a list, may have been read from a file.
 
     Its overrides say so; or a file of the user's own config that speaks of architectures.
     """
     key = "architectures.clients="
-    own = [override for override in config["overrides"] if override.lstrip("+").startswith(key)]
+    own = [override for override in config.overrides if override.lstrip("+").startswith(key)]
     listed = all(override.partition("=")[2].startswith(("[", "{", "null")) for override in own)
     mine = user_conf_dir()
     may = mine is not None and any(
@@ -301,7 +302,7 @@ def _data(runs: Iterable[CellRun]) -> tuple[dict[str, list[str]], list[str]]:
     files: dict[str, list[str]] = {}
     unknown: list[str] = []
     for run in runs:
-        name = str(run.config.get("choices", {}).get("dataset"))
+        name = str(run.config.choices.get("dataset"))
         if not run.config or name in files or name in unknown:
             continue
         try:

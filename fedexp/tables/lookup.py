@@ -11,6 +11,7 @@ from typing import Any
 
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import RunFolder, read_result_and_status, trace_rows
 from fedexp.tables.cells import Job, Slot
@@ -35,7 +36,7 @@ class CellRun:
 
     job: Job
     folder: Path
-    config: dict[str, Any] = field(default_factory=dict)
+    config: ResolvedConfig = field(default_factory=ResolvedConfig)
     result: dict[str, Any] = field(default_factory=dict)
     other_code: bool = False
     others: tuple[Path, ...] = ()
@@ -83,7 +84,7 @@ class Finder:
             date=str(state.get("updated") or "")[:10] if result else "",
         )
 
-    def _is_altered(self, job: Job, config: Mapping[str, Any]) -> bool:
+    def _is_altered(self, job: Job, config: ResolvedConfig) -> bool:
         if job.declared == job.overrides:
             return False
         try:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedexp.core.build import locate
 from fedexp.core.errors import ConfigError, FedexpError, StorageError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.data.dataset import Dataset
 from fedexp.evaluation.breakdown import is_part
 from fedexp.storage.files import read_json, write_json, write_text
@@ -172,7 +173,9 @@ def recorded(
             if run.result:
                 row = replace(row, lossy=_lossy(run.config))
                 configs[row.config] = {
-                    key: value for key, value in run.config.items() if key not in _ELSEWHERE
+                    key: value
+                    for key, value in run.config.to_stored().items()
+                    if key not in _ELSEWHERE
                 }
             runs[place, slot.method, row.draw, row.point] = row
             for name, curve, axis in needed if run.result else ():
@@ -266,12 +269,15 @@ def _last_10(
     )
 
 
-def _lossy(config: Mapping[str, Any]) -> str:
+def _lossy(config: ResolvedConfig) -> str:
     """The names of data sets that are not the original's bits, else empty."""
-    nodes = {"dataset": config["dataset"], "proxy.dataset": config.get("proxy", {}).get("dataset")}
+    nodes = {
+        "dataset": config["dataset"],
+        "proxy.dataset": config.values.get("proxy", {}).get("dataset"),
+    }
     kinds = {key: locate(node["_target_"], Dataset, key) for key, node in nodes.items() if node}
     return " ".join(
-        str(config["choices"].get(key))
+        str(config.choices.get(key))
         for key, kind in kinds.items()
         if not getattr(kind, "faithful", True)
     )

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, DataError, FedexpError, StorageError, suggest
-from fedexp.running.check import Checked, check_splits, naming
+from fedexp.core.resolved_config import ResolvedConfig
+from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.tables.cells import key_of, slots
 from fedexp.tables.lookup import read_path
@@ -42,7 +42,7 @@ class TuningPlan:
     tuning: Tuning
     source: Path
     target: Path
-    configs: dict[str, list[dict[str, Any]]]
+    configs: dict[str, list[ResolvedConfig]]
 
 
 def sweep_overrides(
@@ -104,12 +104,12 @@ def plan_tuning(
         )
     target = output_file(name, out)
 
-    configs: dict[str, list[dict[str, Any]]] = {}
+    configs: dict[str, list[ResolvedConfig]] = {}
     for method in methods or tuning.sweeps:
         configs[method] = []
         runs = sweep_overrides(tuning, method, extra)
         for point, overrides in zip(tuning.sweeps[method].points, runs, strict=True):
-            with naming(_run_name(tuning, method, point)):
+            with name_job_in_errors(_run_name(tuning, method, point)):
                 configs[method].append(compose(list(overrides)))
 
     _check(tuning, configs)
@@ -145,7 +145,7 @@ def run_tuning(
         say(f"{method}: {sweep.over}={results[method].chosen}, written to {plan.target}")
 
 
-def _check(tuning: Tuning, configs: dict[str, list[dict[str, Any]]]) -> None:
+def _check(tuning: Tuning, configs: dict[str, list[ResolvedConfig]]) -> None:
     """Build every run, and draw the splits of those that are not stored."""
     # This import loads torch, which takes seconds. A mistyped key is reported earlier.
     from fedexp.tables.paths import check_path
@@ -154,8 +154,8 @@ def _check(tuning: Tuning, configs: dict[str, list[dict[str, Any]]]) -> None:
     for method, of_method in configs.items():
         for point, config in zip(tuning.sweeps[method].points, of_method, strict=True):
             label = _run_name(tuning, method, point)
-            with naming(label):
-                experiment = Checked.of(config).experiment
+            with name_job_in_errors(label):
+                experiment = CheckedJob.of(config).experiment
                 check_path(tuning.by, experiment, "by")
             if not (config["reuse"] and read_result_and_status(RunFolder.of(config))[0]):
                 missing.append((label, experiment))
@@ -167,7 +167,7 @@ def _run_name(tuning: Tuning, method: str, point: float) -> str:
 
 
 def _value(
-    config: dict[str, Any],
+    config: ResolvedConfig,
     by: str,
     label: str,
     say: Callable[[str], None],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.core.build import require
+from fedexp.core.resolved_config import ResolvedConfig
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,21 @@ class RunInfo:
     @classmethod
     def of(
         cls,
-        config: Mapping[str, Any],
+        config: ResolvedConfig,
         hashes: Mapping[str, str],
         folder: Path,
         group: str | None,
         resumed: bool,
     ) -> RunInfo:
         """Return the description of a run from its resolved config and its hashes."""
-        choices = config["choices"]
+        choices = config.choices
+        stored = config.to_stored()
+        del stored["overrides"]
         return cls(
             id=f"{hashes['config'][:16]}{hashes['code'][:8]}",
             name=title(config),
             group=group,
-            config={key: value for key, value in config.items() if key != "overrides"},
+            config=stored,
             folder=folder,
             tags=tuple(
                 str(choices[key])
@@ -59,10 +62,10 @@ class RunInfo:
         )
 
 
-def title(config: Mapping[str, Any]) -> str:
+def title(config: ResolvedConfig) -> str:
     """Return a run's name for people: short overrides and the seed."""
     own = ("output_root", "data_root", "logger", "hydra")
-    shown = [override for override in config["overrides"] if not override.startswith(own)]
+    shown = [override for override in config.overrides if not override.startswith(own)]
     if not any(override.startswith("method=") for override in shown):
         shown.insert(0, f"method={config['method']}")
     if not any(override.startswith("seed=") for override in shown):

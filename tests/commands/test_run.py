@@ -72,17 +72,17 @@ def results() -> list[dict]:
     (["method=local", "headline.metric=test/global/acc"], ["test/local/acc_mean"]),
     (["-m", "seed=0,1", "rounds=2,x"], ["job 1", "'rounds'"]),
     (["-m", "method=fedavg,scaffold", "local.momentum=0,0.9"], ["job 3", "method=scaffold local.momentum=0.9"]),
-    (["partition=shards", "partition.max_seconds=5"], ["is of partition=dirichlet|", "has partition.shards"]),
-    (["trainer.corection=step"], ["'trainer.correction' is of trainer=scaffold"]),
+    (["partition=shards", "partition.max_seconds=5"], ["belongs to partition=dirichlet|", "has partition.shards"]),
+    (["trainer.corection=step"], ["'trainer.correction' belongs to trainer=scaffold"]),
     (["trainer=fedprox", "trainer.mux=1"], ["did you mean 'trainer.mu'?"]),
     (["-m", "trainer=fedprox", "trainer.mux=1,2"], ["job 0", "did you mean 'trainer.mu'?"]),
-    (["-m", "method=fedavg,scaffold", "trainer.correction=step"], ["job 0 (method=fedavg", "is of trainer=scaffold"]),
+    (["-m", "method=fedavg,scaffold", "trainer.correction=step"], ["job 0 (method=fedavg", "belongs to trainer=scaffold"]),
     (["local.learning_rate=1"], ["did you mean 'local.lr'?"]),
     (["+local.learning_rate=1"], ["did you mean 'lr'?"]),
     (["trainer.lr=1"], ["did you mean 'local.lr'?"]),
     (["local.foo=1"], ["use one of: local.batch_size"]),
     (["local.lr.x=1"], ["remove '.x'"]),
-    (["+seed=1"], ["'seed' is there already", "without '+': seed=1"]),
+    (["+seed=1"], ["'seed' exists already", "without '+': seed=1"]),
     (["~seed=7"], ["leave the value out, ~seed"]),
     (["seed_data=${sede}"], ["where:    seed_data", "got:      ${sede}", "did you mean 'seed'?"]),
     (["logger=[wandb,tensorboard]"], ["one logger", "-m logger=wandb,tensorboard"]),
@@ -206,7 +206,7 @@ def test_ctrl_c_while_jobs_are_composed_ends_quietly(
     def interrupt(jobs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedexp.running.check.checked", interrupt)
+    monkeypatch.setattr("fedexp.running.check.check_jobs", interrupt)
     assert run_command(QUICK) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
@@ -454,6 +454,9 @@ def test_help_of_a_group_has_each_options_first_comment_and_of_a_key_its_part_of
     shown = {line[1]: line[2].strip() for line in lines if len(line) == 3}
     assert shown["scaffold"].startswith("SCAFFOLD") and shown["mine"] == "My own net."
     assert "eval: # " in told and "\n  every: 1 # " in told and "trace:" not in told
+    assert run_command(["--help", "state"]) == run_command(["--help", "checkpoint"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("# Client states") and "The keys below" not in told
     assert run_command(["--help", "aggregatr"]) == 2
     assert "did you mean 'aggregator'?" in capsys.readouterr().err
 
@@ -505,12 +508,12 @@ def test_smoke_fits_every_split(overrides: list[str]) -> None:
 
 
 def test_a_split_that_takes_long_to_draw_is_announced(capsys, monkeypatch) -> None:
-    monkeypatch.setattr("fedexp.running.check._PATIENCE", 0.05)
+    monkeypatch.setattr("fedexp.running.check._NOTICE_AFTER_SECONDS", 0.05)
     hopeless = ["partition.alpha=0.01", "partition.min_size=140", "partition.max_seconds=0.5"]
     assert run_command(hopeless) == 2
     told = capsys.readouterr().err
     assert (
-        told.startswith("drawing the split again and again, for at most 0.5 s")
+        told.startswith("drawing the split repeatedly, for at most 0.5 s")
         and "all left a client under" in told
     )
 
@@ -533,7 +536,7 @@ def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, c
     assert run_command([*run, "data_root=a"]) == 0
     assert "already done" in capsys.readouterr().out
     assert run_command([*run, "data_root=b"]) == 1
-    assert "was made of other data" in capsys.readouterr().err
+    assert "was computed on other data" in capsys.readouterr().err
     assert run_command([*run, "data_root=b", "output_root=other"]) == 0
 
 

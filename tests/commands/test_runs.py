@@ -236,8 +236,8 @@ def test_clean_keeps_what_is_being_executed(
 
 def test_old_code_is_what_today_would_not_reuse(tmp_path: Path) -> None:
     config = compose([])
-    now = make(tmp_path, "done", code=code_hash(config)[:8], config=config)
-    old = make(tmp_path, "done", code="00000000", config=config)
+    now = make(tmp_path, "done", code=code_hash(config.values)[:8], config=config.values)
+    old = make(tmp_path, "done", code="00000000", config=config.values)
     elsewhere = make(
         tmp_path, "done", code="00000001", config={"trainer": {"_target_": "plugin_not_here.Mine"}}
     )

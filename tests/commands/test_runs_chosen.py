@@ -252,7 +252,7 @@ def test_rerun_has_the_same_bits_or_says_where_they_part(
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     capsys.readouterr()
     assert run_command(["rerun", "fedavg-digits"]) == 0
-    assert "the same bits: metrics and models" in capsys.readouterr().out
+    assert "bit-identical: metrics and models" in capsys.readouterr().out
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     again = Path("outputs/reruns", *folder.parts[1:])
     assert (
@@ -275,7 +275,7 @@ def test_rerun_has_the_same_bits_or_says_where_they_part(
     assert run_command(["rerun", "fedavg-digits"]) == 1
     told = capsys.readouterr().out
     assert (
-        "not the same bits" in told
+        "not bit-identical" in told
         and "metrics from round 2 on: test/global/acc 0.123" in told
         and "threads: 99" in told
     )

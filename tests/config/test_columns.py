@@ -70,7 +70,7 @@ def leaves(node: Any, above: str = "") -> dict[str, Any]:
 def differing(*overrides: list[str]) -> dict[str, tuple[Any, Any]]:
     """What two compositions set differently, by dotted name; what was asked for aside."""
     one, other = (
-        leaves({**compose(keys), "overrides": None, "choices": None}) for keys in overrides
+        leaves({**config.values, "contents": config.contents}) for config in map(compose, overrides)
     )
     return {
         name: (one.get(name), other.get(name))

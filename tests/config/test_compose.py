@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra import compose as hydra_compose
 
-from fedexp.config.compose import compose, hydra_in_use, resolve
+from fedexp.config.compose import compose, resolve
+from fedexp.config.hydra_composition import use_hydra
 from fedexp.core.errors import ConfigError
+from fedexp.core.resolved_config import ResolvedConfig
 
 
-def by_hydra(overrides: list[str]) -> dict[str, Any]:
+def by_hydra(overrides: list[str]) -> ResolvedConfig:
     """All overrides in one composition."""
-    with hydra_in_use(overrides):
+    with use_hydra(overrides):
         choices = hydra_compose(
             "config", overrides=overrides, return_hydra_config=True
         ).hydra.runtime.choices
@@ -62,14 +63,14 @@ def test_a_method_says_nothing_of_the_data(
     for group in ("method", "experiment"):
         Path(f"conf/{group}").mkdir(parents=True)
     Path("conf/method/mine.yaml").write_text(f"# @package _global_\n{text}method: mine\n")
-    with pytest.raises(ConfigError, match="cannot say anything of the data set") as refused:
+    with pytest.raises(ConfigError, match="cannot set keys of the data set") as refused:
         compose(["method=mine"])
     assert "conf/experiment/mine.yaml" in str(refused.value)
     Path("conf/method/mine.yaml").write_text("# @package _global_\nmethod: mine\n")
     moved = text if "defaults" in text else f"defaults:\n  - override /method: mine\n{text}"
     Path("conf/experiment/mine.yaml").write_text(f"# @package _global_\n{moved}")
     config = compose(["experiment=mine"])
-    assert config["dataset"]["mean"] == [0.5] or config["choices"]["dataset"] == "mnist"
+    assert config["dataset"]["mean"] == [0.5] or config.choices["dataset"] == "mnist"
 
 
 def test_a_changed_file_of_the_users_is_read_again(

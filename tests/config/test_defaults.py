@@ -115,19 +115,18 @@ def test_one_shot_feddf_has_another_data_sets_images(dataset: str, proxy: str | 
     """Whatever chooses the data set, the command line or an experiment; what a user sets wins."""
     for method in ("feddf_matched", "feddf_paper"):
         config = compose([f"method={method}", f"dataset={dataset}"])
-        assert config["choices"].get("proxy.dataset") == proxy
+        assert config.choices.get("proxy.dataset") == proxy
         assert config["proxy"]["source"] == ("noise" if dataset == "digits" else "train")
         assert config["proxy"]["resize"] == (dataset == "tiny_imagenet")
         build(Proxy, config["proxy"], "proxy").check(build(Dataset, config["dataset"], "dataset"))  # type: ignore[type-abstract]
     of_experiment = compose(["experiment=fedsyn/table1", "method=feddf_matched", "proxy.size=7"])
     assert (
-        of_experiment["choices"]["proxy.dataset"] == "cifar100"
-        and of_experiment["proxy"]["size"] == 7
+        of_experiment.choices["proxy.dataset"] == "cifar100" and of_experiment["proxy"]["size"] == 7
     )
     assert (
-        compose(["experiment=fedsyn/table1", "method=feddf_matched", "proxy.dataset=svhn"])[
-            "choices"
-        ]["proxy.dataset"]
+        compose(["experiment=fedsyn/table1", "method=feddf_matched", "proxy.dataset=svhn"]).choices[
+            "proxy.dataset"
+        ]
         == "svhn"
     )
 

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from fedexp.config.compose import compose
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.methods.fedavg import PlainTrainer
 from fedexp.storage.files import file_sha256
 from fedexp.storage.identity import config_hash, scientific
@@ -55,17 +56,17 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(f"{name}.txt").write_text(text)
 
 
-def resolved(*overrides: str) -> dict[str, Any]:
+def resolved(*overrides: str) -> ResolvedConfig:
     return compose(list(overrides))
 
 
 def test_a_plugins_file_counts_by_its_content_and_not_by_its_place() -> None:
     a, b, c = (resolved("trainer=teacher", f"trainer.teacher={name}.txt") for name in "abc")
-    assert a["trainer"]["sha256"] == a["contents"]["trainer.teacher"] == file_sha256(Path("a.txt"))
+    assert a["trainer"]["sha256"] == a.contents["trainer.teacher"] == file_sha256(Path("a.txt"))
     assert a["trainer"]["teacher"] == "a.txt" and "teacher" not in scientific(a)["trainer"]
     assert config_hash(a) == config_hash(b) != config_hash(c)
     absent = resolved("trainer=teacher", "trainer.teacher=d.txt")
-    assert absent["contents"] == {} and absent["trainer"]["sha256"] is None
+    assert absent.contents == {} and absent["trainer"]["sha256"] is None
     assert scientific(absent)["trainer"]["teacher"] == "d.txt"
 
 
@@ -77,7 +78,7 @@ def test_a_hash_that_the_config_states_stands_also_where_the_file_is_gone() -> N
 
 def test_several_files_of_one_plugin() -> None:
     config = resolved("trainer=teachers")
-    hashes = [config["contents"][f"trainer.{key}"] for key in ("one", "two")]
+    hashes = [config.contents[f"trainer.{key}"] for key in ("one", "two")]
     assert hashes == [file_sha256(Path("a.txt")), file_sha256(Path("c.txt"))]
     before = config_hash(config)
     shutil.copy("b.txt", "c.txt")

@@ -295,7 +295,7 @@ def read_all(outputs: str) -> None:
     import torch
 
     from fedexp.api import Run
-    from fedexp.commands.errors import guarded
+    from fedexp.commands.errors import run_guarded
     from fedexp.storage.run_folder import trace_rows
     from fedexp.storage.tensors import load_tree
 
@@ -310,4 +310,4 @@ def read_all(outputs: str) -> None:
         return 0
 
     os.setsid()
-    sys.exit(guarded(read))
+    sys.exit(run_guarded(read))

@@ -490,7 +490,7 @@ def test_worlds_that_cannot_work_are_refused_before_anything_is_loaded() -> None
     config = compose(["method=dense", "partition=iid"])
     mine = {"_target_": "tests.data.test_datasets.Mine", "points": 8, "shape": [1, 8, 8]}
     with pytest.raises(ConfigError, match="no range of pixels") as told:
-        Experiment.of({**config, "dataset": mine})
+        Experiment.of(config.with_values(dataset=mine))
     assert told.value.facts["got"] == "data set 'mine', floating-point samples"
     with pytest.raises(ConfigError, match="no range of pixels"):
         Experiment.of(compose(["method=dense", "dataset=cifar10", "model=resnet18_features"]))
@@ -571,7 +571,7 @@ def test_killed_while_images_are_made_and_in_distillation_it_has_the_same_bits(
         return [(Path(result["folder"]) / name).read_bytes() for name in names]
 
     straight = execute(config, say=None)
-    again = {**config, "output_root": str(tmp_path / "b")}
+    again = config.with_values(output_root=str(tmp_path / "b"))
     for place, name, call, done in (
         (synthesis, "value_and_grad", 5, 2),
         (data_free, "distil", 2, 4),

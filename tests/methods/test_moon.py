@@ -139,13 +139,14 @@ def test_stacked_is_serial() -> None:
 @pytest.mark.parametrize("method", ["local", "ensemble", "centralized"])
 def test_clients_that_get_their_own_model_back_are_refused(method: str) -> None:
     with pytest.raises(
-        ConfigError, match="trainer Moon sets a client's model against the one it receives"
+        ConfigError, match="trainer Moon compares a client's model with the one it receives"
     ):
         Experiment.of(compose([f"method={method}", "trainer=moon"]))
     assert Experiment.of(compose([f"method={method}", "trainer=moon", "trainer.mu=0.0"]))
 
 
 def test_networks_without_features_are_refused_before_training() -> None:
-    config = {**compose(["method=moon"]), "model": {"_target_": "tests.methods.test_moon.Headless"}}
+    headless = {"_target_": "tests.methods.test_moon.Headless"}
+    config = compose(["method=moon"]).with_values(model=headless)
     with pytest.raises(ConfigError, match="no linear layer"):
         Experiment.of(config)

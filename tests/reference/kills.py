@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.config.compose import compose
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.running import execute as running
 from fedexp.storage.files import read_jsonl
 from fedexp.storage.run_folder import Journal
@@ -54,10 +55,10 @@ PLUGINS: dict[str, tuple[list[str], dict[str, dict[str, Any]]]] = {
 }
 
 
-def config_of(name: str, engine: str, folder: Path) -> dict[str, Any]:
+def config_of(name: str, engine: str, folder: Path) -> ResolvedConfig:
     overrides, plugins = PLUGINS[name]
     config = compose([*SMALL, *overrides, f"engine={engine}", f"output_root={folder}"])
-    return {**config, **plugins}
+    return config.with_values(**plugins)
 
 
 def straight(name: str, engine: str, folder: Path) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def killed(name: str, engine: str, folder: Path, steps: list[int]) -> dict[str, 
     return facts(folder)
 
 
-def _execute(config: dict[str, Any], kill_at: int | None) -> None:
+def _execute(config: ResolvedConfig, kill_at: int | None) -> None:
     """In a process of its own, which kills itself once step `kill_at` is journalled and not yet in a checkpoint."""
     append = Journal.append
 

@@ -115,7 +115,7 @@ def test_content_counts_and_not_the_place_of_a_file() -> None:
     (["architectures.clients=5"], ["architectures.clients", "wrong type"]),
     (["architectures.clients={tiny_mlp:0-3}"], ["0 architectures for client 4"]),
     (["architectures.clients={tiny_mlp:0-4,tiny_cnn:3}"], ["2 architectures for client 3"]),
-    (["architectures.clients={tiny_mlp:0-5}"], ["'0-5' is no range of clients in 0-4"]),
+    (["architectures.clients={tiny_mlp:0-5}"], ["'0-5' is not a range of clients in 0-4"]),
     (["architectures.clients={tiny_mlp:all}"], ["'all' is no range"]),
     (["architectures.clients=who.json"], ["every client's architecture", "No such file", "who.json"]),
     (["architectures.clients=short.json"], ["5 names", "1 names"]),

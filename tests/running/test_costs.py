@@ -22,8 +22,8 @@ from fedexp.running.experiment import choose_numerics
 from fedexp.running.peak_memory import (
     estimate,
     free_memory,
+    is_near_limit,
     largest,
-    near_limit,
     peak_memory,
     probe_memory,
     reset_peak,
@@ -230,8 +230,8 @@ def test_half_of_the_free_memory_is_near_the_limit(monkeypatch: pytest.MonkeyPat
         needed = estimate(jobs, world.data, engine.jobs_at_once, 8)
         for free, near in ((2 * needed, False), (2 * needed - 2, True)):
             monkeypatch.setattr(peak_memory_module, "free_memory", lambda device, free=free: free)
-            assert near_limit(jobs, world.data, engine, 8) is near
-    assert not near_limit(
+            assert is_near_limit(jobs, world.data, engine, 8) is near
+    assert not is_near_limit(
         [], world.data, Serial(), 8
     )  # nothing is trained: the models are stored ones
 

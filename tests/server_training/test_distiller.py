@@ -12,6 +12,7 @@ import torch
 
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.data.augment import Augment
 from fedexp.engines.serial import Serial
@@ -34,14 +35,13 @@ SMALL = [
 
 def config_of(
     folder: Path, *overrides: str, engine: str = "serial", **aggregator: Any
-) -> dict[str, Any]:
+) -> ResolvedConfig:
     config = compose(
         [*SMALL, f"engine={engine}", f"output_root={folder}", "checkpoint.every=1", *overrides]
     )
-    return {
-        **config,
-        "aggregator": {"_target_": "tests.reference.distiller.Distiller", **aggregator},
-    }
+    return config.with_values(
+        aggregator={"_target_": "tests.reference.distiller.Distiller", **aggregator}
+    )
 
 
 def files(result: dict[str, Any]) -> list[bytes]:
@@ -51,7 +51,7 @@ def files(result: dict[str, Any]) -> list[bytes]:
     ]
 
 
-def interrupted(config: dict[str, Any], step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupted(config: ResolvedConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run `config` until `step` is over, then stop as SIGTERM does."""
     from fedexp.tracking.progress import Progress
 
@@ -165,10 +165,9 @@ def test_a_validation_share_reaches_the_server_where_it_is_asked_for(
 
     for asked in (False, True):
         monkeypatch.setattr(Distiller, "needs", Needs(validation=asked))
-        config = {**compose([*SMALL, "partition.val_fraction=0.2"])}
-        experiment = Experiment.of(
-            {**config, "aggregator": {"_target_": "tests.reference.distiller.Distiller"}}
-        )
+        config = compose([*SMALL, "partition.val_fraction=0.2"])
+        distiller = {"_target_": "tests.reference.distiller.Distiller"}
+        experiment = Experiment.of(config.with_values(aggregator=distiller))
         data = experiment.load(CPU)
         assert data.val is not None and experiment.env(data, CPU).validation is (
             data.val if asked else None
@@ -217,14 +216,12 @@ def test_a_proxy_of_another_data_set_is_composed_hashed_and_named(
 
     named = [*SMALL, *PROXY, "proxy.dataset=others"]
     config = compose(named)
-    assert (
-        config["proxy"]["dataset"]["seed"] == 1 and config["choices"]["proxy.dataset"] == "others"
-    )
-    assert config["choices"]["dataset"] == "synthetic" and config["dataset"]["seed"] == 0
-    hashes = [(config_hash(config), code_hash(config))]
+    assert config["proxy"]["dataset"]["seed"] == 1 and config.choices["proxy.dataset"] == "others"
+    assert config.choices["dataset"] == "synthetic" and config["dataset"]["seed"] == 0
+    hashes = [(config_hash(config), code_hash(config.values))]
     path = own_conf / "conf" / "dataset" / "others.yaml"
     path.write_text(OTHERS.replace("download: false", "download: true"))
-    assert (config_hash(compose(named)), code_hash(compose(named))) == hashes[0]
+    assert (config_hash(compose(named)), code_hash(compose(named).values)) == hashes[0]
     path.write_text(OTHERS.replace("seed: 1", "seed: 2"))
     assert config_hash(compose(named)) != hashes[0][0]
     assert run_command([*named, "engine=serial"]) == 0

@@ -18,8 +18,8 @@ import torch
 from filelock import FileLock
 
 from fedexp.api import Run
-from fedexp.commands.errors import guarded
-from fedexp.commands.run import _row as sweep_row
+from fedexp.commands.errors import run_guarded
+from fedexp.commands.run import _job_row as sweep_row
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
 from fedexp.config.compose import compose
@@ -354,7 +354,7 @@ def test_what_the_machine_refuses_is_said_in_words(
 
 
 def test_commands_say_in_words_what_the_machine_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(full) == 1  # type: ignore[arg-type]
+    assert run_guarded(full) == 1  # type: ignore[arg-type]
     assert "No space left" in capsys.readouterr().err
 
 

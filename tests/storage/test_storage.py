@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,7 +160,9 @@ def test_a_key_that_came_later_counts_where_it_changes_something() -> None:
         ("limit", {"proxy"}),
         ("proxy", {"resize"}),
     ):
-        earlier = {**config, group: {k: v for k, v in config[group].items() if k not in keys}}
+        earlier = config.with_values(
+            **{group: {k: v for k, v in config[group].items() if k not in keys}}
+        )
         assert config[group].keys() >= keys and identity.config_hash(
             earlier
         ) == identity.config_hash(config)
@@ -233,16 +236,16 @@ def test_code_hash_sees_modules_of_nested_namespace_packages(
 
 def test_code_hash_covers_the_methods_own_modules() -> None:
     one, two = compose(["method=fedavg"]), compose(["method=scaffold"])
-    assert identity.code_hash(one) != identity.code_hash(two)
-    assert identity.code_hash(one) == identity.code_hash(
-        compose(["method=fedavg", "logger=tensorboard"])
+    assert identity.code_hash(one.values) != identity.code_hash(two.values)
+    assert identity.code_hash(one.values) == identity.code_hash(
+        compose(["method=fedavg", "logger=tensorboard"]).values
     )
 
 
 def test_what_trains_a_client_knows_no_aggregator() -> None:
     """Local models are shared by methods and outlive a change of the server's code."""
     hashes = {
-        m: identity.training_code_hash(compose([f"method={m}"]))
+        m: identity.training_code_hash(compose([f"method={m}"]).values)
         for m in ("fedavg", "local", "fedprox")
     }
     assert hashes["fedavg"] == hashes["local"] != hashes["fedprox"]
@@ -293,13 +296,16 @@ def test_a_name_holds_enough_of_the_config_hash(tmp_path: Path) -> None:
     config = compose([f"output_root={tmp_path}"])
     folder = RunFolder.of(config)
     assert folder.path.parent.name.endswith("-" + identity.config_hash(config)[:16])
-    assert folder.path.name == identity.code_hash(config)[:8]
+    assert folder.path.name == identity.code_hash(config.values)[:8]
     folder.acquire("fail", print)
     folder.release()
     stored = read_json(folder.path / "identity.json")
-    assert stored == {"config": identity.config_hash(config), "code": identity.code_hash(config)}
+    assert stored == {
+        "config": identity.config_hash(config),
+        "code": identity.code_hash(config.values),
+    }
     names = {
-        identity.config_hash({**config, "seed": seed, "seed_data": seed})[:16]
+        identity.config_hash(config.with_values(seed=seed, seed_data=seed))[:16]
         for seed in range(2000)
     }
     assert len(names) == 2000
@@ -316,7 +322,8 @@ def test_a_name_is_one_folder_under_runs(tmp_path: Path) -> None:
     """An option in a subfolder of its group; a method that is called like a path."""
     config = compose([f"output_root={tmp_path}"])
     for method, dataset in (("fedavg", "sub/mine"), ("../../../x", "digits"), ("x" * 300, "..")):
-        named = {**config, "method": method, "choices": {**config["choices"], "dataset": dataset}}
+        choices = {**config.choices, "dataset": dataset}
+        named = replace(config.with_values(method=method), choices=choices)
         folder = RunFolder.of(named)
         folder.acquire("fail", print)
         folder.release()

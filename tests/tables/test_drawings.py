@@ -15,6 +15,7 @@ from fedexp.commands.table import run_command
 from fedexp.config.compose import compose
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, StorageError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.running.experiment import load_data
 from fedexp.storage.run_folder import trace_rows
 from fedexp.tables.cells import Job
@@ -43,7 +44,9 @@ def run(
     if trace is not None:
         (folder / "trace" / "1.json").write_text(json.dumps(trace))
     result = {"headline": {"value": 0.1 * (seed + 1)}}
-    return DrawnRun({"init": init, **more}, method, method.capitalize(), seed, folder, {}, result)
+    return DrawnRun(
+        {"init": init, **more}, method, method.capitalize(), seed, folder, ResolvedConfig(), result
+    )
 
 
 def rows(*values: float, step: int = 1) -> list[dict[str, Any]]:

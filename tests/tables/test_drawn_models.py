@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from fedexp.config.compose import compose
 from fedexp.core.errors import DataError, StorageError
 from fedexp.core.net import Net
 from fedexp.core.outcome import Delivers, Outcome
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.models.cvae import decoder_of, generate
@@ -46,9 +46,9 @@ CVAE = ModelSpec.of(
 
 
 def run(
-    folder: Path, method: str = "m", config: dict[str, Any] | None = None, seed: int = 0
+    folder: Path, method: str = "m", config: ResolvedConfig | None = None, seed: int = 0
 ) -> DrawnRun:
-    return DrawnRun({}, method, method.upper(), seed, folder, config or {}, {})
+    return DrawnRun({}, method, method.upper(), seed, folder, config or ResolvedConfig(), {})
 
 
 def save(folder: Path, models: Sequence[Weights], kind: Delivers = "global") -> Path:
@@ -260,7 +260,7 @@ def test_surface_reaches_beyond_the_path() -> None:
 DIGITS = ["model.hidden=[6]", "method=ma_echo", "rounds=1"]
 
 
-def trajectory(config: dict[str, Any], steps: int = 4) -> list[Tree]:
+def trajectory(config: ResolvedConfig, steps: int = 4) -> list[Tree]:
     spec = ModelSpec.of(config["model"], (1, 8, 8), 10)
     return [Weights.init(spec, seed, CPU, torch.float32).params for seed in range(steps)]
 

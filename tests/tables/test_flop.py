@@ -59,7 +59,7 @@ def test_a_tables_cost_is_that_of_its_runs_local_steps(name: str) -> None:
         samples = (
             config["rounds"]
             * share
-            * TRAINING_IMAGES[config["choices"]["dataset"]]
+            * TRAINING_IMAGES[config.choices["dataset"]]
             * config["local"]["epochs"]
         )
         gradients = 2 if config["trainer"]["_target_"].split(".")[-2] in TWO_GRADIENTS else 1

@@ -14,6 +14,7 @@ import pytest
 from scipy import stats
 
 from fedexp.core.errors import ConfigError, DataError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import write_json, write_text
 from fedexp.tables.cells import Job, Slot, slots
 from fedexp.tables.drawing import Drawing, DrawnRun
@@ -29,6 +30,7 @@ from fedexp.tables.schema import Table
 from tests.tables.test_schema import TINY, gridded, table
 
 DATASET = {"_target_": "fedexp.data.digits.Digits"}
+CONFIG = ResolvedConfig({"dataset": DATASET}, choices={"dataset": "digits"})
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -115,11 +117,7 @@ def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
         for job in slot.jobs:
             run = change(job, slot.method) if change else result(0.5)
             if not isinstance(run, CellRun):
-                config = {
-                    "dataset": DATASET,
-                    "choices": {"dataset": "digits"},
-                    "where": list(job.overrides),
-                }
+                config = CONFIG.with_values(where=list(job.overrides))
                 folder = tmp_path / "runs" / slot.method / "-".join(job.overrides)
                 run = CellRun(job, folder, config, run or {}, status="done" if run else "missing")
             found[job.overrides] = run
@@ -230,7 +228,7 @@ def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> Non
     """Whatever is odd about the runs: failed, absent, without their number, by other code, infinite."""
 
     def odd(job: Job, method: str) -> CellRun | dict[str, Any] | None:
-        config = {"dataset": DATASET, "choices": {"dataset": "digits"}}
+        config = CONFIG
         if method == "local" and job.seed:
             return CellRun(
                 job, tmp_path / "runs" / "x", config, status="failed", error='loss, "NaN"\nor so'
@@ -455,7 +453,7 @@ def test_a_grid_with_a_point_missing_is_incomplete(tmp_path: Path) -> None:
             return CellRun(
                 job,
                 tmp_path,
-                {"dataset": DATASET, "choices": {}},
+                ResolvedConfig({"dataset": DATASET}),
                 status="failed",
                 error="no memory",
             )
@@ -600,7 +598,7 @@ def test_mixed_splits_data_rules_and_code_are_told(tmp_path: Path) -> None:
     assert ["different headline rules: best_on_val, last" in w for w in rules.warnings] == [True]
 
     def other(job: Job, method: str) -> CellRun:
-        config = {"dataset": DATASET, "choices": {"dataset": "digits"}}
+        config = CONFIG
         folder = tmp_path / method / "-".join(job.overrides)
         return CellRun(job, folder, config, result(0.5), other_code=job.seed == 1, status="done")
 
@@ -622,7 +620,7 @@ def test_what_is_smaller_altered_or_lossy_is_never_reproduced(
     assert smaller.cells[0].reduced == smaller.cells[0].reason == "tiny data"
 
     def altered(job: Job, method: str) -> CellRun:
-        config = {"dataset": DATASET, "choices": {"dataset": "digits"}}
+        config = CONFIG
         return CellRun(job, tmp_path, config, result(0.5), altered=True, status="done")
 
     changed = report(tmp_path, altered, extra=["rounds=3"])
@@ -652,7 +650,7 @@ def test_failures_are_told_with_their_error(tmp_path: Path) -> None:
             return CellRun(
                 job,
                 tmp_path / "runs" / "x",
-                {"dataset": DATASET},
+                ResolvedConfig({"dataset": DATASET}),
                 status="failed",
                 error="loss is NaN",
             )
@@ -706,7 +704,7 @@ def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path
     made = table(tmp_path, drawings=[*nodes, nodes[1]])
     cells = slots(made)
     found = {
-        job.overrides: CellRun(job, tmp_path, {}, result(0.5), status="done")
+        job.overrides: CellRun(job, tmp_path, ResolvedConfig(), result(0.5), status="done")
         for s in cells
         for job in s.jobs
     }

@@ -73,7 +73,7 @@ def test_of_a_built_in_table_only_what_may_be_stored_is_composed(
     run = RunFolder.of(config)
     run.path.mkdir(parents=True)
     (run.path / "config.yaml").write_text(
-        yaml.safe_dump({key: config[key] for key in ("seed", "choices")})
+        yaml.safe_dump({"seed": config["seed"], "choices": config.choices})
     )
     done = {"status": "done", "hashes": run.hashes, "seconds": {"total": 2.0}}
     write_json(run.path / "result.json", done)
@@ -102,7 +102,7 @@ def test_a_run_without_its_config_is_looked_at_again(
 
     assert done() == 0  # it has begun and written nothing yet
     (run.path / "config.yaml").write_text(
-        yaml.safe_dump({key: config[key] for key in ("seed", "choices")})
+        yaml.safe_dump({"seed": config["seed"], "choices": config.choices})
     )
     write_json(
         run.path / "result.json",

@@ -379,7 +379,7 @@ def test_wandb_leaves_other_runs_of_the_process_alone(
 
 
 def test_flat_config_of_a_composed_job_is_plain_json() -> None:
-    flat = flat_config(compose(["method=scaffold", "partition=iid", "seed=4"]))
+    flat = flat_config(compose(["method=scaffold", "partition=iid", "seed=4"]).to_stored())
     assert (flat["method"], flat["dataset"], flat["alpha"], flat["seed"]) == (
         "scaffold",
         "digits",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedexp.core.build import require
 from fedexp.core.errors import StorageError
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.trees import Tree
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.stored import by_row, flat, passed, unflat
@@ -107,7 +108,7 @@ def around(values: Tensor, margin: float, count: int) -> list[float]:
     ]
 
 
-def test_loss(config: Mapping[str, Any], images: int) -> Loss:
+def test_loss(config: ResolvedConfig, images: int) -> Loss:
     """Loss, as a function of parameters, of the config's model on its data's first `images` test images."""
     from fedexp.core.data import Samples
     from fedexp.core.outcome import Outcome

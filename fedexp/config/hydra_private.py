@@ -1,0 +1,118 @@
+"""Every use of Hydra's private interfaces: ``hydra._internal`` and replaced attributes.
+
+No other module may import from ``hydra._internal``. Each function has a test in
+``tests/config/test_hydra_private.py`` that fails when a new version of Hydra changes
+what the function relies on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hydra._internal import utils
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.types import HydraContext, RunMode, TaskFunction
+from omegaconf import DictConfig
+
+_BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+def apply_overrides(overrides: Sequence[Override], config: DictConfig) -> None:
+    """Set the single keys of `overrides` in `config`, in place.
+
+    Args:
+        overrides: Parsed overrides that choose no group and sweep over nothing.
+        config: Composed config.
+
+    Raises:
+        HydraException: An override does not fit the config.
+    """
+    ConfigLoaderImpl._apply_overrides_to_config(list(overrides), config)
+
+
+def uses_basic_sweeper(sweeper: DictConfig) -> bool:
+    """Return whether ``hydra.sweeper`` is Hydra's basic sweeper.
+
+    The basic sweeper sweeps over a grid.
+    """
+    return str(sweeper.get("_target_")) == _BASIC_SWEEPER
+
+
+def compose_for_multirun(overrides: Sequence[str]) -> DictConfig:
+    """Compose ``conf/config.yaml`` with Hydra's own node, as for a multirun.
+
+    Args:
+        overrides: Overrides of the sweep itself.
+    """
+    hydra = GlobalHydra.instance().hydra
+    assert hydra is not None
+    config = hydra.compose_config("config", list(overrides), run_mode=RunMode.MULTIRUN)
+    config.hydra.mode = RunMode.MULTIRUN
+    return config
+
+
+@contextmanager
+def multirun_launcher(
+    config: DictConfig, task: TaskFunction
+) -> Iterator[Callable[[Sequence[Sequence[str]]], Any]]:
+    """Start Hydra's callbacks and launcher for a list of jobs that no sweeper expanded.
+
+    The callbacks of the end are called only if the block ends without an exception.
+
+    Args:
+        config: Config from `compose_for_multirun`.
+        task: Function that the launcher calls for each job.
+
+    Yields:
+        A function that launches jobs, given the overrides of each.
+    """
+    hydra = GlobalHydra.instance().hydra
+    assert hydra is not None
+    callbacks = Callbacks(config)
+    context = HydraContext(config_loader=hydra.config_loader, callbacks=callbacks)
+    callbacks.on_multirun_start(config=config, config_name="config")
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=context, task_function=task, config=config
+    )
+
+    yield lambda jobs: launcher.launch([list(job) for job in jobs], initial_job_idx=0)
+
+    callbacks.on_multirun_end(config=config, config_name="config")
+
+
+@contextmanager
+def quiet_failures(
+    reported: type[Exception], call: Callable[[Callable[[], Any]], Any]
+) -> Iterator[None]:
+    """Keep Hydra from printing errors that were printed already.
+
+    Hydra prints a traceback of every error it does not know, and the overrides of a
+    failed job.
+
+    Args:
+        reported: Exception of a job whose failure was printed already.
+        call: Calls the function that Hydra runs, inside Hydra's error report.
+    """
+    report = utils.run_and_report
+    jobs: Any = JobReturn
+    returned = jobs.return_value
+
+    def return_value(job: Any) -> Any:
+        if isinstance(job._return_value, reported):
+            raise job._return_value
+        return returned.fget(job)
+
+    utils.run_and_report = lambda func: report(lambda: call(func))
+    jobs.return_value = property(return_value, returned.fset)
+    try:
+        yield
+    finally:
+        utils.run_and_report = report
+        jobs.return_value = returned

@@ -1,0 +1,125 @@
+"""Hydra's search path with the user's ``./conf``, and the groups and options on it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import yaml
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from fedexp.config.folders import conf_dir, conf_dirs, user_conf_dir
+from fedexp.config.yaml_files import read_yaml
+from fedexp.core.errors import ConfigError
+
+
+class UserConf(SearchPathPlugin):
+    """A plug-in that appends the user's ``./conf`` to the built-in configs."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        folder = user_conf_dir()
+        if folder is not None:
+            search_path.append("fedexp-user", f"file://{folder}")
+
+
+def register() -> None:
+    """Register `UserConf` with Hydra and make the user's modules importable.
+
+    Raises:
+        ConfigError: A file in ``./conf`` has the name of a built-in file.
+    """
+    # `python -m` puts the working directory on the path, installed scripts do not.
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    if UserConf not in Plugins.instance().discover(SearchPathPlugin):
+        Plugins.instance().register(UserConf)
+
+    _refuse_shadowed_files()
+
+
+def _refuse_shadowed_files() -> None:
+    """Refuse a user's file that has the name of a built-in file.
+
+    Hydra would ignore it.
+    """
+    folder, built_in = user_conf_dir(), conf_dir()
+    if folder is None:
+        return
+
+    for path in sorted(folder.rglob("*.yaml")):
+        twin = built_in / path.relative_to(folder)
+        if twin.exists():
+            raise ConfigError(
+                f"'{path.relative_to(folder)}' exists twice: Hydra would ignore yours",
+                where=str(path),
+                expected=f"a name that {built_in} does not use",
+                do="rename your file",
+            )
+
+
+def group_names() -> list[str]:
+    """Return the names of all folders of configs, ``method`` first, then by name."""
+    paths = [path for folder in conf_dirs() for path in folder.iterdir()]
+    return sorted(
+        {path.name for path in paths if path.is_dir()}, key=lambda name: (name != "method", name)
+    )
+
+
+def option_names(group: str) -> list[str]:
+    """Return every option of `group`, those in its subfolders as ``folder/option``."""
+    homes = [folder / group for folder in conf_dirs()]
+    files = {
+        path.relative_to(home).with_suffix("") for home in homes for path in home.rglob("*.yaml")
+    }
+    return sorted(file.as_posix() for file in files)
+
+
+def option_keys(group: str, option: str) -> list[str]:
+    """Return the keys that an option's file sets.
+
+    ``_target_`` and ``defaults`` are not among them.
+    """
+    for folder in conf_dirs():
+        with suppress(OSError, yaml.YAMLError):
+            node = read_yaml(folder / group / f"{option}.yaml")
+            if not isinstance(node, dict):
+                return []
+            return [str(key) for key in node if key not in ("_target_", "defaults")]
+    return []
+
+
+@functools.lru_cache(maxsize=1024)
+def is_group(name: str, user_files: str) -> bool:
+    """Return whether Hydra finds options of group `name` on its search path.
+
+    Args:
+        name: Name of the group.
+        user_files: `user_conf_hash`, on which the answer depends.
+    """
+    return bool(GlobalHydra.instance().config_loader().get_group_options(name, results_filter=None))
+
+
+def names_group(override: str) -> bool:
+    """Return whether an override chooses an option or sets ``hydra.searchpath``."""
+    key = override.partition("=")[0].lstrip("+~").partition("@")[0]
+    return key.startswith("hydra.searchpath") or is_group(key, user_conf_hash())
+
+
+def user_conf_hash() -> str:
+    """Hash the files in ``./conf``.
+
+    The built-in configs do not change while a process runs.
+    """
+    state = hashlib.blake2b(digest_size=16)
+    folder = user_conf_dir()
+    if folder is not None:
+        for path in sorted(folder.rglob("*.yaml")):
+            text = path.read_bytes()
+            state.update(f"{path.relative_to(folder)}\0{len(text)}\0".encode() + text)
+    return state.hexdigest()

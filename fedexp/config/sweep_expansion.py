@@ -1,0 +1,96 @@
+"""Jobs of a sweep, expanded as Hydra's basic sweeper does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from hydra import compose as hydra_compose
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+from fedexp.config.hydra_composition import use_hydra
+from fedexp.config.hydra_private import uses_basic_sweeper
+from fedexp.config.search_path import names_group
+from fedexp.core.errors import ConfigError
+
+
+def expand(overrides: list[str]) -> list[list[str]]:
+    """Expand a sweep into the overrides of its jobs.
+
+    The order is that of Hydra's basic sweeper. ``hydra.*`` overrides are left out. A
+    range that only a sweeper plug-in understands, such as a distribution, contributes
+    its first value, if it has one.
+
+    Raises:
+        ConfigError: An override is invalid, or the launcher would run no job.
+    """
+    with use_hydra(overrides):
+        axes = _axes(overrides)
+        config = _compose_with_hydra_node(overrides, axes)
+        check_launcher(config)
+
+        # A config file may define a sweep, too. The command line takes precedence.
+        params = config.hydra.sweeper.get("params") or {}
+        given = _axes([f"{key}={value}" for key, value in params.items()])
+        return [list(job) for job in itertools.product(*(given | axes).values())]
+
+
+def is_grid(overrides: list[str]) -> bool:
+    """Return whether Hydra's basic sweeper runs the sweep.
+
+    If so, `expand` knows all its jobs.
+    """
+    with use_hydra(overrides):
+        return uses_basic_sweeper(
+            _compose_with_hydra_node(overrides, _axes(overrides)).hydra.sweeper
+        )
+
+
+def check_launcher(config: DictConfig) -> None:
+    """Refuse settings that a launcher would refuse only after it started jobs.
+
+    Args:
+        config: Config with Hydra's own node.
+
+    Raises:
+        ConfigError: The launcher would run no job.
+    """
+    if config.hydra.launcher.get("n_jobs") == 0:
+        raise ConfigError(
+            "no job would ever run",
+            where="hydra.launcher.n_jobs",
+            expected="the number of jobs at once: 1 or more, or -1 for one per core",
+            got=0,
+        )
+
+
+def _compose_with_hydra_node(overrides: list[str], axes: Mapping[str, list[str]]) -> DictConfig:
+    """Compose the groups of the first job with Hydra's own node.
+
+    Single keys belong to each job and are checked with it.
+    """
+    chosen = [axis[0] for axis in axes.values() if names_group(axis[0])]
+    own = [
+        override
+        for override in overrides
+        if override.startswith("hydra") and "searchpath" not in override
+    ]
+    return hydra_compose("config", overrides=[*chosen, *own], return_hydra_config=True)
+
+
+def _axes(overrides: list[str]) -> dict[str, list[str]]:
+    """Return, for each key, one override per value."""
+    axes: dict[str, list[str]] = {}
+    for override in OverridesParser.create().parse_overrides(overrides):
+        name = override.key_or_group
+        if name.startswith("hydra") and name != "hydra.searchpath":
+            continue
+        key = override.get_key_element()
+        if override.is_discrete_sweep():
+            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        elif not override.is_sweep_override():
+            assert override.input_line is not None
+            axes[key] = [override.input_line]
+
+    return axes

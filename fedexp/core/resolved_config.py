@@ -1,0 +1,61 @@
+"""The resolved config of a run, in the code and as ``config.yaml`` stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+_FACTS = ("contents", "choices", "overrides")  # keys of config.yaml beside the values
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A config without interpolations, and how it came about.
+
+    ``config[key]`` is the value of a top-level key. An empty config is false.
+
+    Args:
+        values: Value of every key, plain Python objects.
+        contents: Hash of every file that counts by its content, by the dotted key that
+            names it.
+        choices: Chosen option of each group.
+        overrides: Overrides as typed, without Hydra's own.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    contents: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, Any] = field(default_factory=dict)
+    overrides: list[str] = field(default_factory=list)
+
+    @classmethod
+    def from_stored(cls, stored: Mapping[str, Any]) -> ResolvedConfig:
+        """Read what `to_stored` returned.
+
+        Facts that an earlier version did not store are empty.
+        """
+        return cls(
+            values={key: value for key, value in stored.items() if key not in _FACTS},
+            contents=dict(stored.get("contents") or {}),
+            choices=dict(stored.get("choices") or {}),
+            overrides=list(stored.get("overrides") or []),
+        )
+
+    def to_stored(self) -> dict[str, Any]:
+        """Return the content of ``config.yaml``: values and facts in one mapping."""
+        return {
+            **self.values,
+            "contents": dict(self.contents),
+            "choices": dict(self.choices),
+            "overrides": list(self.overrides),
+        }
+
+    def with_values(self, **values: Any) -> ResolvedConfig:
+        """Return a copy with other values at top-level keys."""
+        return replace(self, values={**self.values, **values})
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def __bool__(self) -> bool:
+        return bool(self.values)

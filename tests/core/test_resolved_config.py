@@ -1,0 +1,50 @@
+"""A resolved config keeps its form on disk and its hash."""
+
+from __future__ import annotations
+
+from fedexp.config.compose import compose
+from fedexp.core.resolved_config import ResolvedConfig
+from fedexp.storage.identity import config_hash
+
+STORED = {
+    "rounds": 3,
+    "dataset": {"name": "digits"},
+    "contents": {"trainer.teacher": "0a"},
+    "choices": {"dataset": "digits"},
+    "overrides": ["rounds=3"],
+}
+
+
+def test_stored_form_is_read_back_as_written() -> None:
+    config = ResolvedConfig.from_stored(STORED)
+    assert config.to_stored() == STORED and list(config.to_stored()) == list(STORED)
+    assert config.values == {"rounds": 3, "dataset": {"name": "digits"}}
+    assert (config["rounds"], config.choices["dataset"]) == (3, "digits")
+
+
+def test_stored_form_of_an_earlier_version_lacks_facts() -> None:
+    config = ResolvedConfig.from_stored({"rounds": 3})
+    assert config == ResolvedConfig({"rounds": 3}) and not ResolvedConfig.from_stored({})
+
+
+def test_with_values_leaves_the_original_and_the_facts() -> None:
+    config = ResolvedConfig.from_stored(STORED)
+    assert config.with_values(rounds=5).to_stored() == {**STORED, "rounds": 5}
+    assert config["rounds"] == 3
+
+
+def test_config_hash_is_that_of_earlier_versions(monkeypatch) -> None:
+    """Hashes of stored runs: the defaults, a method with its own data, a proxy data set."""
+    monkeypatch.setenv("FEDEXP_DATA", "/anywhere")
+    for overrides, expected in (
+        ([], "ca0a12f7e76ef1a6aa0c50aaeb0ecc56"),
+        (
+            ["method=scaffold", "dataset=mnist", "partition.alpha=0.1", "seed=3"],
+            "6ff4e71b14c78825197499bd97296076",
+        ),
+        (
+            ["method=feddf", "proxy.dataset=cifar100", "model=lenet"],
+            "4762d0fd16eb9f68bbdf1bb2d9b6dbcb",
+        ),
+    ):
+        assert config_hash(compose(overrides)) == expected, overrides
