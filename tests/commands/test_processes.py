@@ -223,7 +223,7 @@ def test_changed_split_is_refused_on_resume(tmp_path: Path) -> None:
     process.communicate()
     stored = run_folder(tmp_path) / "data.json"
     write_json(stored, read_json(stored) | {"data": "0"}, seal=True)
-    assert "not those this run began with" in finish(fork(tmp_path, *SCAFFOLD), 1)
+    assert "not those that this run began with" in finish(fork(tmp_path, *SCAFFOLD), 1)
 
 
 def test_three_launches_in_the_same_second(tmp_path: Path) -> None:

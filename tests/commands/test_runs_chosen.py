@@ -286,7 +286,7 @@ def test_rerun_has_the_same_bits_or_says_where_they_part(
     stored["contents"] = {"partition.path": "0" * 64}
     (folder / "config.yaml").write_text(yaml.safe_dump(stored))
     assert run_command(["rerun", "outputs/" + "/".join(folder.parts[1:])]) == 2
-    assert "another one now, or gone" in capsys.readouterr().err
+    assert "has changed or is gone" in capsys.readouterr().err
 
 
 def test_runs_go_to_wandb_from_their_files(

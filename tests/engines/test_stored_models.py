@@ -183,14 +183,14 @@ def test_class_counts_come_from_the_folder_where_it_has_them(
     assert counted.sum() == sum(facts["num_examples"])
     bias = [name for name in models(stored)[0].params if name.endswith("bias")][-1]
     here = run("aggregator=counts", f"client_models.path={stored}")
-    assert "counts come from the folder" not in capsys.readouterr().out
+    assert "Counts come from the folder" not in capsys.readouterr().out
     assert torch.equal(models(here)[0].params[bias], counted.float())
 
     facts["class_counts"] = [[3] * 10, *facts["class_counts"][1:]]
     copied(stored, "other")
     Path("other/clients.json").write_text(json.dumps(facts))
     there = run("aggregator=counts", "client_models.path=other")
-    assert "counts come from the folder" in capsys.readouterr().out
+    assert "Counts come from the folder" in capsys.readouterr().out
     assert torch.equal(
         models(there)[0].params[bias], torch.tensor(facts["class_counts"]).sum(0).float()
     )
@@ -211,11 +211,11 @@ def test_smoke_keeps_the_folders_clients() -> None:
 
 
 @pytest.mark.parametrize(("overrides", "said"), [
-    (["client_models.path=outputs/runs/absent"], ["is not there", "working directory"]),
+    (["client_models.path=outputs/runs/absent"], ["does not exist", "working directory"]),
     (["client_models.path=outputs/run"], ["did you mean 'outputs/runs'?"]),
     (["client_models.path=LOCAL/.."], ["there are no models here", "did you mean"]),
     (["client_models.paht=LOCAL"], ["did you mean 'client_models.path'?"]),
-    (["client_models.path=LOCAL", "client_models.sha256=abc"], ["holds other models", "abc"]),
+    (["client_models.path=LOCAL", "client_models.sha256=abc"], ["contains other models", "abc"]),
     (["client_models.path=LOCAL", "clients=5"], ["another number of clients", "5 (clients=5)", "set clients=4"]),
     (["client_models.path=LOCAL", "model.hidden=[7]"], ["another network", "hidden=(6,)", "hidden=(7,)"]),
     (["client_models.path=LOCAL", "model=cnn_mcmahan"], ["another network", "models.mlp.MLP", "models.cnn."]),
@@ -223,7 +223,7 @@ def test_smoke_keeps_the_folders_clients() -> None:
     (["client_models.path=LOCAL", "dataset.mean=[0.5]"], ["another normalisation", "dataset.mean", "[0.3054]", "[0.5]"]),
     (["client_models.path=LOCAL", "dataset.std=[0.5]"], ["another normalisation", "dataset.std", "[0.3757]", "[0.5]"]),
     (["client_models.path=LOCAL", "dataset.mean=[]", "dataset.std=[]"], ["another normalisation", "[0.3054]", "[]"]),
-    (["client_models.path=LOCAL", "method=scaffold"], ["keeps a state at the clients", "Scaffold"]),
+    (["client_models.path=LOCAL", "method=scaffold"], ["stores a state at the clients", "Scaffold"]),
     (["client_models.path=LOCAL", "method=fednova"], ["numbers of local steps", "aggregator=mean"]),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused_before_anything_runs(

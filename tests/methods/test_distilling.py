@@ -443,7 +443,7 @@ def test_recomputed_statistics_are_torchs() -> None:
 @pytest.mark.parametrize(("method", "overrides", "words"), [
     *((method, MASKS, "Classification") for method in ("feddf", "fedbe", "fedgen", "moon")),
     ("feddf", ["proxy.source=none", "proxy.size=0"], "needs server data"),
-    ("feddf", ["aggregator.augment=true"], "their training batches pass none"),
+    ("feddf", ["aggregator.augment=true"], "the clients have no transform"),
     ("feddf", MIXED, "must have one architecture"),
     ("feddf", [*MIXED, "aggregator.student_start=fresh"], "in the second round, and networks differ"),
     ("feddf", ["aggregator.student_start=fresh", "server_optimizer=fedadam"], "server optimizer has no effect"),

@@ -166,7 +166,7 @@ def test_a_run_has_them_where_it_is_asked_and_is_else_the_same(
 
 
 @pytest.mark.parametrize(("overrides", "said"), [
-    ("method=local", "leaves every client its own model"),
+    ("method=local", "keeps one model per client"),
     ("task=segmentation model=unet dataset=shapes_masks partition=iid", "one class each"),
     ("headline.metric=test/global/acc_of_class_10", "is not measured here"),
     ("eval.per_client=true headline.metric=train/clients/acc_mean", "is not measured here"),

@@ -274,5 +274,5 @@ def test_a_changed_data_set_of_the_proxy_is_not_passed_off(
         return replace(arrays, train_x=arrays.train_x.flip(0)) if self.seed == 1 else arrays
 
     monkeypatch.setattr(Synthetic, "read", other)
-    with pytest.raises(StorageError, match="made of other data"):
+    with pytest.raises(StorageError, match="computed on other data"):
         execute(config, say=None)
