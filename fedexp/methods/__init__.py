@@ -1,5 +1,6 @@
 """Federated methods, one entry per method that has code of its own.
 
-A method with one part is a file, a method with several parts is a folder. Config groups (``trainer``, ``aggregator``,
-``server_optimizer``) select the classes. What several methods derive from is in `fedexp.methods.bases`.
+A method with one part is a file, a method with several parts is a folder. Config groups
+(``trainer``, ``aggregator``, ``server_optimizer``) select the classes. The base classes
+of several methods are in `fedexp.methods.bases`.
 """

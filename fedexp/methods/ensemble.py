@@ -30,7 +30,7 @@ from fedexp.methods.local import Local, LocalState, by_client
 
 
 class EnsembleState(LocalState):
-    """The state of an ensemble: the members, and by client their weights if they have any."""
+    """The state of an ensemble: the members, and their weights by client, if any."""
 
     member_weights: dict[str, torch.Tensor]
 
@@ -49,7 +49,8 @@ class Ensemble(Local):
     combine: Literal["logits", "samples", "probs", "masked"] = "logits"
 
     delivers: ClassVar[Delivers] = "ensemble"
-    communicates: ClassVar[bool] = True  # as if members were sent out and collected every round
+    # As if members were sent out and collected in every round
+    communicates: ClassVar[bool] = True
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         check_mask(self.combine, spec, input_shape, "combine", "logits")

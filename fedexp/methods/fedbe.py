@@ -54,8 +54,10 @@ from fedexp.methods.bases.server_trained import network, proxy_of, with_frozen
 from fedexp.server_training.forward import logits_of, recomputed_statistics
 from fedexp.server_training.optimizers import Optimizer, Sgd
 
-_SMALLEST_VARIANCE = 1e-5  # of directions, in the code
-_SPREAD = 0.1  # standard deviations that a drawn direction has, in the code
+# Lower bound of the directions' variance, as in the code
+_SMALLEST_VARIANCE = 1e-5
+# Number of standard deviations of a sampled direction, as in the code
+_SPREAD = 0.1
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,10 @@ from fedexp.core.weights import Weights
 from fedexp.methods.bases.averaging import AveragingState
 from fedexp.methods.fedavg import Mean
 
-BLOCK_BYTES = 1 << 22  # of candidates side by side in float64, while products are summed
-MOST_COMBINATIONS = 1 << 24  # of one group: a table of 128 MiB
+# Bytes of candidates side by side in float64, while products are summed
+BLOCK_BYTES = 1 << 22
+# Bound of the combinations of one group, a table of 128 MiB
+MOST_COMBINATIONS = 1 << 24
 
 
 class CacheEntry(TypedDict):
@@ -75,7 +77,7 @@ class CacheEntry(TypedDict):
 
 
 class ClientEntries(TypedDict):
-    """A client's cache: its entries, the newest first, and the index of the chosen one."""
+    """A client's cache: its entries, newest first, and the index of the chosen one."""
 
     entries: list[CacheEntry]
     chosen: int
@@ -155,8 +157,9 @@ class FedCDA(Mean):
         if not self._searches:
             return
         m, groups = extent.sampling.m, self._groups(extent)
-        fixed = extent.sampling.kind != "bernoulli"  # else m is a mean
-        # One client is one group, whatever B
+        # With Bernoulli sampling m is a mean
+        fixed = extent.sampling.kind != "bernoulli"
+        # One client is one group for every B
         if self.strategy == "approximate" and fixed and 1 < m < groups:
             raise ConfigError(
                 "there are more groups than participants",
@@ -380,7 +383,7 @@ class Selection:
         n, M = len(self.losses), self.fixed + len(self.sizes)
         rows = np.cumsum([0, *self.sizes[:-1]]) + np.array(picks)
         to_centre, centre = self.products[n, n + 1], self.products[n + 1, n + 1]
-        # sum over fixed clients of ||w_n - r||^2, their sum less M r being the fixed part
+        # Sum over the fixed clients of ||w_n - r||^2. Their sum minus M r is the fixed part.
         at_rest = self.fixed_norm - 2 * to_centre - self.fixed * centre
         chosen = self.products[np.ix_(rows, rows)]
         squares = np.trace(chosen) + at_rest
@@ -407,7 +410,7 @@ def products(
     device = next(iter(centre.values())).device
     total = torch.zeros(rows, rows, dtype=torch.float64, device=device)
     longest = min(width, max(at.numel() for at in centre.values()))
-    # One piece of memory for all blocks: the first touch of new pages takes half the time.
+    # All blocks share one piece of memory: the first touch of new pages takes half the time
     memory = torch.empty(rows * longest, dtype=torch.float64, device=device)
     for name, at in centre.items():
         flat = [value.reshape(-1) for value in (*(of(name) for of in candidates), fixed[name], at)]
@@ -471,7 +474,9 @@ def _averaged(weights: Weights) -> Tree:
     return trees.joined({"params": weights.trainable, "buffers": floating})
 
 
-def _mean_of(chosen: Sequence[CacheEntry], old: Weights, fixed: Tree, at_rest: int) -> tuple[Tree, Tree]:
+def _mean_of(
+    chosen: Sequence[CacheEntry], old: Weights, fixed: Tree, at_rest: int
+) -> tuple[Tree, Tree]:
     """Compute the mean of the `chosen` models and of the models at rest.
 
     The sum of the `at_rest` models is `fixed`. The mean is ``w + (1/M) sum (w_n - w)``

@@ -81,7 +81,8 @@ class FedCM(Trainer):
         excess = (
             (1 - self.alpha) * ctx.local_training.weight_decay if self.decay_inside_mix else 0.0
         )
-        if excess:  # of w = (w - w^t) + w^t
+        # The excess of the decay of w, with w = (w - w^t) + w^t
+        if excess:
             shift = trees.sub(shift, ctx.start, alpha=excess)
         return Adjustment(gradient=self.alpha, pull=-excess, shift=shift)
 

@@ -127,7 +127,8 @@ class FedDF(Distilling):
         if self.student_start == "fedavg":
             return super().first_step(state, results, env)
         m = sum(1 for _ in results)
-        if not m:  # every sampled client was skipped: the round changes nothing
+        # If every sampled client was skipped, the round changes nothing
+        if not m:
             return state, {"clients": 0}
         student = fresh_student(env)
         return {**state, "weights": student, "evaluated": student}, {"clients": m}
@@ -180,7 +181,7 @@ class FedDF(Distilling):
         weights, work, metrics = super().train(weights, work, net, parts, env)
         if self.validate_every is None:
             return weights, work, metrics
-        assert env.validation is not None  # `needs` asked for it
+        assert env.validation is not None  # required by `needs`
         measured = Evaluator(env.task, self.batch_size)(
             Outcome((weights,), "global"), env.validation, "server"
         )

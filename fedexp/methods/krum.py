@@ -96,7 +96,7 @@ class Krum(Collecting):
             )
 
     def init(self, env: Env) -> State:
-        # In the worst case all of these are drawn
+        # In the worst case all of them are sampled
         self._check(max(0, int(env.sampling.m) - int((env.sizes == 0).sum())))
         return super().init(env)
 
@@ -110,7 +110,8 @@ class Krum(Collecting):
             squared += torch.cdist(
                 stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist"
             ).square()
-        squared.fill_diagonal_(torch.inf)  # a client is no neighbour of its own
+        # A client is not its own neighbour
+        squared.fill_diagonal_(torch.inf)
         scores = squared.sort(1).values[:, : max(1, n - self.attackers(n) - 2)].sum(1)
         chosen = sorted(scores.argsort(stable=True)[: self.m].tolist())
         return {

@@ -1,1 +1,1 @@
-"""Base classes and helpers that several methods share and that no paper calls a method."""
+"""Base classes and helpers of several methods that are not methods of a paper."""

@@ -157,8 +157,10 @@ class Averaging(Aggregator):
             seen.add(result, p, 1.0 if env.trainer.payload_weights == "uniform" else p)
             if norms:
                 seen.squared_norms.append(trees.squared_norm(update) / a**2)
-            del update  # not held while the next client trains
-        if not seen.p:  # every sampled client was empty or skipped: the round changes nothing
+            # Free the update while the next client trains
+            del update
+        # If every sampled client was empty or skipped, the round changes nothing
+        if not seen.p:
             return state, {"clients": 0}
         direction, stats = self.merged(merging, seen.p), seen.stats(env, *self._whole(env))
         factor = self.factor(direction, stats, env)
@@ -200,7 +202,8 @@ class Averaging(Aggregator):
         p is taken before normalisation. Clients are counted by size, because N may be
         millions.
         """
-        clients = np.bincount(self.population(env))  # of each size
+        # Number of clients of each size
+        clients = np.bincount(self.population(env))
         sizes = [n for n in np.flatnonzero(clients).tolist() if n]
         return int(clients[1:].sum()), sum(self.weight(n) * int(clients[n]) for n in sizes)
 
@@ -280,7 +283,8 @@ class _Seen:
 
     def buffers(self) -> Tree:
         total = sum(self.p)
-        frozen = self.old.frozen  # the mean of equal numbers may differ from them in the last bit
+        # The mean of equal numbers may differ from them in the last bit
+        frozen = self.old.frozen
         kept = {k: v for k, v in self.old.buffers.items() if k in frozen}
         return {
             k: v / total if v.is_floating_point() else v for k, v in self.buffer_sums.items()

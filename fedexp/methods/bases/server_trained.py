@@ -231,7 +231,7 @@ class ServerTrained(Mean):
             on_device(islice(order, until - taken), proxy.x.device), start=taken
         ):
             if len(at) == 1 and net.has_batch_norm:
-                continue  # it has no statistics of one
+                continue  # BatchNorm has no statistics of a single sample
             noise.step = step
             yield step, at, proxy.inputs(at)
 

@@ -1,1 +1,1 @@
-"""FedGen: the client's trainer and the server's aggregator with its generator of features."""
+"""FedGen: the client's trainer and the server's aggregator with its generator."""

@@ -9,10 +9,10 @@ Reference:
 Update:
     After the clients return, the generator ``z = G(y, eps)`` is trained. y is uniform
     over classes of which some client has more than one sample. eps is uniform on [0, 1)
-    as in the code. The loss is ``sum_k a_k(y) CE(head_k(z), y)`` (the code's form; the
-    paper has the CE of the mean of the clients' logits) plus
-    ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``. msd is the mean
-    squared difference and mad the mean absolute difference. a_k(y) is the share of
+    as in the code. The loss is ``sum_k a_k(y) CE(head_k(z), y)`` plus
+    ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``. The first term is the
+    code's form. The paper has the CE of the mean of the clients' logits. msd is the
+    mean squared difference and mad the mean absolute difference. a_k(y) is the share of
     client k in the cohort's samples of class y, with one added to each count. Only the
     heads run, on generated features. The models are averaged as in FedAvg.
 

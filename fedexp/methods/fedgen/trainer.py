@@ -104,7 +104,7 @@ class FedGenTrainer(fedgen.FeatureTrainer):
         own = (
             self._head_of(batch.y, "own", net, params, buffers, output, ctx).detach().log_softmax(1)
         )
-        # Kl_div has no batching rule
+        # `kl_div` has no batching rule
         latent = (own.exp() * (own - output.log_softmax(1))).sum(1).mean()
         generated = (
             self._coefficient(self.alpha, ctx)

@@ -1,1 +1,4 @@
-"""FedMRUR: the trainer with its hyperbolic regularizer, the Lorentz model, and the normalized mean of updates."""
+"""FedMRUR: the trainer with its hyperbolic regulariser, and the normalised mean.
+
+The regulariser uses the Lorentz model. The mean is that of the clients' updates.
+"""

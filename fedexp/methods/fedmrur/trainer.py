@@ -53,7 +53,7 @@ from fedexp.methods.fedmrur.lorentz import squared_distance
 from fedexp.methods.fedmrur.normalized_mean import NormalizedMean, amplification
 from fedexp.methods.mofedsam import MoFedSAM
 
-MOST = 20.0  # of R's exponent: beyond it R is constant
+MOST = 20.0  # bound of R's exponent, beyond which R is constant
 
 NORMALIZES = Demand(
     "aggregator",

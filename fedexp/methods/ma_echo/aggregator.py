@@ -1,19 +1,37 @@
 """MA-Echo: aggregation in the null space of the clients' layer inputs.
 
-Reference: Su, Li and Xue, One-shot Federated Learning without server-side training, Neural Networks 2023, Eq. 5-11 and
-Algorithm 1, and the authors' released code, whose variant gives the paper's tables and is the default here
-(``conf/aggregator/ma_echo.yaml``); ``ma_echo_algorithm1.yaml`` is the printed algorithm.
+Reference:
+    Su, Li and Xue, One-shot Federated Learning without server-side training, Neural
+    Networks 2023, Eq. 5-11 and Algorithm 1, and the authors' released code. The code's
+    variant gives the paper's tables and is the default here
+    (``conf/aggregator/ma_echo.yaml``). ``ma_echo_algorithm1.yaml`` is the printed
+    algorithm.
 
-With R_i = W - V_i and P_i = K_i K_i^T (`fedexp.methods.ma_echo.projections`), for every layer and T times:
+Update:
+    ``R_i = W - V_i``. ``P_i = K_i K_i^T`` (`fedexp.methods.ma_echo.projections`).
+    For every layer, T times::
 
-    W   <- W - eta sum_i a_i R_i P_i
-    V_i <- V_i + step * Norm(R_i (I - s P_i))                with the new W     (incremental)
-    V_i <- W_i + (W - W_i)(I - s P_i)                        with the new W     (anchored, Eq. 11)
+        W   <- W - eta sum_i a_i R_i P_i
+        V_i <- V_i + step * Norm(R_i (I - s P_i))     with the new W (incremental)
+        V_i <- W_i + (W - W_i)(I - s P_i)             with the new W (anchored, Eq. 11)
 
-Released: eta = step, a_i = 1/N, s = 1 and the damping mu / (1 + mu) inside P's recursion. Algorithm 1: a from the quadratic
-program, eta doubled, step = 1, s = mu / (1 + mu) and an undamped P. A bias is one more column of its layer's matrix.
-With ``align`` the models are moved onto one another by optimal transport first (MA-Echo + OT).
-Up: the model, K_i and, for a class-masked output layer, class counts. Server state: the fused model.
+    Released code: eta = step, a_i = 1/N, s = 1, and the damping ``mu / (1 + mu)`` is
+    inside P's recursion. Algorithm 1: a from the quadratic program, eta doubled, step =
+    1, ``s = mu / (1 + mu)`` and an undamped P. A bias is one more column of its layer's
+    matrix. With ``align`` the models are first moved onto one another by optimal
+    transport (MA-Echo + OT).
+
+Communication:
+    Up: the model, K_i and, for a class-masked output layer, class counts. Down: the
+    model that the client starts from.
+
+State:
+    Server: the fused model.
+
+Logged:
+    With `rank`, ``ma_echo/projection_numbers``: size of the sent projections as Table 6
+    counts it. With `align`, ``ot/moved``: share of the hidden units that moved, over
+    all models but the reference.
 """
 
 from __future__ import annotations
@@ -54,7 +72,10 @@ from fedexp.methods.ot_fusion import aligned
 
 @dataclass(frozen=True)
 class MAEcho(FusionAggregator):
-    """The comments in its YAML files say what each key is and where it comes from."""
+    """The aggregator of MA-Echo.
+
+    Comments in its YAML files explain each key and give its source.
+    """
 
     T: int = 60
     eta: float = 1.6
@@ -136,7 +157,10 @@ class MAEcho(FusionAggregator):
             )
 
     def _fused(self, spec: ModelSpec, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-        """Those that take part in the iteration: what is frozen is the same everywhere and stays."""
+        """Return the layers that take part in the iteration.
+
+        Frozen layers are the same everywhere and do not change.
+        """
         frozen = frozen_of(spec.arch, tuple(layer.weight for layer in layers))
         inner = layers if self.last_layer == "projected" else layers[:-1]
         trained = [layer for layer in inner if layer.weight not in frozen]
@@ -163,7 +187,7 @@ class MAEcho(FusionAggregator):
 
     @property
     def shrinkage(self) -> float:
-        """mu / (1 + mu), Eq. 11."""
+        """``mu / (1 + mu)``, Eq. 11."""
         return self.mu / (1 + self.mu)
 
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
@@ -212,7 +236,10 @@ class MAEcho(FusionAggregator):
     def _aligned(
         self, results: Sequence[ClientResult], env: Env
     ) -> tuple[list[Weights], list[Tree], Metrics]:
-        """Models and their factors by layer, moved unit by unit first if asked: Q' = T^T Q T moves the rows of K."""
+        """Return the models and their factors by layer, aligned unit by unit if asked.
+
+        ``Q' = T^T Q T`` moves the rows of K.
+        """
         models = [result.weights for result in results]
         factors = [result.probes[Projections.name] for result in results]
         if not self.align:
@@ -222,7 +249,8 @@ class MAEcho(FusionAggregator):
         widths = {name: math.prod(models[0].params[name].shape[1:]) for name in factors[0]}
 
         def moved(name: str, K: Tensor, own: dict[str, Tensor]) -> Tensor:
-            d = widths[name]  # the constant input of a bias, in the last row, stays
+            # The constant input of a bias is the last row, which does not move
+            d = widths[name]
             return torch.cat([structure.permute_inputs(name, K[:d], own), K[d:]])
 
         factors = [
@@ -251,13 +279,13 @@ class MAEcho(FusionAggregator):
 
 
 def _matrix(layer: Layer, params: Tree) -> Tensor:
-    """A layer as (out, in) rows, its bias as the last column."""
+    """Return a layer as (out, in) rows, with its bias as the last column."""
     weight = params[layer.weight].flatten(1)
     return weight if layer.bias is None else torch.cat([weight, params[layer.bias][:, None]], 1)
 
 
 def _with(model: Weights, matrices: dict[Layer, Tensor]) -> Weights:
-    """`model` with some layers replaced."""
+    """Return `model` with some layers replaced."""
     params = dict(model.params)
     for layer, matrix in matrices.items():
         weight = matrix if layer.bias is None else matrix[:, :-1]
