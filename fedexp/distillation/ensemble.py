@@ -71,12 +71,15 @@ class TeacherEnsemble:
             spec: Net(spec, first.device, first.dtype)
             for spec in dict.fromkeys(t.spec for t in teachers)
         }
+
         for net in self._nets.values():
             net.train(False)
+
         self._teachers = list(teachers)
         few = len(teachers) <= _AT_ONCE
         self._at_once, self._bf16 = at_once or (_AT_ONCE if few or stacked else 1), bf16
         self._stacks: dict[int, tuple[Tree, Tree]] = {}
+
         if stacked:
             require(len(self._nets) == 1, "stacked teachers must have one architecture")
             require(not bf16, "stacked teachers do not run in bf16")
@@ -278,4 +281,5 @@ def distance_of_statistics(norms: Tree, buffers: Tree) -> Tensor:
                 total = total + torch.linalg.vector_norm(
                     found - buffers[f"{name}.{kept}"].to(found)
                 )
+
     return total

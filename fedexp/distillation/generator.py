@@ -48,6 +48,7 @@ class Generator(nn.Module):
             nn.Conv2d(2 * ngf, n, 3, padding=1, bias=False) for n in (2 * ngf, ngf)
         )
         self.output = nn.Conv2d(ngf, c, 3, padding=1)
+
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d | nn.BatchNorm2d):
                 nn.init.normal_(
@@ -65,7 +66,7 @@ class Generator(nn.Module):
 
 
 def doubled(x: Tensor, weight: Tensor) -> Tensor:
-    """Convolve the upsampled x with a 3x3 kernel, in four products per output, not nine.
+    """Convolve the upsampled x with a 3x3 kernel in 4 instead of 9 products per output.
 
     It is ``conv2d(interpolate(x, scale_factor=2), weight, padding=1)``. Equal pixels
     are multiplied by sums of weights. This is a transposed convolution of stride 2,

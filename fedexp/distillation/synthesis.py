@@ -80,6 +80,7 @@ def synthesise(
     rows: list[Terms] = []
     seen: list[Tensor] = []
     best = kept = torch.zeros(())
+
     for step in range(steps):
 
         def loss_of(learned: Tree, step: int = step) -> Tensor:
@@ -96,6 +97,7 @@ def synthesise(
             loss, images = torch.where(better, loss, best), torch.where(better, images, kept)
         best, kept = loss, images
         learned, state = optimizer.step(learned, grads, state, lr)
+
     table = torch.stack(
         [torch.stack([value.double() for value in row.values()]) for row in rows]
     ).tolist()
@@ -109,6 +111,7 @@ def synthesise(
             where=", ".join(f"{name} {value:g}" for name, value in terms[bad].items()),
             do=own if bad else others,
         )
+
     return Synthesis(kept, learned, state, terms)
 
 

@@ -63,8 +63,8 @@ class View:
     def inputs(self, images: Tensor, step: int) -> Tensor:
         """Return the network inputs of images at step number `step`.
 
-        Images have shape (b, c, H, W) and values in [0, 1]. Gradients flow through. Without augmentation the result is that of
-        `InputDomain.normalise`.
+        Images have shape (b, c, H, W) and values in [0, 1]. Gradients flow through.
+        Without augmentation the result is that of `InputDomain.normalise`.
         """
         return self.augmented(images * 255.0 * self.scale + self.shift, step)
 

@@ -93,6 +93,7 @@ def align(
     decided = {group.name for group in structure.groups if group not in groups}
     if options.output == "transported":
         groups = (*groups, structure.output)
+
     for group in groups:
         weights = [
             name
@@ -103,6 +104,7 @@ def align(
         for own, moves in zip(maps, solved, strict=True):
             own[group.name] = moves
         decided.add(group.name)
+
     return maps
 
 
@@ -145,6 +147,7 @@ def _solved(
     rows = _rows([reference.params[name] for name in weights])
     at_once = max(1, _COST_BYTES // (8 * rows.numel()))
     solved: list[Tensor] = []
+
     for first in range(0, len(models), at_once):
         part = slice(first, first + at_once)
         moved = [
@@ -157,6 +160,7 @@ def _solved(
             if options.solver == "exact"
             else sinkhorn(costs, options.regularization)
         )
+
     return solved
 
 
@@ -180,19 +184,23 @@ def ground_costs(moved: Tensor, reference: Tensor, options: Alignment) -> Tensor
     if options.normalize:
         moved = moved / (moved.norm(dim=2, keepdim=True) + 1e-9)
         reference = reference / (reference.norm(dim=1, keepdim=True) + 1e-9)
+
     products = (moved.reshape(-1, moved.shape[2]) @ reference.T).reshape(*moved.shape[:2], -1)
     cost = moved.square().sum(2)[:, :, None] + reference.square().sum(1) - 2 * products
     cost = cost.clamp(min=0)
     if options.distance == "euclidean":
         cost = cost.sqrt()
+
     if options.transform == "log1p":
         return cost.log1p()
     if options.transform == "none":
         return cost
+
     flat = cost.flatten(1)
     scale = {
         "max": lambda: flat.amax(1),
         "median": lambda: flat.median(1).values,
         "mean": lambda: flat.mean(1),
     }
+
     return cost / (scale[options.transform]()[:, None, None] + torch.finfo(cost.dtype).tiny)

@@ -380,6 +380,7 @@ def gains(
         count = max(units - known, 0)
     elif options.caps:
         count = max(min(units, max(_UNITS - known, 1)), units - known)
+
     new = Posterior.without_members(space, 1)
     opened = model.prior[None, :, space.widest]
 
@@ -399,13 +400,16 @@ def gains(
     # A unit without members does not exist
     with np.errstate(divide="ignore"):
         popularity = options.popularity * np.log(c / (models - c))
+
     orders = 2 * float(np.log(options.gamma / models)) - 2 * np.log(np.arange(1, count + 1))
     bonus = torch.from_numpy(popularity).to(products.device)[posterior.c.long()]
     rewards = worth(
         lambda of: reward(of, model.q, space), bonus, torch.from_numpy(orders).to(products.device)
     )
+
     if not penalised:
         return Gains(rewards, None, known)
+
     return Gains(
         rewards, worth(lambda of: penalty(options.penalty, of, model.q, space), None, None), known
     )
@@ -551,6 +555,7 @@ def _side_by_side(tasks: int) -> Iterator[_Threads]:
     threads = torch.get_num_threads()
     count = min(tasks, threads)
     torch.set_num_threads(1)
+
     try:
         if count == 1:
             yield _Threads(1, map)
@@ -629,8 +634,10 @@ class _UnitPool:
         self.space, self.q = Space.of(q, mu0, options.sigma0)
         v = torch.cat(list(models))
         self.v = torch.split(v, [len(w) for w in models])
+
         for own, row in zip(self.v, q, strict=True):
             own.mul_(row)
+
         self.local = [
             LocalUnits.of(own, row, self.space) for own, row in zip(self.v, self.q, strict=True)
         ]
@@ -716,6 +723,7 @@ class _UnitPool:
                     self.with_model(state, s, torch.arange(products.shape[1]), products),
                 )
             ]
+
         own = [strengths[number] for number in branch.numbers]
         model, penalised = self.local[s], any(map(bool, own))
         worth = gains(
@@ -725,8 +733,10 @@ class _UnitPool:
             lambda strength: _in_order(assign(worth.at(strength), worth.known), worth.known), own
         )
         alike: dict[bytes, tuple[Tensor, list[int]]] = {}
+
         for number, columns in zip(branch.numbers, found, strict=True):
             alike.setdefault(columns.numpy().tobytes(), (columns, []))[1].append(number)
+
         return [
             _Branch(tuple(numbers), self.with_model(state, s, columns, products))
             for columns, numbers in alike.values()
@@ -742,6 +752,7 @@ class _UnitPool:
         mine = units.pop(s, None)
         if mine is None:
             return state, self.products(units, len(posterior.c), s)
+
         left = posterior.c.index_add(0, mine, torch.ones_like(posterior.c[mine]), alpha=-1) > 0
         place = left.cumsum(0) - 1
         units = {other: place[places] for other, places in units.items()}
@@ -752,6 +763,7 @@ class _UnitPool:
         model = self.local[s]
         here = LocalUnits(model.q, model.square[shared], model.prior[shared], model.rest[shared])
         to = place[mine[shared]]
+
         return _State(
             units, posterior.kept(left).moved(to, here, products[to, at], self.space, -1)
         ), products

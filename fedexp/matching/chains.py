@@ -43,10 +43,12 @@ def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
         raise _no_chain(
             f"'{norms[0]}' is a norm layer, whose numbers belong to no unit's prior", spec
         )
+
     structure = structure_of(spec, input_shape)
     for layer in structure.layers:
         if layer.kind != "linear":
             raise _no_chain(f"'{layer.weight}' is a convolution", spec)
+
     weights, groups = [layer.weight for layer in structure.layers], structure.groups
     alone = [group.layers for group in groups] == [(name,) for name in weights[:-1]]
     reads = [
@@ -55,11 +57,13 @@ def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     ]
     if not alone or reads != [[], *([(group.name, 1)] for group in groups)]:
         raise _no_chain("a layer reads others than the one before it", spec)
+
     if any(
         structure.columns[name] != group.size
         for name, group in zip(weights[1:], groups, strict=True)
     ):
         raise _no_chain("a layer reads more than the layer before it", spec)
+
     known = {name for layer in structure.layers for name in (layer.weight, layer.bias)}
     module = spec.module()
     others = [
@@ -69,6 +73,7 @@ def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     ]
     if others:
         raise _no_chain(f"'{others[0]}' belongs to no layer", spec)
+
     return structure
 
 
@@ -132,6 +137,7 @@ def fuse_chains(
     classes = (shares if class_frequency else torch.ones_like(shares)) / options.sigma
     outgoing = [chain[-1][0].T for chain in models]
     parts = [_Partly(tuple(range(len(strengths))), outgoing, classes, ())]
+
     for number, layer in enumerate(range(len(models[0]) - 2, -1, -1)):
         following: list[_Partly] = []
         for part in parts:
@@ -147,12 +153,15 @@ def fuse_chains(
             for matched in dict.fromkeys(found):
                 alike = tuple(i for i, its in zip(chosen, found, strict=True) if its is matched)
                 following.append(part.next(models, layer, alike, matched, options))
+
         parts = following
+
     fused: dict[int, Fused] = {}
     for part in parts:
         fused |= dict.fromkeys(
             part.numbers, _assembled(models, part.matched, classes, shares, options)
         )
+
     return [fused[number] for number in range(len(strengths))]
 
 
@@ -206,10 +215,12 @@ def _rows(
             part.insert(0, bias[:, None])
         if layer == 0:
             part.insert(0, weight)
+
     rows = [torch.cat(part, 1) for part in parts]
     mu0 = torch.zeros_like(rows[0][0])
     if biased:
         mu0[-outgoing[0].shape[1] - 1] = BIAS_MEAN
+
     return rows, mu0
 
 
@@ -224,6 +235,7 @@ def _assembled(
     depth = len(models[0])
     weights = [models[0][0][0]] * depth
     biases: list[Tensor | None] = [None] * depth
+
     for layer, found in enumerate(matched):
         sent = shares.shape[1] if layer == depth - 2 else len(matched[layer + 1].mean)
         weights[layer + 1] = found.mean[:, -sent:].T
@@ -231,11 +243,14 @@ def _assembled(
             biases[layer] = found.mean[:, -sent - 1]
         if layer == 0:
             weights[0] = found.mean[:, : models[0][0][0].shape[1]]
+
     if depth == 1:
         weights[0] = _means([chain[0][0] for chain in models], classes[:, :, None], 0.0, options)
+
     last = [bias for _, bias in (chain[-1] for chain in models) if bias is not None]
     if last:
         biases[-1] = _means(last, shares / options.sigma, BIAS_MEAN, options)
+
     return Fused(list(zip(weights, biases, strict=True)), matched)
 
 

@@ -73,20 +73,26 @@ class Embedding:
             zip(self.small.slots.get(name, ()), self.large.slots.get(name, ()), strict=True)
         )
         found = []
+
         for axis in sorted({a.axis for a, _ in pairs if a.group in self.units}):
             here = [(a, b) for a, b in pairs if a.axis == axis]
             # Entries that belong to no unit keep their order
             others = torch.ones(shape[axis], dtype=torch.bool)
+
             for _, b in here:
                 others[b.positions.flatten()] = False
+
             places = torch.full(
                 (int(others.sum()) + sum(a.positions.numel() for a, _ in here),), -1
             )
+
             for a, b in here:
                 units = self.units.get(a.group, torch.arange(len(a.positions)))
                 places[a.positions.flatten()] = b.positions[units].flatten()
+
             places[places < 0] = others.nonzero()[:, 0]
             found.append((axis, places))
+
         return found
 
 

@@ -73,6 +73,7 @@ def _folded(weights: Weights, folding: _Folding) -> Weights:
         params[f"{layer}.bias"] = scale * (params.get(f"{layer}.bias", 0.0) - mean) + params.get(
             f"{norm}.bias", 0.0
         )
+
     first = next(iter(weights.params.values()))
     shapes = folding.shapes.items()
     params = {
@@ -80,6 +81,7 @@ def _folded(weights: Weights, folding: _Folding) -> Weights:
     }
     norms = tuple(f"{norm}." for _, norm, _ in folding.pairs)
     buffers = {name: value for name, value in weights.buffers.items() if not name.startswith(norms)}
+
     return Weights(folding.spec, params, buffers)
 
 
@@ -88,11 +90,14 @@ def _folding(spec: ModelSpec, input_shape: tuple[int, ...]) -> _Folding:
     pairs = _pairs(spec, input_shape)
     if not pairs:
         return _Folding(spec, {}, ())
+
     changed = spec.variant(
         "without_batch_norm", "the network's BatchNorms cannot be taken into its layers"
     )
+
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in changed.module().named_parameters()}
+
     folding = _Folding(changed, shapes, pairs)
     generator = torch_generator(seed_of("folding"))
     weights = random_weights(spec, generator)
@@ -102,6 +107,7 @@ def _folding(spec: ModelSpec, input_shape: tuple[int, ...]) -> _Folding:
             where="model",
             got=f"{spec.arch}, folded: {dict(changed.kwargs)}",
         )
+
     return folding
 
 
@@ -127,6 +133,8 @@ def _pairs(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, st
     module = spec.module().eval()
     for name, part in module.named_modules():
         part.register_forward_hook(partial(hook, name))
+
     with torch.no_grad():
         module(torch.zeros(1, *input_shape))
+
     return tuple(pairs)

@@ -147,12 +147,14 @@ def match_jointly(
     check_equal(models)
     if len(models) == 1:
         return [{group.name: torch.arange(group.size) for group in groups}], 0
+
     # Number of models, from the first on, whose U does not change
     still = int(len(models) == 2)
     if still:
         start = {
             name: torch.cat([torch.eye(u.shape[1]).to(u)[None], u[1:]]) for name, u in start.items()
         }
+
     affinity = Affinity(edges_of(models, structure, groups), divide=True)
     U, before = start, start
     tau, iterations, hungarian, count, sweep = options.tau, options.iterations, False, 0, 0
@@ -173,6 +175,7 @@ def match_jointly(
         }
         change = sum(_change(new[name], U[name], before[name]) for name in U)
         before, U = U, new
+
         if float(change) >= options.tolerance and count <= options.patience:
             count += 1
         elif hungarian:
@@ -183,8 +186,10 @@ def match_jointly(
                 tau, iterations = tau * options.cooling, iterations + options.further
             else:
                 hungarian = True
+
         if sweep > options.sweeps - options.final:
             hungarian = True
+
     # Common units are named after the first model's units
     orders = {name: torch.einsum("iab,cb->iac", u, u[0]).argmax(1) for name, u in U.items()}
     return [
@@ -220,6 +225,7 @@ def match_pairwise(
     affinity = Affinity(edges_of([reference, model], structure, groups), divide=options.divide)
     device = next(iter(model.params.values())).device
     U: Assignments = {}
+
     for group in groups:
         noise = torch.rand(
             group.size,
@@ -231,6 +237,7 @@ def match_pairwise(
         U[group.name] = torch.stack(
             [torch.eye(group.size, dtype=torch.float64, device=device), start]
         )
+
     tau, iterations = options.tau, options.iterations
     for _ in range(options.sweeps):
         for name, u in U.items():
@@ -242,6 +249,7 @@ def match_pairwise(
                 max(tau * options.cooling, options.floor),
                 iterations + options.further,
             )
+
     return {name: u[1].cpu() for name, u in U.items()}
 
 
@@ -329,6 +337,7 @@ class Affinity:
         self._divide = divide
         self._sides: dict[str, tuple[list[_Side], list[_Side]]] = {}
         self._fixed: dict[tuple[str, int, int], Tensor] = {}
+
         for edge in edges:
             incoming = edge.values.permute(0, 1, 3, 2)  # (models, rows, k, columns)
             outgoing = edge.values.permute(0, 2, 3, 1)
@@ -371,17 +380,21 @@ class Affinity:
         for number, sides in enumerate(self._sides[group]):
             if not sides:
                 continue
+
             if (group, number, i) not in self._fixed:
                 still = [side for side in sides if side.neighbour is None]
                 self._fixed[group, number, i] = sum(
                     (_fourth_powers(s, None, i) for s in still), torch.zeros(())
                 )
+
             moving = [side for side in sides if side.neighbour is not None]
             distance = self._fixed[group, number, i]
             for side in moving:
                 distance = distance + _fourth_powers(side, U[side.neighbour], i)  # type: ignore[index]
+
             K = (-0.5 * distance.clamp(min=0).sqrt().sqrt()).exp()
             affinities.append(K / K.mean((1, 2), keepdim=True) if self._divide else K)
+
         return torch.stack(affinities).sum(0)
 
 

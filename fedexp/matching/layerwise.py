@@ -71,6 +71,7 @@ class PartlyMatched:
             q = rows[0].new_full((len(rows), len(mu0)), 1 / options.sigma)
             found = match(rows, q, mu0, options, order)
             units, width = torch.stack(found.units), len(found.members)
+
         return replace(
             self,
             units={**self.units, group.name: units},
@@ -86,6 +87,7 @@ class PartlyMatched:
         small = structure_of(spec, input_shape)
         if any(group.size != self.pending.get(group.name, group.size) for group in small.groups):
             spec = with_widths(spec, input_shape, self.pending)
+
         large = structure_of(spec, input_shape)
         embeddings = (
             Embedding(small, large, {name: self.units[name][number] for name in self.pending})
@@ -97,10 +99,12 @@ class PartlyMatched:
         ]
         before = common_layers(large, set(self.units) - set(self.pending))
         agreed: Tree = {}
+
         for layer in common_layers(large, set(self.units)):
             if layer not in before and layer.weight not in models[0].frozen:
                 units = self.units[_owner(large, layer)].flatten()
                 agreed |= _posterior_means(models, layer, units, options)
+
         return PartlyMatched(
             [Weights(m.spec, {**m.params, **agreed}, m.buffers) for m in models], self.units
         )
@@ -129,6 +133,7 @@ class PartlyMatched:
         columns = columns.flatten(2) if columns.dim() > 2 else columns[..., None]
         others = torch.ones(columns.shape[1], dtype=torch.bool)
         parts = []
+
         for slot in inputs:
             positions = slot.positions.flatten()
             others[positions] = False
@@ -139,6 +144,7 @@ class PartlyMatched:
                 wide = part.new_zeros(len(part), self.pending[slot.group], part.shape[2])
                 part = wide.index_copy_(1, self.units[slot.group][number].to(part.device), part)
             parts.append(part.flatten(1))
+
         return torch.cat([*parts, columns[:, others.to(columns.device)].flatten(1)], 1)
 
 

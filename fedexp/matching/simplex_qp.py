@@ -41,6 +41,7 @@ def capped_simplex_qp(G: Tensor, C: float) -> Tensor:
     # Every a is optimal, or only one is feasible
     if scale == 0.0 or C * N <= 1.0:
         return torch.full((N,), 1 / N, dtype=G.dtype, device=G.device)
+
     g = g / scale + _JITTER * np.eye(N)
     a = _solve(g, C)
     gradient = g @ a
@@ -53,6 +54,7 @@ def capped_simplex_qp(G: Tensor, C: float) -> Tensor:
             got=f"{gap:g}",
             do="use aggregator.weights=uniform",
         )
+
     return torch.from_numpy(a).to(G)
 
 
@@ -63,6 +65,7 @@ def _solve(g: np.ndarray, C: float) -> np.ndarray:
     bounds = np.concatenate([-np.eye(N), np.eye(N)])
     limits = np.concatenate([np.zeros(N), np.full(N, min(C, 1.0))])
     options = {"show_progress": False, "abstol": 1e-12, "reltol": 1e-12, "feastol": 1e-12}
+
     solution = solvers.qp(
         matrix(g),
         matrix(np.zeros(N)),
@@ -74,6 +77,7 @@ def _solve(g: np.ndarray, C: float) -> np.ndarray:
     )
     a: np.ndarray = np.clip(np.array(solution["x"]).ravel(), 0.0, C)
     a /= a.sum()
+
     return a
 
 

@@ -177,24 +177,29 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     last = layers[-1].weight
     if [_weight(name) for name in flows.outputs] != [last]:
         raise refusal("the network's output is not that of its last layer alone")
+
     group_of = _tied(flows)
     members: dict[str, list[str]] = {}
     # In forward order
     for name in flows.sizes:
         members.setdefault(group_of[name], []).append(name)
+
     groups = {
         key: Group(_weight(names[0]), flows.sizes[names[0]], tuple(map(_weight, names)))
         for key, names in members.items()
     }
     slots: dict[str, tuple[UnitAxis, ...]] = {}
+
     for name, size in flows.sizes.items():
         for tensor in flows.tensors[name]:
             slots[tensor] = (UnitAxis(0, groups[group_of[name]].name, torch.arange(size)[:, None]),)
+
     for reader in dict.fromkeys(reader for reader, _ in flows.reads):
         found: dict[str, Tensor] = {}
         for (name, source), units in flows.reads.items():
             if name == reader:
                 found[group_of[source]] = torch.maximum(found.get(group_of[source], units), units)
+
         for key, units in found.items():
             group = groups[key]
             counts = torch.bincount(units[units >= 0], minlength=group.size)
@@ -207,11 +212,13 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
             for tensor in [_weight(reader)] if is_layer else flows.tensors[reader]:
                 slot = UnitAxis(1 if is_layer else 0, group.name, order.reshape(group.size, -1))
                 slots[tensor] = (*slots.get(tensor, ()), slot)
+
     output = next(group for group in groups.values() if last in group.layers)
     hidden = tuple(group for group in groups.values() if group is not output)
     columns = {_weight(name): count for name, count in flows.columns.items()}
     structure = Structure(spec, layers, hidden, output, slots, columns)
     _check(structure, input_shape)
+
     return structure
 
 
@@ -240,16 +247,19 @@ def with_widths(
             raise ConfigError(
                 f"'{name}' is no group of hidden units", where="model", do=suggest(name, sizes)
             )
+
     sizes |= widths
     changed = spec.variant("with_widths", "the network's widths cannot be changed", sizes)
     with torch.device("meta"):
         rows = {
             name: len(value) for name, value in changed.module().named_parameters() if value.dim()
         }
+
     if any(rows.get(layer) != sizes[group.name] for group in groups for layer in group.layers):
         raise ConfigError(
             "`with_widths` does not make these widths", where=spec.arch, expected=sizes, got=rows
         )
+
     return changed
 
 
@@ -262,6 +272,7 @@ def _tied(flows: Flows) -> dict[str, str]:
     by_reader: dict[str, list[tuple[str, Tensor]]] = {}
     for (reader, source), units in flows.reads.items():
         by_reader.setdefault(reader, []).append((source, units))
+
     for reader, sources in by_reader.items():
         for number, (a, units_a) in enumerate(sources):
             for b, units_b in sources[:number]:
@@ -278,6 +289,7 @@ def _tied(flows: Flows) -> dict[str, str]:
                 group_of = {
                     name: new if group == old else group for name, group in group_of.items()
                 }
+
     return group_of
 
 

@@ -67,6 +67,7 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
         watched: dict[str, nn.Module] = {
             n: m for n, m in module.named_modules() if isinstance(m, LAYERS + _NORMS)
         }
+
         for name, m in module.named_modules():
             if (
                 type(m).__module__.startswith("torch.nn.")
@@ -76,11 +77,13 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
                 raise refusal(
                     f"layer '{name}' ({type(m).__name__}) has units of its own, and how they are read is not known"
                 )
+
         for name, m in watched.items():
             if isinstance(m, nn.GroupNorm) and 1 < m.num_groups < m.num_channels:
                 raise refusal(
                     f"norm layer '{name}' normalises {m.num_groups} groups of channels, which bind their order"
                 )
+
         shapes = _output_shapes(module, watched, input_shape)
         weights = {n: m.weight for n in shapes if isinstance(m := watched[n], LAYERS)}
         tensors = {name: tuple(_tensors(name, m)) for name, m in watched.items()}
@@ -88,6 +91,7 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
         sizes = {name: weight.shape[0] for name, weight in weights.items()}
         reads: dict[tuple[str, str], Tensor] = {}
         outputs = []
+
         for source, size in sizes.items():
             bits = max(1, math.ceil(math.log2(size)))
             numbers = torch.arange(size) >> torch.arange(bits)[:, None] & 1
@@ -99,6 +103,7 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
                     reads[reader, source] = units
             if at_output:
                 outputs.append(source)
+
     columns = {name: weight.shape[1] for name, weight in weights.items()}
     return Flows(sizes, columns, tensors, reads, tuple(outputs))
 
@@ -187,9 +192,11 @@ class _Stage:
             hit = top.isnan()
             if name in self.seen and not torch.equal(self.seen[name], hit):
                 raise refusal(f"layer '{name}' is applied to the units of different layers")
+
             self.seen[name] = hit
             if isinstance(layer, _NORMS):
                 return x
+
             call = self.calls.get(name, 0)
             self.calls[name] = call + 1
             output = torch.ones(len(x), *self.shapes[name][call])
@@ -198,6 +205,7 @@ class _Stage:
                 units.masked_fill_(
                     self.patterns.reshape(len(x), *[1] * (units.dim() - 2), -1), math.nan
                 )
+
             return output
 
         return forward

@@ -64,6 +64,7 @@ def edges_of(
     names = {group.name for group in groups}
     rows = {weight: group.name for group in groups for weight in group.layers}
     found = []
+
     for layer in structure.layers:
         stacked = torch.stack([model.params[layer.weight].double() for model in models])
         values = stacked.flatten(3) if stacked.dim() > 3 else stacked[..., None]
@@ -77,4 +78,5 @@ def edges_of(
             )
         if bool(rest.any()):
             found.append(Edges(rows.get(layer.weight), None, values[:, :, rest.to(values.device)]))
+
     return found

@@ -83,6 +83,7 @@ def match_pair(
     moved = {name: value.double() for name, value in model.items()}
     slots = {group.name: _slots(structure, group, moved) for group in groups}
     maps = {group.name: torch.arange(group.size) for group in groups}
+
     for sweep in range(options.sweeps):
         improved = False
         for number in torch.randperm(
@@ -97,8 +98,10 @@ def match_pair(
                 moved |= after
                 maps[group.name] = maps[group.name][order]
                 improved = True
+
         if not improved:
             return FoundPermutations([maps], sweep + 1)
+
     return FoundPermutations([maps], options.sweeps)
 
 
@@ -117,6 +120,7 @@ def match_many(
     moved = [{name: value.double() for name, value in model.items()} for model in models]
     maps = [{group.name: torch.arange(group.size) for group in groups} for _ in models]
     sweeps = 0
+
     for turn in range(options.passes if len(models) > 1 else 0):
         improved = False
         total = {name: torch.stack([model[name] for model in moved]).sum(0) for name in moved[0]}
@@ -132,14 +136,17 @@ def match_many(
             orders = found.maps[0]
             if all(torch.equal(order, torch.arange(len(order))) for order in orders.values()):
                 continue
+
             improved = True
             moved[number] = structure.permute(own, orders)
             total = {
                 name: value + (moved[number][name] - own[name]) for name, value in total.items()
             }
             maps[number] = {name: order[orders[name]] for name, order in maps[number].items()}
+
         if not improved:
             break
+
     return FoundPermutations(as_the_first(maps), sweeps)
 
 

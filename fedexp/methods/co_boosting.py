@@ -151,12 +151,14 @@ class CoBoosting(Replay):
         how = terms_of, self.generator, self.lr_generator, self.T_G, self.precision
         made = generate(spec, seed, z, *how)
         logits: list[Tensor] = own.get("logits", [])
+
         for batch in own["bank"][len(logits) :]:
             with torch.no_grad():
                 logits = [
                     *logits,
                     ensemble.each(samples_of([batch], env.domain).inputs(slice(None))),
                 ]
+
         if logits:
             known = torch.cat([batch["y"] for batch in own["bank"]])
             order = batches(len(known), self.B, env.seed, "weights", env.round, env.step)
@@ -164,11 +166,13 @@ class CoBoosting(Replay):
             weights = reweighted(
                 weights, torch.cat(logits, 1), known, on_device(order, env.device), step
             )
+
         metrics = {
             **named(made.lowest),
             "weights/min": float(weights.min()),
             "weights/max": float(weights.max()),
         }
+
         return made.images, metrics, {**own, "weights": weights, "logits": logits}
 
     def loss(

@@ -105,10 +105,12 @@ class Dense(Replay):
         super().__post_init__()
         for name in ("T_G", "lr_generator", "nz", "ngf", "tau_d"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+
         for name in ("lambda_1", "lambda_2"):
             require(
                 getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
             )
+
         if self.variant == "paper_literal":
             for name in ("keep_bank", "rounding"):
                 default = getattr(Dense, name)
@@ -161,20 +163,24 @@ class Dense(Replay):
             labels, student, ensemble, View.of(self.synthesis_views, env, "synthesis")
         )
         how = terms_of, self.generator, self.lr_generator, self.T_G
+
         if self.variant == "bank":
             spec = generator_spec(env.input_shape, self.nz, self.ngf)
             made = generate(
                 spec, seed_of(env.seed, "generator", env.round, env.step), z, *how, self.precision
             )
             return made.images, named(made.lowest), own
+
         generator = own["generator"]
         images_of = generated_by(generator, self.precision)
         made = synthesise(
             generator.params, own["optimizer"], lambda params: images_of({**params, "z": z}), *how
         )
         after = Weights(generator.spec, made.learned, generator.buffers)
+
         with torch.no_grad():
             images = images_of({**made.learned, "z": z})
+
         return images, named(made.terms[-1]), {"generator": after, "optimizer": made.optimizer}
 
     def loss(

@@ -131,21 +131,25 @@ class FedAdi(Replay):
             v = images.roll(offsets[step], (2, 3))
             inputs = view.inputs(v, step)
             shown = ensemble.show(inputs, norms=self.w_f > 0)
+
             terms = {
                 "ce": F.cross_entropy(shown.logits, labels),
                 "f": shown.statistics,
                 "tv": total_variation(v, self.tv),
                 "norm": torch.linalg.vector_norm(v),
             }
+
             loss = (
                 terms["ce"]
                 + self.w_f * terms["f"]
                 + self.w_tv * terms["tv"]
                 + self.w_2 * terms["norm"]
             )
+
             if self.w_c > 0:
                 terms["c"] = competition(shown.logits, answer(inputs))
                 loss = loss + self.w_c * terms["c"]
+
             return {"loss": loss, **terms}
 
         return terms_of

@@ -127,6 +127,7 @@ class FedBE(Distilling):
             name: torch.stack([model.params[name] for model in models]) for name in mean.trainable
         }
         centre, spread = self._gaussian(live, p, start)
+
         for number in range(self.samples):
             names = (env.seed, "drawn models", env.round, number)
             if self.distribution == "dirichlet":
@@ -142,12 +143,14 @@ class FedBE(Distilling):
                     name: torch.randn(value.shape, generator=random, dtype=value.dtype).to(value.device)
                     * spread[name] + value for name, value in centre.items()
                 }  # fmt: skip
+
             yield Weights(mean.spec, with_frozen(mean, params), mean.buffers)
 
     def _gaussian(self, live: Tree, p: Tensor, start: Weights) -> tuple[Tree, Tree]:
         """Return means and standard deviations of the cohort's parameters (m, ...)."""
         if self.distribution == "dirichlet":
             return {}, {}
+
         centre, spread = {}, {}
         for name, value in live.items():
             if self.distribution == "gaussian":
@@ -161,6 +164,7 @@ class FedBE(Distilling):
             variance = directions.var(0, correction=0).clamp(min=_SMALLEST_VARIANCE)
             centre[name] = start.params[name] + norms.mean() * directions.mean(0)
             spread[name] = norms.mean() * _SPREAD * variance.sqrt()
+
         return centre, spread
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:

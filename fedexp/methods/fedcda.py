@@ -154,8 +154,10 @@ class FedCDA(Mean):
                 expected=f"at most rounds={extent.rounds}, or a fraction such as 0.25",
                 got=self.warm_up,
             )
+
         if not self._searches:
             return
+
         m, groups = extent.sampling.m, self._groups(extent)
         # With Bernoulli sampling m is a mean
         fixed = extent.sampling.kind != "bernoulli"
@@ -168,6 +170,7 @@ class FedCDA(Mean):
                 got=self.B,
                 do="lower aggregator.B, or raise clients_per_round",
             )
+
         most = int(m) if fixed else extent.clients
         size = -(-most // groups)
         if self.K**size > MOST_COMBINATIONS:
@@ -195,6 +198,7 @@ class FedCDA(Mean):
             }
             alike: ClientEntries = {"entries": [entry], "chosen": 0}
             caches = {str(client): alike for client in np.flatnonzero(env.sizes).tolist()}
+
         total = {k: v.double() * len(caches) for k, v in _averaged(start).items()}
         return {**base, "caches": caches, "sum": total}
 
@@ -212,6 +216,7 @@ class FedCDA(Mean):
         base, metrics = super().update(state, kept(), env)
         if not arrived:
             return state, metrics
+
         old: Weights = state["weights"]
         before: dict[str, ClientEntries] = state["caches"]
         rest = [_chosen(cache) for client, cache in before.items() if client not in arrived]
@@ -221,20 +226,24 @@ class FedCDA(Mean):
             client: self._pushed(before.get(client), entry) for client, entry in arrived.items()
         }
         facts: Metrics = {}
+
         if warm or self.strategy == "newest":
             picks = [0] * len(fresh)
         elif self.strategy == "random":
             picks = _drawn(list(fresh.values()), env)
         else:
             picks, facts = self._search(list(fresh.values()), old.trainable, fixed, rest, env)
+
         after: dict[str, ClientEntries] = {
             client: {"entries": entries, "chosen": pick}
             for (client, entries), pick in zip(fresh.items(), picks, strict=True)
         }
         mean, total = _mean_of([_chosen(cache) for cache in after.values()], old, fixed, len(rest))
         new: FedCDAState = {**base, "caches": {**before, **after}, "sum": total}
+
         if warm:
             return new, metrics
+
         weights = Weights(
             old.spec,
             {**old.params, **trees.part_of(mean, "params")},
@@ -246,6 +255,7 @@ class FedCDA(Mean):
             "selection/age": float(np.mean(ages)),
             "selection/older": float(np.mean([pick > 0 for pick in picks])),
         }
+
         return {**new, "weights": weights, "evaluated": weights}, {
             "clients": metrics["clients"],
             **facts,
@@ -259,6 +269,7 @@ class FedCDA(Mean):
                 where="client_models.path",
                 do="set aggregator.loss_term=false, or client_models.path=null",
             )
+
         return {
             "model": env.keep(result.weights),
             "loss": loss or 0.0,
@@ -306,6 +317,7 @@ class FedCDA(Mean):
         inner = products(candidates, centre, trees.part_of(fixed, "params"), len(rest))
         if not np.isfinite(inner).all():
             raise overflow("the inner products of the clients' models")
+
         problem = Selection(
             products=inner,
             losses=np.array(
@@ -319,14 +331,17 @@ class FedCDA(Mean):
         )
         m = len(fresh)
         order = np.arange(m)
+
         if self.strategy == "approximate":
             order = numpy_generator(env.seed, "groups", env.round).permutation(m)
+
         picks = problem.choose(np.array_split(order, min(self._groups(env), m)))
         facts = {
             "selection/J": problem.objective(picks),
             "selection/J_newest": problem.objective([0] * m),
             "selection/J_random": problem.objective(_drawn(fresh, env)),
         }
+
         return picks, facts
 
 
@@ -366,6 +381,7 @@ class Selection:
         gram, with_fixed = self.products[:n, :n], self.products[:n, n].copy()
         first = np.cumsum([0, *self.sizes])
         M, picks = self.fixed, [0] * len(self.sizes)
+
         for group in groups:
             M += len(group)
             norms = np.diag(gram)
@@ -376,6 +392,7 @@ class Selection:
             with_fixed += gram[:, rows].sum(1)
             for client, row in zip(group.tolist(), rows, strict=True):
                 picks[client] = row - int(first[client])
+
         return picks
 
     def objective(self, picks: Sequence[int]) -> float:
@@ -412,6 +429,7 @@ def products(
     longest = min(width, max(at.numel() for at in centre.values()))
     # All blocks share one piece of memory: the first touch of new pages takes half the time
     memory = torch.empty(rows * longest, dtype=torch.float64, device=device)
+
     for name, at in centre.items():
         flat = [value.reshape(-1) for value in (*(of(name) for of in candidates), fixed[name], at)]
         for start in range(0, at.numel(), width):
@@ -421,6 +439,7 @@ def products(
             block[:-2] -= block[-1]
             block[-2] -= count * block[-1]
             total.addmm_(block, block.T)
+
     found: np.ndarray = total.cpu().numpy()
     return found
 

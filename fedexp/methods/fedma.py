@@ -190,8 +190,10 @@ class FedMA(Aggregator):
             "model",
             "choose another model, or a method that does not count classes (ot_fusion)",
         )
+
         if self.widths == "fixed" and not self.retrain:
             return
+
         norms, tied = (
             norm_layers(spec),
             [group for group in structure.groups if len(group.layers) > 1],
@@ -212,6 +214,7 @@ class FedMA(Aggregator):
                 else "choose another model, or set aggregator.widths=fixed aggregator.retrain=false "
                 "aggregator.fold_batch_norm=false",
             )
+
         if self.widths == "inferred" and structure.groups:
             with_widths(spec, input_shape, {})
 
@@ -231,6 +234,7 @@ class FedMA(Aggregator):
                 got=type(env.trainer).__name__,
                 do="set trainer=sgd, or aggregator.widths=fixed aggregator.retrain=false",
             )
+
         return {
             "weights": env.initial_weights(),
             "round": 0,
@@ -284,6 +288,7 @@ class FedMA(Aggregator):
             env, only_output_layer=len(common) == len(structure.layers) - 1
         )
         pairs = zip(matching["cohort"], models, strict=True)
+
         return [
             env.job(client, model, {}, frozen=frozen, local_training=local_training)
             for client, model in pairs
@@ -294,11 +299,14 @@ class FedMA(Aggregator):
         now = env.local_training
         if self.retrain_epochs is not None:
             now = replace(now, epochs=self.retrain_epochs, steps=None)
+
         if self.retrain_lr is not None:
             now = replace(now, lr=self.retrain_lr)
+
         now = now.at_round(env.round)
         if not only_output_layer:
             return now
+
         return replace(
             now,
             epochs=None if now.epochs is None else now.epochs * self.output_epochs_factor,
@@ -315,23 +323,27 @@ class FedMA(Aggregator):
         # If every client was skipped, the round changes nothing
         if not came:
             return ended, {"clients": 0}
+
         cohort = [result.client for result in came]
         matched, counted = self._received(state["matching"], came, env)
         groups = len(structure_of(matched.models[0].spec, env.input_shape).groups)
         done = len(matched.units)
         again = self.retrain and done < groups
         options = self.matching()
+
         for number in range(done, done + 1 if again else groups):
             stream = numpy_generator(env.seed, "visiting order", env.round, number)
             order = np.asarray(
                 [stream.permutation(len(came)) for _ in range(self.sweeps)], dtype=np.int64
             )
             matched = matched.match_next(env.input_shape, options, order.reshape(-1, len(came)))
+
         matched = matched.laid_out(
             env.input_shape, replace(options, sigma0=inf) if self.merge == "mean" else options
         )
         structure = structure_of(matched.models[0].spec, env.input_shape)
         widths = [group.size for group in structure.groups]
+
         if again:
             models = [env.keep(model) for model in matched.models]
             matching: Matching = {
@@ -342,6 +354,7 @@ class FedMA(Aggregator):
             }
             metrics = {"clients": len(came), f"fusion/width_{done + 1}": float(widths[done])}
             return {**state, "stage": state["stage"] + 1, "matching": matching}, metrics
+
         shares = class_shares(counted if self.merge == "posterior" else torch.ones_like(counted))
         fused = _fused(matched.models, structure, shares)
         metrics = {"clients": len(came), **width_metrics(list(matched.units.values()), widths)}
@@ -390,17 +403,20 @@ def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> W
         if name is not None
     }
     merged = {}
+
     for name in (output.weight, output.bias):
         if name is not None:
             value = torch.stack([model.params[name].double() for model in models])
             share = shares.to(value.device).reshape(*shares.shape, *[1] * (value.dim() - 2))
             merged[name] = (share * value).sum(0).to(first.params[name])
+
     known = {**agreed, **merged}
     others = [
         Weights(m.spec, {k: v for k, v in m.params.items() if k not in known}, m.buffers)
         for m in models
     ]
     rest = averaged(others)
+
     return Weights(
         first.spec, {name: {**known, **rest.params}[name] for name in first.params}, rest.buffers
     )

@@ -105,6 +105,7 @@ class GAMF(FusionAggregator):
         groups = movable(structure, models[0])
         names = (env.seed, "graduated assignment", env.round)
         metrics: Metrics = {}
+
         if self.mode == "joint":
             options, count, device = self.joint, len(models), env.device
             if env.first and self.start == "random":
@@ -129,6 +130,7 @@ class GAMF(FusionAggregator):
                 )
                 for number, model in enumerate(models[1:], start=1)
             ]
+
         moved = [
             structure.permute_weights(model, own) for model, own in zip(models, maps, strict=True)
         ]
@@ -136,4 +138,5 @@ class GAMF(FusionAggregator):
             "gamf/moved": moved_share(structure, maps[1:]),
             **one_to_one(structure, len(models)),
         }
+
         return averaged(moved), metrics

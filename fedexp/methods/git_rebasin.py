@@ -65,6 +65,7 @@ class GitRebasin(FusionAggregator):
         structure = structure_of(env.server_spec, env.input_shape)
         groups = movable(structure, models[0])
         names = (env.seed, "weight matching", env.round)
+
         if len(models) == 2:
             found = match_pair(
                 models[1].params, models[0].params, structure, groups, self.matching, *names
@@ -77,9 +78,11 @@ class GitRebasin(FusionAggregator):
             moved = [
                 structure.permute_weights(m, own) for m, own in zip(models, found.maps, strict=True)
             ]
+
         others = found.maps if len(models) == 2 else found.maps[1:]
         metrics = {
             "git_rebasin/moved": moved_share(structure, others),
             "git_rebasin/sweeps": found.sweeps,
         }
+
         return averaged(moved), {**metrics, **one_to_one(structure, len(models))}

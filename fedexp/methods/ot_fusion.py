@@ -84,16 +84,19 @@ class OTFusion(FusionAggregator):
         models = [result.weights for result in results]
         structure = structure_of(env.server_spec, env.input_shape)
         sizes = one_to_one(structure, len(models))
+
         if self.fold == "running":
             fused, maps = models[0], []
             for model in models[1:]:
                 maps += align([model], fused, structure, self.alignment)
                 fused = averaged([fused, self.alignment.apply(model, structure, maps[-1])])
             return fused, {"ot/moved": moved_share(structure, maps), **sizes}
+
         moved, _, share = aligned(models, env, self.alignment)
         fused = averaged(moved)
         if self.last_layer == "masked":
             fused = with_masked_output(fused, moved, presence(results), env.layers[-1])
+
         return fused, {"ot/moved": share, **sizes}
 
 

@@ -136,6 +136,7 @@ class PFNM(FusionAggregator):
         require(
             self.later_sweeps >= 0, f"later_sweeps must not be negative, got {self.later_sweeps}"
         )
+
         if self.orders is not None:
             require(
                 self.visits == "seed",
@@ -205,6 +206,7 @@ class PFNM(FusionAggregator):
         cohort = list(results)
         if not cohort:
             return state, {"clients": 0}
+
         clients = [result.client for result in cohort]
         owned = [units_of(client, state["units"], state["cohort"]) for client in clients]
         begin = [[own[name] for own in owned] for name in state["units"]] or None
@@ -213,6 +215,7 @@ class PFNM(FusionAggregator):
         units = {
             name: torch.stack(layer.units) for name, layer in zip(names, fused.matched, strict=True)
         }
+
         return {"weights": weights, "units": units, "cohort": clients}, {
             "clients": len(cohort),
             **fused.metrics(),
@@ -245,6 +248,7 @@ class PFNM(FusionAggregator):
         numbers = [
             number for number in range(len(self.strengths)) if not number or env.trace.wants(number)
         ]
+
         found = fuse_chains(
             models,
             shares.to(env.device),
@@ -255,10 +259,12 @@ class PFNM(FusionAggregator):
             begin,
         )
         networks = [self._network(fused, structure, results[0].weights, env) for fused in found]
+
         for number, fused, weights in zip(numbers, found, networks, strict=True):
             if env.trace.wants(number):
                 values = {"lam": self.strengths[number], **fused.metrics()}
                 env.trace(number, {"fused": Outcome((weights,), "global")}, values=values)
+
         return networks[0], found[0]
 
     def _network(self, fused: Fused, structure: Structure, like: Weights, env: Env) -> Weights:
@@ -268,10 +274,12 @@ class PFNM(FusionAggregator):
         }
         spec = with_widths(env.server_spec, env.input_shape, widths) if widths else env.server_spec
         values: dict[str, Tensor] = {}
+
         for layer, (weight, bias) in zip(structure.layers, fused.chain, strict=True):
             values[layer.weight] = weight
             if layer.bias is not None and bias is not None:
                 values[layer.bias] = bias
+
         params = {
             name: values[name].to(value.dtype).contiguous() for name, value in like.params.items()
         }
@@ -281,6 +289,7 @@ class PFNM(FusionAggregator):
         """Return f_{s,c} of the file's class counts, None if the clients are asked."""
         if self.class_counts is None:
             return None
+
         given = _read(self.class_counts, "class_counts", 2)
         expected = (env.num_clients, env.num_classes)
         if given.shape != expected:
@@ -290,8 +299,10 @@ class PFNM(FusionAggregator):
                 f"(clients, classes) = {expected}",
                 given.shape,
             )
+
         if (given < 0).any():
             raise _bad("class_counts", "are no counts", "integers from 0", int(given.min()))
+
         return class_shares(torch.from_numpy(given[list(clients)]))
 
     def _orders(self, env: Env, models: int, lambdas: Sequence[int], later: bool) -> np.ndarray:
@@ -316,17 +327,20 @@ class PFNM(FusionAggregator):
                     "orders", "are for another number of models", f"{models} in the cohort", got
                 )
             return given[None, :, :sweeps].repeat(len(lambdas), 0)
+
         if self.visits == "raw":
             drawn = self._raw(env, models, layers)
             return np.stack([drawn[self.stretch(number)] for number in lambdas])
         if self.visits == "ascending":
             return np.broadcast_to(np.arange(models), (len(lambdas), layers, sweeps, models))
+
         streams = [
             numpy_generator(env.seed, "visiting order", env.round, layer) for layer in range(layers)
         ]
         orders = np.array(
             [[rng.permutation(models) for _ in range(sweeps)] for rng in streams], dtype=np.int64
         )
+
         return orders.reshape(1, layers, sweeps, models).repeat(len(lambdas), 0)
 
     def stretch(self, number: int) -> int:

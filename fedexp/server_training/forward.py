@@ -46,6 +46,7 @@ def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_si
     """
     if not net.has_batch_norm:
         return weights
+
     net.train()
     sums: Tree = {}
     for part in _slices(len(samples), batch_size):
@@ -61,12 +62,14 @@ def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_si
             ):
                 sums[buffer] = sums.get(buffer, torch.zeros_like(value)) + len(x) * value
         sums["count"] = sums.get("count", torch.zeros((), device=inputs.device)) + len(inputs)
+
     count = sums.pop("count")
     frozen = weights.frozen
     kept = {
         name: sums[name] / count if name in sums.keys() - frozen else v
         for name, v in weights.buffers.items()
     }
+
     return Weights(weights.spec, weights.params, kept)
 
 

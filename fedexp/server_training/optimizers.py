@@ -66,12 +66,15 @@ class Optimizer(ABC):
             for key, value in state.items()
         }
         direction = list(grads.values())
+
         if self.clip is not None:
             direction = clipped(direction, self.clip, Vectors)
+
         if self.weight_decay:
             direction = list(
                 torch._foreach_add(direction, list(params.values()), alpha=self.weight_decay)
             )
+
         return params, self._move(list(params.values()), direction, state, lr)
 
     @abstractmethod

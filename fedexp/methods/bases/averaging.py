@@ -150,6 +150,7 @@ class Averaging(Aggregator):
         old: Weights = state["weights"]
         seen, merging = _Seen(old), None
         norms = (env.trainer.needs | env.server_optimizer.needs | self.needs).update_norms
+
         for result in results:
             p, a = self.weight(result.num_examples), self.normalizer(result, env)
             update = trees.sub(result.weights.params, old.params)
@@ -159,21 +160,26 @@ class Averaging(Aggregator):
                 seen.squared_norms.append(trees.squared_norm(update) / a**2)
             # Free the update while the next client trains
             del update
+
         # If every sampled client was empty or skipped, the round changes nothing
         if not seen.p:
             return state, {"clients": 0}
+
         direction, stats = self.merged(merging, seen.p), seen.stats(env, *self._whole(env))
         factor = self.factor(direction, stats, env)
         if factor != 1.0:
             direction = trees.scale(direction, factor)
             stats = replace(stats, squared_norms=tuple(factor**2 * s for s in stats.squared_norms))
+
         server, params, metrics = env.server_optimizer.step(
             state["server"], old.params, direction, stats
         )
         weights = Weights(old.spec, params, seen.buffers())
         evaluated = env.server_optimizer.evaluated(server, params)
+
         if type(self).factor is not Averaging.factor:
             metrics = {**metrics, "server/factor": factor}
+
         shared = state["shared"]
         if type(env.trainer).update_shared is not Trainer.update_shared:
             live, applied = old.trainable, trees.sub(params, old.params)
@@ -186,6 +192,7 @@ class Averaging(Aggregator):
                 **metrics,
                 **{f"server/{name}": _length(tree) for name, tree in renewed.items()},
             }
+
         new: AveragingState = {
             "weights": weights,
             "shared": shared,
@@ -194,6 +201,7 @@ class Averaging(Aggregator):
             if evaluated is params
             else Weights(old.spec, evaluated, weights.buffers),
         }
+
         return new, {"clients": stats.m, **metrics}
 
     def _whole(self, env: Env) -> tuple[int, float]:
@@ -268,15 +276,18 @@ class _Seen:
             self.payload_sums = {
                 name: trees.zeros_like(tree) for name, tree in result.payload.items()
             }
+
         for name, value in result.weights.buffers.items():
             if value.is_floating_point():
                 self.buffer_sums[name].add_(value, alpha=p)
             else:
                 torch.maximum(self.buffer_sums[name], value, out=self.buffer_sums[name])
+
         for name, tree in result.payload.items():
             torch._foreach_add_(
                 trees.tensors(self.payload_sums[name]), trees.tensors(tree), alpha=payload_weight
             )
+
         self.payload_weight += payload_weight
         self.p.append(p)
         self.tau.append(result.num_steps)

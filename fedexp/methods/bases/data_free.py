@@ -143,8 +143,10 @@ class DataFree(Aggregator):
     def init(self, env: Env) -> DataFreeState:
         if self.teachers == "stacked":
             _check_stackable(env)
+
         if self.precision == "bf16":
             _check_bf16(env)
+
         return {
             "round": 0,
             "epoch": 0,
@@ -171,6 +173,7 @@ class DataFree(Aggregator):
     ) -> tuple[DataFreeState, Metrics]:
         if env.step == 0:
             return self._begin(state, [result.weights for result in results], env)
+
         ensemble = TeacherEnsemble(
             [kept.load() for kept in state["teachers"]],
             self.at_once,
@@ -178,13 +181,17 @@ class DataFree(Aggregator):
             bf16=self.precision == "bf16",
         )
         epochs, lr = env.server_steps(self.T), self.lr_student
+
         if self.schedule == "cosine":
             lr = cosine(lr, env.step - 1, epochs)
+
         state, metrics = self.epoch(state, ensemble, lr, env)
         if env.trace.wants(env.step):
             env.trace(env.step, {"student": self.outcome(state)}, values=metrics)
+
         if env.step == epochs:
             return _ended(state), metrics
+
         return {**state, "epoch": env.step + 1}, metrics
 
     def _begin(
@@ -194,16 +201,19 @@ class DataFree(Aggregator):
         # If every client was skipped, the round changes nothing
         if not models:
             return _ended(state), {"clients": 0}
+
         student = state["student"]
         if self.student_start == "fedavg":
             student = averaged(models)
         elif self.student_start == "fresh" and env.round:
             student = fresh_student(env)
+
         stacked = state["stacked"]
         if stacked is None:
             inputs = torch.zeros(self.b, *env.input_shape, device=env.device, dtype=env.dtype)
             running = "looped" if self.precision == "bf16" else self.teachers
             stacked = stacks(running, models, self.at_once, inputs)
+
         started: DataFreeState = {
             **state,
             "epoch": 1,
@@ -213,6 +223,7 @@ class DataFree(Aggregator):
             "teachers": [env.keep(model) for model in models],
             "own": self.begin(state["own"], env),
         }
+
         return started, {"clients": len(models), "teachers/stacked": int(stacked)}
 
     def begin(self, own: State, env: Env) -> State:
@@ -289,6 +300,7 @@ class DataFree(Aggregator):
             raise FedexpError(
                 f"the student's loss is not finite in server epoch {env.step}", do=self.remedy
             )
+
         return {**state, "student": student, "optimizer": optimizer}, metrics
 
     def outcome(self, state: DataFreeState) -> Outcome:
@@ -311,6 +323,7 @@ def _check_stackable(env: Env) -> None:
             reason = str(error).partition("\n")[0]
         else:
             return
+
     raise ConfigError(
         f"teachers cannot be stacked: {reason}",
         where="aggregator.teachers",
@@ -328,8 +341,10 @@ def _check_bf16(env: Env) -> None:
         if cuda and not torch.cuda.is_bf16_supported(including_emulation=False)
         else None
     )
+
     if env.dtype != torch.float32:
         reason = f"autocast leaves {env.dtype} as it is"
+
     if reason:
         raise ConfigError(
             f"bfloat16 cannot be used: {reason}",

@@ -124,6 +124,7 @@ class Replay(DataFree):
         view = View.of(self.views, env, "distillation")
         if view.augment is not None:
             return own, ((x, logits_of(ensemble, x)) for x, _ in self.inputs(samples, view, env))
+
         known: list[Tensor] = own.get("logits", [])
         new = [
             samples_of([batch], env.domain).inputs(slice(None))
@@ -131,6 +132,7 @@ class Replay(DataFree):
         ]
         known = [*known, *(logits_of(ensemble, x) for x in new)]
         logits = torch.cat(known)
+
         return {**own, "logits": known}, (
             (x, logits[at]) for x, at in self.inputs(samples, view, env)
         )

@@ -201,23 +201,28 @@ class ServerTrained(Mean):
         until = min(taken + self.steps_per_stage(env), self.total(env))
         net = network(env.server_spec, env.device, env.dtype)
         net.train()
+
         try:
             parts = self._parts(taken, until, net, env)
             weights, work, metrics = self.train(state["weights"], state["work"], net, parts, env)
         finally:
             net.set_noise(None)
             net.release()
+
         work = {**work, "taken": until}
         over = until == self.total(env) or self.stopped(work)
         if over:
             weights = self.end(weights, work, env)
+
         if env.trace.wants(env.step):
             env.trace(env.step, {"student": Outcome((weights,), self.delivers)}, values=metrics)
+
         where = (
             {"round": env.round + 1, "stage": 0, "work": {}}
             if over
             else {"stage": env.step + 1, "work": work}
         )
+
         return {**state, "weights": weights, "evaluated": weights, **where}, metrics
 
     def _parts(self, taken: int, until: int, net: Net, env: Env) -> Iterator[Part]:
@@ -251,6 +256,7 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
     """
     if not losses:
         return {}
+
     mean = float(torch.stack([*losses.values()]).mean())
     if not math.isfinite(mean):
         step = next((step for step, loss in losses.items() if not loss.isfinite()), max(losses))
@@ -261,6 +267,7 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
             if step
             else "lower local.lr, if the clients diverged, or aggregator.lr",
         )
+
     return {"server/loss": mean}
 
 

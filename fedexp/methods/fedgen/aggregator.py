@@ -215,6 +215,7 @@ class FedGen(Mean):
         net.train()
         judge.train(False)
         others: Weights = state["weights"]
+
         for step in range(steps):
             random = torch_generator(env.seed, "generator", env.round, step)
             y = classes[
@@ -236,6 +237,7 @@ class FedGen(Mean):
                 params, grads, optimizer, self.lr * self.lr_decay**env.round
             )
             losses[step] = loss
+
         return Weights(old.spec, params, buffers), optimizer, mean_loss(losses, steps, env)
 
     def loss(self, logits: Tensor, y: Tensor, held: Tensor, eps: Tensor, z: Tensor) -> Tensor:
@@ -284,10 +286,12 @@ def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, .
         Weights.init(spec, seed_of("head"), cpu, torch.float32),
     )
     net.train(False)
+
     with torch.no_grad():
         features = net.observe(
             weights.params, weights.buffers, torch.zeros(1, *input_shape), features=True
         ).features
+
     assert features is not None
     if features.dim() != 2:
         raise ConfigError(
@@ -297,6 +301,7 @@ def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, .
             got=f"{tuple(features.shape)} of {spec.arch}",
             do="choose a model whose head is a linear layer",
         )
+
     leaves = {name: value.requires_grad_() for name, value in weights.params.items()}
     output = net.head(leaves, weights.buffers, features)
     grads = torch.autograd.grad(output.sum(), list(leaves.values()), allow_unused=True)

@@ -86,11 +86,13 @@ class FedGenTrainer(fedgen.FeatureTrainer):
     ) -> Tensor | Measured:
         if not ctx.round or not (self.alpha or self.beta):
             return super().loss(net, params, buffers, batch, ctx)
+
         output = net(params, buffers, batch.x)
         loss = F.cross_entropy(output, batch.y)
         if ctx.epoch >= self.epochs:
             zero = torch.zeros_like(loss)
             return Measured(loss, {"generated": zero, "latent": zero})
+
         known = ctx.shared["labels"]["known"]
         at = (
             (ctx.noise("drawn classes", (self.batch_size,)) * len(known))
@@ -106,6 +108,7 @@ class FedGenTrainer(fedgen.FeatureTrainer):
         )
         # `kl_div` has no batching rule
         latent = (own.exp() * (own - output.log_softmax(1))).sum(1).mean()
+
         generated = (
             self._coefficient(self.alpha, ctx)
             * self.batch_size
@@ -113,6 +116,7 @@ class FedGenTrainer(fedgen.FeatureTrainer):
             * generated
         )
         latent = self._coefficient(self.beta, ctx) * latent
+
         return Measured(loss + generated + latent, {"generated": generated, "latent": latent})
 
     def _coefficient(self, first: float, ctx: Ctx) -> float:

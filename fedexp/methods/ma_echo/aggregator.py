@@ -132,6 +132,7 @@ class MAEcho(FusionAggregator):
                     where="aggregator.layers",
                     expected=", ".join(names),
                 )
+
         if self.rank is not None and len(self.rank) != len(layers):
             raise ConfigError(
                 "a rank is needed for every layer",
@@ -139,6 +140,7 @@ class MAEcho(FusionAggregator):
                 expected=f"{len(layers)} numbers, for {', '.join(names)}",
                 got=list(self.rank),
             )
+
         fused = self._fused(spec, layers)
         if not fused:
             raise ConfigError(
@@ -146,6 +148,7 @@ class MAEcho(FusionAggregator):
                 where="aggregator.layers, aggregator.last_layer, and what the model freezes",
                 do="aggregator.last_layer=projected iterates the output layer, too; method=average needs no layer",
             )
+
         frozen = frozen_of(
             spec.arch, tuple(layer.bias for layer in fused if layer.bias is not None)
         )
@@ -183,6 +186,7 @@ class MAEcho(FusionAggregator):
                 rank for layer, rank in zip(env.layers, self.rank, strict=True) if layer in fused
             ),
         )
+
         return (projections, *presence_probes(self.last_layer, env))
 
     @property
@@ -203,14 +207,17 @@ class MAEcho(FusionAggregator):
         base = averaged(models)
         start = self._start(models, base, env)
         spaces = {}
+
         for layer in self._fused(env.server_spec, env.layers):
             local, K = (
                 [_matrix(layer, m.params) for m in models],
                 [own[layer.weight] for own in factors],
             )
             spaces[layer] = NullSpace(local, K, _matrix(layer, start.params), rule)
+
         if self.last_layer == "masked":
             base = with_masked_output(base, models, presence(results), env.layers[-1])
+
         clients = [result.client for result in results]
         for t in range(self.T + 1):
             if t:
@@ -218,9 +225,11 @@ class MAEcho(FusionAggregator):
                     space.iterate()
             if env.trace.wants(t):
                 env.trace(t, self._series(base, models, spaces), clients)
+
         if self.rank is not None:
             widths = [_matrix(layer, base.params).shape[1] for layer in env.layers]
             metrics["ma_echo/projection_numbers"] = sum(map(full_size, widths, self.rank))
+
         return self._assembled(base, spaces, self.returns), metrics
 
     def _start(self, models: Sequence[Weights], average: Weights, env: Env) -> Weights:

@@ -62,15 +62,18 @@ class NullSpace:
         self._WK = self.W @ self._K
         self._local_K = torch.cat([w @ k for w, k in zip(local, factors, strict=True)], 1)
         self._VK = self._local_K.clone()  # V_i K_i, side by side
+
         if rule.C is not None and self._is_narrow:
             self._KK = (self._K.T @ self._K).double()
             clients = torch.arange(len(factors), device=start.device)
             owners = clients.repeat_interleave(torch.tensor(self._widths, device=start.device))
             # Whether a column belongs to a client
             self._owner = (owners[:, None] == clients).double()
+
         if rule.norm:
             self._V = [w.clone() for w in local]
             return
+
         self._gram = [factor.T @ factor for factor in factors]
         self._g = 1.0
         self._U = torch.zeros_like(self.W)
@@ -83,6 +86,7 @@ class NullSpace:
         B *= self._weights(B) * rule.eta
         self.W.addmm_(B, self._K.T, alpha=-1)
         torch.mm(self.W, self._K, out=self._WK)
+
         if rule.norm:
             self._step_normed()
         elif rule.anchored:

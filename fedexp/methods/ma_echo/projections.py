@@ -84,11 +84,13 @@ class Projections(Probe):
         ]
         updates = -(-len(index) // self.batch_size)
         sums: dict[Layer, _Recursion | _Gram] = {}
+
         for given in self._inputs(net, weights, task, samples, order):
             for layer, x in given.items():
                 if layer not in sums:
                     sums[layer] = self._begin(layer, x, updates)
                 sums[layer].add(layer, x)
+
         factors = {layer.weight: total.factor() for layer, total in sums.items()}
         ranks = self.rank or (None,) * len(self.layers)
         chosen = {
@@ -96,6 +98,7 @@ class Projections(Probe):
             for name, rank in zip(self.layers, ranks, strict=True)
         }
         dtype = next(iter(weights.params.values())).dtype
+
         return {name: factor.to(dtype) for name, factor in chosen.items()}
 
     def _inputs(
