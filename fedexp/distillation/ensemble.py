@@ -100,10 +100,10 @@ class TeacherEnsemble:
         """Return the logits of every teacher, of shape (m, b, C)."""
         if self._stacks:
             return torch.cat(
-                [self._together(start, inputs, False, False)[0] for start in self._starts]
+                [self._run_stacked(start, inputs, False, False)[0] for start in self._starts]
             )
         return torch.stack(
-            [self._alone(teacher, inputs, False, False)[0] for teacher in self._teachers]
+            [self._run_one(teacher, inputs, False, False)[0] for teacher in self._teachers]
         )
 
     def __call__(self, inputs: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -147,36 +147,36 @@ class TeacherEnsemble:
             activations.
         """
         if self._stacks:
-            each, distances, sizes = self._together(start, inputs, norms, features)
+            each, distances, sizes = self._run_stacked(start, inputs, norms, features)
             weighted = each * shares[start : start + len(each), None, None]
             return weighted.sum(0), distances.sum(), -sizes.sum()
         logits, statistics, activation = [], inputs.new_zeros(()), inputs.new_zeros(())
         for teacher, share in zip(self._part(start), shares[start:], strict=False):
-            output, distance, size = self._alone(teacher, inputs, norms, features)
+            output, distance, size = self._run_one(teacher, inputs, norms, features)
             logits.append(output * share)
             statistics, activation = statistics + distance, activation - size
         return torch.stack(logits).sum(0), statistics, activation
 
-    def _together(self, start: int, inputs: Tensor, norms: bool, features: bool) -> Sums:
-        """Compute `_seen` of the k teachers of a part, stacked along a first axis.
+    def _run_stacked(self, start: int, inputs: Tensor, norms: bool, features: bool) -> Sums:
+        """Compute `_observe` of the k teachers of a part, stacked along a first axis.
 
         Returns:
             Tensors of shape (k, b, C), (k,) and (k,).
         """
         (net,) = self._nets.values()
-        one = partial(self._seen, net, inputs, norms, features)
+        one = partial(self._observe, net, inputs, norms, features)
         try:
             found: Sums = torch.vmap(one)(*self._stacks[start])
         finally:
             net.release()
         return found
 
-    def _alone(self, teacher: Weights, inputs: Tensor, norms: bool, features: bool) -> Sums:
-        return self._seen(
+    def _run_one(self, teacher: Weights, inputs: Tensor, norms: bool, features: bool) -> Sums:
+        return self._observe(
             self._nets[teacher.spec], inputs, norms, features, teacher.params, teacher.buffers
         )
 
-    def _seen(
+    def _observe(
         self, net: Net, inputs: Tensor, norms: bool, features: bool, params: Tree, buffers: Tree
     ) -> Sums:
         """Run one teacher.
@@ -277,9 +277,9 @@ def distance_of_statistics(norms: Tree, buffers: Tree) -> Tensor:
             var, mean = torch.var_mean(
                 exact, [d for d in range(value.dim()) if d != 1], correction=0
             )
-            for found, kept in ((mean, "running_mean"), (var, "running_var")):
+            for found, buffer in ((mean, "running_mean"), (var, "running_var")):
                 total = total + torch.linalg.vector_norm(
-                    found - buffers[f"{name}.{kept}"].to(found)
+                    found - buffers[f"{name}.{buffer}"].to(found)
                 )
 
     return total

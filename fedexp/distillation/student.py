@@ -33,7 +33,7 @@ def fresh_student(env: Env) -> Weights:
 def distil(
     student: Weights,
     state: State,
-    lessons: Iterable[tuple[Tensor, Tensor]],
+    distillation_batches: Iterable[tuple[Tensor, Tensor]],
     optimizer: Optimizer,
     lr: float,
     tau: float,
@@ -44,7 +44,8 @@ def distil(
     Args:
         student: The student.
         state: State of its optimizer.
-        lessons: Normalised inputs x (b, ...) and the teachers' logits D(x) (b, C).
+        distillation_batches: Normalised inputs x (b, ...) and the teachers' logits D(x)
+            (b, C).
         optimizer: Its optimizer.
         lr: Step size.
         tau: Temperature.
@@ -57,7 +58,7 @@ def distil(
     net.set_noise(noise)
     learned, buffers = student.trainable, trees.clone(student.buffers)
     losses: list[Tensor] = []
-    for step, (inputs, target) in enumerate(lessons):
+    for step, (inputs, target) in enumerate(distillation_batches):
         noise.step = step
 
         def loss_of(learned: Tree, inputs: Tensor = inputs, target: Tensor = target) -> Tensor:

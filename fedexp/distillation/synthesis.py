@@ -57,7 +57,7 @@ def synthesise(
     optimizer: Optimizer,
     lr: float,
     steps: int,
-    called: str = "generator",
+    optimizer_key: str = "generator",
 ) -> Synthesis:
     """Take `steps` steps of `optimizer` on `learned`.
 
@@ -71,15 +71,15 @@ def synthesise(
         optimizer: The optimizer.
         lr: Step size.
         steps: Number of steps.
-        called: The optimizer's key in the aggregator's config, for messages. The key of
-            `lr` begins with ``lr_``.
+        optimizer_key: The optimizer's key in the aggregator's config, for messages. The
+            key of `lr` begins with ``lr_``.
 
     Raises:
         FedexpError: A loss is NaN or infinite.
     """
     rows: list[Terms] = []
     seen: list[Tensor] = []
-    best = kept = torch.zeros(())
+    best = best_images = torch.zeros(())
 
     for step in range(steps):
 
@@ -94,25 +94,33 @@ def synthesise(
         images = seen.pop()
         if step:
             better = loss < best
-            loss, images = torch.where(better, loss, best), torch.where(better, images, kept)
-        best, kept = loss, images
+            loss, images = torch.where(better, loss, best), torch.where(better, images, best_images)
+        best, best_images = loss, images
         learned, state = optimizer.step(learned, grads, state, lr)
 
     table = torch.stack(
         [torch.stack([value.double() for value in row.values()]) for row in rows]
     ).tolist()
     terms = [dict(zip(rows[0], values, strict=True)) for values in table]
-    bad = next((step for step, row in enumerate(terms) if not math.isfinite(row["loss"])), None)
-    if bad is not None:
-        own = f"lower aggregator.lr_{called}, or bound gradients with aggregator.{called}.clip"
-        others = "nothing was optimised yet: lower local.lr (clients), aggregator.lr_student, or the coefficients of the loss"
+    failed_step = next(
+        (step for step, row in enumerate(terms) if not math.isfinite(row["loss"])), None
+    )
+    if failed_step is not None:
+        own_remedy = (
+            f"lower aggregator.lr_{optimizer_key}, or bound gradients with "
+            f"aggregator.{optimizer_key}.clip"
+        )
+        other_remedy = (
+            "nothing was optimised yet: lower local.lr (clients), aggregator.lr_student, or the "
+            "coefficients of the loss"
+        )
         raise FedexpError(
-            f"the loss of generated images is not finite in step {bad + 1} of {steps}",
-            where=", ".join(f"{name} {value:g}" for name, value in terms[bad].items()),
-            do=own if bad else others,
+            f"the loss of generated images is not finite in step {failed_step + 1} of {steps}",
+            where=", ".join(f"{name} {value:g}" for name, value in terms[failed_step].items()),
+            do=own_remedy if failed_step else other_remedy,
         )
 
-    return Synthesis(kept, learned, state, terms)
+    return Synthesis(best_images, learned, state, terms)
 
 
 def named(terms: Metrics) -> Metrics:

@@ -61,12 +61,12 @@ class Alignment:
         moved = structure.permute_weights(weights, maps)
         if self.biases == "aligned":
             return moved
-        kept = {
+        biases = {
             layer.bias: weights.params[layer.bias]
             for layer in structure.layers
             if layer.bias is not None
         }
-        return Weights(moved.spec, {**moved.params, **kept}, moved.buffers)
+        return Weights(moved.spec, {**moved.params, **biases}, moved.buffers)
 
 
 def align(

@@ -209,7 +209,7 @@ class Posterior:
             rest,
         )
 
-    def kept(self, units: Tensor) -> Posterior:
+    def select(self, units: Tensor) -> Posterior:
         """Return only these units."""
         return Posterior(*(value[units] for value in vars(self).values()))
 
@@ -514,8 +514,8 @@ def match_each(
         start: As in `match`.
     """
     pool = _UnitPool(models, q, mu0, options)
-    with _side_by_side(len(strengths)) as threads:
-        branches = [_Branch(tuple(range(len(strengths))), pool.begun(start))]
+    with _parallel_threads(len(strengths)) as threads:
+        branches = [_Branch(tuple(range(len(strengths))), pool.initial_state(start))]
 
         def visit(visits: Sequence[int]) -> list[_Branch]:
             parts = [part for branch in branches for part in branch.by_model(visits)]
@@ -529,12 +529,12 @@ def match_each(
         for s in sorted(range(len(models)), key=lambda s: -len(models[s])) if start is None else ():
             branches = visit([s] * len(strengths))
         for sweep in orders.transpose(1, 2, 0).tolist():
-            branches = _joined(branches, pool)
+            branches = _join(branches, pool)
             # visits holds the model that each lambda visits next
             for visits in sweep:
                 branches = visit(visits)
     found: dict[int, UnitAssignment] = {}
-    for branch in _joined(branches, pool):
+    for branch in _join(branches, pool):
         found |= dict.fromkeys(branch.numbers, pool.matched(branch.state.units))
     return [found[number] for number in range(len(strengths))]
 
@@ -546,7 +546,7 @@ class _Threads:
 
 
 @contextmanager
-def _side_by_side(tasks: int) -> Iterator[_Threads]:
+def _parallel_threads(tasks: int) -> Iterator[_Threads]:
     """Open as many threads as torch has, in each of which torch uses one thread.
 
     The work consists of many short products and sums. The bits therefore do not depend
@@ -596,7 +596,7 @@ class _Branch:
         return [(_Branch(tuple(numbers), self.state), s) for s, numbers in parts.items()]
 
 
-def _joined(branches: Sequence[_Branch], pool: _UnitPool) -> list[_Branch]:
+def _join(branches: Sequence[_Branch], pool: _UnitPool) -> list[_Branch]:
     """Recompute sums from their members, so that rounding does not accumulate.
 
     Lambdas that agree again get one state.
@@ -683,7 +683,7 @@ class _UnitPool:
             total.index_add_(0, places, of_all[self._rows(other)])
         return total
 
-    def begun(self, start: Sequence[Tensor] | None) -> _State:
+    def initial_state(self, start: Sequence[Tensor] | None) -> _State:
         """Return the state without members, or the state of the given global units.
 
         The given units are numbered anew in their old order.
@@ -749,23 +749,28 @@ class _UnitPool:
             The state, and the `products` of the model with the remaining units.
         """
         units, posterior = dict(state.units), state.posterior
-        mine = units.pop(s, None)
-        if mine is None:
+        own_units = units.pop(s, None)
+        if own_units is None:
             return state, self.products(units, len(posterior.c), s)
 
-        left = posterior.c.index_add(0, mine, torch.ones_like(posterior.c[mine]), alpha=-1) > 0
+        left = (
+            posterior.c.index_add(0, own_units, torch.ones_like(posterior.c[own_units]), alpha=-1)
+            > 0
+        )
         place = left.cumsum(0) - 1
         units = {other: place[places] for other, places in units.items()}
         products = self.products(units, int(left.sum()), s)
         # Whether the global unit of each of the model's units stays
-        shared = left[mine]
-        at = torch.arange(len(mine), device=mine.device)[shared]
+        shared = left[own_units]
+        at = torch.arange(len(own_units), device=own_units.device)[shared]
         model = self.local[s]
-        here = LocalUnits(model.q, model.square[shared], model.prior[shared], model.rest[shared])
-        to = place[mine[shared]]
+        shared_units = LocalUnits(
+            model.q, model.square[shared], model.prior[shared], model.rest[shared]
+        )
+        to = place[own_units[shared]]
 
         return _State(
-            units, posterior.kept(left).moved(to, here, products[to, at], self.space, -1)
+            units, posterior.select(left).moved(to, shared_units, products[to, at], self.space, -1)
         ), products
 
     def with_model(self, state: _State, s: int, columns: Tensor, products: Tensor) -> _State:

@@ -40,29 +40,29 @@ def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     """
     norms = norm_layers(spec)
     if norms:
-        raise _no_chain(
+        raise _chain_error(
             f"'{norms[0]}' is a norm layer, whose numbers belong to no unit's prior", spec
         )
 
     structure = structure_of(spec, input_shape)
     for layer in structure.layers:
         if layer.kind != "linear":
-            raise _no_chain(f"'{layer.weight}' is a convolution", spec)
+            raise _chain_error(f"'{layer.weight}' is a convolution", spec)
 
     weights, groups = [layer.weight for layer in structure.layers], structure.groups
-    alone = [group.layers for group in groups] == [(name,) for name in weights[:-1]]
+    is_untied = [group.layers for group in groups] == [(name,) for name in weights[:-1]]
     reads = [
         [(slot.group, slot.positions.shape[1]) for slot in structure.inputs(name)]
         for name in weights
     ]
-    if not alone or reads != [[], *([(group.name, 1)] for group in groups)]:
-        raise _no_chain("a layer reads others than the one before it", spec)
+    if not is_untied or reads != [[], *([(group.name, 1)] for group in groups)]:
+        raise _chain_error("a layer reads others than the one before it", spec)
 
     if any(
         structure.columns[name] != group.size
         for name, group in zip(weights[1:], groups, strict=True)
     ):
-        raise _no_chain("a layer reads more than the layer before it", spec)
+        raise _chain_error("a layer reads more than the layer before it", spec)
 
     known = {name for layer in structure.layers for name in (layer.weight, layer.bias)}
     module = spec.module()
@@ -72,12 +72,12 @@ def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
         if name not in known
     ]
     if others:
-        raise _no_chain(f"'{others[0]}' belongs to no layer", spec)
+        raise _chain_error(f"'{others[0]}' belongs to no layer", spec)
 
     return structure
 
 
-def _no_chain(what: str, spec: ModelSpec) -> ConfigError:
+def _chain_error(what: str, spec: ModelSpec) -> ConfigError:
     return ConfigError(
         f"only chains of linear layers can be matched here: {what}",
         where="model",
@@ -136,10 +136,10 @@ def fuse_chains(
     """
     classes = (shares if class_frequency else torch.ones_like(shares)) / options.sigma
     outgoing = [chain[-1][0].T for chain in models]
-    parts = [_Partly(tuple(range(len(strengths))), outgoing, classes, ())]
+    parts = [_PartlyMatchedChains(tuple(range(len(strengths))), outgoing, classes, ())]
 
     for number, layer in enumerate(range(len(models[0]) - 2, -1, -1)):
-        following: list[_Partly] = []
+        following: list[_PartlyMatchedChains] = []
         for part in parts:
             rows, mu0 = _rows(models, layer, part.outgoing)
             own = rows[0].new_full(
@@ -151,7 +151,9 @@ def fuse_chains(
             found = match_each(rows, q, mu0, options, own_strengths, orders[chosen, number], begin)
             # Lambdas that never differed share one assignment
             for matched in dict.fromkeys(found):
-                alike = tuple(i for i, its in zip(chosen, found, strict=True) if its is matched)
+                alike = tuple(
+                    i for i, assignment in zip(chosen, found, strict=True) if assignment is matched
+                )
                 following.append(part.next(models, layer, alike, matched, options))
 
         parts = following
@@ -166,7 +168,7 @@ def fuse_chains(
 
 
 @dataclass(frozen=True, eq=False)
-class _Partly:
+class _PartlyMatchedChains:
     """Chains whose last hidden layers are matched in the same way for some lambdas.
 
     Args:
@@ -189,7 +191,7 @@ class _Partly:
         numbers: tuple[int, ...],
         matched: UnitAssignment,
         options: BetaBernoulli,
-    ) -> _Partly:
+    ) -> _PartlyMatchedChains:
         laid = zip(models, matched.units, strict=True)
         outgoing = (
             [_laid_out(chain[layer][0], units, len(matched.mean)) for chain, units in laid]
@@ -197,7 +199,7 @@ class _Partly:
             else []
         )
         precision = self.precision.new_full((len(models), len(matched.mean)), 1 / options.sigma)
-        return _Partly(numbers, outgoing, precision, (matched, *self.matched))
+        return _PartlyMatchedChains(numbers, outgoing, precision, (matched, *self.matched))
 
 
 def _rows(

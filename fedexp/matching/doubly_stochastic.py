@@ -32,14 +32,14 @@ def doubly_stochastic(
     done = min(2, iterations)
     # The first half-steps bring the matrix into range
     S = _with_logarithms(V / tau, done)
-    while done < iterations and not (tolerance is not None and _settled(S, tolerance)):
+    while done < iterations and not (tolerance is not None and _is_converged(S, tolerance)):
         steps = min(_BLOCK, iterations - done)
         S = _with_products(S, steps)
         done += steps
     return S.exp()
 
 
-def _settled(S: Tensor, tolerance: float) -> bool:
+def _is_converged(S: Tensor, tolerance: float) -> bool:
     return bool(((S.exp().sum(-1) - 1).abs() <= tolerance).all())
 
 

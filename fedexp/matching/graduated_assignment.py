@@ -149,8 +149,8 @@ def match_jointly(
         return [{group.name: torch.arange(group.size) for group in groups}], 0
 
     # Number of models, from the first on, whose U does not change
-    still = int(len(models) == 2)
-    if still:
+    num_fixed = int(len(models) == 2)
+    if num_fixed:
         start = {
             name: torch.cat([torch.eye(u.shape[1]).to(u)[None], u[1:]]) for name, u in start.items()
         }
@@ -170,7 +170,7 @@ def match_jointly(
     while sweep < options.sweeps and groups:
         sweep += 1
         new = {
-            name: torch.cat([u[:still], solved(affinity.votes(name, U, still))])
+            name: torch.cat([u[:num_fixed], solved(affinity.votes(name, U, num_fixed))])
             for name, u in U.items()
         }
         change = sum(_change(new[name], U[name], before[name]) for name in U)
@@ -382,9 +382,9 @@ class Affinity:
                 continue
 
             if (group, number, i) not in self._fixed:
-                still = [side for side in sides if side.neighbour is None]
+                fixed_sides = [side for side in sides if side.neighbour is None]
                 self._fixed[group, number, i] = sum(
-                    (_fourth_powers(s, None, i) for s in still), torch.zeros(())
+                    (_fourth_powers(s, None, i) for s in fixed_sides), torch.zeros(())
                 )
 
             moving = [side for side in sides if side.neighbour is not None]

@@ -135,8 +135,8 @@ class Structure:
         maps = {}
         for group in self.groups:
             permutation = torch.randperm(group.size, generator=torch_generator(seed, group.name))
-            still = torch.equal(permutation, torch.arange(group.size))
-            maps[group.name] = permutation.flip(0) if still else permutation
+            is_identity = torch.equal(permutation, torch.arange(group.size))
+            maps[group.name] = permutation.flip(0) if is_identity else permutation
         return maps
 
     @staticmethod

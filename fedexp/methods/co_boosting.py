@@ -148,8 +148,8 @@ class CoBoosting(Replay):
         terms_of = self.loss(labels, student, ensemble, weights, View.of("none", env, "synthesis"))
         spec = generator_spec(env.input_shape, self.nz, self.ngf)
         seed = seed_of(env.seed, "generator", env.round, env.step)
-        how = terms_of, self.generator, self.lr_generator, self.T_G, self.precision
-        made = generate(spec, seed, z, *how)
+        arguments = terms_of, self.generator, self.lr_generator, self.T_G, self.precision
+        made = generate(spec, seed, z, *arguments)
         logits: list[Tensor] = own.get("logits", [])
 
         for batch in own["bank"][len(logits) :]:

@@ -145,8 +145,8 @@ class Dense(Replay):
         )
         inputs = View.of(self.views, env, "distillation").inputs(images, 0)
         with torch.no_grad():
-            lesson = inputs, ensemble(inputs)
-        state, trained = self.train_student({**state, "own": own}, [lesson], lr, env)
+            batch = inputs, ensemble(inputs)
+        state, trained = self.train_student({**state, "own": own}, [batch], lr, env)
         return state, {**made, **trained}
 
     def synthetic_images(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
@@ -162,19 +162,26 @@ class Dense(Replay):
         terms_of = self.loss(
             labels, student, ensemble, View.of(self.synthesis_views, env, "synthesis")
         )
-        how = terms_of, self.generator, self.lr_generator, self.T_G
+        arguments = terms_of, self.generator, self.lr_generator, self.T_G
 
         if self.variant == "bank":
             spec = generator_spec(env.input_shape, self.nz, self.ngf)
             made = generate(
-                spec, seed_of(env.seed, "generator", env.round, env.step), z, *how, self.precision
+                spec,
+                seed_of(env.seed, "generator", env.round, env.step),
+                z,
+                *arguments,
+                self.precision,
             )
             return made.images, named(made.lowest), own
 
         generator = own["generator"]
         images_of = generated_by(generator, self.precision)
         made = synthesise(
-            generator.params, own["optimizer"], lambda params: images_of({**params, "z": z}), *how
+            generator.params,
+            own["optimizer"],
+            lambda params: images_of({**params, "z": z}),
+            *arguments,
         )
         after = Weights(generator.spec, made.learned, generator.buffers)
 

@@ -108,8 +108,8 @@ class FedAdi(Replay):
         ).tolist()
         terms_of = self.loss(labels, student, ensemble, offsets, View.of("none", env, "synthesis"))
         state = self.pixels.init(u)
-        how = terms_of, self.pixels, self.lr_pixels, self.N_inv, "pixels"
-        made = synthesise(u, state, lambda u: u["u"].sigmoid(), *how)
+        arguments = terms_of, self.pixels, self.lr_pixels, self.N_inv, "pixels"
+        made = synthesise(u, state, lambda u: u["u"].sigmoid(), *arguments)
         return made.images, named(made.lowest), own
 
     def loss(

@@ -114,20 +114,25 @@ class FedDafl(DataFree):
     def epoch(
         self, state: DataFreeState, ensemble: TeacherEnsemble, lr: float, env: Env
     ) -> tuple[DataFreeState, Metrics]:
-        game = _Game(self, state["own"]["generator"], state["own"]["optimizer"], ensemble, env)
-        state, trained = self.train_student(state, game.distillation_batches(), lr, env)
+        generator_epoch = _GeneratorEpoch(
+            self, state["own"]["generator"], state["own"]["optimizer"], ensemble, env
+        )
+        state, trained = self.train_student(state, generator_epoch.distillation_batches(), lr, env)
         means = {
-            name: float(torch.stack([row[name] for row in game.rows]).mean())
-            for name in game.rows[0]
+            name: float(torch.stack([row[name] for row in generator_epoch.rows]).mean())
+            for name in generator_epoch.rows[0]
         }
-        own: GeneratorState = {"generator": game.generator, "optimizer": game.optimizer}
+        own: GeneratorState = {
+            "generator": generator_epoch.generator,
+            "optimizer": generator_epoch.optimizer,
+        }
         return {**state, "own": own}, {**named(means), **trained}
 
     def synthetic_images(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
         return generated(state["own"]["generator"], state["student"], self.nz, env)
 
 
-class _Game:
+class _GeneratorEpoch:
     """The generator during one epoch, with one step before each step of the student.
 
     Attributes:

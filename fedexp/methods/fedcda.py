@@ -207,13 +207,13 @@ class FedCDA(Mean):
     ) -> tuple[State, Metrics]:
         arrived: dict[str, CacheEntry] = {}
 
-        def kept() -> Iterator[ClientResult]:
+        def store_entries() -> Iterator[ClientResult]:
             for result in results:
                 arrived[str(result.client)] = self._entry(result, env)
                 yield result
 
         base: AveragingState
-        base, metrics = super().update(state, kept(), env)
+        base, metrics = super().update(state, store_entries(), env)
         if not arrived:
             return state, metrics
 
@@ -225,14 +225,16 @@ class FedCDA(Mean):
         fresh = {
             client: self._pushed(before.get(client), entry) for client, entry in arrived.items()
         }
-        facts: Metrics = {}
+        selection_metrics: Metrics = {}
 
         if warm or self.strategy == "newest":
             picks = [0] * len(fresh)
         elif self.strategy == "random":
-            picks = _drawn(list(fresh.values()), env)
+            picks = _random_picks(list(fresh.values()), env)
         else:
-            picks, facts = self._search(list(fresh.values()), old.trainable, fixed, rest, env)
+            picks, selection_metrics = self._search(
+                list(fresh.values()), old.trainable, fixed, rest, env
+            )
 
         after: dict[str, ClientEntries] = {
             client: {"entries": entries, "chosen": pick}
@@ -250,7 +252,7 @@ class FedCDA(Mean):
             {**base["weights"].buffers, **trees.part_of(mean, "buffers")},
         )
         ages = [env.round - _chosen(cache)["round"] for cache in new["caches"].values()]
-        facts |= {
+        selection_metrics |= {
             "selection/models": len(ages),
             "selection/age": float(np.mean(ages)),
             "selection/older": float(np.mean([pick > 0 for pick in picks])),
@@ -258,7 +260,7 @@ class FedCDA(Mean):
 
         return {**new, "weights": weights, "evaluated": weights}, {
             "clients": metrics["clients"],
-            **facts,
+            **selection_metrics,
         }
 
     def _entry(self, result: ClientResult, env: Env) -> CacheEntry:
@@ -336,13 +338,13 @@ class FedCDA(Mean):
             order = numpy_generator(env.seed, "groups", env.round).permutation(m)
 
         picks = problem.choose(np.array_split(order, min(self._groups(env), m)))
-        facts = {
+        selection_metrics = {
             "selection/J": problem.objective(picks),
             "selection/J_newest": problem.objective([0] * m),
-            "selection/J_random": problem.objective(_drawn(fresh, env)),
+            "selection/J_random": problem.objective(_random_picks(fresh, env)),
         }
 
-        return picks, facts
+        return picks, selection_metrics
 
 
 @dataclass(frozen=True)
@@ -525,7 +527,7 @@ def _chosen(cache: ClientEntries) -> CacheEntry:
     return cache["entries"][cache["chosen"]]
 
 
-def _drawn(fresh: Sequence[Sequence[CacheEntry]], env: Env) -> list[int]:
+def _random_picks(fresh: Sequence[Sequence[CacheEntry]], env: Env) -> list[int]:
     """Choose uniformly among each participant's entries."""
     rng = numpy_generator(env.seed, "choice", env.round)
     return [int(rng.integers(len(entries))) for entries in fresh]

@@ -161,7 +161,7 @@ class FedDF(Distilling):
 
         assert env.domain.augment is not None
         noise = StepNoise(seed_of(env.seed, "server", env.round, "augmentation"), env.device)
-        teachers = [kept.load() for kept in work["teachers"]]
+        teachers = [stored.load() for stored in work["teachers"]]
 
         for step, _, inputs in parts:
             noise.step = step

@@ -278,7 +278,7 @@ class FedMA(Aggregator):
 
         Each client starts from its own model.
         """
-        models = [kept.load() for kept in matching["models"]]
+        models = [stored.load() for stored in matching["models"]]
         structure = structure_of(models[0].spec, env.input_shape)
         common = common_layers(structure, set(matching["units"]))
         frozen = frozenset(
@@ -296,36 +296,40 @@ class FedMA(Aggregator):
 
     def _local_training(self, env: Env, only_output_layer: bool = False) -> LocalTraining:
         """Return the local training of every step but the first one of the run."""
-        now = env.local_training
+        local_training = env.local_training
         if self.retrain_epochs is not None:
-            now = replace(now, epochs=self.retrain_epochs, steps=None)
+            local_training = replace(local_training, epochs=self.retrain_epochs, steps=None)
 
         if self.retrain_lr is not None:
-            now = replace(now, lr=self.retrain_lr)
+            local_training = replace(local_training, lr=self.retrain_lr)
 
-        now = now.at_round(env.round)
+        local_training = local_training.at_round(env.round)
         if not only_output_layer:
-            return now
+            return local_training
 
         return replace(
-            now,
-            epochs=None if now.epochs is None else now.epochs * self.output_epochs_factor,
-            steps=None if now.steps is None else now.steps * self.output_epochs_factor,
-            lr=now.lr * self.output_lr_factor,
+            local_training,
+            epochs=None
+            if local_training.epochs is None
+            else local_training.epochs * self.output_epochs_factor,
+            steps=None
+            if local_training.steps is None
+            else local_training.steps * self.output_epochs_factor,
+            lr=local_training.lr * self.output_lr_factor,
             weight_decay=self.output_weight_decay,
         )
 
     def update(
         self, state: FedMAState, results: Iterable[ClientResult], env: Env
     ) -> tuple[FedMAState, Metrics]:
-        came = list(results)
+        arrived = list(results)
         ended: FedMAState = {**state, "round": state["round"] + 1, "stage": 0, "matching": None}
         # If every client was skipped, the round changes nothing
-        if not came:
+        if not arrived:
             return ended, {"clients": 0}
 
-        cohort = [result.client for result in came]
-        matched, counted = self._received(state["matching"], came, env)
+        cohort = [result.client for result in arrived]
+        matched, counted = self._received(state["matching"], arrived, env)
         groups = len(structure_of(matched.models[0].spec, env.input_shape).groups)
         done = len(matched.units)
         again = self.retrain and done < groups
@@ -334,9 +338,9 @@ class FedMA(Aggregator):
         for number in range(done, done + 1 if again else groups):
             stream = numpy_generator(env.seed, "visiting order", env.round, number)
             order = np.asarray(
-                [stream.permutation(len(came)) for _ in range(self.sweeps)], dtype=np.int64
+                [stream.permutation(len(arrived)) for _ in range(self.sweeps)], dtype=np.int64
             )
-            matched = matched.match_next(env.input_shape, options, order.reshape(-1, len(came)))
+            matched = matched.match_next(env.input_shape, options, order.reshape(-1, len(arrived)))
 
         matched = matched.laid_out(
             env.input_shape, replace(options, sigma0=inf) if self.merge == "mean" else options
@@ -352,16 +356,16 @@ class FedMA(Aggregator):
                 "units": dict(matched.units),
                 "counted": counted,
             }
-            metrics = {"clients": len(came), f"fusion/width_{done + 1}": float(widths[done])}
+            metrics = {"clients": len(arrived), f"fusion/width_{done + 1}": float(widths[done])}
             return {**state, "stage": state["stage"] + 1, "matching": matching}, metrics
 
         shares = class_shares(counted if self.merge == "posterior" else torch.ones_like(counted))
         fused = _fused(matched.models, structure, shares)
-        metrics = {"clients": len(came), **width_metrics(list(matched.units.values()), widths)}
+        metrics = {"clients": len(arrived), **width_metrics(list(matched.units.values()), widths)}
         return {**ended, "weights": fused, "cohort": cohort, "units": dict(matched.units)}, metrics
 
     def _received(
-        self, matching: Matching | None, came: list[ClientResult], env: Env
+        self, matching: Matching | None, arrived: list[ClientResult], env: Env
     ) -> tuple[PartlyMatched, Tensor]:
         """Return the trained models and their samples of each class.
 
@@ -369,15 +373,15 @@ class FedMA(Aggregator):
             The models, and counts of shape (models, classes).
         """
         if matching is not None:
-            rows = [matching["cohort"].index(result.client) for result in came]
+            rows = [matching["cohort"].index(result.client) for result in arrived]
             units = {name: each[rows] for name, each in matching["units"].items()}
-            return PartlyMatched([result.weights for result in came], units), matching["counted"][
-                rows
-            ]
-        models = [result.weights for result in came]
+            return PartlyMatched([result.weights for result in arrived], units), matching[
+                "counted"
+            ][rows]
+        models = [result.weights for result in arrived]
         if self.fold_batch_norm:
             models = [fold_batch_norm(model, env.input_shape) for model in models]
-        return PartlyMatched(models, {}), counts(came)
+        return PartlyMatched(models, {}), counts(arrived)
 
     def outcome(self, state: FedMAState) -> Outcome:
         return Outcome((state["weights"],), self.delivers)

@@ -24,7 +24,7 @@ from fedexp.core.needs import Demand, Needs
 from fedexp.matching.beta_bernoulli import BetaBernoulli, Penalty
 from fedexp.methods.pfnm import PFNM
 
-_LOOKED_AT = Demand(
+_TRACED = Demand(
     "trace.every",
     1,
     "has several lambdas, which nothing but a trace looks at",
@@ -70,7 +70,7 @@ class NAFI(PFNM):
 
     @property
     def needs(self) -> Needs:
-        return super().needs | Needs((_LOOKED_AT,) if len(self.strengths) > 1 else ())
+        return super().needs | Needs((_TRACED,) if len(self.strengths) > 1 else ())
 
     def matching(self) -> BetaBernoulli:
         return replace(super().matching(), penalty=self.penalty)

@@ -120,8 +120,10 @@ def aligned(
     target = 1 if len(models) == 2 else 0
     others = [number for number in range(len(models)) if number != target]
     found = align([models[number] for number in others], models[target], structure, options)
-    still = {group.name: torch.arange(group.size) for group in movable(structure, models[target])}
-    maps, moved = [still for _ in models], list(models)
+    identities = {
+        group.name: torch.arange(group.size) for group in movable(structure, models[target])
+    }
+    maps, moved = [identities for _ in models], list(models)
     for number, own in zip(others, found, strict=True):
         maps[number] = own
         moved[number] = options.apply(models[number], structure, own)

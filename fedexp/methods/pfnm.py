@@ -293,7 +293,7 @@ class PFNM(FusionAggregator):
         given = _read(self.class_counts, "class_counts", 2)
         expected = (env.num_clients, env.num_classes)
         if given.shape != expected:
-            raise _bad(
+            raise _file_error(
                 "class_counts",
                 "have another shape",
                 f"(clients, classes) = {expected}",
@@ -301,7 +301,7 @@ class PFNM(FusionAggregator):
             )
 
         if (given < 0).any():
-            raise _bad("class_counts", "are no counts", "integers from 0", int(given.min()))
+            raise _file_error("class_counts", "are no counts", "integers from 0", int(given.min()))
 
         return class_shares(torch.from_numpy(given[list(clients)]))
 
@@ -323,7 +323,7 @@ class PFNM(FusionAggregator):
             given = self._given_orders(self.orders, layers)
             if given.shape[2] != models:
                 got = given.shape[2]
-                raise _bad(
+                raise _file_error(
                     "orders", "are for another number of models", f"{models} in the cohort", got
                 )
             return given[None, :, :sweeps].repeat(len(lambdas), 0)
@@ -368,11 +368,13 @@ class PFNM(FusionAggregator):
         orders = _read(path, "orders", 3)
         if orders.shape[:2] != (layers, self.sweeps):
             expected = f"(hidden layers, sweeps, N) = ({layers}, {self.sweeps}, N)"
-            raise _bad("orders", "have another shape", expected, orders.shape)
+            raise _file_error("orders", "have another shape", expected, orders.shape)
         if not np.array_equal(
             np.sort(orders, 2), np.broadcast_to(np.arange(orders.shape[2]), orders.shape)
         ):
-            raise _bad("orders", "are no permutations", "0 ... N - 1 once in every sweep", path)
+            raise _file_error(
+                "orders", "are no permutations", "0 ... N - 1 once in every sweep", path
+            )
         return orders
 
 
@@ -404,20 +406,22 @@ def _read(path: str, key: str, dim: int) -> np.ndarray:
     try:
         found = np.load(Path(path).expanduser(), allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise _bad(key, "cannot be read", "a .npy file of integers", f"{path}: {error}") from error
+        raise _file_error(
+            key, "cannot be read", "a .npy file of integers", f"{path}: {error}"
+        ) from error
     if not isinstance(found, np.ndarray) or found.ndim != dim:
-        raise _bad(
+        raise _file_error(
             key, "have another shape", f"{dim} axes", getattr(found, "shape", "several arrays")
         )
     if not np.issubdtype(found.dtype, np.integer):
-        raise _bad(key, "are no integers", "a .npy file of integers", found.dtype)
+        raise _file_error(key, "are no integers", "a .npy file of integers", found.dtype)
     return found.astype(np.int64)
 
 
 _NAMES = {"orders": "visiting orders", "class_counts": "class counts"}
 
 
-def _bad(key: str, what: str, expected: str, got: object) -> ConfigError:
+def _file_error(key: str, what: str, expected: str, got: object) -> ConfigError:
     return ConfigError(
         f"the {_NAMES[key]} {what}",
         where=f"aggregator.{key}",

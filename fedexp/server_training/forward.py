@@ -65,12 +65,12 @@ def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_si
 
     count = sums.pop("count")
     frozen = weights.frozen
-    kept = {
+    buffers = {
         name: sums[name] / count if name in sums.keys() - frozen else v
         for name, v in weights.buffers.items()
     }
 
-    return Weights(weights.spec, weights.params, kept)
+    return Weights(weights.spec, weights.params, buffers)
 
 
 def _slices(n: int, size: int = _BATCH) -> Iterator[slice]:

@@ -107,7 +107,7 @@ def test_lambdas_that_agree_again_have_one_state_whose_sums_are_new() -> None:
     branches = [
         beta_bernoulli._Branch(n, s) for n, s in (((0, 3), drifted), ((1,), other), ((2,), state))
     ]
-    first, second = beta_bernoulli._joined(branches, pool)
+    first, second = beta_bernoulli._join(branches, pool)
     assert (first.numbers, second.numbers) == ((0, 3, 2), (1,))
     for branch, expected in ((first, state), (second, other)):
         pairs = zip(

@@ -116,7 +116,7 @@ def pool_of(
 ) -> tuple[_UnitPool, _State]:
     """With these models assigned one after the other."""
     pool = _UnitPool(models, q, mu0, options)
-    state = pool.begun(None)
+    state = pool.initial_state(None)
     for s in assigned:
         state = add(pool, state, s)
     return pool, state

@@ -296,10 +296,10 @@ class _Seen:
         total = sum(self.p)
         # The mean of equal numbers may differ from them in the last bit
         frozen = self.old.frozen
-        kept = {k: v for k, v in self.old.buffers.items() if k in frozen}
+        frozen_buffers = {k: v for k, v in self.old.buffers.items() if k in frozen}
         return {
             k: v / total if v.is_floating_point() else v for k, v in self.buffer_sums.items()
-        } | kept
+        } | frozen_buffers
 
     def payload(self) -> dict[str, Tree]:
         return {

@@ -175,7 +175,7 @@ class DataFree(Aggregator):
             return self._begin(state, [result.weights for result in results], env)
 
         ensemble = TeacherEnsemble(
-            [kept.load() for kept in state["teachers"]],
+            [stored.load() for stored in state["teachers"]],
             self.at_once,
             stacked=bool(state["stacked"]),
             bf16=self.precision == "bf16",

@@ -95,13 +95,13 @@ class NullSpace:
             torch.sub(self._WK, self._times_gram(self._A), out=self._VK)
         else:
             B = self._WK - self._VK
-            kept = 1 - rule.step
+            remaining = 1 - rule.step
             self._VK.add_(B, alpha=rule.step).sub_(
                 self._times_gram(B), alpha=rule.step * rule.shrinkage
             )
-            self._A.mul_(kept).add_(B, alpha=rule.step * rule.shrinkage)
-            self._U.mul_(kept).add_(self.W, alpha=rule.step)
-            self._g *= kept
+            self._A.mul_(remaining).add_(B, alpha=rule.step * rule.shrinkage)
+            self._U.mul_(remaining).add_(self.W, alpha=rule.step)
+            self._g *= remaining
 
     def _step_normed(self) -> None:
         rule = self._rule

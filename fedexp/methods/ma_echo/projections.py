@@ -233,8 +233,8 @@ class _Dense(_Recursion):
     def factor(self) -> Tensor:
         P = torch.eye(self._d, dtype=torch.float64, device=self._device) - (self._Q + self._Q.T) / 2
         values, vectors = torch.linalg.eigh(P)
-        kept = values > _NEGLIGIBLE
-        K: Tensor = vectors[:, kept] * values[kept].clamp(max=1.0).sqrt()
+        is_relevant = values > _NEGLIGIBLE
+        K: Tensor = vectors[:, is_relevant] * values[is_relevant].clamp(max=1.0).sqrt()
         return K
 
 
