@@ -41,7 +41,7 @@ def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     norms = norm_layers(spec)
     if norms:
         raise _chain_error(
-            f"'{norms[0]}' is a norm layer, whose numbers belong to no unit's prior", spec
+            f"'{norms[0]}' is a norm layer, whose values do not belong to the prior of a unit", spec
         )
 
     structure = structure_of(spec, input_shape)
@@ -56,7 +56,7 @@ def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
         for name in weights
     ]
     if not is_untied or reads != [[], *([(group.name, 1)] for group in groups)]:
-        raise _chain_error("a layer reads others than the one before it", spec)
+        raise _chain_error("a layer reads layers other than the one before it", spec)
 
     if any(
         structure.columns[name] != group.size
@@ -72,7 +72,7 @@ def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
         if name not in known
     ]
     if others:
-        raise _chain_error(f"'{others[0]}' belongs to no layer", spec)
+        raise _chain_error(f"'{others[0]}' does not belong to a layer", spec)
 
     return structure
 

@@ -92,7 +92,7 @@ def _folding(spec: ModelSpec, input_shape: tuple[int, ...]) -> _Folding:
         return _Folding(spec, {}, ())
 
     changed = spec.variant(
-        "without_batch_norm", "the network's BatchNorms cannot be taken into its layers"
+        "without_batch_norm", "the network's BatchNorms cannot be folded into its layers"
     )
 
     with torch.device("meta"):
@@ -103,7 +103,7 @@ def _folding(spec: ModelSpec, input_shape: tuple[int, ...]) -> _Folding:
     weights = random_weights(spec, generator)
     if not same_function(weights, _folded(weights, folding), input_shape, generator):
         raise ConfigError(
-            "the network computes another function once BatchNorm is taken into its layers",
+            "the network computes another function once BatchNorm is folded into its layers",
             where="model",
             got=f"{spec.arch}, folded: {dict(changed.kwargs)}",
         )
@@ -123,7 +123,8 @@ def _pairs(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, st
             layer = next((layer for layer, output in outputs if output is given[0]), None)
             if layer is None or part.running_mean is None:
                 raise ConfigError(
-                    f"BatchNorm '{name}' does not follow a layer directly, or keeps no statistics",
+                    f"BatchNorm '{name}' does not follow a layer directly, "
+                    "or has no running statistics",
                     where="model",
                     got=spec.arch,
                     do="choose another model, or a method that does not fold BatchNorm",

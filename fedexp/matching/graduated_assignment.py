@@ -67,7 +67,7 @@ class Joint:
     def __post_init__(self) -> None:
         require(
             2 <= self.final < self.sweeps,
-            f"final must lie in [2, sweeps), got {self.final} of {self.sweeps}",
+            f"final must be in [2, sweeps), got {self.final} of {self.sweeps}",
         )
         _check_schedule(self.tau, self.cooling, self.floor, self.iterations, self.further)
         require(self.tolerance > 0, f"tolerance must be positive, got {self.tolerance}")
@@ -110,7 +110,7 @@ def _check_schedule(
     tau: float, cooling: float, floor: float, iterations: int, further: int
 ) -> None:
     require(0 < floor <= tau, f"floor must be positive and at most tau, got {floor} and {tau}")
-    require(0 < cooling < 1, f"cooling must lie between 0 and 1, got {cooling}")
+    require(0 < cooling < 1, f"cooling must be between 0 and 1, got {cooling}")
     require(
         iterations > 0 and further >= 0,
         f"half-steps must be positive, got {iterations} and {further}",

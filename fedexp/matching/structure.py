@@ -176,7 +176,7 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     flows = flows_of(spec, input_shape)
     last = layers[-1].weight
     if [_weight(name) for name in flows.outputs] != [last]:
-        raise refusal("the network's output is not that of its last layer alone")
+        raise refusal("the network's output is not only that of its last layer")
 
     group_of = _tied(flows)
     members: dict[str, list[str]] = {}
@@ -245,7 +245,7 @@ def with_widths(
     for name in widths:
         if name not in sizes:
             raise ConfigError(
-                f"'{name}' is no group of hidden units", where="model", do=suggest(name, sizes)
+                f"'{name}' is not a group of hidden units", where="model", do=suggest(name, sizes)
             )
 
     sizes |= widths
@@ -257,7 +257,7 @@ def with_widths(
 
     if any(rows.get(layer) != sizes[group.name] for group in groups for layer in group.layers):
         raise ConfigError(
-            "`with_widths` does not make these widths", where=spec.arch, expected=sizes, got=rows
+            "`with_widths` does not return these widths", where=spec.arch, expected=sizes, got=rows
         )
 
     return changed
@@ -283,7 +283,8 @@ def _tied(flows: Flows) -> dict[str, str]:
                     units_a[both], units_b[both]
                 ):
                     raise refusal(
-                        f"an input of layer '{reader}' mixes different units of layers '{a}' and '{b}'"
+                        f"an input of layer '{reader}' mixes different units of "
+                        f"layers '{a}' and '{b}'"
                     )
                 old, new = group_of[a], group_of[b]
                 group_of = {

@@ -75,13 +75,15 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
                 and _holds_units(m)
             ):
                 raise refusal(
-                    f"layer '{name}' ({type(m).__name__}) has units of its own, and how they are read is not known"
+                    f"layer '{name}' ({type(m).__name__}) has its own units, "
+                    "and it is not known how they are read"
                 )
 
         for name, m in watched.items():
             if isinstance(m, nn.GroupNorm) and 1 < m.num_groups < m.num_channels:
                 raise refusal(
-                    f"norm layer '{name}' normalises {m.num_groups} groups of channels, which bind their order"
+                    f"norm layer '{name}' normalises {m.num_groups} groups of channels, "
+                    "which fixes their order"
                 )
 
         shapes = _output_shapes(module, watched, input_shape)
@@ -123,7 +125,8 @@ def refusal(what: str) -> ConfigError:
     return ConfigError(
         what,
         where="model",
-        expected="layers between which hidden units can be re-ordered without changing the function",
+        expected="layers between which hidden units can be re-ordered "
+        "without changing the function",
         do="choose a method that does not match units (average, fedavg), or another model",
     )
 

@@ -41,7 +41,8 @@ def check_equal(models: Sequence[Weights]) -> None:
         if shapes != first:
             name = next(name for name in {**first, **shapes} if first.get(name) != shapes.get(name))
             raise ConfigError(
-                "models of different widths cannot be matched unit by unit: every unit needs a partner in every model",
+                "models of different widths cannot be matched unit by unit: "
+                "every unit needs a partner in every model",
                 where="aggregator",
                 expected=f"'{name}' of {first.get(name)} in all models",
                 got=f"{shapes.get(name)} in model {number}",

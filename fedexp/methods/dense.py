@@ -116,7 +116,8 @@ class Dense(Replay):
                 default = getattr(Dense, name)
                 require(
                     getattr(self, name) == default,
-                    f"{name} has no effect with variant=paper_literal, which keeps no bank: set {name}={default}",
+                    f"{name} has no effect with variant=paper_literal, which has no bank: "
+                    f"set {name}={default}",
                 )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:

@@ -91,7 +91,7 @@ class FedAdi(Replay):
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         if len(input_shape) != 3:
             raise ConfigError(
-                "pixels are optimised, and samples are no images",
+                "pixels are optimised, and the samples are not images",
                 where="dataset",
                 expected="(channels, height, width)",
                 got=str(input_shape),

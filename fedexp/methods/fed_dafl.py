@@ -77,7 +77,8 @@ class FedDafl(DataFree):
     """
 
     remedy: ClassVar[str] = (
-        "lower aggregator.lr_generator or lr_student, or bound gradients with aggregator.generator.clip or student.clip"
+        "lower aggregator.lr_generator or lr_student, or bound gradients with "
+        "aggregator.generator.clip or student.clip"
     )
 
     tau: float = 1.0

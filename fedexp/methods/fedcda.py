@@ -123,19 +123,19 @@ class FedCDA(Mean):
     unseen: Literal["left_out", "initial"] = "left_out"
 
     def __post_init__(self) -> None:
-        require(
-            self.K >= 1, f"K counts the models that are kept of a client, at least 1, got {self.K}"
-        )
+        require(self.K >= 1, f"K counts the models stored per client, at least 1, got {self.K}")
         require(self.B >= 1, f"B counts groups, at least 1, got {self.B}")
         require(self.L >= 0, f"L must not be negative, got {self.L}")
         require(
             self.L > 0 or self.loss_term or not self._searches,
-            f"with L = 0 and loss_term = false strategy '{self.strategy}' has nothing to choose by",
+            f"with L = 0 and loss_term = false strategy '{self.strategy}' "
+            "has no criterion to choose by",
         )
         require(self.warm_up >= 0, f"warm_up must not be negative, got {self.warm_up}")
         require(
             isinstance(self.warm_up, int) or self.warm_up <= 1,
-            f"warm_up is a count of rounds (an integer) or a fraction of them (at most 1.0), got {self.warm_up}",
+            "warm_up is a number of rounds (an integer) or a fraction of all rounds (at most 1.0), "
+            f"got {self.warm_up}",
         )
 
     @property
@@ -175,11 +175,13 @@ class FedCDA(Mean):
         size = -(-most // groups)
         if self.K**size > MOST_COMBINATIONS:
             raise ConfigError(
-                f"a group of {size} clients with {self.K} models each has {self.K}^{size} combinations",
+                f"a group of {size} clients with {self.K} models each "
+                f"has {self.K}^{size} combinations",
                 where="aggregator.B" if self.strategy == "approximate" else "aggregator.strategy",
-                expected=f"at most {MOST_COMBINATIONS:,} combinations a group",
-                do="set aggregator.strategy=approximate with more groups (aggregator.B), or a smaller aggregator.K"
-                + ("" if fixed else "; sampling=fixed bounds the clients of a round"),
+                expected=f"at most {MOST_COMBINATIONS:,} combinations per group",
+                do="set aggregator.strategy=approximate with more groups (aggregator.B), "
+                "or a smaller aggregator.K"
+                + ("" if fixed else ", or sampling=fixed, which bounds the clients of a round"),
             )
 
     def _groups(self, world: Env | Extent) -> int:
@@ -267,7 +269,7 @@ class FedCDA(Mean):
         loss = result.metrics.get("loss_last_epoch")
         if loss is None and self.loss_term and self._searches:
             raise ConfigError(
-                "models from elsewhere come without their training loss",
+                "models from client_models.path do not have a training loss",
                 where="client_models.path",
                 do="set aggregator.loss_term=false, or client_models.path=null",
             )

@@ -100,7 +100,8 @@ class FedDF(Distilling):
         )
         require(
             self.student_start == "fedavg" or 0 not in (self.steps, self.epochs),
-            "student_start=fresh without a step of distillation delivers an untrained network: set epochs or steps",
+            "student_start=fresh without a step of distillation delivers an untrained network: "
+            "set epochs or steps",
         )
 
     @property

@@ -207,7 +207,8 @@ class FedMA(Aggregator):
             raise ConfigError(
                 f"layers of this network cannot be matched one after the other: {obstacle}",
                 where="model",
-                expected="no norms but BatchNorm, which aggregator.fold_batch_norm=true takes out, and no residual sums",
+                expected="no norms except BatchNorm, which aggregator.fold_batch_norm=true folds, "
+                "and no residual sums",
                 got=spec.arch,
                 do="set aggregator.fold_batch_norm=true"
                 if norms and not self.fold_batch_norm
@@ -229,7 +230,8 @@ class FedMA(Aggregator):
         )
         if keeps and (self.retrain or self.widths == "inferred"):
             raise ConfigError(
-                "the trainer keeps a state at the clients or sends more than the model, and networks change between steps",
+                "the trainer stores a state at the clients or sends more than the model, "
+                "and networks change between steps",
                 where="trainer",
                 got=type(env.trainer).__name__,
                 do="set trainer=sgd, or aggregator.widths=fixed aggregator.retrain=false",

@@ -67,7 +67,7 @@ class Krum(Collecting):
     def check_extent(self, extent: Extent) -> None:
         if extent.sampling.kind != "fixed":
             raise ConfigError(
-                "Krum must know that 2 f + 3 clients or more take part in every round",
+                "Krum requires 2 f + 3 participants or more in every round",
                 where="sampling",
                 expected="fixed",
                 got=extent.sampling.kind,

@@ -27,7 +27,7 @@ from fedexp.methods.pfnm import PFNM
 _TRACED = Demand(
     "trace.every",
     1,
-    "has several lambdas, which nothing but a trace looks at",
+    "has several lambdas, which only a trace reports",
     "give aggregator.lam one number",
 )
 
@@ -64,7 +64,7 @@ class NAFI(PFNM):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(len(self.strengths) > 0, "lam names no lambda")
+        require(len(self.strengths) > 0, "lam must contain at least one lambda")
         for strength in self.strengths:
             replace(self.matching(), strength=strength)
 

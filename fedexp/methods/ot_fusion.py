@@ -70,7 +70,8 @@ class OTFusion(FusionAggregator):
         )
         require(
             not (masked and self.alignment.output == "transported"),
-            "last_layer=masked needs alignment.output=inputs: transported rows stand for other classes",
+            "last_layer=masked needs alignment.output=inputs: "
+            "transported rows belong to other classes",
         )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:

@@ -66,7 +66,7 @@ from fedexp.storage.files import file_sha256
 _ONE_MATCHING = Demand(
     "rounds",
     1,
-    "visits models in raw orders, those of one matching after the split",
+    "visits models in raw orders, which exist for one matching after the split",
     "set aggregator.visits=seed",
 )
 
@@ -140,12 +140,13 @@ class PFNM(FusionAggregator):
         if self.orders is not None:
             require(
                 self.visits == "seed",
-                f"orders from a file and visits={self.visits} exclude each other",
+                f"orders from a file and visits={self.visits} cannot be combined",
             )
             enough = self.later_sweeps <= self.sweeps
             require(
                 enough,
-                f"orders are given for {self.sweeps} sweeps, fewer than later_sweeps={self.later_sweeps}",
+                f"orders are given for {self.sweeps} sweeps, "
+                f"fewer than later_sweeps={self.later_sweeps}",
             )
 
     @property
@@ -295,13 +296,13 @@ class PFNM(FusionAggregator):
         if given.shape != expected:
             raise _file_error(
                 "class_counts",
-                "have another shape",
+                "have the wrong shape",
                 f"(clients, classes) = {expected}",
                 given.shape,
             )
 
         if (given < 0).any():
-            raise _file_error("class_counts", "are no counts", "integers from 0", int(given.min()))
+            raise _file_error("class_counts", "are not counts", "integers from 0", int(given.min()))
 
         return class_shares(torch.from_numpy(given[list(clients)]))
 
@@ -368,12 +369,12 @@ class PFNM(FusionAggregator):
         orders = _read(path, "orders", 3)
         if orders.shape[:2] != (layers, self.sweeps):
             expected = f"(hidden layers, sweeps, N) = ({layers}, {self.sweeps}, N)"
-            raise _file_error("orders", "have another shape", expected, orders.shape)
+            raise _file_error("orders", "have the wrong shape", expected, orders.shape)
         if not np.array_equal(
             np.sort(orders, 2), np.broadcast_to(np.arange(orders.shape[2]), orders.shape)
         ):
             raise _file_error(
-                "orders", "are no permutations", "0 ... N - 1 once in every sweep", path
+                "orders", "are not permutations", "0 ... N - 1 once in every sweep", path
             )
         return orders
 
@@ -411,10 +412,10 @@ def _read(path: str, key: str, dim: int) -> np.ndarray:
         ) from error
     if not isinstance(found, np.ndarray) or found.ndim != dim:
         raise _file_error(
-            key, "have another shape", f"{dim} axes", getattr(found, "shape", "several arrays")
+            key, "have the wrong shape", f"{dim} axes", getattr(found, "shape", "several arrays")
         )
     if not np.issubdtype(found.dtype, np.integer):
-        raise _file_error(key, "are no integers", "a .npy file of integers", found.dtype)
+        raise _file_error(key, "are not integers", "a .npy file of integers", found.dtype)
     return found.astype(np.int64)
 
 

@@ -40,7 +40,7 @@ def batches(
         ValueError: An epoch has no batch.
     """
     per_epoch = n // batch_size if drop_last else -(-n // batch_size)
-    require(per_epoch > 0, f"{n} samples make no batch of {batch_size}")
+    require(per_epoch > 0, f"{n} samples do not fill a batch of {batch_size}")
     for epoch in (
         itertools.count(start // per_epoch) if epochs is None else range(start // per_epoch, epochs)
     ):

@@ -93,7 +93,7 @@ class Sgd(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.momentum < 1, f"momentum must lie in [0, 1), got {self.momentum}")
+        require(0 <= self.momentum < 1, f"momentum must be in [0, 1), got {self.momentum}")
         require(self.momentum > 0 or not self.nesterov, "nesterov needs momentum above 0")
 
     def init(self, params: Tree) -> State:
@@ -117,7 +117,7 @@ class Adam(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            all(0 <= b < 1 for b in self.betas), f"betas must lie in [0, 1), got {list(self.betas)}"
+            all(0 <= b < 1 for b in self.betas), f"betas must be in [0, 1), got {list(self.betas)}"
         )
         require(self.eps > 0, f"eps must be positive, got {self.eps}")
 

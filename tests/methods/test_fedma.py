@@ -672,7 +672,7 @@ OTHERS = {
         {"fold_batch_norm": False},
         "'norms.0' is a norm layer",
     ),
-    "resnet": (MODELS["resnet, BatchNorm"], {}, "BatchNorms cannot be taken into its layers"),
+    "resnet": (MODELS["resnet, BatchNorm"], {}, "BatchNorms cannot be folded into its layers"),
     "resnet, unfolded": (
         MODELS["resnet, BatchNorm"],
         {"fold_batch_norm": False},
@@ -756,6 +756,6 @@ def test_clients_with_other_architectures_are_refused() -> None:
 def test_trainers_that_keep_something_at_the_clients_need_fixed_widths() -> None:
     world = training()
     env = replace(world.env, trainer=MoonLike())
-    with pytest.raises(ConfigError, match="keeps a state at the clients"):
+    with pytest.raises(ConfigError, match="stores a state at the clients"):
         world.aggregator.init(env)
     FedMA(widths="fixed", retrain=False).init(env)

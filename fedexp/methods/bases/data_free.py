@@ -127,7 +127,7 @@ class DataFree(Aggregator):
         require(self.b >= 2, f"b must be at least 2, got {self.b}")
         require(
             self.precision == "float32" or self.teachers != "stacked",
-            "teachers=stacked does not run in precision=bf16: set teachers=looped",
+            "teachers=stacked does not support precision=bf16: set teachers=looped",
         )
 
     @property
@@ -337,13 +337,13 @@ def _check_bf16(env: Env) -> None:
     """Refuse types that autocast does not change and devices without bfloat16."""
     cuda = env.device.type == "cuda"
     reason = (
-        f"{env.device} has none"
+        f"{env.device} does not support it"
         if cuda and not torch.cuda.is_bf16_supported(including_emulation=False)
         else None
     )
 
     if env.dtype != torch.float32:
-        reason = f"autocast leaves {env.dtype} as it is"
+        reason = f"autocast does not change {env.dtype}"
 
     if reason:
         raise ConfigError(

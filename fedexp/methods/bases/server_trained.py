@@ -39,10 +39,16 @@ from fedexp.methods.fedavg import Mean
 from fedexp.server_training.batches import batches, on_device
 
 network = by_spec(Net)
-"""``network(spec, device, dtype)``: a network that the server uses again and again, in whatever mode it was left."""
+"""``network(spec, device, dtype)``: a network that the server reuses.
+
+Its mode is the one of the last use.
+"""
 
 Part = tuple[int, Tensor, Tensor]
-"""A batch of proxy data: the round's optimizer step that it is for, from 0, positions (b,) and inputs (b, ...)."""
+"""A batch of proxy data.
+
+It holds its optimizer step in the round (from 0), positions (b,) and inputs (b, ...).
+"""
 
 
 class ServerTrainedState(AveragingState):
@@ -79,7 +85,7 @@ class ServerTrained(Mean):
     def __post_init__(self) -> None:
         require(
             (self.steps is None) != (self.epochs is None),
-            "set one of steps and epochs, the other one to null",
+            "set one of steps and epochs, and the other one to null",
         )
         for name in ("steps", "epochs"):
             value = getattr(self, name)
@@ -169,7 +175,7 @@ class ServerTrained(Mean):
             and network(env.server_spec, env.device, env.dtype).has_batch_norm
         ):
             raise ConfigError(
-                "BatchNorm has no statistics of one sample, and the server has one",
+                "BatchNorm cannot compute statistics of one sample, and the server has one",
                 where="proxy.size",
                 expected="2 samples or more",
                 got=len(proxy_of(env)),

@@ -295,7 +295,7 @@ def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, .
     assert features is not None
     if features.dim() != 2:
         raise ConfigError(
-            "the network's penultimate features are maps, and the generator makes vectors",
+            "the network's penultimate features are maps, but the generator makes vectors",
             where="model",
             expected="features of shape (batch, numbers)",
             got=f"{tuple(features.shape)} of {spec.arch}",

@@ -65,7 +65,7 @@ class FedGenTrainer(fedgen.FeatureTrainer):
             require(
                 getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
             )
-        require(0 < self.decay <= 1, f"decay must lie in (0, 1], got {self.decay}")
+        require(0 < self.decay <= 1, f"decay must be in (0, 1], got {self.decay}")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
         require(self.epochs >= 0, f"epochs must not be negative, got {self.epochs}")
 

@@ -58,8 +58,8 @@ MAX_EXPONENT = 20.0  # bound of R's exponent, beyond which R is constant
 NORMALIZES = Demand(
     "aggregator",
     NormalizedMean,
-    "takes its momentum from before normalisation (momentum_from=plain)",
-    "trainer.momentum_from=normalised, which is what the aggregator made",
+    "takes its momentum from the mean before normalisation (momentum_from=plain)",
+    "trainer.momentum_from=normalised, which takes the aggregate as it is applied",
 )
 
 

@@ -105,10 +105,10 @@ class MAEcho(FusionAggregator):
             f"eta and step must be positive, got {self.eta} and {self.step}",
         )
         require(self.mu > 0, f"mu must be positive, got {self.mu}")
-        require(0 < self.C <= 1, f"C must lie in (0, 1], got {self.C}")
+        require(0 < self.C <= 1, f"C must be in (0, 1], got {self.C}")
         require(
             self.v_update == "incremental" or not self.norm,
-            "norm goes with v_update=incremental: an anchored V_i has no step",
+            "norm requires v_update=incremental: an anchored V_i has no step",
         )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
@@ -135,7 +135,7 @@ class MAEcho(FusionAggregator):
 
         if self.rank is not None and len(self.rank) != len(layers):
             raise ConfigError(
-                "a rank is needed for every layer",
+                "aggregator.rank needs one number per layer",
                 where="aggregator.rank",
                 expected=f"{len(layers)} numbers, for {', '.join(names)}",
                 got=list(self.rank),
@@ -146,7 +146,8 @@ class MAEcho(FusionAggregator):
             raise ConfigError(
                 "no layer is left for the iteration",
                 where="aggregator.layers, aggregator.last_layer, and what the model freezes",
-                do="aggregator.last_layer=projected iterates the output layer, too; method=average needs no layer",
+                do="set aggregator.last_layer=projected, which iterates the output layer, too, "
+                "or method=average, which needs no layer",
             )
 
         frozen = frozen_of(
@@ -154,7 +155,7 @@ class MAEcho(FusionAggregator):
         )
         if frozen:
             raise ConfigError(
-                "a layer's weight and bias are iterated as one matrix, and the bias alone is frozen",
+                "a layer's weight and bias are iterated as one matrix, and only the bias is frozen",
                 where=f"model, {', '.join(sorted(frozen))}",
                 do="freeze both or none, or leave the layer out with aggregator.layers",
             )

@@ -66,14 +66,15 @@ class Projections(Probe):
     name: ClassVar[str] = "projections"
 
     def __post_init__(self) -> None:
-        require(0 < self.damping <= 1, f"damping must lie in (0, 1], got {self.damping}")
+        require(0 < self.damping <= 1, f"damping must be in (0, 1], got {self.damping}")
         for name in ("alpha", "alpha_conv", "z"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
         require(
             self.rank is None
             or (len(self.rank) == len(self.layers) and min(self.rank, default=1) >= 1),
-            f"rank needs a positive number for each of the {len(self.layers)} layers, got {self.rank}",
+            f"rank needs a positive number for each of the {len(self.layers)} layers, "
+            f"got {self.rank}",
         )
 
     def __call__(
