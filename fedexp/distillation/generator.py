@@ -41,6 +41,7 @@ class Generator(nn.Module):
             height % 4 == width % 4 == 0,
             f"height and width must be multiples of 4, got {height} x {width}",
         )
+
         self.start = (2 * ngf, height // 4, width // 4)
         self.linear = nn.Linear(nz, math.prod(self.start))
         self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for channels in (2 * ngf, 2 * ngf, ngf))

@@ -95,6 +95,7 @@ def synthesise(
         if step:
             better = loss < best
             loss, images = torch.where(better, loss, best), torch.where(better, images, best_images)
+
         best, best_images = loss, images
         learned, state = optimizer.step(learned, grads, state, lr)
 

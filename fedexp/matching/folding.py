@@ -129,6 +129,7 @@ def _pairs(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, st
                     got=spec.arch,
                     do="choose another model, or a method that does not fold BatchNorm",
                 )
+
             pairs.append((layer, name, part.eps))
 
     module = spec.module().eval()

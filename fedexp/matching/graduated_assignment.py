@@ -341,6 +341,7 @@ class Affinity:
         for edge in edges:
             incoming = edge.values.permute(0, 1, 3, 2)  # (models, rows, k, columns)
             outgoing = edge.values.permute(0, 2, 3, 1)
+
             for group, neighbour, x, side in (
                 (edge.target, edge.source, incoming, 0),
                 (edge.source, edge.target, outgoing, 1),

@@ -64,10 +64,12 @@ class PartlyMatched:
             known = set(self.units)
             layers = [layer for layer in structure.layers if layer.weight in group.layers]
             layers = [layer for layer in layers if _sources(structure, layer) <= known]
+
             rows = [self._rows(number, structure, layers) for number in range(len(self.models))]
             biases = sum(layer.bias is not None for layer in layers)
             mu0 = torch.zeros_like(rows[0][0])
             mu0[len(mu0) - biases :] = BIAS_MEAN
+
             q = rows[0].new_full((len(rows), len(mu0)), 1 / options.sigma)
             found = match(rows, q, mu0, options, order)
             units, width = torch.stack(found.units), len(found.members)

@@ -286,6 +286,7 @@ def _tied(flows: Flows) -> dict[str, str]:
                         f"an input of layer '{reader}' mixes different units of "
                         f"layers '{a}' and '{b}'"
                     )
+
                 old, new = group_of[a], group_of[b]
                 group_of = {
                     name: new if group == old else group for name, group in group_of.items()

@@ -36,6 +36,7 @@ class Edges:
 def check_equal(models: Sequence[Weights]) -> None:
     """Refuse networks that do not have the same layers and widths."""
     first = {name: tuple(value.shape) for name, value in models[0].params.items()}
+
     for number, model in enumerate(models):
         shapes = {name: tuple(value.shape) for name, value in model.params.items()}
         if shapes != first:
@@ -77,6 +78,7 @@ def edges_of(
             found.append(
                 Edges(rows.get(layer.weight), slot.group if slot.group in names else None, part)
             )
+
         if bool(rest.any()):
             found.append(Edges(rows.get(layer.weight), None, values[:, :, rest.to(values.device)]))
 

@@ -92,6 +92,7 @@ def match_pair(
             group = groups[number]
             touched = dict.fromkeys(name for name, _ in slots[group.name])
             order = assignments(-_similarities(moved, target, slots[group.name])[None])[0]
+
             before = {name: moved[name] for name in touched}
             after = structure.permute(before, {group.name: order})
             if inner_product(after, target) - inner_product(before, target) > options.tolerance:

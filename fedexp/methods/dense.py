@@ -209,9 +209,11 @@ class Dense(Replay):
                 "ce": ce,
                 "bn": shown.statistics,
             }
+
             if self.lambda_2 > 0:
                 terms["div"] = boundary_support(shown.logits, answer(inputs), self.tau_d, self.mask)
                 terms["loss"] = terms["loss"] + self.lambda_2 * terms["div"]
+
             return terms
 
         return terms_of

@@ -119,6 +119,7 @@ class FedDafl(DataFree):
             self, state["own"]["generator"], state["own"]["optimizer"], ensemble, env
         )
         state, trained = self.train_student(state, generator_epoch.distillation_batches(), lr, env)
+
         means = {
             name: float(torch.stack([row[name] for row in generator_epoch.rows]).mean())
             for name in generator_epoch.rows[0]

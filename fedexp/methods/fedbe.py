@@ -158,6 +158,7 @@ class FedBE(Distilling):
                 spread[name] = _over_models(p, (value - centre[name]).square()).sqrt()
                 continue
             update = value - start.params[name]
+
             norms = torch.linalg.vector_norm(update.reshape(len(update), -1), dim=1)
             tiny = torch.finfo(norms.dtype).tiny
             directions = update / norms.clamp(min=tiny).reshape(-1, *[1] * (update.dim() - 1))

@@ -131,6 +131,7 @@ class FedCDA(Mean):
             f"with L = 0 and loss_term = false strategy '{self.strategy}' "
             "has no criterion to choose by",
         )
+
         require(self.warm_up >= 0, f"warm_up must not be negative, got {self.warm_up}")
         require(
             isinstance(self.warm_up, int) or self.warm_up <= 1,

@@ -2,7 +2,7 @@
 
 Reference:
     Xiao & Cheng, Bayesian Federated Neural Matching that Completes Full Information,
-    AAAI 2023, Eq. 14-15 and Algorithm 1.
+    AAAI 2023, Eq. 14-15 and Algorithm 1, and the authors' code.
 
 Communication:
     As in `fedexp.methods.pfnm`.

@@ -410,6 +410,7 @@ def _read(path: str, key: str, dim: int) -> np.ndarray:
         raise _file_error(
             key, "cannot be read", "a .npy file of integers", f"{path}: {error}"
         ) from error
+
     if not isinstance(found, np.ndarray) or found.ndim != dim:
         raise _file_error(
             key, "have the wrong shape", f"{dim} axes", getattr(found, "shape", "several arrays")

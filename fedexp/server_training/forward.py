@@ -54,6 +54,7 @@ def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_si
         if len(inputs) < 2:
             continue
         seen = net.observe(weights.params, trees.clone(weights.buffers), inputs, norms=True)
+
         for name, x in seen.norms.items():
             over = [dim for dim in range(x.dim()) if dim != 1]
             for buffer, value in (

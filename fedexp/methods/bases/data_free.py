@@ -295,6 +295,7 @@ class DataFree(Aggregator):
             self.tau,
             noise,
         )
+
         metrics = {"distillation/loss": float(losses.mean()), "distillation/steps": len(losses)}
         if not math.isfinite(metrics["distillation/loss"]):
             raise FedexpError(

@@ -59,6 +59,7 @@ def check_classes(spec: ModelSpec, input_shape: tuple[int, ...], where: str, do:
     classes = dict(spec.kwargs).get("num_classes")
     if classes is None:
         return
+
     rows, name = _output_rows(spec, input_shape)
     if rows != classes:
         raise ConfigError(

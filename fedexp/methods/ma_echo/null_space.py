@@ -123,7 +123,8 @@ class NullSpace:
     def _descents(self, B: Tensor) -> Tensor:
         """Compute <R_i P_i, R_j P_j>, of shape (N, N).
 
-        If the factors together have fewer columns, the R_i P_i (out, d) are not formed.
+        If the factors together have at most d columns, the R_i P_i (out, d) are not
+        formed.
         """
         if self._is_narrow:
             # Each block of these products sums to one of the N x N entries
