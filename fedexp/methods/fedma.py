@@ -118,9 +118,11 @@ class FedMAState(TypedDict):
 class FedMA(Aggregator):
     """The aggregator of FedMA (layer-wise matched averaging).
 
+    `fedexp.matching.beta_bernoulli.BetaBernoulli` defines `sigma`, `sigma0`, `gamma`,
+    `sweeps`, `popularity` and `caps`.
+
     Args:
-        sigma: Variance of the noise (`fedexp.matching.beta_bernoulli.BetaBernoulli`, as
-            the next five).
+        sigma: Variance of the noise.
         sigma0: Variance of the prior.
         gamma: Mass of the Indian buffet process.
         sweeps: Number of sweeps of the matching.

@@ -88,9 +88,11 @@ class PFNMState(FusionState):
 class PFNM(FusionAggregator):
     """The aggregator of PFNM (probabilistic federated neural matching).
 
+    `fedexp.matching.beta_bernoulli.BetaBernoulli` defines `sigma`, `sigma0`, `gamma`,
+    `sweeps`, `popularity` and `caps`.
+
     Args:
-        sigma: Variance of the noise (`fedexp.matching.beta_bernoulli.BetaBernoulli`, as
-            the next five).
+        sigma: Variance of the noise.
         sigma0: Variance of the prior.
         gamma: Mass of the Indian buffet process.
         sweeps: Number of sweeps of the matching.
