@@ -290,8 +290,8 @@ def test_given_models_orders_and_counts_decide_everything(
         (np.ones((4, 2), dtype=int), "the wrong shape"),
         (np.ones((3, 3), dtype=int), "the wrong shape"),
         (np.ones(12, dtype=int), "the wrong shape"),
-        (np.ones((4, 3)), "no integers"),
-        (-np.ones((4, 3), dtype=int), "no counts"),
+        (np.ones((4, 3)), "not integers"),
+        (-np.ones((4, 3), dtype=int), "not counts"),
         (None, "cannot be read"),
     ],
 )

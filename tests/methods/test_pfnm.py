@@ -684,9 +684,9 @@ def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(
 @pytest.mark.parametrize(
     ("orders", "words"),
     [
-        (np.zeros((1, 5, 2), dtype=int), "no permutations"),
-        (np.zeros((1, 5, 2)), "no integers"),
-        (np.array([[[0, 2]] * 5]), "no permutations"),
+        (np.zeros((1, 5, 2), dtype=int), "not permutations"),
+        (np.zeros((1, 5, 2)), "not integers"),
+        (np.array([[[0, 2]] * 5]), "not permutations"),
         (np.array([[[0, 1]] * 4]), "the wrong shape"),
         (np.array([[0, 1]] * 5), "the wrong shape"),
         (np.array([[[0, 1]] * 5] * 2), "the wrong shape"),
