@@ -270,7 +270,7 @@ class FedCDA(Mean):
         loss = result.metrics.get("loss_last_epoch")
         if loss is None and self.loss_term and self._searches:
             raise ConfigError(
-                "models from client_models.path do not have a training loss",
+                "models from client_models.path come without their training loss",
                 where="client_models.path",
                 do="set aggregator.loss_term=false, or client_models.path=null",
             )
